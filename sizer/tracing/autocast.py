@@ -1,0 +1,465 @@
+"""Autocast on meta tensors, at the very place where PyTorch has it.
+
+`torch.autocast` works on the dispatch key above autograd, by operator lists, and refuses tensors of other devices. Here the
+same lists (aten/src/ATen/autocast_mode.h, PyTorch 2.11 to 2.15) are registered on a key that no device in use has
+(AutocastIPU), so that casts happen for calls from Python and from inside composite C++ operators alike, autograd records
+them, and the cache of cast weights lives exactly as long: until the outermost context ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+_KEY = "AutocastIPU"
+_DEVICE = "ipu"
+_aten = torch.ops.aten
+
+LOWER_PRECISION = [
+    "_convolution.deprecated",
+    "_convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_tbc",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution",
+    "prelu",
+    "addmm",
+    "addmv",
+    "addr",
+    "matmul",
+    "einsum",
+    "mm",
+    "mv",
+    "linalg_vecdot",
+    "linear",
+    "addbmm",
+    "baddbmm",
+    "bmm",
+    "chain_matmul",
+    "linalg_multi_dot",
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention",
+    "scaled_dot_product_attention",
+]
+FLOAT32 = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+    "group_norm",
+    "frobenius_norm.dim",
+    "nuclear_norm",
+    "nuclear_norm.dim",
+    "cosine_similarity",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "mse_loss",
+    "margin_ranking_loss",
+    "multilabel_margin_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "multi_margin_loss",
+    "binary_cross_entropy_with_logits",
+    "dist",
+    "pdist",
+    "cdist",
+    "renorm",
+    "logsumexp",
+    "upsample_nearest1d",
+    "_upsample_nearest_exact1d",
+    "upsample_nearest2d",
+    "_upsample_nearest_exact2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    "_upsample_bicubic2d_aa",
+]
+FLOAT32_SET_DTYPE = [
+    "prod",
+    "prod.dim_int",
+    "softmax.int",
+    "log_softmax.int",
+    "cumprod",
+    "cumsum",
+    "linalg_vector_norm",
+    "linalg_matrix_norm",
+    "linalg_matrix_norm.str_ord",
+    "sum",
+    "sum.dim_IntList",
+]
+PROMOTE = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+]
+
+CPU_LOWER_PRECISION = [
+    "conv1d",
+    "conv1d.padding",
+    "conv2d",
+    "conv2d.padding",
+    "conv3d",
+    "conv3d.padding",
+    "bmm",
+    "mm",
+    "linalg_vecdot",
+    "baddbmm",
+    "addmm",
+    "addbmm",
+    "linear",
+    "_convolution.deprecated",
+    "matmul",
+    "conv_tbc",
+    "mkldnn_rnn_layer",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "prelu",
+    "scaled_dot_product_attention",
+    "_native_multi_head_attention",
+]
+CPU_FLOAT32 = [
+    "avg_pool3d",
+    "binary_cross_entropy",
+    "grid_sampler",
+    "polar",
+    "prod",
+    "prod.dim_int",
+    "quantile",
+    "quantile.scalar",
+    "nanquantile",
+    "nanquantile.scalar",
+    "stft.center",
+    "cdist",
+    "grid_sampler_2d",
+    "_grid_sampler_2d_cpu_fallback",
+    "grid_sampler_3d",
+    "trace",
+    "view_as_complex",
+    "cholesky",
+    "cholesky_inverse",
+    "cholesky_solve",
+    "inverse",
+    "lu_solve",
+    "orgqr",
+    "ormqr",
+    "pinverse",
+    "max_pool3d",
+    "max_unpool2d",
+    "max_unpool3d",
+    "adaptive_avg_pool3d",
+    "reflection_pad1d",
+    "reflection_pad2d",
+    "replication_pad1d",
+    "replication_pad2d",
+    "replication_pad3d",
+    "mse_loss",
+    "cosine_embedding_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "hinge_embedding_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "cross_entropy_loss",
+    "l1_loss",
+    "huber_loss",
+    "margin_ranking_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "multi_margin_loss",
+    "ctc_loss.IntList",
+    "ctc_loss.Tensor",
+    "kl_div",
+    "multilabel_margin_loss",
+    "binary_cross_entropy_with_logits",
+    "fft_fft",
+    "fft_ifft",
+    "fft_fft2",
+    "fft_ifft2",
+    "fft_fftn",
+    "fft_ifftn",
+    "fft_rfft",
+    "fft_irfft",
+    "fft_rfft2",
+    "fft_irfft2",
+    "fft_rfftn",
+    "fft_irfftn",
+    "fft_hfft",
+    "fft_ihfft",
+    "linalg_cond",
+    "linalg_matrix_rank",
+    "linalg_solve",
+    "linalg_cholesky",
+    "linalg_svdvals",
+    "linalg_eigvals",
+    "linalg_eigvalsh",
+    "linalg_inv",
+    "linalg_householder_product",
+    "linalg_tensorinv",
+    "linalg_tensorsolve",
+    "fake_quantize_per_tensor_affine",
+    "geqrf",
+    "_lu_with_info",
+    "qr",
+    "svd",
+    "triangular_solve",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
+    "adaptive_max_pool3d",
+    "multilabel_margin_loss_forward",
+    "linalg_qr",
+    "linalg_cholesky_ex",
+    "linalg_svd",
+    "linalg_eig",
+    "linalg_eigh",
+    "linalg_lstsq",
+    "linalg_inv_ex",
+]
+CPU_PROMOTE = ["stack", "cat", "index_copy"]
+
+
+class Autocast:
+    """The autocast state of a traced device: (enabled, dtype), its nesting and its cache of cast weights."""
+
+    def __init__(self, kind: str) -> None:
+        self.device_types = {kind, "meta"}
+        self.enabled = False
+        self.dtype = torch.bfloat16 if kind == "cpu" else torch.float16
+        self._nesting = 0
+        self._cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kind = kind
+        self._excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)
+
+    def cast(self, dtype: torch.dtype, value: Any) -> Any:
+        """cached_cast of autocast_mode.cpp: a float tensor in `dtype`, from the cache if it is a float32 leaf with gradient."""
+        if isinstance(value, (list, tuple)):
+            return [self.cast(dtype, v) for v in value]
+        if not _eligible(value) or value.dtype == dtype:
+            return value
+        cacheable = dtype == self.dtype and value.dtype == torch.float32 and value.requires_grad and value.is_leaf
+        if not cacheable or value._is_view():
+            return value.to(dtype)
+        entry = self._cache.get(id(value))
+        if entry is None:
+            entry = self._cache[id(value)] = (value, value.to(dtype))
+        return entry[1]
+
+    def enter(self, enabled: bool, dtype: torch.dtype) -> tuple[bool, torch.dtype]:
+        """Sets the state, one nesting deeper; returns the state to give back to `leave`."""
+        before = (self.enabled, self.dtype)
+        self._nesting += 1
+        self._set(enabled, dtype)
+        return before
+
+    def leave(self, before: tuple[bool, torch.dtype]) -> None:
+        """Restores the state; the outermost exit drops the cache."""
+        self._nesting -= 1
+        if self._nesting == 0:
+            self._cache.clear()
+        self._set(*before)
+
+    def _set(self, enabled: bool, dtype: torch.dtype) -> None:
+        self.enabled, self.dtype = enabled, dtype
+        torch.set_autocast_enabled(_DEVICE, enabled)
+        torch._C._dispatch_tls_set_dispatch_key_included(torch._C.DispatchKey.AutocastIPU, enabled)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within the context, `torch.autocast` for this device (and for "meta") acts on meta tensors."""
+        with ExitStack() as stack:
+            library = torch.library.Library("aten", "IMPL")
+            stack.callback(library._destroy)
+            self._register(library)
+            for owner, name, replacement in self._replacements():
+                stack.enter_context(mock.patch.object(owner, name, replacement))
+            try:
+                yield
+            finally:
+                self._cache.clear()
+                self._set(False, self.dtype)
+
+    def _register(self, library: torch.library.Library) -> None:
+        on_cpu = self._kind == "cpu"
+        tables: list[tuple[list[str], Callable[..., Callable[..., Any]]]] = [
+            (CPU_LOWER_PRECISION if on_cpu else LOWER_PRECISION, self._lower_precision),
+            (CPU_FLOAT32 if on_cpu else FLOAT32, self._float32),
+            ([] if on_cpu else FLOAT32_SET_DTYPE, self._float32_set_dtype),
+            (CPU_PROMOTE if on_cpu else PROMOTE, self._promote),
+        ]
+        _fall_through_elsewhere()
+        for names, policy in tables:
+            for name in names:
+                operator = _operator(name, key="AutocastCPU" if on_cpu else "AutocastCUDA")
+                if operator is not None:
+                    library.impl(name, self._outside_autocast(policy(operator)), _KEY)
+
+    def _outside_autocast(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(self._excluded):
+                return kernel(*args, **kwargs)
+
+        return guarded
+
+    def _lower_precision(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return operator(
+                *[self.cast(self.dtype, a) for a in args], **{k: self.cast(self.dtype, v) for k, v in kwargs.items()}
+            )
+
+        return kernel
+
+    def _float32(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            cast = lambda value: self.cast(torch.float32, value)  # noqa: E731
+            return operator(*[cast(a) for a in args], **{k: cast(v) for k, v in kwargs.items()})
+
+        return kernel
+
+    def _float32_set_dtype(self, operator: Any) -> Callable[..., Any]:
+        position = next(i for i, a in enumerate(operator._schema.arguments) if a.name == "dtype")
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            given = kwargs.get("dtype") is not None or (len(args) > position and args[position] is not None)
+            if _eligible(args[0]) and not given:
+                if len(args) > position:
+                    args = (*args[:position], torch.float32, *args[position + 1 :])
+                else:
+                    kwargs = {**kwargs, "dtype": torch.float32}
+            return operator(*args, **kwargs)
+
+        return kernel
+
+    def _promote(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            wide = any(t.dtype == torch.float32 for t in _float_tensors((args, tuple(kwargs.values()))))
+            cast = lambda value: self.cast(torch.float32 if wide else self.dtype, value)  # noqa: E731
+            return operator(*[cast(a) for a in args], **{k: cast(v) for k, v in kwargs.items()})
+
+        return kernel
+
+    def _replacements(self) -> list[tuple[Any, str, Any]]:
+        """What must know of this autocast: the context manager itself and the questions about it."""
+        state, original = self, torch.amp.autocast_mode.autocast
+        is_enabled, get_dtype, is_available = (
+            torch.is_autocast_enabled,
+            torch.get_autocast_dtype,
+            torch.amp.is_autocast_available,
+        )
+        start, enter, leave = original.__init__, original.__enter__, original.__exit__
+
+        def new_start(self, device_type, dtype=None, enabled=True, cache_enabled=None):  # type: ignore[no-untyped-def]
+            if device_type not in state.device_types:
+                return start(self, device_type, dtype, enabled, cache_enabled)
+            self.device, self.fast_dtype, self._enabled = device_type, dtype or state.dtype, enabled
+            return None
+
+        def new_enter(self):  # type: ignore[no-untyped-def]
+            if self.device not in state.device_types:
+                return enter(self)
+            self._before = state.enter(self._enabled, self.fast_dtype)
+            return self
+
+        def new_leave(self, *exc):  # type: ignore[no-untyped-def]
+            if self.device not in state.device_types:
+                return leave(self, *exc)
+            state.leave(self._before)
+            return False
+
+        mine = lambda device: device in state.device_types  # noqa: E731
+        answers = {
+            "is_autocast_enabled": lambda d=None: state.enabled if d is None or mine(d) else is_enabled(d),
+            "get_autocast_dtype": lambda d: state.dtype if mine(d) else get_dtype(d),
+        }
+        return [
+            (original, "__init__", new_start),
+            (original, "__enter__", new_enter),
+            (original, "__exit__", new_leave),
+            *((torch, name, answer) for name, answer in answers.items()),
+            (torch.amp, "is_autocast_available", lambda d: mine(d) or is_available(d)),
+            (torch.amp.autocast_mode, "is_autocast_available", lambda d: mine(d) or is_available(d)),
+        ]
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.device.type == "meta"
+        and value.dtype.is_floating_point
+        and value.dtype != torch.float64
+    )
+
+
+def _float_tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _float_tensors(v)]
+    return [value] if _eligible(value) else []
+
+
+def _operator(name: str, key: str) -> Any:
+    """The operator, or None where the installed PyTorch does not have it on its own list."""
+    packet, _, overload = name.partition(".")
+    qualified = f"aten::{packet}" + (f".{overload}" if overload else "")
+    if not hasattr(_aten, packet) or not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
+        return None
+    return getattr(getattr(_aten, packet), overload or "default")
+
+
+_fallbacks: list[torch.library.Library] = []
+
+
+def _fall_through_elsewhere() -> None:
+    """Makes operators without an autocast rule pass the key by: once a process, as PyTorch does for the keys that it uses."""
+    if not _fallbacks and not torch._C._dispatch_has_backend_fallback(torch._C.DispatchKey.AutocastIPU):
+        library = torch.library.Library("_", "IMPL")
+        library.fallback(torch.library.fallthrough_kernel, _KEY)
+        _fallbacks.append(library)

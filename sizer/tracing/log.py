@@ -1,0 +1,78 @@
+"""The log of a trace: blocks in the order in which they were allocated and released."""
+
+from __future__ import annotations
+
+from array import array
+
+from sizer.memory.tape import CATEGORIES, Tape
+
+CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
+
+
+class BlockLog:
+    """Collects allocations (bytes as requested) and releases; `tape()` freezes them.
+
+    Categories may be set after the fact: whether a block was an activation or a temporary is known only when the forward
+    pass has ended, whether it was a gradient only when the backward pass has.
+    """
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.sizes: list[int] = []
+        self.categories: list[int] = []
+        self.ops: list[int] = []
+        self.modules: list[int] = []
+        self.marks: list[tuple[int, str]] = []
+        self._op_names: dict[str, int] = {}
+        self._module_names: dict[str, int] = {"": 0}
+
+    def allocate(self, size: int, op: str, module: str, category: str = "temporary") -> int:
+        """The number of a new block of `size` bytes."""
+        block = len(self.sizes)
+        self.sizes.append(size)
+        self.categories.append(CATEGORY[category])
+        self.ops.append(self._op_names.setdefault(op, len(self._op_names)))
+        self.modules.append(self._module_names.setdefault(module, len(self._module_names)))
+        self.order.append(block)
+        return block
+
+    def release(self, block: int) -> None:
+        """The block is free from here on."""
+        self.order.append(~block)
+
+    def mark(self, phase: str) -> None:
+        """The phase ends here."""
+        self.marks.append((len(self.order), phase))
+
+    def classify(self, block: int, category: str) -> None:
+        """Sets what the block turned out to be."""
+        self.categories[block] = CATEGORY[category]
+
+    def category(self, block: int) -> str:
+        """What the block is so far."""
+        return CATEGORIES[self.categories[block]]
+
+    def alive(self, start: int = 0) -> list[int]:
+        """Blocks allocated since position `start` of the order that have not been released, oldest first."""
+        alive: dict[int, None] = {}
+        for event in self.order[start:]:
+            if event >= 0:
+                alive[event] = None
+            else:
+                alive.pop(~event, None)
+        return list(alive)
+
+    def tape(self, *, batch: int, stand_ins: tuple[str, ...]) -> Tape:
+        """The frozen tape of everything logged so far."""
+        return Tape(
+            batch=batch,
+            order=array("q", self.order),
+            sizes=array("q", self.sizes),
+            categories=bytes(self.categories),
+            ops=array("l", self.ops),
+            modules=array("l", self.modules),
+            op_names=tuple(self._op_names),
+            module_names=tuple(self._module_names),
+            marks=tuple(self.marks),
+            stand_ins=stand_ins,
+        )

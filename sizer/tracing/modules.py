@@ -1,0 +1,63 @@
+"""Where a trace stands: the path of the module whose forward runs, and in the backward pass the one whose forward ran."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class ModulePaths(AbstractContextManager):
+    """Follows the forward passes of a module's children by global hooks; autograd's sequence numbers lead the way back.
+
+    Global hooks (not hooks of the modules) because PyTorch's own fast paths look for the latter.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._numbers: list[int] = []
+        self._paths: list[str] = []
+        self._handles: list[Any] = []
+
+    def name(self, module: nn.Module) -> None:
+        """Learns the dotted paths of a module and its children."""
+        for path, child in module.named_modules():
+            self._names.setdefault(id(child), path)
+
+    def current(self) -> str:
+        """The dotted path of the module at work, "" for the root or for code outside any module."""
+        if self._stack:
+            return self._stack[-1]
+        if torch._C._current_graph_task_id() != -1 and (node := torch._C._current_autograd_node()) is not None:
+            at = bisect_right(self._numbers, node._sequence_nr()) - 1
+            return self._paths[at] if at >= 0 else ""
+        return ""
+
+    def __enter__(self) -> ModulePaths:
+        register = torch.nn.modules.module
+        self._handles = [
+            register.register_module_forward_pre_hook(self._enter_module),
+            register.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
+        self._note()
+
+    def _leave_module(self, module: nn.Module, args: Any, result: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        self._note()
+
+    def _note(self) -> None:
+        self._numbers.append(torch.autograd._get_sequence_nr())
+        self._paths.append(self._stack[-1] if self._stack else "")

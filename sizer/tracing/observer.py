@@ -1,0 +1,78 @@
+"""Undoing what watching changes.
+
+Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (ATen/TensorSubclassLikeUtils.h, 2.11 to 2.15) and
+autograd gives up writing into tensors that it alone owns:
+- torch/csrc/autograd/input_buffer.cpp, accumulate(): where two gradients meet, `old + new` instead of `old.add_(new)`;
+- torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward, index_backward, …: `zeros.scatter_add(…)`
+  instead of `zeros.scatter_add_(…)`.
+On a device neither happens, so the in-place operator is run where its conditions hold: in the backward pass, grad mode off,
+a dense first operand that nobody else holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing import stand_ins
+
+if TYPE_CHECKING:
+    from sizer.tracing.recorder import Recorder
+
+_aten = torch.ops.aten
+
+
+def count_of_a_sole_owner() -> int:
+    """The storage use count, seen from Python, of a tensor that a single C++ or Python variable holds."""
+    tensor = torch.empty(1, device="meta")
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine is at work without building a graph of its own."""
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Non-overlapping and dense, as TensorImpl::is_non_overlapping_and_dense says it."""
+    return torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+
+
+def accumulate(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`old + new` of two gradients, done in place where the engine would."""
+    old, new = args[0], args[1]
+    if kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
+        return NotImplemented
+    if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
+        return NotImplemented
+    if not recorder.is_unshared(old) or not _is_dense(old):
+        return NotImplemented
+    recorder.values.forget(old)
+    return _aten.add_.Tensor(old, new)
+
+
+def _write_into_zeros(in_place: Any) -> Any:
+    def handler(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+        if not in_backward() or not recorder.is_unshared(args[0]):
+            return NotImplemented
+        recorder.values.forget(args[0])
+        return in_place(*args, **kwargs)
+
+    return handler
+
+
+def _index_put(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
+    if in_backward() and recorder.is_unshared(args[0]):
+        return stand_ins.masked_index(recorder, _aten.index_put_.default, args, kwargs)
+    return stand_ins.masked_index(recorder, func, args, kwargs)
+
+
+HANDLERS = {
+    _aten.add.Tensor: accumulate,
+    _aten.scatter_add.default: _write_into_zeros(_aten.scatter_add_.default),
+    _aten.index_add.default: _write_into_zeros(_aten.index_add_.default),
+    _aten.index_put.default: _index_put,
+}

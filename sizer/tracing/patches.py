@@ -1,0 +1,68 @@
+"""What PyTorch's Python side must be told while a trace runs: constructors from data, and whose device "meta" is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+if TYPE_CHECKING:
+    from sizer.tracing.values import KnownValues
+
+
+@contextmanager
+def values_from_data(values: KnownValues) -> Iterator[None]:
+    """Within the context, `torch.tensor(data)` and its like on meta keep their data as known values.
+
+    On a meta device the constructor drops the data before any dispatch (torch/csrc/utils/tensor_new.cpp), so it is built
+    on the CPU first and moved, which the recorder sees.
+    """
+    tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
+
+    def moved(real: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
+        return real.to("meta").requires_grad_(requires_grad)
+
+    def tensor_(
+        data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **rest: Any
+    ) -> torch.Tensor:
+        target = _target(device)
+        if target.type != "meta" or (isinstance(data, torch.Tensor) and data.device.type == "meta"):
+            return tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **rest)
+        return moved(tensor(_without_meta(data, values), dtype=dtype, device="cpu"), requires_grad)
+
+    def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
+        target = _target(device)
+        if target.type != "meta" or isinstance(data, torch.Tensor):
+            return as_tensor(data, dtype=dtype, device=device)
+        return moved(as_tensor(_without_meta(data, values), dtype=dtype, device="cpu"))
+
+    def new_tensor_(
+        self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ):  # type: ignore[no-untyped-def]
+        target = torch.device(device) if device is not None else self.device
+        if target.type != "meta":
+            return new_tensor(self, data, dtype=dtype, device=device, requires_grad=requires_grad)
+        return tensor_(data, dtype=dtype or self.dtype, device="meta", requires_grad=requires_grad)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "tensor", tensor_))
+        stack.enter_context(mock.patch.object(torch, "as_tensor", as_tensor_))
+        stack.enter_context(mock.patch.object(torch.Tensor, "new_tensor", new_tensor_))
+        yield
+
+
+def _target(device: Any) -> torch.device:
+    """The device that a constructor would use (torch.get_default_device would itself call torch.tensor)."""
+    return torch.device(device if device is not None else torch.utils._device.CURRENT_DEVICE or "cpu")
+
+
+def _without_meta(data: Any, values: KnownValues) -> Any:
+    """The data with meta tensors inside lists replaced by their known values."""
+    if isinstance(data, torch.Tensor) and data.device.type == "meta":
+        return data.item() if data.numel() == 1 else data.tolist()
+    if isinstance(data, (list, tuple)):
+        return type(data)(_without_meta(d, values) for d in data)
+    return data

@@ -1,0 +1,95 @@
+"""From a Blueprint to a Tape: one run of a recipe on meta tensors."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from sizer.architecture.blueprint import Blueprint
+from sizer.errors import TraceError
+from sizer.memory.tape import Tape
+from sizer.tracing.autocast import Autocast
+from sizer.tracing.device import Device
+from sizer.tracing.optimizers import fused_on_meta
+from sizer.tracing.patches import values_from_data
+from sizer.tracing.recipes import RECIPES, Work, weight_dtype
+from sizer.tracing.recorder import Recorder
+
+
+def build(blueprint: Blueprint) -> nn.Module:
+    """The blueprint's float32 module on meta. Constructors that ask for values (`.tolist()`, `.item()`) get them."""
+    recorder = Recorder(Device("cpu"))
+    with values_from_data(recorder.values), recorder, torch.device("meta"):
+        return blueprint.build()
+
+
+def trace(blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device) -> Tape:
+    """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
+
+    `module` is what `build` returned; it is cast to the work's dtype and left there. Raises TraceError with the operator and
+    module at which PyTorch gave up.
+    """
+    module.to("meta").to(weight_dtype(work.dtype))
+    example = blueprint.example(batch, work.mode == "training")
+    recorder = Recorder(device)
+    recorder.load(module)
+    recorder.log.mark("load")
+    with _repeatable(), recording(recorder):
+        try:
+            RECIPES[work.mode](recorder, blueprint, module, example, work)
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            NotImplementedError,
+            AttributeError,
+            IndexError,
+            KeyError,
+            AssertionError,
+        ) as error:
+            raise TraceError(_failure(recorder, error)) from error
+        finally:
+            module.zero_grad(set_to_none=True)
+    return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Within the context, everything on meta tensors is logged by the rules of the recorder's device."""
+    device = recorder.device
+    with ExitStack() as stack:
+        stack.enter_context(device.installed())
+        stack.enter_context(Autocast(device.kind).installed())
+        stack.enter_context(fused_on_meta())
+        stack.enter_context(values_from_data(recorder.values))
+        stack.enter_context(recorder.paths)
+        stack.enter_context(recorder)
+        yield
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Random numbers from fixed seeds and no garbage collection in between, so that two traces differ in sizes alone."""
+    enabled, state = gc.isenabled(), random.getstate()
+    gc.disable()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            random.seed(0)
+            yield
+    finally:
+        random.setstate(state)
+        if enabled:
+            gc.enable()
+
+
+def _failure(recorder: Recorder, error: Exception) -> str:
+    func, _ = recorder.at
+    where = recorder.paths.current() or "the model"
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__} in {where} at {func}: {text[0][:200] if text else 'no message'}"

@@ -1,0 +1,167 @@
+"""Known values: what integer and boolean tensors would hold, remembered beside the meta tensors that hold nothing.
+
+Model code branches on small tensors: `.item()`, `.any()`, `.tolist()`, `nonzero`, boolean masks. Inputs have known values;
+an operator whose tensor inputs are all known and whose outputs are integers, booleans or few floats is also run for real on
+CPU. Every known storage has a real twin of the same size, so views and in-place operators keep their aliases by themselves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LARGEST_INTEGERS = 2**24  # elements of an integer or boolean tensor that is still followed
+LARGEST_FLOATS = 2**12  # likewise of a floating-point tensor: schedules, scales, thresholds
+
+_aten = torch.ops.aten
+_UNDEFINED = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
+              _aten.new_empty_strided.default, _aten.empty_permuted.default, _aten.resize_.default}  # fmt: skip
+
+
+def _small(tensor: Tensor) -> bool:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.numel() <= LARGEST_FLOATS
+    return tensor.numel() <= LARGEST_INTEGERS
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors among an operator's arguments or results, lists and tuples opened."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_of(value)
+    return found
+
+
+class KnownValues:
+    """The real twins of meta storages, by the storage's address."""
+
+    def __init__(self) -> None:
+        self._twins: dict[int, tuple[torch.UntypedStorage, weakref.ref]] = {}
+        self._traits: dict[Any, tuple[bool, bool]] = {}
+
+    def get(self, tensor: Tensor) -> Tensor | None:
+        """A real CPU tensor with this tensor's values (sharing the twin's memory), or None where they are unknown."""
+        if tensor.device.type != "meta":
+            return tensor if tensor.device.type == "cpu" else None
+        twin = self._twins.get(tensor.untyped_storage()._cdata)
+        if twin is None:
+            return None
+        real = torch.empty(0, dtype=tensor.dtype)
+        return real.set_(twin[0], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def remember(self, tensor: Tensor, real: Tensor) -> None:
+        """Notes that the meta tensor, which owns its whole storage, holds the values of `real` (same shape and dtype)."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if (
+            real.stride() != tensor.stride()
+            or real.untyped_storage().nbytes() != storage.nbytes()
+            or real.storage_offset()
+        ):
+            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            real = copy.copy_(real)
+            if real.untyped_storage().nbytes() != storage.nbytes():
+                return
+        self._twins[key] = (real.untyped_storage(), weakref.ref(storage, lambda _, key=key: self._twins.pop(key, None)))
+
+    def forget(self, tensor: Tensor) -> None:
+        """Notes that the tensor's values are unknown from here on."""
+        if tensor.device.type == "meta":
+            self._twins.pop(tensor.untyped_storage()._cdata, None)
+
+    def all_known(self, tensors: list[Tensor]) -> bool:
+        """Whether every one of the tensors has known values."""
+        twins = self._twins
+        return all(t.device.type == "cpu" or t.untyped_storage()._cdata in twins for t in tensors)
+
+    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What `func` returns on the known values: real CPU tensors. Call only when all tensor inputs are known."""
+        real_args = [self._real(a) for a in args]
+        real_kwargs = {k: self._real(v) for k, v in kwargs.items()}
+        return func(*real_args, **real_kwargs)
+
+    def follow(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+        """Keeps the twins in step with an operator that has just run on meta tensors."""
+        traits = self._traits.get(func)
+        if traits is None:
+            traits = self._traits[func] = (func._schema.is_mutable, _is_unpredictable(func))
+        mutable, unpredictable = traits
+        if mutable:
+            self._follow_mutation(func, args, kwargs, unpredictable)
+            return
+        if unpredictable:
+            return
+        if isinstance(out, Tensor):
+            if not _small(out):
+                return
+        elif not isinstance(out, (list, tuple)):
+            return
+        inputs = tensors_of(args)
+        if kwargs:
+            inputs += tensors_of(kwargs.values())
+        if inputs and not self.all_known(inputs):
+            return
+        outs = [out] if isinstance(out, Tensor) else tensors_of(out)
+        fresh = [t for t in outs if t.device.type == "meta" and t.untyped_storage()._cdata not in self._twins]
+        if not fresh or not all(_small(t) for t in outs):
+            return
+        results = self.run(func, args, kwargs)
+        results = [results] if isinstance(results, Tensor) else tensors_of(results)
+        for tensor, real in zip(outs, results, strict=True):
+            if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
+                self.remember(tensor, real)
+
+    def _follow_mutation(self, func: Any, args: tuple, kwargs: dict, unpredictable: bool) -> None:
+        written = _written(func, args, kwargs)
+        if not any(t.device.type == "meta" for t in written):
+            return
+        inputs = tensors_of(args) + tensors_of(kwargs.values())
+        if unpredictable or not self._can_mutate(func, written, inputs):
+            for tensor in written:
+                self.forget(tensor)
+            return
+        for tensor in written:
+            self._adopt(tensor)
+        self.run(func, args, kwargs)
+
+    def _can_mutate(self, func: Any, written: list[Tensor], inputs: list[Tensor]) -> bool:
+        # fill_, zero_ and copy_ over a whole tensor need no earlier values of what they write.
+        overwrites = func.overloadpacket in (_aten.fill_, _aten.zero_, _aten.copy_)
+        sources = [t for t in inputs if not any(t is w for w in written)] if overwrites else inputs
+        if not self.all_known(sources):
+            return False
+        return all(
+            self.all_known([t]) or (overwrites and _small(t) and t.numel() * t.itemsize == t.untyped_storage().nbytes())
+            for t in written
+        )
+
+    def _adopt(self, tensor: Tensor) -> None:
+        if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
+            self.remember(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.get(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._real(v) for v in value)
+        if isinstance(value, torch.device) and value.type == "meta":
+            return torch.device("cpu")
+        return value
+
+
+def _is_unpredictable(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags or func in _UNDEFINED
+
+
+def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    written = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(args[index] if index < len(args) else kwargs.get(argument.name))
+    return tensors_of(written)
