@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from sizer.tracing import scratch
-from sizer.tracing.kernels import attention, elementwise, pointwise
+from sizer.tracing.kernels import attention, dropout, elementwise, normalization
 
 _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "cuda": {
         **elementwise.EVERYWHERE,
         "scaled_dot_product_attention": attention.on_cuda,
-        "dropout": pointwise.dropout_on_cuda,
-        "batch_norm": pointwise.batch_norm_on_cuda,
+        "dropout": dropout.on_cuda,
+        "batch_norm": normalization.batch_norm_on_cuda,
     },
     "mps": {**elementwise.EVERYWHERE, "scaled_dot_product_attention": attention.on_mps},
     "cpu": {**elementwise.EVERYWHERE, "scaled_dot_product_attention": attention.on_cpu},
@@ -28,7 +28,11 @@ _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
 
 
 class Device:
-    """One kind of device by its rules: kind "cuda", "mps" or "cpu"; capability (major, minor) for CUDA."""
+    """One kind of device by its rules: kind "cuda", "mps" or "cpu"; capability (major, minor) for CUDA.
+
+    `kernels` replace composite operators, `results` mend what a meta kernel returns where the device's differs, `scratch`
+    tells what kernels hold inside.
+    """
 
     def __init__(self, kind: str, capability: tuple[int, int] | None = None) -> None:
         if kind not in _KERNELS:
@@ -41,6 +45,7 @@ class Device:
         self.kernels = {name: partial(function, self) for name, function in _KERNELS[kind].items()}
         self.kernels_by_operator = {getattr(torch.ops.aten, name).default: f for name, f in self.kernels.items()}
         self.scratch = scratch.SCRATCH[kind]
+        self.results = normalization.RESULTS_ON_CPU if kind == "cpu" else {}
 
     def note_choice(self, text: str) -> None:
         """Notes which kernel was assumed and why."""

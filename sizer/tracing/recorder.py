@@ -7,7 +7,7 @@ which a weak reference tells at once. What the mode itself would change is undon
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ _LIFT = torch.ops.aten.lift_fresh.default  # what `torch.tensor(data)` calls las
 class Recorder(TorchDispatchMode):
     """Logs the blocks of everything that runs under it, by the rules of one device.
 
-    `log` is the tape in the making, `values` the known values, `paths` the module at work, `notes` the stand-ins used.
+    `log` is the tape in the making, `values` the known values, `paths` the module at work, `notes` the stand-ins used, `at`
+    the operator at work. `on_backward` is called for every operator of a backward pass, where somebody wants to know.
     Tensors on the CPU are part of the log only where the device is the CPU itself.
     """
 
@@ -37,11 +38,14 @@ class Recorder(TorchDispatchMode):
         self.values = KnownValues()
         self.paths = ModulePaths()
         self.notes: dict[str, None] = {}
-        self.at: tuple[Any, str] = (None, "")
+        self.at: Any = None
+        self.on_backward: Callable[[], None] | None = None
+        self._composites: dict[Any, bool] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
         self._handlers = {**stand_ins.HANDLERS, **observer.HANDLERS}
         self._scratch = device.scratch
         self._kernels = device.kernels_by_operator
+        self._results = device.results
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         self._workspace_users = libraries.WORKSPACE_USERS if device.kind == "cuda" else frozenset()
         self._threads_with_workspace: set[bool] = set()
@@ -49,15 +53,19 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        self.at = (func, "")
+        self.at = func
+        if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
+            self.on_backward()
         handler = self._handlers.get(func)
         out = handler(self, func, args, kwargs) if handler is not None else NotImplemented
         if out is NotImplemented:
             if func in self._kernels:
                 return self._redispatch(self._kernels[func], args, kwargs)
-            if func._can_decompose() if hasattr(func, "_can_decompose") else False:
+            if self._is_composite(func):
                 return self._redispatch(func.decompose, args, kwargs)
             out = func(*args, **kwargs)
+            if func in self._results:
+                out = self._results[func](args, out)
             self.values.follow(func, args, kwargs, out)
         if isinstance(out, Tensor):
             self._see(func, out, args)
@@ -82,7 +90,7 @@ class Recorder(TorchDispatchMode):
         self.paths.name(module)
 
     def place(self, tensor: Tensor) -> Tensor:
-        """A meta tensor standing for a copy of the CPU tensor on the device, logged as input; its values are known if they count."""
+        """A meta tensor that stands for the CPU tensor moved to the device, logged as input; integers keep their values."""
         out = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         if not tensor.dtype.is_floating_point:
             self.values.remember(out, tensor.contiguous())
@@ -108,6 +116,13 @@ class Recorder(TorchDispatchMode):
     def is_unshared(self, tensor: Tensor) -> bool:
         """Whether nothing but the caller of the running operator holds this tensor's storage."""
         return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == self._sole_owner
+
+    def _is_composite(self, func: Any) -> bool:
+        """Whether the operator only calls others: it arrives here undecomposed where inference mode skips autograd's keys."""
+        known = self._composites.get(func)
+        if known is None:
+            known = self._composites[func] = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
+        return known
 
     def _redispatch(self, function: Any, args: tuple, kwargs: dict) -> Any:
         with self:

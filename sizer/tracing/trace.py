@@ -39,20 +39,10 @@ def trace(blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, de
     recorder = Recorder(device)
     recorder.load(module)
     recorder.log.mark("load")
-    with _repeatable(), recording(recorder):
+    with repeatable(), recording(recorder):
         try:
-            RECIPES[work.mode](recorder, blueprint, module, example, work)
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            NotImplementedError,
-            AttributeError,
-            IndexError,
-            KeyError,
-            AssertionError,
-        ) as error:
-            raise TraceError(_failure(recorder, error)) from error
+            with explained(recorder):
+                RECIPES[work.mode](recorder, blueprint, module, example, work)
         finally:
             module.zero_grad(set_to_none=True)
     return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
@@ -73,7 +63,16 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _repeatable() -> Iterator[None]:
+def explained(recorder: Recorder) -> Iterator[None]:
+    """Turns any failure of the traced code into a TraceError that names the operator and the module."""
+    try:
+        yield
+    except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
+        raise TraceError(_failure(recorder, error)) from error
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
     """Random numbers from fixed seeds and no garbage collection in between, so that two traces differ in sizes alone."""
     enabled, state = gc.isenabled(), random.getstate()
     gc.disable()
@@ -89,7 +88,6 @@ def _repeatable() -> Iterator[None]:
 
 
 def _failure(recorder: Recorder, error: Exception) -> str:
-    func, _ = recorder.at
     where = recorder.paths.current() or "the model"
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__} in {where} at {func}: {text[0][:200] if text else 'no message'}"
+    return f"{type(error).__name__} in {where} at {recorder.at}: {text[0][:200] if text else 'no message'}"

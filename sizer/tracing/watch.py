@@ -1,0 +1,125 @@
+"""Watching code that nobody described: which phase a step is in, and which blocks are parameters, gradients and state.
+
+Recipes say so themselves. For a step of somebody's own, PyTorch's global hooks tell: modules register parameters and
+buffers, autograd's engine is at work or not, optimizers announce their steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from sizer.tracing.recorder import Recorder
+
+
+class OnMeta(TorchFunctionMode):
+    """Sends to meta what asks for an accelerator by name: `.cuda()`, `.to("cuda:0")`, `device="mps"`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in (torch.Tensor.cuda, torch.Tensor.xpu):
+            return args[0].to("meta")
+        kwargs = {name: _on_meta(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_on_meta, args), **kwargs)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type in ("cuda", "mps", "xpu"):
+        return torch.device("meta")
+    if isinstance(value, str) and value.partition(":")[0] in ("cuda", "mps", "xpu"):
+        return "meta"
+    return value
+
+
+class StepWatcher:
+    """Marks the phases of the first step and sets the categories of blocks, from what the hooks tell."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._modules: dict[int, nn.Module] = {}
+        self._start = 0
+        self._forward = True
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within the context the hooks are on."""
+        module = torch.nn.modules.module
+        with ExitStack() as stack:
+            for handle in (
+                module.register_module_parameter_registration_hook(self._registered),
+                module.register_module_buffer_registration_hook(self._registered),
+                module.register_module_module_registration_hook(self._registered),
+                register_optimizer_step_pre_hook(self._before_optimizer),
+                register_optimizer_step_post_hook(self._after_optimizer),
+            ):
+                stack.callback(handle.remove)
+            stack.enter_context(mock.patch.object(self.recorder, "on_backward", self._backward_begins))
+            yield
+
+    def loaded(self) -> None:
+        """The setup is over: what modules hold are parameters and buffers, all else that lives is input."""
+        recorder = self.recorder
+        for block in recorder.log.alive():
+            recorder.log.classify(block, "input")
+        for child in self._modules.values():
+            recorder.classify(child._parameters.values(), "parameter")
+            recorder.classify(child._buffers.values(), "buffer")
+        for root in self.roots():
+            recorder.paths.name(root)
+        recorder.log.mark("load")
+
+    def roots(self) -> list[nn.Module]:
+        """The modules that no other one holds, in the order of their making."""
+        children = {id(child) for module in self._modules.values() for child in module._modules.values()}
+        return [module for key, module in self._modules.items() if key not in children]
+
+    def begin_step(self) -> None:
+        """A step begins; the engine has not run in it."""
+        self._start = len(self.recorder.log.order)
+        self._forward = True
+
+    def end_step(self, phase: str) -> None:
+        """The step that ends with `phase` is over: phases that it did not have are marked as empty before it."""
+        if self._forward:
+            self._end_forward()
+        if phase != "step2":
+            for earlier in ("forward", "backward", "optimizer"):
+                self._mark_once(earlier)
+        else:
+            self.recorder.log.mark(phase)
+
+    def _backward_begins(self) -> None:
+        if self._forward:
+            self._end_forward()
+
+    def _end_forward(self) -> None:
+        """What the step has left alive so far are activations."""
+        self._forward = False
+        log = self.recorder.log
+        for block in log.alive(self._start):
+            if log.category(block) == "temporary":
+                log.classify(block, "activation")
+        self._mark_once("forward")
+
+    def _mark_once(self, phase: str) -> None:
+        if all(phase != marked for _, marked in self.recorder.log.marks):
+            self.recorder.log.mark(phase)
+
+    def _registered(self, module: nn.Module, name: str, value: Any) -> None:
+        self._modules[id(module)] = module
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._mark_once("backward")
+        for group in optimizer.param_groups:
+            self.recorder.classify(group["params"], "parameter")
+            self.recorder.classify((p.grad for p in group["params"]), "gradient")
+
+    def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for state in optimizer.state.values():
+            self.recorder.classify((v for v in state.values() if isinstance(v, torch.Tensor)), "optimizer state")
