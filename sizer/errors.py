@@ -1,0 +1,122 @@
+"""Every error that Sizer raises on purpose.
+
+    SizerError            what happened: given ..., allowed ...; what to do                exit status
+    ├── RequestError      a query has keys or values that are not understood, each one named    2
+    ├── ConfigError       a config JSON is malformed, too large or asks for what is refused     2
+    ├── HubError          a config could not be fetched from the hub                            2
+    ├── BuildError        the architecture could not be built                                   2
+    ├── TraceError        the model was counted, but its step could not be traced               3
+    ├── DeviceError       a device was asked for that is not there or cannot do the work        4
+    └── JobError          the job was cancelled, hit a limit or crashed                         1
+
+Each message is one line. `SizerError.exit_status` is what the command line returns.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+GIVEN_LIMIT = 60
+
+
+class SizerError(Exception):
+    """One line that says what happened, what was given, what is allowed and what to do.
+
+    The parts stay readable as attributes: `what`, `given`, `allowed`, `todo` (None where there is nothing to say).
+    """
+
+    exit_status = 1
+
+    def __init__(self, what: str, *, given: str | None = None, allowed: str | None = None, todo: str | None = None):
+        self.what, self.given, self.allowed, self.todo = what, given, allowed, todo
+        super().__init__(fold(what, given, allowed, todo))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One key of a query that was refused: what was given, what is allowed, what to do."""
+
+    key: str
+    given: str
+    allowed: str
+    todo: str
+
+    def __str__(self) -> str:
+        return fold(self.key, self.given, self.allowed, self.todo)
+
+
+class RequestError(SizerError):
+    """The query was refused. `refusals` holds one row per refused key; the message joins them all."""
+
+    exit_status = 2
+
+    def __init__(
+        self,
+        what: str = "",
+        *,
+        given: str | None = None,
+        allowed: str | None = None,
+        todo: str | None = None,
+        refusals: Iterable[Refusal] = (),
+    ):
+        self.refusals = tuple(refusals)
+        super().__init__(what or " | ".join(map(str, self.refusals)), given=given, allowed=allowed, todo=todo)
+
+
+class ConfigError(SizerError):
+    """The config JSON is malformed, too large, or asks for something that is refused."""
+
+    exit_status = 2
+
+
+class HubError(SizerError):
+    """The config could not be fetched from the hub."""
+
+    exit_status = 2
+
+
+class BuildError(SizerError):
+    """The architecture could not be built."""
+
+    exit_status = 2
+
+
+class TraceError(SizerError):
+    """The model was built and counted, but its step could not be traced."""
+
+    exit_status = 3
+
+
+class DeviceError(SizerError):
+    """The device asked for is not there, or cannot do this work."""
+
+    exit_status = 4
+
+
+class JobError(SizerError):
+    """The job did not deliver: it was cancelled, hit a limit of time or memory, or crashed."""
+
+    exit_status = 1
+
+
+def fold(what: str, given: str | None = None, allowed: str | None = None, todo: str | None = None) -> str:
+    """The parts of an error as one line of text; parts that are None are left out."""
+    facts = ", ".join(f"{word} {part}" for word, part in (("given", given), ("allowed", allowed)) if part)
+    text = f"{what}: {facts}" if facts else what
+    return " ".join((f"{text}; {todo}" if todo else text).split())
+
+
+def quote(value: object, limit: int = GIVEN_LIMIT) -> str:
+    """A value that a stranger gave as quoted text, safe to print: one line, clipped, control characters escaped."""
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) > limit:
+        return f"{text[:limit]!r}... ({len(text)} characters)"
+    return repr(text) if isinstance(value, str) else text
+
+
+def suggest(word: str, known: Iterable[str], count: int = 3) -> str | None:
+    """The known words closest to `word`, as text ("did you mean a, b?"), or None where nothing is close."""
+    close = difflib.get_close_matches(word[:GIVEN_LIMIT], list(known), n=count, cutoff=0.6)
+    return f"did you mean {', '.join(close)}?" if close else None

@@ -1,0 +1,28 @@
+"""Bytes and counts as text. Everywhere else both are plain integers."""
+
+from __future__ import annotations
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+_BYTE_UNITS = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+_COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+
+
+def format_bytes(n: int) -> str:
+    """A number of bytes as text in binary units, two decimals: 3242745856 is "3.02 GiB". Below one KiB: "512 B"."""
+    return _scale(n, _BYTE_UNITS, " B")
+
+
+def format_count(n: int) -> str:
+    """A plain count as text in powers of a thousand, two decimals: 25557032 is "25.56 M". Below one thousand: "640"."""
+    return _scale(n, _COUNT_UNITS, "")
+
+
+def _scale(n: int, units: tuple[tuple[int, str], ...], plain: str) -> str:
+    sign, size = ("-", -n) if n < 0 else ("", n)
+    if size < units[-1][0]:
+        return f"{sign}{size}{plain}"
+    # Hundredths of each unit, rounded half up in integers: 1023.999 KiB reads 1.00 MiB.
+    scaled = (((size * 200 + unit) // (2 * unit), name) for unit, name in units)
+    hundredths, name = next(row for row in scaled if row[0] >= 100)
+    return f"{sign}{hundredths // 100}.{hundredths % 100:02} {name}"

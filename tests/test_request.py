@@ -1,0 +1,437 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+import zlib
+from base64 import urlsafe_b64encode
+
+import pytest
+
+from sizer.architecture.presets import PRESETS
+from sizer.errors import ConfigError, RequestError
+from sizer.memory.gpus import GPUS
+from sizer.request import (
+    ATTENTIONS,
+    DEFAULT_BATCHES,
+    DTYPES,
+    IMPLS_OF_OPTIMIZER,
+    KEYS,
+    MODES,
+    OPTIMIZER_IMPLS,
+    OPTIMIZERS,
+    Request,
+    decode_config,
+    encode_config,
+    format_query,
+    parse_query,
+)
+
+RESNET = "arch=torchvision:resnet50"
+LLAMA = "arch=hub:meta-llama/Llama-3.1-8B"
+
+
+def pack(data: bytes) -> str:
+    return urlsafe_b64encode(zlib.compress(data)).decode().rstrip("=")
+
+
+def refused_keys(query: str) -> list[str]:
+    with pytest.raises(RequestError) as caught:
+        parse_query(query)
+    assert "\n" not in str(caught.value)
+    for refusal in caught.value.refusals:
+        assert refusal.given and refusal.allowed and refusal.todo
+        assert str(refusal) in str(caught.value)
+    return [refusal.key for refusal in caught.value.refusals]
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def test_defaults_are_those_of_the_contract():
+    request = parse_query(RESNET)
+    assert request == Request(
+        source="torchvision",
+        name="resnet50",
+        mode="training",
+        dtypes=("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16"),
+        batches=(1, 2, 4, 8, 16, 32, 64, 128),
+        optimizer="adamw",
+        optimizer_impl=None,
+        attention="sdpa",
+        checkpointing=False,
+        gpu="a100-80gb",
+    )
+    assert (request.revision, request.config, request.head) == (None, None, None)
+    assert (request.sequence_length, request.image_size) == (None, None)
+
+
+def test_every_key_is_read():
+    request = parse_query(
+        "?v=1&arch=hub:org/name@refs%2Fpr%2F1&head=LlamaForCausalLM&mode=inference&dtype=bfloat16,amp-float16&batch=3,1"
+        "&seq=2048&image=224x320&optimizer=adam&optimizer_impl=fused&attention=eager&checkpointing=1&gpu=h200"
+    )
+    assert request == Request(
+        source="hub",
+        name="org/name",
+        revision="refs/pr/1",
+        head="LlamaForCausalLM",
+        mode="inference",
+        dtypes=("bfloat16", "amp-float16"),
+        batches=(3, 1),
+        sequence_length=2048,
+        image_size=(224, 320),
+        optimizer="adam",
+        optimizer_impl="fused",
+        attention="eager",
+        checkpointing=True,
+        gpu="h200",
+    )
+
+
+def test_presets_and_configs_are_architectures():
+    preset = next(iter(PRESETS))
+    assert parse_query(f"arch=hf:{preset}").name == preset
+    text = '{ "vocab_size": 10, "model_type": "gpt2", "title": "\u00e9" }'
+    request = parse_query(f"arch=config:{encode_config(text)}")
+    assert (request.source, request.name) == ("config", "")
+    assert request.config == '{"model_type":"gpt2","title":"\u00e9","vocab_size":10}'
+
+
+def test_a_square_image_is_one_number():
+    request = parse_query(f"{RESNET}&image=224")
+    assert request.image_size == (224, 224)
+    assert format_query(request) == f"{RESNET}&image=224"
+    assert format_query(parse_query(f"{RESNET}&image=224x320")) == f"{RESNET}&image=224x320"
+
+
+def test_lists_drop_repeats_and_keep_their_order():
+    request = parse_query(f"{RESNET}&batch=8,2,8,+4,2&dtype=float16,float32,float16")
+    assert request.batches == (8, 2, 4)
+    assert request.dtypes == ("float16", "float32")
+
+
+def test_bounds_are_inclusive():
+    request = parse_query(f"{LLAMA}&batch=1,65536&seq=1048576&image=16x4096")
+    assert request.batches == (1, 65536)
+    assert request.sequence_length == 1_048_576
+    assert request.image_size == (16, 4096)
+    assert len(parse_query(f"{RESNET}&batch={','.join(map(str, range(1, 33)))}").batches) == 32
+
+
+# ------------------------------------------------------------------------------------------------------------ refusing
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("v", "2", "allowed 1;"),
+        ("arch", "resnet50", "torchvision:<name>"),
+        ("arch", "torchvision:", "lower-case letters"),
+        ("arch", "torchvision:ResNet50", "lower-case letters"),
+        ("arch", "torchvision:../../etc/passwd", "lower-case letters"),
+        ("arch", "hf:no-such-preset", "a key of the presets"),
+        ("arch", "hub:gpt2", "org/name"),
+        ("arch", "hub:../config", "org/name"),
+        ("arch", "hub:org/a..b", "org/name"),
+        ("arch", "hub:org/name/more", "org/name"),
+        ("arch", "hub:org/na%20me", "org/name"),
+        ("arch", "hub:org/name%0a", "org/name"),
+        ("arch", "hub:org/name@", "branch, tag or commit"),
+        ("arch", "hub:org/name@../../x", "branch, tag or commit"),
+        ("arch", "hub:org/name@a?b", "branch, tag or commit"),
+        ("arch", "hub:" + "a" * 2000, "at most 1000 characters"),
+        ("arch", "config:", "base64url"),
+        ("arch", "config:!!!!", "base64url"),
+        ("head", "os.system", "a transformers class name"),
+        ("head", "A" * 129, "a transformers class name"),
+        ("mode", "train", "training, inference"),
+        ("dtype", "fp32", "float32, bfloat16, float16, amp-bfloat16, amp-float16"),
+        ("dtype", "float32,", "float32, bfloat16"),
+        ("batch", "0", "from 1 to 65,536"),
+        ("batch", "65537", "from 1 to 65,536"),
+        ("batch", "-5", "from 1 to 65,536"),
+        ("batch", "nan", "from 1 to 65,536"),
+        ("batch", "1e3", "from 1 to 65,536"),
+        ("batch", "1_000", "from 1 to 65,536"),
+        ("batch", "\u0663", "from 1 to 65,536"),
+        ("batch", "1,,2", "from 1 to 65,536"),
+        ("batch", "9" * 900, "from 1 to 65,536"),
+        ("batch", ",".join(map(str, range(1, 34))), "at most 32 batch sizes"),
+        ("seq", "0", "from 1 to 1,048,576"),
+        ("seq", "1048577", "from 1 to 1,048,576"),
+        ("image", "15", "from 16 to 4096"),
+        ("image", "224x4097", "from 16 to 4096"),
+        ("image", "224x", "from 16 to 4096"),
+        ("image", "224x224x3", "from 16 to 4096"),
+        ("optimizer", "lion", "sgd, sgd-momentum"),
+        ("optimizer_impl", "for-loop", "foreach, fused, loop"),
+        ("attention", "flash", "sdpa, eager"),
+        ("checkpointing", "true", "0, 1"),
+        ("gpu", "a100", "a100-40gb"),
+        ("batch", "", "a value"),
+        ("batch", "%ff", "text in UTF-8"),
+        ("mode", "x" * 1001, "at most 1000 characters"),
+        ("foo", "1", "the keys v, arch, head"),
+        ("ARCH", "1", "the keys v, arch, head"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(key: str, value: str, allowed: str):
+    query = f"{key}={value}" if key == "arch" else f"{LLAMA}&{key}={value}"
+    (name,) = refused_keys(query)
+    assert name.strip("'") == key
+    with pytest.raises(RequestError, match=re.escape(allowed)):
+        parse_query(query)
+
+
+def test_every_refused_key_is_named_at_once():
+    keys = refused_keys(
+        "batch=-5&arch=torchvison:resnet50&foo=1&dtype=fp32&gpu=a100&checkpointing=yes&seq=1&seq=2&image"
+    )
+    assert sorted(keys) == sorted(["batch", "arch", "'foo'", "dtype", "gpu", "checkpointing", "seq", "image"])
+
+
+def test_a_missing_architecture_is_named():
+    assert refused_keys("") == ["arch"]
+    assert refused_keys("?batch=1") == ["arch"]
+    assert refused_keys("arch=") == ["arch"]
+
+
+def test_a_repeated_key_is_refused_even_with_equal_values():
+    with pytest.raises(RequestError, match="batch: given the key more than once, allowed each key once"):
+        parse_query(f"{RESNET}&batch=1&batch=1&batch=1")
+    assert refused_keys(f"{RESNET}&batch=1&batch=1&batch=1") == ["batch"]
+
+
+def test_close_matches_are_offered():
+    with pytest.raises(RequestError, match="did you mean batch"):
+        parse_query(f"{RESNET}&bach=1")
+    with pytest.raises(RequestError, match="did you mean rtx-4090"):
+        parse_query(f"{RESNET}&gpu=rtx4090")
+    with pytest.raises(RequestError, match="did you mean sgd-momentum"):
+        parse_query(f"{RESNET}&optimizer=sgd_momentum")
+
+
+def test_messages_stay_short_and_printable():
+    with pytest.raises(RequestError) as caught:
+        parse_query("arch=%1b[31m%0a" + "x" * 900)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+def test_long_queries_are_refused_before_they_are_read():
+    with pytest.raises(RequestError, match=r"too long: given 3,145,7\d\d characters, allowed at most 3,145,728"):
+        parse_query(RESNET + "&" * 3 * 2**20)
+    with pytest.raises(RequestError, match="too many keys: given 33"):
+        parse_query("&".join(f"k{i}=1" for i in range(33)))
+
+
+@pytest.mark.parametrize(("key", "value"), [("head", "Foo"), ("seq", "128"), ("attention", "eager")])
+def test_keys_that_torchvision_cannot_honour_are_refused(key: str, value: str):
+    assert refused_keys(f"{RESNET}&{key}={value}") == [key]
+    assert parse_query(f"{LLAMA}&{key}={value}")
+
+
+# --------------------------------------------------------------------------------------------------------- optimizers
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("impl", OPTIMIZER_IMPLS)
+def test_only_the_implementations_an_optimizer_has_are_taken(optimizer: str, impl: str):
+    query = f"{RESNET}&optimizer={optimizer}&optimizer_impl={impl}"
+    if impl in IMPLS_OF_OPTIMIZER[optimizer]:
+        assert parse_query(query).optimizer_impl == impl
+    else:
+        with pytest.raises(RequestError, match=f"optimizer_impl: given '{impl}' with optimizer={optimizer}"):
+            parse_query(query)
+
+
+def test_fused_adagrad_is_not_there_on_mps():
+    query = f"{RESNET}&optimizer=adagrad&optimizer_impl=fused&gpu="
+    assert parse_query(query + "cpu").optimizer_impl == "fused"
+    with pytest.raises(RequestError, match="gpu=m2-ultra-64gb, allowed foreach or loop for adagrad"):
+        parse_query(query + "m2-ultra-64gb")
+
+
+def test_the_table_of_implementations_is_that_of_torch():
+    # In a fresh process, so that this file's own process stays free of torch.
+    import subprocess
+    import sys
+
+    names = {
+        "sgd": "SGD",
+        "sgd-momentum": "SGD",
+        "adam": "Adam",
+        "adamw": "AdamW",
+        "adafactor": "Adafactor",
+        "rmsprop": "RMSprop",
+        "adagrad": "Adagrad",
+        "adadelta": "Adadelta",
+        "adamax": "Adamax",
+        "nadam": "NAdam",
+        "radam": "RAdam",
+        "muon": "Muon",
+    }
+    assert [*names, "none"] == list(OPTIMIZERS)
+    code = (
+        "import inspect, json, sys, torch\n"
+        "names = json.loads(sys.argv[1])\n"
+        "rows = {key: list(inspect.signature(getattr(torch.optim, name)).parameters) for key, name in names.items()}\n"
+        "print(json.dumps(rows))"
+    )
+    run = subprocess.run([sys.executable, "-c", code, json.dumps(names)], capture_output=True, text=True, check=True)
+    for key, arguments in json.loads(run.stdout).items():
+        has = tuple(impl for impl in ("foreach", "fused") if impl in arguments)
+        assert IMPLS_OF_OPTIMIZER[key] == (*has, "loop"), key
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def test_the_canonical_form_leaves_defaults_out_and_orders_keys():
+    query = (
+        "gpu=h200&batch=1,2,4,8,16,32,64,128&mode=training&v=1&arch=torchvision:resnet50&checkpointing=1&dtype=float32"
+    )
+    assert format_query(parse_query(query)) == "arch=torchvision:resnet50&dtype=float32&checkpointing=1&gpu=h200"
+
+
+def test_the_complete_form_writes_defaults_too():
+    assert format_query(parse_query(RESNET), complete=True) == (
+        "v=1&arch=torchvision:resnet50&mode=training&dtype=float32,bfloat16,float16,amp-bfloat16,amp-float16"
+        "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb"
+    )
+    everything = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop"
+    keys = [field.partition("=")[0] for field in format_query(parse_query(everything), complete=True).split("&")]
+    assert keys == list(KEYS)
+
+
+def random_request(rng: random.Random) -> Request:
+    source = rng.choice(("torchvision", "hf", "hub", "config"))
+    optimizer = rng.choice(OPTIMIZERS)
+    torchvision = source == "torchvision"
+    return Request(
+        source=source,
+        name={"torchvision": "vit_b_16", "hf": rng.choice(list(PRESETS)), "hub": "Org_1/na-me.2", "config": ""}[source],
+        revision=rng.choice((None, "main", "refs/pr/3", "0" * 40)) if source == "hub" else None,
+        config=canonical_json(random_json(rng, 3)) if source == "config" else None,
+        head=None if torchvision else rng.choice((None, "BertForMaskedLM")),
+        mode=rng.choice(MODES),
+        dtypes=tuple(rng.sample(DTYPES, rng.randint(1, 5))),
+        batches=rng.choice((DEFAULT_BATCHES, tuple(rng.sample(range(1, 65537), rng.randint(1, 32))))),
+        sequence_length=None if torchvision else rng.choice((None, rng.randint(1, 2**20))),
+        image_size=rng.choice((None, (rng.randint(16, 4096), rng.randint(16, 4096)), (224, 224))),
+        optimizer=optimizer,
+        optimizer_impl=rng.choice((None, *(set(IMPLS_OF_OPTIMIZER[optimizer]) - {"fused"}))),
+        attention="sdpa" if torchvision else rng.choice(ATTENTIONS),
+        checkpointing=rng.choice((False, True)),
+        gpu=rng.choice(list(GPUS)),
+    )
+
+
+def random_json(rng: random.Random, depth: int) -> dict:
+    def value(depth: int) -> object:
+        leaves = (None, True, rng.randint(-(2**53), 2**53), rng.random(), 1e-12, "a&b=c+d%20 \u00e9\U0001f600\n\"\\'")
+        if depth == 0 or rng.random() < 0.5:
+            return rng.choice(leaves)
+        if rng.random() < 0.5:
+            return [value(depth - 1) for _ in range(rng.randint(0, 4))]
+        return {f"k{i}\u00fc": value(depth - 1) for i in range(rng.randint(0, 4))}
+
+    return {"model_type": "gpt2", "x": value(depth), "y": value(depth)}
+
+
+def canonical_json(value: dict) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_written_is_read_back_as_it_was(seed: int):
+    rng = random.Random(seed)
+    for _ in range(25):
+        request = random_request(rng)
+        for complete in (False, True):
+            text = format_query(request, complete=complete)
+            assert parse_query(text) == request
+            assert re.fullmatch(r"[A-Za-z0-9_.~/:@,=&%-]+", text)
+            assert format_query(parse_query(text), complete=complete) == text
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_damaged_queries_raise_nothing_but_a_request_error(seed: int):
+    rng = random.Random(seed)
+    alphabet = "abzAZ019&=%+,:@x-._\x00\u00e9\ud800 /\\\"'[]{}"
+    refused = 0
+    for _ in range(100):
+        text = list(format_query(random_request(rng), complete=True))
+        for _ in range(rng.randint(1, 6)):
+            text[rng.randrange(len(text))] = rng.choice(alphabet)
+        try:
+            request = parse_query("".join(text))
+        except RequestError as error:
+            refused += 1
+            assert str(error).isprintable()
+        else:
+            assert parse_query(format_query(request)) == request
+    assert refused > 50
+
+
+# ------------------------------------------------------------------------------------------------------ packed configs
+
+
+def test_a_packed_config_is_the_same_text():
+    text = '{"model_type": "gpt2", "name": "\u00e9"}'
+    assert decode_config(encode_config(text)) == text
+    assert re.fullmatch("[A-Za-z0-9_-]+", encode_config(text))
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("%%%", "cannot be unpacked"),
+        ("YWJj", "cannot be unpacked"),  # base64 of "abc": not zlib
+        ("a", "cannot be unpacked"),
+        ("\u00e9", "cannot be unpacked"),
+        (pack(b"\xff\xfe"), "cannot be unpacked"),
+        (pack(b'{"a": 1}' * 20)[:-8], "cut short"),
+        (urlsafe_b64encode(zlib.compress(b"{}") + b"tail").decode().rstrip("="), "goes on behind its end"),
+        # 4 MiB of zeros pack into 4 KiB
+        (pack(bytes(2**22)), "config is too large"),
+    ],
+)
+def test_bad_packed_configs_are_refused(value: str, why: str):
+    with pytest.raises(ConfigError, match=why):
+        decode_config(value)
+    with pytest.raises(RequestError, match=f"arch: given .*{why}"):
+        parse_query(f"arch=config:{value.replace('%', '%25')}")
+
+
+def test_unpacking_a_bomb_takes_little_memory():
+    import tracemalloc
+
+    bomb = pack(bytes(2**28))  # 256 MiB
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match="too large"):
+        decode_config(bomb)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
+
+
+def test_large_configs_are_not_packed():
+    with pytest.raises(ConfigError, match="too large: given 2,097,153 bytes, allowed at most 2,097,152"):
+        encode_config("x" * (2**21 + 1))
+    with pytest.raises(ConfigError, match="not valid Unicode"):
+        encode_config("\ud800")
+
+
+def test_the_largest_incompressible_config_still_fits_in_a_query():
+    rng = random.Random(0)
+    noise = {f"k{i}": "".join(chr(rng.randrange(0x4E00, 0x9FFF)) for _ in range(9000)) for i in range(75)}
+    request = Request(source="config", config=canonical_json(noise))
+    assert len(request.config.encode()) > 2_000_000
+    assert parse_query(format_query(request)) == request
+
+
+def test_bad_json_in_a_config_is_refused_under_arch():
+    for text in ("[1]", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 10**5):
+        assert refused_keys(f"arch=config:{encode_config(text)}") == ["arch"]
