@@ -1,0 +1,206 @@
+"""A stranger's config → a clean one: known keys only, nothing that reaches for code, files or the network, sane numbers.
+
+A config.json is an interface with side effects, even without remote code. The sandbox around the job is the first wall;
+this filter is the second, and the one that can say what was refused. No model is built here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sizer.architecture.domain import check_value
+from sizer.architecture.schema import (
+    BACKBONE_KEYS,
+    class_of_part,
+    class_of_type,
+    field_rows,
+    keys_set,
+    known_keys,
+    reads,
+    refuse_type,
+    usual_part,
+)
+from sizer.errors import ConfigError, quote
+
+# Keys that are never handed on, whatever their class declares: code, kernels and files to load, dtypes (the request
+# chooses them), and switches that change the outputs' form. So are keys that begin with "_" or end as below.
+_NEVER = frozenset(
+    {
+        *("auto_map", "attribute_map", "sub_configs", "trust_remote_code", "custom_pipelines", "name_or_path"),
+        *("dtype", "torch_dtype", "return_dict", "use_return_dict", "output_attentions"),
+        *("quantization_config", "compression_config", "use_pretrained_backbone", "pretrained_cfg"),
+    }
+)
+_NEVER_ENDING = ("_implementation", "_path", "_file", "_dir", "_checkpoint")
+_NOTES = {
+    "auto_map": "The config names code of its own; the library's class for its model type is used instead.",
+    "quantization_config": "The config asks for quantised weights; it is counted unquantised.",
+    "compression_config": "The config asks for quantised weights; it is counted unquantised.",
+}
+
+# What may be said about a timm model beside its exact name; its other arguments open files and choose devices.
+_TIMM_ARGUMENTS = frozenset(
+    {"out_indices", "in_chans", "num_channels", "output_stride", "features_only", "inference_mode"}
+)
+_TIMM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(\.[a-z0-9_]{1,63})?", re.ASCII)
+_LOADER = re.compile(r"\s*(hf[-_]hub|local[-_]dir|file|https?)\s*:", re.IGNORECASE)
+_TYPE_NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,63})?", re.ASCII)
+# How transformers writes numbers that JSON does not have: configuration_utils.py, _FLOAT_TAG_VALUES, 5.23.
+_FLOAT_TAG, _TAGGED = "__float__", {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanConfig:
+    """A config that may be built: `config` (with its `model_type`), the keys that were left out, and what that means."""
+
+    config: dict
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def clean_config(raw: dict) -> CleanConfig:
+    """The part of a config.json that describes an architecture which the installed transformers knows.
+
+    Keys that its config class does not take (and, recursively, those of the configs inside it) are dropped and named in
+    `dropped` by their path. `raw` is not changed. Raises ConfigError: an unknown or refused model_type, an address where a
+    name belongs, a value out of its domain.
+    *Known limitations*: a key that only a model's code reads, not its config class, is dropped; whether the whole fits
+    together (heads that divide the hidden size) is checked later, when the config object is made.
+    """
+    raw = _name_timm_type(raw)
+    work = _Cleaning()
+    config = work.clean(raw, class_of_type(raw.get("model_type")), "")
+    return CleanConfig(config=config, dropped=tuple(work.dropped), notes=tuple(dict.fromkeys(work.notes)))
+
+
+@dataclass(slots=True)
+class _Cleaning:
+    """One pass over one config, and what it met on the way."""
+
+    dropped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def clean(self, raw: dict, cls: type, path: str, extra: Iterable[str] = ()) -> dict:
+        """The keys of `raw` that `cls` (or `extra`) knows, each with its value cleaned."""
+        known, rows, aliases = known_keys(cls).union(extra), field_rows(cls), cls.attribute_map
+        _check_timm(raw, cls, path)
+        result = {}
+        for key, value in raw.items():
+            where, name = f"{path}{key}", aliases.get(key, key)
+            if key not in known or _is_never(key) or _is_never(name):
+                self._drop(key, value, where)
+                continue
+            result[key] = self._value(key, value, cls, where)
+            check_value(where, result[key], *rows.get(name, ()))
+        return _inline_backbone(result, cls)
+
+    def _drop(self, key: str, value: object, where: str) -> None:
+        self.dropped.append(where)
+        if key in _NOTES and value:
+            self.notes.append(_NOTES[key])
+
+    def _value(self, key: str, value: object, cls: type, where: str) -> object:
+        part = key.removesuffix("_dict")  # text_config_dict, vision_config_dict: how CLIP used to say it
+        if part in cls.sub_configs and value is not None:
+            return self._part(part, value, cls, where)
+        if key == "per_layer_config" and isinstance(value, dict):
+            layers = {index: layer for index, layer in value.items() if isinstance(layer, dict)}
+            return {index: self.clean(layer, cls, f"{where}.{index}.", {"skip"}) for index, layer in layers.items()}
+        if key in ("id2label", "label2id"):
+            return value
+        return self._plain(key, value, where)
+
+    def _part(self, part: str, value: object, cls: type, where: str) -> dict:
+        if not isinstance(value, dict):
+            raise ConfigError("config has a part of the wrong kind", given=f"{where} = {quote(value)}", allowed="{...}")
+        model_type = value.get("model_type")
+        if model_type is not None and not (isinstance(model_type, str) and _TYPE_NAME.fullmatch(model_type)):
+            raise ConfigError(f"{where}.model_type is malformed", given=quote(model_type), allowed="a model type")
+        refuse_type(model_type or "", f"{where}.model_type")
+        inner = class_of_part(cls, part, model_type, f"{where}.model_type")
+        usual = usual_part(cls, part)
+        return self.clean(value, inner, f"{where}.", keys_set(usual) if type(usual) is inner else ())
+
+    def _plain(self, key: str, value: object, where: str) -> object:
+        """A value that is no config by declaration: cleaned through and through all the same."""
+        if isinstance(value, list):
+            return [self._plain(key, item, where) for item in value]
+        if not isinstance(value, dict):
+            _check_text(key, value, where)
+            return value
+        if set(value) == {_FLOAT_TAG}:
+            return _TAGGED.get(value[_FLOAT_TAG])
+        if "model_type" in value:
+            return self.clean(value, class_of_type(value["model_type"], f"{where}.model_type"), f"{where}.")
+        return self._mapping(value, where)
+
+    def _mapping(self, value: dict, where: str) -> dict:
+        result = {}
+        for key, item in value.items():
+            if _is_never(key):
+                self._drop(key, item, f"{where}.{key}")
+            else:
+                result[key] = self._plain(key, item, f"{where}.{key}")
+                check_value(f"{where}.{key}", result[key])
+        return result
+
+
+def _is_never(key: str) -> bool:
+    return key in _NEVER or key.startswith("_") or key.endswith(_NEVER_ENDING)
+
+
+def _check_text(key: str, value: object, where: str) -> None:
+    if not isinstance(value, str):
+        return
+    if _LOADER.match(value):
+        raise ConfigError(
+            "config points elsewhere", given=f"{where} = {quote(value)}", todo="put the value itself there"
+        )
+    if key == "backbone" and not _TIMM_NAME.fullmatch(value):
+        given = f"{where} = {quote(value)}"
+        raise ConfigError(
+            "config points elsewhere", given=given, allowed="a timm name", todo="give backbone_config instead"
+        )
+
+
+def _check_timm(raw: dict, cls: type, path: str) -> None:
+    """timm builds what its arguments say, from any file: its models are taken by exact name and a few plain arguments."""
+    for key in ("model_args", "backbone_kwargs"):
+        arguments = raw.get(key) or {}
+        refused = sorted(set(arguments) - _TIMM_ARGUMENTS) if isinstance(arguments, dict) else ["no object"]
+        if refused:
+            given, allowed = f"{path}{key}: {quote(', '.join(refused))}", ", ".join(sorted(_TIMM_ARGUMENTS))
+            raise ConfigError("arguments for timm are refused", given=given, allowed=allowed, todo="remove the others")
+    if cls.model_type == "timm_backbone" or "model_args" in known_keys(cls):
+        key = "backbone" if cls.model_type == "timm_backbone" else "architecture"
+        name = raw.get(key)
+        if name is not None and not (isinstance(name, str) and _TIMM_NAME.fullmatch(name)):
+            given, allowed = f"{path}{key} = {quote(name)}", "an exact name such as resnet50"
+            raise ConfigError("name of a timm model is malformed", given=given, allowed=allowed)
+
+
+def _inline_backbone(config: dict, cls: type) -> dict:
+    """The config with a backbone that it names turned into one that it holds.
+
+    transformers would look such a name up on the hub first (backbone_utils.py, 5.23), unless the class reads it itself.
+    """
+    name, arguments = config.get("backbone"), config.get("backbone_kwargs") or {}
+    if "backbone_config" not in cls.sub_configs or name is None or config.get("backbone_config") is not None:
+        return config
+    if config.get("use_timm_backbone") is False:
+        todo = "give its config as backbone_config"
+        raise ConfigError("config names a backbone of the hub", given=f"backbone = {quote(name)}", todo=todo)
+    if not arguments and reads(cls, {"backbone", "timm_default_kwargs"}):  # in 5.23; in 5.17
+        return config
+    rest = {key: value for key, value in config.items() if key not in BACKBONE_KEYS}
+    return {**rest, "backbone_config": {"model_type": "timm_backbone", "backbone": name, **arguments}}
+
+
+def _name_timm_type(raw: dict) -> dict:
+    """timm's own config files have no model_type, but an architecture and a pretrained_cfg."""
+    if "model_type" in raw or not ("architecture" in raw and isinstance(raw.get("pretrained_cfg"), dict)):
+        return raw
+    names = {"num_classes": "num_labels"}
+    return {"model_type": "timm_wrapper", **{names.get(key, key): value for key, value in raw.items()}}

@@ -1,0 +1,212 @@
+"""One file from the hub: a model's config.json by an anonymous, bounded GET. No torch, no token, no cache, no proxy."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import socket
+import ssl
+import threading
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+from sizer.architecture.ingest import read_config
+from sizer.errors import ConfigError, HubError
+from sizer.errors import quote as quote_given
+from sizer.packing import MAX_CONFIG_BYTES
+from sizer.request import REPO_ID, REVISION
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+# Where the public hub itself sends readers of a file; any other endpoint may only redirect to its own origin.
+REDIRECT_DOMAINS = {"huggingface.co": (".huggingface.co", ".hf.co")}
+MAX_REDIRECTS = 5
+CONNECT_SECONDS = 5.0
+TOTAL_SECONDS = 10.0
+
+_CHUNK_BYTES = 64 * 2**10
+_PASTE = "paste its config.json instead"
+_HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "sizer", "Connection": "close"}
+
+
+def fetch_config(
+    repo_id: str,
+    revision: str | None = None,
+    endpoint: str | None = None,
+    *,
+    connect_seconds: float = CONNECT_SECONDS,
+    total_seconds: float = TOTAL_SECONDS,
+) -> bytes:
+    """The bytes (at most 2 MiB, checked to be strict JSON) of config.json in a model repository of the hub.
+
+    repo_id: "org/name"; revision: branch, tag or commit, None for "main"; endpoint: None for HF_ENDPOINT, else the
+    public hub. The whole exchange, name look-up and redirects included, ends within `total_seconds` of wall-clock time.
+
+    Raises HubError: malformed name, not found, gated or private, redirected elsewhere, too slow, too large, not JSON.
+    *Known limitations*: proxies of the environment are not used; where there is no direct way out, paste the config.
+    """
+    if not REPO_ID.fullmatch(repo_id):
+        todo = "write for example openai-community/gpt2"
+        raise HubError("repository name is malformed", given=quote_given(repo_id), allowed="<org/name>", todo=todo)
+    if revision is not None and not REVISION.fullmatch(revision):
+        raise HubError("revision is malformed", given=quote_given(revision), allowed="a branch, tag or commit")
+    base = _read_endpoint(endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
+    url = urlsplit(f"{base.geturl()}/{repo_id}/resolve/{quote(revision or 'main', safe='')}/config.json")
+    data = _Exchange(repo_id, url, connect_seconds).finish(total_seconds)
+    try:
+        read_config(data)
+    except ConfigError as error:
+        what = f"config.json of {repo_id} is refused: {error.what}"
+        raise HubError(what, given=error.given, allowed=error.allowed, todo=_PASTE) from None
+    return data
+
+
+def _read_endpoint(text: str) -> SplitResult:
+    with suppress(ValueError):  # a port that is none, brackets that do not match
+        url = urlsplit(text.rstrip("/"))
+        if re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./-]*)?", text, re.ASCII) and url.hostname and url.port != 0:
+            return url
+    allowed, todo = "http(s)://host[:port][/path]", "set HF_ENDPOINT to such an address, or unset it"
+    raise HubError("hub endpoint is malformed", given=quote_given(text), allowed=allowed, todo=todo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What came back: a body, or where to look instead."""
+
+    body: bytes | None = None
+    location: str | None = None
+
+
+class _Exchange:
+    """One fetch in a thread of its own, because only giving up on it bounds the name look-up and a dripping server."""
+
+    def __init__(self, repo_id: str, url: SplitResult, connect_seconds: float):
+        self._repo_id, self._url, self._connect_seconds = repo_id, url, connect_seconds
+        self._socket: socket.socket | None = None
+        self._outcome: bytes | HubError = _unreadable(repo_id, "for a reason unknown")
+        self._given_up = threading.Event()
+
+    def finish(self, total_seconds: float) -> bytes:
+        """The body. Raises HubError where the exchange failed, or is not over after `total_seconds`."""
+        thread = threading.Thread(target=self._run, name="sizer-hub", daemon=True)
+        thread.start()
+        thread.join(total_seconds)
+        if thread.is_alive():
+            self._give_up()
+            raise _too_slow(self._repo_id, f"no full answer within {total_seconds:g} s")
+        if isinstance(self._outcome, HubError):
+            raise self._outcome
+        return self._outcome
+
+    def _give_up(self) -> None:
+        self._given_up.set()
+        with suppress(AttributeError, OSError):  # not connected yet, or over in this very moment
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _check_given_up(self) -> None:
+        """Ends the thread (nobody reads its outcome any more) where `_give_up` found no socket to shut down."""
+        if self._given_up.is_set():
+            raise TimeoutError
+
+    def _run(self) -> None:
+        try:
+            self._outcome = self._follow()
+        except HubError as error:
+            self._outcome = error
+        except TimeoutError:
+            self._outcome = _too_slow(self._repo_id, f"silence for {self._connect_seconds:g} s")
+        except ssl.SSLCertVerificationError:
+            todo = "install the system's CA certificates, or set SSL_CERT_FILE"
+            self._outcome = HubError("the hub's certificate could not be verified", todo=todo)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._outcome = _unreadable(self._repo_id, type(error).__name__)
+
+    def _follow(self) -> bytes:
+        url = self._url
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = self._get(url)
+            if answer.body is not None:
+                return answer.body
+            url = self._redirect(url, answer.location or "")
+        raise HubError(
+            "the hub redirects in circles", given=self._repo_id, allowed=f"{MAX_REDIRECTS} times", todo=_PASTE
+        )
+
+    def _get(self, url: SplitResult) -> _Answer:
+        with closing(_connect(url, self._connect_seconds)) as connection:
+            connection.connect()
+            self._socket = connection.sock  # the connection itself lets go of it once the headers are read
+            self._check_given_up()
+            connection.request("GET", url.path + (f"?{url.query}" if url.query else ""), headers=_HEADERS)
+            with connection.getresponse() as response:
+                if response.status in (301, 302, 303, 307, 308):
+                    return _Answer(location=response.headers.get("Location", ""))
+                if response.status != 200:
+                    raise _status_error(self._repo_id, response)
+                return _Answer(body=self._read(response))
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise HubError("the hub sent a packed answer", given=self._repo_id, allowed="plain JSON", todo=_PASTE)
+        chunks, size = [], 0
+        while chunk := response.read1(_CHUNK_BYTES):
+            self._check_given_up()
+            size += len(chunk)
+            if size > MAX_CONFIG_BYTES:
+                allowed = f"at most {MAX_CONFIG_BYTES:,} bytes"
+                raise HubError(f"config.json of {self._repo_id} is too large", allowed=allowed, todo=_PASTE)
+            chunks.append(chunk)
+        declared = response.headers.get("Content-Length", str(size))
+        if declared != str(size):
+            given, allowed = f"{size:,} bytes", f"the {quote_given(declared)} that were announced"
+            raise HubError("the hub's answer broke off", given=given, allowed=allowed, todo="try again")
+        return b"".join(chunks)
+
+    def _redirect(self, here: SplitResult, location: str) -> SplitResult:
+        there = urlsplit(urljoin(here.geturl(), location))
+        same_origin = _origin(there) == _origin(self._url)
+        domains = REDIRECT_DOMAINS.get(self._url.hostname or "", ())
+        known = there.scheme == "https" and there.port in (None, 443) and (there.hostname or "").endswith(domains)
+        if there.scheme != self._url.scheme or "@" in there.netloc or not (same_origin or known):
+            allowed = f"addresses on {self._url.scheme}://{self._url.netloc}"
+            given = quote_given(f"{there.scheme}://{there.netloc}")
+            raise HubError("the hub redirects off its own host", given=given, allowed=allowed, todo=_PASTE)
+        return there
+
+
+def _origin(url: SplitResult) -> tuple[str, str | None, int]:
+    return url.scheme, url.hostname, url.port or {"http": 80, "https": 443}.get(url.scheme, 0)
+
+
+def _connect(url: SplitResult, seconds: float) -> http.client.HTTPConnection:
+    if url.scheme == "https":
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(url.hostname, url.port, timeout=seconds, context=context)
+    return http.client.HTTPConnection(url.hostname, url.port, timeout=seconds)
+
+
+def _status_error(repo_id: str, response: http.client.HTTPResponse) -> HubError:
+    """The status of an answer in words; X-Error-Code is the hub's own, finer word for it."""
+    code, status = response.headers.get("X-Error-Code", ""), response.status
+    if status in (401, 403):  # to anonymous readers the hub answers 401 for a repository that does not exist, too
+        what = "gated" if code == "GatedRepo" else "gated or private, or does not exist"
+        return HubError(f"{repo_id} is {what}", todo=f"check the name, or {_PASTE}")
+    if status == 404:
+        what = {
+            "RevisionNotFound": "does not have this revision",
+            "EntryNotFound": "has no config.json",
+        }.get(code, "was not found, or has no config.json")
+        return HubError(f"{repo_id} {what}", todo="check the name (its case too) and the revision")
+    if status == 429:
+        return HubError("the hub asks for fewer requests", given=repo_id, todo=f"wait a minute, or {_PASTE}")
+    return HubError(f"the hub answered with status {status}", given=repo_id, todo=f"try again later, or {_PASTE}")
+
+
+def _unreadable(repo_id: str, why: str) -> HubError:
+    return HubError(f"the hub could not be read ({why})", given=repo_id, todo=f"check the network, or {_PASTE}")
+
+
+def _too_slow(repo_id: str, given: str) -> HubError:
+    return HubError(f"the hub is too slow for {repo_id}", given=given, todo=f"try again, or {_PASTE}")

@@ -1,0 +1,152 @@
+"""What transformers' config classes take: the class of a model type, its keys, its parts, its annotations and defaults.
+
+Read off the classes themselves, so that it holds for every model type of the installed version. transformers is imported
+when a function is called; classes are made from their defaults, never from a stranger's values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType
+
+from sizer.architecture.domain import annotation_words
+from sizer.errors import ConfigError, quote, suggest
+
+REFUSED_TYPES = {"rwkv": "it compiles code of its own when it is built"}
+
+# Functions of a config class that read further keys out of what they are given ("kwargs.pop(...)").
+_READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict", "from_dict")
+# What backbone_utils.consolidate_backbone_kwargs_to_config (transformers 5.23) reads for every class with a backbone.
+BACKBONE_KEYS = frozenset({"backbone", "backbone_kwargs", "use_timm_backbone"})
+# config.name, self.config.name, getattr(config, "name", ...)
+_TAKEN = re.compile(r"""config(?:\.|,\s*["'])([A-Za-z]\w*)""")
+
+
+def class_of_type(model_type: object, where: str = "model_type") -> type:
+    """transformers' config class for a model_type. Raises ConfigError where it has none, or it is refused."""
+    from transformers import CONFIG_MAPPING, __version__
+
+    if not isinstance(model_type, str):
+        given = "nothing" if model_type is None else quote(model_type)
+        raise ConfigError(f"config has no {where}", given=given, allowed="a model type of transformers, such as llama")
+    refuse_type(model_type, where)
+    if model_type not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{where} is not known",
+            given=quote(model_type),
+            allowed=f"the model types of transformers {__version__}",
+            todo=suggest(model_type, CONFIG_MAPPING) or "a model's own code is never run: choose another model",
+        )
+    return CONFIG_MAPPING[model_type]
+
+
+def refuse_type(model_type: str, where: str) -> None:
+    """Nothing, or ConfigError where this model type is refused."""
+    if model_type in REFUSED_TYPES:
+        todo = f"{REFUSED_TYPES[model_type]}: choose another model"
+        raise ConfigError(f"{where} is refused", given=quote(model_type), todo=todo)
+
+
+def class_of_part(cls: type, part: str, model_type: str | None, where: str) -> type:
+    """The class of the config inside a config: the one that `cls` names, else by its model_type, else the usual one.
+
+    Raises ConfigError where the model type is not known, or is needed and not given.
+    """
+    declared = cls.sub_configs[part]
+    if _is_config(declared):
+        return declared
+    if model_type is None and _is_config(type(usual_part(cls, part))):
+        return type(usual_part(cls, part))
+    return class_of_type(model_type, where)
+
+
+def usual_part(cls: type, part: str) -> object:
+    """The config inside the config that `cls` makes from nothing, None where there is none."""
+    return getattr(_usual(cls), part, None)
+
+
+def reads(cls: type, words: set[str]) -> bool:
+    """Whether the code with which a config class reads its arguments holds one of these words."""
+    return not words.isdisjoint(_words_read(cls))
+
+
+@cache
+def known_keys(cls: type) -> frozenset[str]:
+    """The keys that a config class takes: its fields, their other names, its settable properties, what it reads and sets,
+    and what the code of its models reads (Qwen3-MoE's `head_dim` and DeBERTa's `conv_kernel_size` are declared nowhere).
+
+    A config of several parts also takes the keys of its text part: older files hold them flat.
+    """
+    properties = {
+        name for name, value in inspect.getmembers(cls, inspect.isdatadescriptor) if getattr(value, "fset", None)
+    }
+    keys = {"model_type", "num_labels", *field_rows(cls), *cls.attribute_map, *properties, *_words_read(cls)}
+    keys |= keys_set(_usual(cls)) | _words_of_models(cls)
+    if "backbone_config" in cls.sub_configs:
+        keys |= BACKBONE_KEYS
+    methods = {name for name in keys - properties if inspect.isroutine(inspect.getattr_static(cls, name, None))}
+    return frozenset(keys - methods)
+
+
+def keys_set(config: object) -> set[str]:
+    """What the library's own code sets on a config object, declared or not; empty for None."""
+    return set() if config is None else set(vars(config))
+
+
+@cache
+def field_rows(cls: type) -> dict[str, tuple[frozenset[str], object]]:
+    """For each field of a class, and of its text part, the words of its annotation and its default (None: it has none)."""
+    text = type(usual_part(cls, "text_config"))
+    rows = {} if "text_config" not in cls.sub_configs or not _is_config(text) else dict(field_rows(text))
+    for row in dataclasses.fields(cls):
+        default = None if row.default is dataclasses.MISSING else row.default
+        rows[row.name] = annotation_words(row.type), default
+    return rows
+
+
+@cache
+def _usual(cls: type) -> object:
+    """The config that a class makes from nothing, None where it needs something."""
+    try:
+        return cls()
+    except Exception:  # whatever it raises, there is nothing to learn from it
+        return None
+
+
+def _is_config(cls: object) -> bool:
+    from transformers import PreTrainedConfig
+
+    return isinstance(cls, type) and issubclass(cls, PreTrainedConfig)
+
+
+def _words_read(cls: type) -> Iterator[str]:
+    """Every name that stands as text in the code with which a class and its bases read their arguments."""
+    for base in cls.__mro__:
+        for reader in _READERS:
+            function = vars(base).get(reader)
+            function = inspect.unwrap(getattr(function, "__func__", function))
+            if isinstance(code := getattr(function, "__code__", None), CodeType):
+                yield from _texts(code)
+
+
+def _words_of_models(cls: type) -> set[str]:
+    """Every name that the source of the models beside a config class takes from a config."""
+    modeling = sorted(Path(inspect.getfile(cls)).parent.glob("modeling_*.py"))
+    return {name for path in modeling for name in _TAKEN.findall(path.read_text(encoding="utf-8"))}
+
+
+def _texts(constant: object) -> Iterator[str]:
+    if isinstance(constant, str) and constant.isidentifier():
+        yield constant
+    elif isinstance(constant, CodeType):
+        yield from constant.co_varnames[: constant.co_argcount + constant.co_kwonlyargcount]
+        for item in constant.co_consts:
+            yield from _texts(item)
+    elif isinstance(constant, (tuple, frozenset)):
+        for item in constant:
+            yield from _texts(item)
