@@ -1,0 +1,113 @@
+"""Replay of a tape through a device's allocator: what each block really takes, and what is reserved around it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Protocol
+
+from sizer.memory.cuda import CudaCache
+from sizer.memory.expandable import ExpandableCache
+from sizer.memory.gpus import Backend
+from sizer.memory.mps import MpsHeaps
+from sizer.memory.tape import Tape
+from sizer.memory.timeline import Timeline, read_timeline
+
+
+class Cache(Protocol):
+    """What every allocator here offers. Requests are of more than 0 bytes; addresses are the allocator's own."""
+
+    reserved: int
+    retries: int
+
+    def allocate(self, size: int) -> tuple[int, int] | None:
+        """(address, bytes really taken), or None where the device has no memory left."""
+
+    def release(self, address: int, size: int) -> None:
+        """Take back the block at `address` that took `size` bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
+
+    `failed_at` is the position of the first request that could not be met, None where all were; the last of
+    `reserved` is then what was still held after every free segment went back.
+    """
+
+    taken: list[int]
+    reserved: list[int]
+    retries: int
+    failed_at: int | None
+
+
+def replay(
+    tape: Tape, *, backend: Backend, capacity_bytes: int | None = None, expandable_segments: bool = False
+) -> Timeline:
+    """The memory of a tape in bytes, phase by phase, as the allocator of `backend` would count it.
+
+    `capacity_bytes` is what the allocator may reserve (the device's memory less the context); None is without bound.
+    Where the work does not fit, the timeline's `out_of_memory` says at which request: that is a value, not an error.
+    `expandable_segments` is PyTorch's option of that name, for CUDA only. A tensor of 0 bytes takes nothing. Raises
+    ValueError for an unknown backend.
+
+    Source: see sizer.memory.cuda, .expandable and .mps. The CPU's allocator keeps no cache and does not round, so there
+    reserved is allocated.
+    *Known limitations*: one stream, one process, default allocator settings.
+    """
+    return read_timeline(tape, place(tape, backend, capacity_bytes, expandable_segments))
+
+
+def place(
+    tape: Tape, backend: Backend, capacity_bytes: int | None = None, expandable_segments: bool = False
+) -> Placement:
+    """Bytes taken by every block of a tape and reserved after every event; `replay` reads the timeline from it."""
+    if expandable_segments and backend != "cuda":
+        raise ValueError(f"expandable_segments was asked for on {backend!r}; only 'cuda' has it: leave it False")
+    if backend == "cuda":
+        return _fill(tape, ExpandableCache(capacity_bytes) if expandable_segments else CudaCache(capacity_bytes))
+    if backend == "mps":
+        return _fill(tape, MpsHeaps(capacity_bytes))
+    if backend == "cpu":
+        return _fill(tape, PlainMemory(capacity_bytes))
+    raise ValueError(f"backend was {backend!r}; allowed are 'cuda', 'mps' and 'cpu'")
+
+
+class PlainMemory:
+    """The CPU's allocator: no rounding and no cache (c10/core/impl/alloc_cpu.cpp), so reserved is what is in use."""
+
+    def __init__(self, capacity: int | None = None):
+        self.capacity = capacity
+        self.reserved = 0
+        self.retries = 0
+
+    def allocate(self, size: int) -> tuple[int, int] | None:
+        """(0, size), or None past the capacity: nothing here depends on addresses."""
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            return None
+        self.reserved += size
+        return 0, size
+
+    def release(self, address: int, size: int) -> None:
+        """Take back `size` bytes."""
+        self.reserved -= size
+
+
+def _fill(tape: Tape, cache: Cache) -> Placement:
+    """Run every event of a tape through an allocator; stops at the first request that it cannot meet."""
+    sizes, allocate, release = tape.sizes, cache.allocate, cache.release
+    taken = [0] * len(sizes)
+    addresses = array("Q", bytes(8 * len(sizes)))
+    reserved: list[int] = []
+    for position, event in enumerate(tape.order):
+        if event >= 0:
+            if size := sizes[event]:
+                block = allocate(size)
+                if block is None:
+                    reserved.append(cache.reserved)
+                    return Placement(taken=taken, reserved=reserved, retries=cache.retries, failed_at=position)
+                addresses[event], taken[event] = block
+        elif size := taken[~event]:
+            release(addresses[~event], size)
+        reserved.append(cache.reserved)
+    return Placement(taken=taken, reserved=reserved, retries=cache.retries, failed_at=None)

@@ -1,0 +1,62 @@
+"""What a module holds before it runs: plain rows, filled by sizer/architecture/census.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DtypeRow:
+    """The parameters and buffers (elements) and their bytes that one dtype accounts for."""
+
+    dtype: str
+    parameters: int
+    buffers: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRow:
+    """One tensor worth naming (not registered with its module, or not on meta), its bytes, and why it is listed."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """One submodule's own elements and bytes, without its children's. The root's path is the empty text."""
+
+    path: str
+    class_name: str
+    parameters: int
+    trainable_parameters: int
+    buffers: int
+    parameter_bytes: int
+    buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """Elements and bytes of a module as it was built; a tensor that several names share is counted once.
+
+    `parameters`, `trainable_parameters` and `buffers` are elements; `*_bytes` are at the dtype the module has now.
+    `tied_parameters` groups the names that share one parameter.
+    """
+
+    name: str
+    class_name: str = field(metadata={"json": "class"})
+    parameters: int
+    trainable_parameters: int
+    buffers: int
+    parameter_bytes: int
+    buffer_bytes: int
+    by_dtype: tuple[DtypeRow, ...] = ()
+    tied_parameters: tuple[tuple[str, ...], ...] = ()
+    unregistered_tensors: tuple[TensorRow, ...] = ()
+    real_tensors: tuple[TensorRow, ...] = ()
+    modules: tuple[ModuleRow, ...] = ()

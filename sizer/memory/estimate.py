@@ -1,0 +1,102 @@
+"""One row of the answer: the memory of one dtype at one batch size, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sizer.memory.fit import Fits, fit
+from sizer.memory.gpus import Gpu
+from sizer.memory.tape import CATEGORIES, Tape
+from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, running_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes that one dtype needs at one batch size; the attributes are the keys of the public JSON.
+
+    `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes. `activations_bytes` is what the forward pass
+    leaves alive. `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is
+    what nvidia-smi would show for the process, `process_low_bytes` to `process_high_bytes` its range (see
+    sizer.memory.fit). Where `out_of_memory` is not None it says what would fail on this device; all else is for a
+    device large enough.
+    """
+
+    dtype: str
+    batch: int
+    weights_bytes: int
+    buffers_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_requested_bytes: int
+    process_bytes: int
+    process_low_bytes: int
+    process_high_bytes: int
+    peak_phase: str
+    peak_op: str
+    peak_module: str
+    at_peak: dict[str, int]
+    phases: tuple[PhaseUse, ...]
+    fits: Fits
+    curve: tuple[CurvePoint, ...] = ()
+    reserved_at_peak_bytes: int = 0
+    retries: int = 0
+    out_of_memory: OutOfMemory | None = None
+
+
+def estimate_tape(
+    tape: Tape, *, dtype: str, gpu: Gpu, mode: str = "training", expandable_segments: bool = False
+) -> Estimate:
+    """The bytes that a tape's work needs on a device, phase by phase, and whether it fits.
+
+    Tensor bytes are unrounded sums over live blocks: weights and buffers at the end of "load", gradients at the end of
+    "backward", optimizer state at the end of "optimizer", activations at the end of "forward". In inference there are
+    no gradients and no optimizer state, and activations are all that the forward pass leaves beside weights, buffers,
+    inputs and workspaces. Where a phase is not marked, the most that was ever alive of the category counts.
+    """
+    result = fit(tape, gpu, expandable_segments=expandable_segments)
+    timeline, live = result.timeline, live_by_category(tape)
+    training = mode == "training"
+    return Estimate(
+        dtype=dtype,
+        batch=tape.batch,
+        weights_bytes=_alive(tape, live, "load", "parameter"),
+        buffers_bytes=_alive(tape, live, "load", "buffer"),
+        gradients_bytes=_alive(tape, live, "backward", "gradient") if training else 0,
+        optimizer_bytes=_alive(tape, live, "optimizer", "optimizer state") if training else 0,
+        activations_bytes=_activations(tape, live, training),
+        peak_allocated_bytes=timeline.peak_allocated_bytes,
+        peak_reserved_bytes=timeline.peak_reserved_bytes,
+        peak_requested_bytes=timeline.peak_requested_bytes,
+        process_bytes=result.process_bytes,
+        process_low_bytes=result.process_low_bytes,
+        process_high_bytes=result.process_high_bytes,
+        peak_phase=timeline.peak_phase,
+        peak_op=timeline.peak_op,
+        peak_module=timeline.peak_module,
+        at_peak=timeline.at_peak,
+        phases=timeline.phases,
+        fits=result.fits,
+        curve=timeline.curve,
+        reserved_at_peak_bytes=timeline.reserved_at_peak_bytes,
+        retries=timeline.retries,
+        out_of_memory=timeline.out_of_memory,
+    )
+
+
+def _alive(tape: Tape, live: Mapping[str, Mapping[str, int]], phase: str, category: str) -> int:
+    if phase in live:
+        return live[phase][category]
+    index = CATEGORIES.index(category)
+    sizes = [size * (kind == index) for size, kind in zip(tape.sizes, tape.categories, strict=True)]
+    return max(running_bytes(tape.order, sizes))
+
+
+def _activations(tape: Tape, live: Mapping[str, Mapping[str, int]], training: bool) -> int:
+    if training or "forward" not in live:
+        return _alive(tape, live, "forward", "activation")
+    beside = ("parameter", "buffer", "input", "workspace")
+    return sum(size for category, size in live["forward"].items() if category not in beside)

@@ -1,0 +1,197 @@
+"""Does the work fit a device, and up to which batch? Answered by replays with the device's real capacity."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal
+
+from sizer.memory.allocator import place, replay
+from sizer.memory.gpus import Gpu
+from sizer.memory.tape import CATEGORIES, AffineTape, Tape
+from sizer.memory.timeline import Timeline, running_bytes
+
+Fits = bool | Literal["uncertain"]
+
+LARGEST_BATCH = 2**20
+_WORKSPACE = CATEGORIES.index("workspace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """One piece of work on one device: its memory, what the process holds in bytes as a range, and whether it fits."""
+
+    timeline: Timeline
+    process_bytes: int
+    process_low_bytes: int
+    process_high_bytes: int
+    fits: Fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxBatch:
+    """The largest batch that surely fits and the largest that may; None with the reason where not even 1 does."""
+
+    dtype: str
+    batch: int | None
+    possible_batch: int | None
+    reason: str
+
+
+def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
+    """Whether a tape's work fits a device, and the bytes that its process would hold there.
+
+    `process_bytes` is what nvidia-smi would show: the allocator's peak reserved bytes plus the device's context. On MPS
+    it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
+
+    The range is provisional until it is measured on the devices themselves. Its low end leaves out the workspaces of
+    cuBLAS, cuDNN and other kernels that are modelled, and takes the smallest context; its high end counts the largest
+    workspace twice and the largest context. `fits` is True where the high end fits the device's memory, False where the
+    low end does not, else "uncertain"; each is a replay that may give cached memory back and try again, as the device
+    would.
+
+    The timeline is the one on this device where the work fits. Where it does not, it is that of a device large enough,
+    with `out_of_memory` saying what would fail on this one.
+    """
+    roomy = replay(tape, backend=gpu.backend, expandable_segments=expandable_segments)
+    bare, workspace = _without_workspace(tape), _workspace_bytes(tape)
+    low_reserved = roomy.peak_reserved_bytes
+    if bare is not tape:
+        low_reserved = min(low_reserved, max(place(bare, gpu.backend, None, expandable_segments).reserved, default=0))
+    timeline = _timeline_on(tape, gpu, roomy, expandable_segments)
+    easily = roomy.peak_reserved_bytes + workspace + gpu.context_high_bytes <= gpu.total_bytes
+    return Fit(
+        timeline=timeline,
+        process_bytes=timeline.peak_reserved_bytes + gpu.context_bytes,
+        process_low_bytes=min(timeline.peak_reserved_bytes, low_reserved) + gpu.context_low_bytes,
+        process_high_bytes=timeline.peak_reserved_bytes + workspace + gpu.context_high_bytes,
+        fits=True if easily else fits_in(tape, gpu, expandable_segments=expandable_segments),
+    )
+
+
+def fits_in(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fits:
+    """True, False or "uncertain" as in `fit`, which says what they mean, without the timeline."""
+    if _surely(tape, gpu, expandable_segments):
+        return True
+    return "uncertain" if _possibly(tape, gpu, expandable_segments) else False
+
+
+def largest_batch(
+    tape: AffineTape,
+    gpu: Gpu,
+    *,
+    dtype: str,
+    known: Mapping[int, Fits] | None = None,
+    expandable_segments: bool = False,
+) -> MaxBatch:
+    """The largest batch whose work surely fits, and the largest that may, up to 2**20.
+
+    `known` holds verdicts that were already found; the search starts from them and takes some ten replays. It assumes
+    that what fits at one batch fits at every smaller one, which fragmentation can break by an item or two.
+    Raises NotAffineError where the tape has no batch that the search comes upon.
+    """
+    known = known or {}
+    sure = _search(
+        lambda batch: _surely(tape.at(batch), gpu, expandable_segments),
+        _batch_bound(tape, gpu.total_bytes - gpu.context_high_bytes, with_workspace=True),
+        {batch: fits is True for batch, fits in known.items()},
+    )
+    possible = _search(
+        lambda batch: _possibly(tape.at(batch), gpu, expandable_segments),
+        _batch_bound(tape, gpu.total_bytes - gpu.context_low_bytes, with_workspace=False),
+        {batch: fits is not False for batch, fits in known.items()} | {sure: True},
+    )
+    return MaxBatch(
+        dtype=dtype, batch=sure or None, possible_batch=possible or None, reason=_reason(sure, possible, gpu)
+    )
+
+
+def largest_traced_batch(verdicts: Mapping[int, Fits], *, dtype: str) -> MaxBatch:
+    """The largest batch that fits among those traced one by one, for work that is not affine in the batch."""
+    sure = max((batch for batch, fits in verdicts.items() if fits is True), default=None)
+    possible = max((batch for batch, fits in verdicts.items() if fits is not False), default=None)
+    tried = ", ".join(str(batch) for batch in sorted(verdicts))
+    return MaxBatch(
+        dtype=dtype,
+        batch=sure,
+        possible_batch=possible,
+        reason=f"only the batches that were traced one by one were tried: {tried or 'none'}",
+    )
+
+
+def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: bool) -> Timeline:
+    capacity = gpu.total_bytes - gpu.context_bytes
+    if roomy.peak_reserved_bytes <= capacity:
+        return roomy
+    tight = replay(tape, backend=gpu.backend, capacity_bytes=capacity, expandable_segments=expandable_segments)
+    return tight if tight.out_of_memory is None else replace(roomy, out_of_memory=tight.out_of_memory)
+
+
+def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
+    """Whether the work runs with the largest context and the largest workspace once more beside it."""
+    capacity = gpu.total_bytes - gpu.context_high_bytes - _workspace_bytes(tape)
+    return capacity > 0 and place(tape, gpu.backend, capacity, expandable_segments).failed_at is None
+
+
+def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
+    """Whether the work runs without workspaces beside the smallest context."""
+    capacity = gpu.total_bytes - gpu.context_low_bytes
+    return place(_without_workspace(tape), gpu.backend, capacity, expandable_segments).failed_at is None
+
+
+def _search(holds: Callable[[int], bool], bound: int, known: Mapping[int, bool]) -> int:
+    """The largest batch up to `bound` for which `holds`, 0 where none does.
+
+    Tries the bound, then ever larger steps below it, since memory is nearly all tensors and the answer near; then
+    bisects what is left.
+    """
+    high = min((batch for batch, held in known.items() if not held), default=bound + 1)
+    high = min(high, bound + 1)
+    low = max((batch for batch, held in known.items() if held and batch < high), default=0)
+    step, closing = 0, False
+    while high - low > 1:
+        middle = (low + high) // 2
+        guess = middle if closing else max(high - max(step, 1), middle)
+        if holds(guess):
+            low, closing = guess, True
+        else:
+            high, step = guess, max(2 * step, guess // 256, 1)
+    return low
+
+
+def _batch_bound(tape: AffineTape, capacity: int, *, with_workspace: bool) -> int:
+    """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits."""
+    counted = [with_workspace or category != _WORKSPACE for category in tape.categories]
+    constants = running_bytes(tape.order, [a * keep for a, keep in zip(tape.constant, counted, strict=True)])
+    slopes = running_bytes(tape.order, [b * keep for b, keep in zip(tape.per_item, counted, strict=True)])
+    bound = LARGEST_BATCH
+    for constant, slope in zip(constants, slopes, strict=True):
+        if constant + slope * bound > capacity:
+            bound = (capacity - constant) // slope if slope > 0 else 0
+    return max(bound, 0)
+
+
+def _reason(sure: int, possible: int, gpu: Gpu) -> str:
+    if not possible:
+        return f"not even a batch of 1 fits the {gpu.name}"
+    if not sure:
+        return f"a batch of 1 may or may not fit the {gpu.name}"
+    if sure == LARGEST_BATCH:
+        return f"searched up to {LARGEST_BATCH}"
+    return ""
+
+
+def _workspace_bytes(tape: Tape) -> int:
+    """The most bytes of workspace alive at any time."""
+    kept = [size * (category == _WORKSPACE) for size, category in zip(tape.sizes, tape.categories, strict=True)]
+    return max(accumulate((kept[event] if event >= 0 else -kept[~event] for event in tape.order), initial=0))
+
+
+def _without_workspace(tape: Tape) -> Tape:
+    """The tape with workspaces of 0 bytes, which take nothing; the tape itself where it has none."""
+    if _WORKSPACE not in tape.categories:
+        return tape
+    sizes = [size * (category != _WORKSPACE) for size, category in zip(tape.sizes, tape.categories, strict=True)]
+    return replace(tape, sizes=array("q", sizes))

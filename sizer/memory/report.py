@@ -1,0 +1,176 @@
+"""The whole answer as plain data: what the pages show, the command line prints and the child process sends back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from sizer.memory.census import Census, ModuleRow
+from sizer.memory.codec import DecodeError, decode, encode, json_names
+from sizer.memory.estimate import Estimate, estimate_tape
+from sizer.memory.fit import Fits, MaxBatch, largest_batch, largest_traced_batch
+from sizer.memory.gpus import Gpu
+from sizer.memory.table import write_csv
+from sizer.memory.tape import CATEGORIES, PHASES, AffineTape, NotAffineError, Tape
+
+SCHEMA = 1
+Model = Census
+Scalar = bool | int | float | str | None
+Tapes = AffineTape | Mapping[int, Tape]
+
+_PHASE_NUMBERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
+_NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The answer to one query. Attributes are the keys of the public JSON; `model.class_name` is its "model.class".
+
+    `failures` says per dtype why its step could not be traced. `request` echoes the query's values as understood.
+    `notes` are facts about this answer, `assumptions` what was chosen (kernels, backends), `uncounted` what is
+    missing.
+    """
+
+    schema: int = SCHEMA
+    query: str
+    versions: dict[str, str]
+    request: dict[str, Scalar | tuple[Scalar, ...]]
+    model: Census
+    gpu: Gpu
+    estimates: tuple[Estimate, ...]
+    max_batch: tuple[MaxBatch, ...]
+    failures: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+
+    def find(self, dtype: str, batch: int) -> Estimate | None:
+        """The estimate of a dtype at a batch size, None where there is none."""
+        return next((row for row in self.estimates if (row.dtype, row.batch) == (dtype, batch)), None)
+
+    def to_dict(self) -> dict:
+        """The public JSON as dicts, lists and scalars; byte counts are integers."""
+        return encode(self)
+
+    def to_json(self) -> str:
+        """The public JSON as one line of text."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+    def to_csv(self) -> str:
+        """The estimates as CSV, one row per dtype and batch; headers are the JSON's names, nested ones with dots."""
+        plain = [spec.name for spec in fields(Estimate) if spec.name not in _NOT_IN_CSV]
+        categories = [f"at_peak.{category}" for category in CATEGORIES]
+        phases = [f"phases.{phase}.{number}" for phase in PHASES for number in _PHASE_NUMBERS]
+        return write_csv([*plain, *categories, *phases], map(_flatten, self.estimates))
+
+    def modules_csv(self) -> str:
+        """The model's modules as CSV, one row each with its own elements and bytes; headers are the JSON's names."""
+        return write_csv(json_names(ModuleRow), map(encode, self.model.modules))
+
+    @classmethod
+    def from_dict(cls, data: object) -> Report:
+        """The report that `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        report = decode(cls, data)
+        if report.schema != SCHEMA:
+            raise DecodeError(f"report.schema was {report.schema}; allowed is {SCHEMA}: read it with another version")
+        return report
+
+
+def build_report(
+    *,
+    query: str,
+    versions: Mapping[str, str],
+    census: Census,
+    tapes: Mapping[str, Tapes],
+    batches: Iterable[int],
+    gpu: Gpu,
+    mode: str,
+    request: Mapping[str, object] | None = None,
+    failures: Mapping[str, str] | None = None,
+    notes: Iterable[str] = (),
+    assumptions: Iterable[str] = (),
+    uncounted: Iterable[str] = (),
+    expandable_segments: bool = False,
+) -> Report:
+    """The report (bytes) of every dtype and batch, from what was counted and traced.
+
+    `tapes` holds per dtype one tape for all batches, or a tape per batch where the model is not affine in it; the
+    batches of such a dict that were not asked for are left out. What the tracer assumed (`stand_ins`) is added to
+    `uncounted`.
+    """
+    batches, estimates, max_batch, all_notes, stand_ins = tuple(batches), [], [], list(notes), []
+    done: dict[int, _Answer] = {}  # dtypes may share a tape: float16 often has bfloat16's
+    for dtype, work in tapes.items():
+        if id(work) not in done:
+            done[id(work)] = _answer(work, batches, gpu, mode, expandable_segments)
+        answer = done[id(work)]
+        estimates.extend(replace(row, dtype=dtype) for row in answer.estimates)
+        max_batch.append(replace(answer.max_batch, dtype=dtype))
+        all_notes.extend(f"{dtype}, {note}" for note in answer.notes)
+        stand_ins.extend(answer.stand_ins)
+    return Report(
+        query=query,
+        versions=dict(versions),
+        request={
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in {"mode": mode, **(request or {})}.items()
+        },
+        model=census,
+        gpu=gpu,
+        estimates=tuple(estimates),
+        max_batch=tuple(max_batch),
+        failures=dict(failures or {}),
+        notes=tuple(dict.fromkeys(all_notes)),
+        assumptions=tuple(assumptions),
+        uncounted=tuple(dict.fromkeys([*uncounted, *stand_ins])),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What one dtype's tapes say; the dtype is filled in later."""
+
+    estimates: tuple[Estimate, ...]
+    max_batch: MaxBatch
+    notes: tuple[str, ...]
+    stand_ins: tuple[str, ...]
+
+
+def _answer(work: Tapes, batches: tuple[int, ...], gpu: Gpu, mode: str, expandable_segments: bool) -> _Answer:
+    rows, notes, stand_ins = [], [], []
+    for batch in batches:
+        try:
+            tape = work.at(batch) if isinstance(work, AffineTape) else work[batch]
+        except ValueError as error:
+            notes.append(f"batch {batch}: {error}")
+        except KeyError:
+            notes.append(f"batch {batch}: not traced")
+        else:
+            rows.append(estimate_tape(tape, dtype="", gpu=gpu, mode=mode, expandable_segments=expandable_segments))
+            stand_ins.extend(tape.stand_ins)
+    verdicts = {row.batch: row.fits for row in rows}
+    return _Answer(
+        estimates=tuple(rows),
+        max_batch=_max_batch(work, gpu, verdicts, expandable_segments),
+        notes=tuple(notes),
+        stand_ins=tuple(stand_ins),
+    )
+
+
+def _max_batch(work: Tapes, gpu: Gpu, verdicts: Mapping[int, Fits], expandable_segments: bool) -> MaxBatch:
+    if not isinstance(work, AffineTape):
+        return largest_traced_batch(verdicts, dtype="")
+    try:
+        return largest_batch(work, gpu, dtype="", known=verdicts, expandable_segments=expandable_segments)
+    except NotAffineError as error:
+        return MaxBatch(dtype="", batch=None, possible_batch=None, reason=str(error))
+
+
+def _flatten(row: Estimate) -> dict[str, object]:
+    """One estimate as CSV header -> value."""
+    cells = {spec.name: getattr(row, spec.name) for spec in fields(Estimate)}
+    cells |= {f"at_peak.{category}": size for category, size in row.at_peak.items()}
+    for use in row.phases:
+        cells |= {f"phases.{use.phase}.{number}": getattr(use, number) for number in _PHASE_NUMBERS}
+    return cells

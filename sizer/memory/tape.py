@@ -1,0 +1,228 @@
+"""Tapes: every allocation and release of one traced piece of work, and their affine form over the batch size."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CATEGORIES = ("parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "input", "workspace")
+PHASES = ("load", "forward", "backward", "optimizer", "step2")
+LIMIT_BYTES = 2**62
+
+
+class NotAffineError(ValueError):
+    """Two tapes of the same work do not differ by `a + b*batch` alone: trace each batch by itself instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tape:
+    """The allocations and releases (bytes as requested, not rounded) of one traced piece of work at one batch size.
+
+    order: array('q') in time order; i >= 0 allocates block i, a negative value ~i (that is -i-1) releases block i.
+        Every block is allocated exactly once and released at most once, later.
+    sizes: array('q'), bytes requested by block i.
+    categories: index into CATEGORIES per block.
+    ops, modules: array('l'), index into op_names ("aten.convolution.default", "Module.to") and module_names
+        (dotted path, "" for the root) per block.
+    marks: (position in `order` where the phase ends, phase name), ascending; the phases are slices of `order`.
+    stand_ins: what was assumed where a value was unknown; every report lists them as uncounted.
+    A kernel's inner workspace is an ordinary block of category "workspace" around its op.
+    """
+
+    batch: int
+    order: array[int]
+    sizes: array[int]
+    categories: bytes
+    ops: array[int]
+    modules: array[int]
+    op_names: tuple[str, ...]
+    module_names: tuple[str, ...]
+    marks: tuple[tuple[int, str], ...]
+    stand_ins: tuple[str, ...] = ()
+
+    def describe(self, block: int) -> str:
+        """The op and module that allocated a block, as text for messages."""
+        return _where(self, block)
+
+    def validate(self) -> Tape:
+        """This tape itself, after checking every promise of the class docstring.
+
+        Raises ValueError with the first promise that is broken; the tracer's tests call it.
+        """
+        count = len(self.sizes)
+        columns = {"categories": len(self.categories), "ops": len(self.ops), "modules": len(self.modules)}
+        for name, length in columns.items():
+            if length != count:
+                raise ValueError(f"tape column {name} has {length} rows and sizes has {count}: give one per block")
+        _check_range("sizes", self.sizes, None)
+        _check_range("categories", self.categories, len(CATEGORIES))
+        _check_range("ops", self.ops, len(self.op_names))
+        _check_range("modules", self.modules, len(self.module_names))
+        _check_order(self)
+        _check_marks(self)
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffineTape:
+    """A tape whose sizes are `constant[i] + per_item[i] * batch` bytes; the other columns are those of Tape."""
+
+    fitted_at: tuple[int, int]
+    order: array[int]
+    constant: array[int]
+    per_item: array[int]
+    categories: bytes
+    ops: array[int]
+    modules: array[int]
+    op_names: tuple[str, ...]
+    module_names: tuple[str, ...]
+    marks: tuple[tuple[int, str], ...]
+    stand_ins: tuple[str, ...] = ()
+
+    def at(self, batch: int) -> Tape:
+        """The tape (bytes per block) of the same work at another batch size.
+
+        Raises NotAffineError where a size would be negative, ValueError where the batch is not positive or so large
+        that the bytes of all blocks together reach 2**62.
+        """
+        if batch < 1:
+            raise ValueError(f"batch was {batch}; it must be at least 1: give a positive integer")
+        sizes = [a + b * batch for a, b in zip(self.constant, self.per_item, strict=True)]
+        if sum(sizes) >= LIMIT_BYTES:
+            raise ValueError(f"batch was {batch}; its blocks would take {sum(sizes):.1e} bytes: give a smaller batch")
+        if sizes and min(sizes) < 0:
+            block = sizes.index(min(sizes))
+            raise NotAffineError(
+                f"{_where(self, block)} would need {sizes[block]} bytes at batch {batch} "
+                f"({self.constant[block]} + {self.per_item[block]}*batch); sizes are 0 bytes or more: "
+                f"trace batch {batch} by itself"
+            )
+        return Tape(
+            batch=batch,
+            order=self.order,
+            sizes=array("q", sizes),
+            categories=self.categories,
+            ops=self.ops,
+            modules=self.modules,
+            op_names=self.op_names,
+            module_names=self.module_names,
+            marks=self.marks,
+            stand_ins=self.stand_ins,
+        )
+
+    def check(self, third: Tape) -> None:
+        """None where a third trace is predicted to the byte; raises NotAffineError naming the first op that differs."""
+        expected = self.at(third.batch)
+        _check_same_work(expected, third)
+        if expected.sizes == third.sizes:
+            return
+        block = next(i for i, size in enumerate(expected.sizes) if size != third.sizes[i])
+        raise NotAffineError(
+            f"{_where(third, block)} took {third.sizes[block]} bytes at batch {third.batch}; from batches "
+            f"{self.fitted_at[0]} and {self.fitted_at[1]} it should take {expected.sizes[block]}: "
+            "trace each batch by itself"
+        )
+
+
+def fit_affine(first: Tape, second: Tape) -> AffineTape:
+    """The affine tape through two traces of the same work at two batch sizes.
+
+    Raises NotAffineError where order, categories, ops, modules or phases differ, or a size does not grow by whole bytes
+    per item; the message names the first op that differs. Raises ValueError where both tapes have the same batch.
+    Two traces always define a line: check a third with AffineTape.check.
+    """
+    if first.batch == second.batch:
+        raise ValueError(f"both tapes are of batch {first.batch}; two different batches are needed: trace another one")
+    _check_same_work(first, second)
+    step = second.batch - first.batch
+    slopes = [(after - before) // step for before, after in zip(first.sizes, second.sizes, strict=True)]
+    constants = [size - slope * first.batch for size, slope in zip(first.sizes, slopes, strict=True)]
+    for block, (constant, slope) in enumerate(zip(constants, slopes, strict=True)):
+        if constant + slope * second.batch != second.sizes[block]:
+            raise NotAffineError(
+                f"{_where(first, block)} took {first.sizes[block]} bytes at batch {first.batch} and "
+                f"{second.sizes[block]} at batch {second.batch}, which is not a whole "
+                "number of bytes per item: trace each batch by itself"
+            )
+    return AffineTape(
+        fitted_at=(first.batch, second.batch),
+        order=first.order,
+        constant=array("q", constants),
+        per_item=array("q", slopes),
+        categories=first.categories,
+        ops=first.ops,
+        modules=first.modules,
+        op_names=first.op_names,
+        module_names=first.module_names,
+        marks=first.marks,
+        stand_ins=tuple(dict.fromkeys(first.stand_ins + second.stand_ins)),
+    )
+
+
+def _check_same_work(one: Tape, other: Tape) -> None:
+    """Raise NotAffineError naming the first event at which two tapes are not the same work."""
+    if one.op_names == other.op_names and one.module_names == other.module_names:
+        same_columns = one.ops == other.ops and one.modules == other.modules and one.categories == other.categories
+        if same_columns and one.order == other.order and one.marks == other.marks:
+            return
+    for position, (event, counterpart) in enumerate(zip(one.order, other.order, strict=False)):
+        if event != counterpart or (event >= 0 and _row(one, event) != _row(other, event)):
+            raise _different_work(one, other, position, _event_text(one, event), _event_text(other, counterpart))
+    shorter = min(len(one.order), len(other.order))
+    if len(one.order) != len(other.order):
+        texts = [_event_text(t, t.order[shorter]) if len(t.order) > shorter else "the end" for t in (one, other)]
+        raise _different_work(one, other, shorter, texts[0], texts[1])
+    if one.marks != other.marks:
+        raise _different_work(one, other, shorter, f"phases {one.marks}", f"phases {other.marks}")
+
+
+def _different_work(one: Tape, other: Tape, position: int, text: str, other_text: str) -> NotAffineError:
+    return NotAffineError(
+        f"event {position} is {text} at batch {one.batch} and {other_text} at batch {other.batch}; the order must "
+        "be the same at every batch: trace each batch by itself"
+    )
+
+
+def _event_text(tape: Tape, event: int) -> str:
+    return f"an allocation by {_where(tape, event)}" if event >= 0 else f"the release of {_where(tape, ~event)}"
+
+
+def _row(tape: Tape, block: int) -> tuple[str, str, int]:
+    return tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]], tape.categories[block]
+
+
+def _where(tape: Tape | AffineTape, block: int) -> str:
+    module = tape.module_names[tape.modules[block]]
+    return f"{tape.op_names[tape.ops[block]]} in {module or 'the root module'} (block {block})"
+
+
+def _check_range(name: str, column: Sequence[int], stop: int | None) -> None:
+    if len(column) and (min(column) < 0 or (stop is not None and max(column) >= stop)):
+        allowed = "0 or more" if stop is None else f"0 to {stop - 1}"
+        raise ValueError(f"tape column {name} holds {min(column)} to {max(column)}; allowed are {allowed}")
+
+
+def _check_order(tape: Tape) -> None:
+    state = bytearray(len(tape.sizes))
+    for position, event in enumerate(tape.order):
+        block, before = (event, 0) if event >= 0 else (~event, 1)
+        if block >= len(state):
+            raise ValueError(f"event {position} names block {block}; the tape has {len(state)}: give each block a size")
+        if state[block] != before:
+            verb = "allocated twice" if before == 0 else "released while not alive"
+            raise ValueError(f"event {position}: block {block} is {verb}; one allocation, then at most one release")
+        state[block] = before + 1
+    if not all(state):
+        raise ValueError(f"block {state.index(0)} is never allocated; every block has one allocation in `order`")
+
+
+def _check_marks(tape: Tape) -> None:
+    positions = [position for position, _ in tape.marks]
+    unknown = [name for _, name in tape.marks if name not in PHASES]
+    if unknown:
+        raise ValueError(f"phase {unknown[0]!r} is unknown; allowed are {', '.join(PHASES)}")
+    if len({name for _, name in tape.marks}) != len(tape.marks):
+        raise ValueError(f"marks name a phase twice: {[name for _, name in tape.marks]}; each phase ends once")
+    if positions != sorted(positions) or (positions and not 0 <= positions[0] <= positions[-1] <= len(tape.order)):
+        raise ValueError(f"marks end at {positions}; they must ascend within 0 to {len(tape.order)}")

@@ -1,0 +1,180 @@
+"""What a replay found: memory per phase, the peak and who made it, and a curve short enough to draw."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from sizer.memory.tape import CATEGORIES, Tape
+
+if TYPE_CHECKING:
+    from sizer.memory.allocator import Placement
+
+CURVE_POINTS = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseUse:
+    """Bytes allocated and reserved at a phase's end, and the most that was allocated at any time in it.
+
+    The most includes the level at the phase's start, as torch's counters do after reset_peak_memory_stats.
+    """
+
+    phase: str
+    allocated_bytes: int
+    peak_allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Allocated bytes per category (in the order of CATEGORIES) after `position` events of the tape."""
+
+    position: int
+    phase: str
+    by_category: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The request (bytes) that the device could not give, who made it, and what was in use then."""
+
+    op: str
+    module: str
+    phase: str
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Memory of one replay in bytes, as the device's own counters would show it.
+
+    `at_peak` splits `peak_allocated_bytes` by category, after rounding, and sums to it exactly. `peak_op`,
+    `peak_module` and `peak_phase` name the block whose allocation made the peak; `reserved_at_peak_bytes` is what was
+    reserved then. `retries` counts how often cached memory had to be given back (num_alloc_retries). Where
+    `out_of_memory` is not None, everything else describes the work up to the request that failed.
+    """
+
+    phases: tuple[PhaseUse, ...]
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_requested_bytes: int
+    peak_phase: str
+    peak_op: str
+    peak_module: str
+    at_peak: dict[str, int]
+    curve: tuple[CurvePoint, ...]
+    reserved_at_peak_bytes: int = 0
+    retries: int = 0
+    out_of_memory: OutOfMemory | None = None
+
+
+def read_timeline(tape: Tape, placement: Placement) -> Timeline:
+    """The timeline (bytes) of a tape whose blocks an allocator has placed."""
+    end = len(tape.order) if placement.failed_at is None else placement.failed_at
+    order = tape.order[:end]
+    allocated = running_bytes(order, placement.taken)
+    peak = max(allocated)
+    position = allocated.index(peak)  # number of events done; the last of them made the peak
+    snapshots = _snapshots(tape, order, placement.taken, _curve_positions(tape, allocated, position))
+    curve = tuple(CurvePoint(position=at, phase=_phase(tape, at - 1), by_category=split) for at, split in snapshots)
+    block = order[position - 1] if position else None
+    split = next(point.by_category for point in curve if point.position == position)
+    return Timeline(
+        phases=_phases(tape, allocated, placement.reserved),
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=max(placement.reserved, default=0),
+        peak_requested_bytes=max(running_bytes(order, tape.sizes)),
+        peak_phase=_phase(tape, position - 1),
+        peak_op="" if block is None else tape.op_names[tape.ops[block]],
+        peak_module="" if block is None else tape.module_names[tape.modules[block]],
+        at_peak=dict(zip(CATEGORIES, split, strict=True)),
+        curve=curve,
+        reserved_at_peak_bytes=placement.reserved[position - 1] if position else 0,
+        retries=placement.retries,
+        out_of_memory=None if placement.failed_at is None else _out_of_memory(tape, placement, allocated[-1]),
+    )
+
+
+def running_bytes(order: Iterable[int], sizes: list[int] | array[int]) -> list[int]:
+    """Bytes alive before the first event and after each one, where block i counts `sizes[i]` bytes."""
+    return list(accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in order], initial=0))
+
+
+def live_by_category(tape: Tape) -> dict[str, dict[str, int]]:
+    """Tensor bytes (as requested, not rounded) alive at each phase's end: phase -> category -> bytes."""
+    ends = sorted({end for end, _ in tape.marks})
+    by_end = dict(_snapshots(tape, tape.order, tape.sizes, ends))
+    return {phase: dict(zip(CATEGORIES, by_end[end], strict=True)) for end, phase in tape.marks}
+
+
+def _phases(tape: Tape, allocated: list[int], reserved: list[int]) -> tuple[PhaseUse, ...]:
+    """One row per phase that was begun; a phase cut short by a lack of memory ends where the work did."""
+    rows, begin, last = [], 0, len(allocated) - 1
+    for mark, phase in tape.marks:
+        end = min(mark, last)
+        rows.append(
+            PhaseUse(
+                phase=phase,
+                allocated_bytes=allocated[end],
+                peak_allocated_bytes=max(allocated[begin : end + 1]),
+                reserved_bytes=reserved[end - 1] if end else 0,
+            )
+        )
+        if mark > last:
+            break
+        begin = end
+    return tuple(rows)
+
+
+def _curve_positions(tape: Tape, allocated: list[int], peak: int) -> list[int]:
+    """At most CURVE_POINTS positions, ascending: start, phase ends, the peak, and the highest point of equal slices."""
+    last = len(allocated) - 1
+    chosen = {0, peak, last} | {min(mark, last) for mark, _ in tape.marks}
+    slices = CURVE_POINTS - len(chosen)
+    width = max(1, -(-len(allocated) // slices))
+    for begin in range(0, len(allocated), width):
+        part = allocated[begin : begin + width]
+        chosen.add(begin + part.index(max(part)))
+    return sorted(chosen)
+
+
+def _snapshots(
+    tape: Tape, order: array[int], sizes: list[int] | array[int], positions: list[int]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """(position, live bytes per category after so many events), for ascending positions, in one pass."""
+    live, categories, done, result = [0] * len(CATEGORIES), tape.categories, 0, []
+    for position in positions:
+        for event in order[done:position]:
+            if event >= 0:
+                live[categories[event]] += sizes[event]
+            else:
+                live[categories[~event]] -= sizes[~event]
+        done = position
+        result.append((position, tuple(live)))
+    return result
+
+
+def _phase(tape: Tape, event: int) -> str:
+    """The phase in which the event at this index happens; what follows the last mark belongs to the last phase."""
+    for end, phase in tape.marks:
+        if event < end:
+            return phase
+    return tape.marks[-1][1] if tape.marks else ""
+
+
+def _out_of_memory(tape: Tape, placement: Placement, allocated: int) -> OutOfMemory:
+    block = tape.order[placement.failed_at]
+    return OutOfMemory(
+        op=tape.op_names[tape.ops[block]],
+        module=tape.module_names[tape.modules[block]],
+        phase=_phase(tape, placement.failed_at),
+        requested_bytes=tape.sizes[block],
+        allocated_bytes=allocated,
+        reserved_bytes=placement.reserved[-1] if placement.reserved else 0,
+    )
