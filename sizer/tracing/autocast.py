@@ -175,7 +175,10 @@ class Autocast:
             "is_autocast_enabled": lambda d=None: state.enabled if d is None or mine(d) else is_enabled(d),
             "get_autocast_dtype": lambda d: state.dtype if mine(d) else get_dtype(d),
         }
+        unavailable = torch.cuda.amp.common.amp_definitely_not_available
         return [
+            # a GradScaler("cuda") is on where CUDA's rules hold
+            (torch.cuda.amp.common, "amp_definitely_not_available", lambda: self._kind != "cuda" and unavailable()),
             (original, "__init__", new_start),
             (original, "__enter__", new_enter),
             (original, "__exit__", new_leave),

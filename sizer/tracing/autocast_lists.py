@@ -6,19 +6,20 @@ A name the installed PyTorch does not have on its own list is passed over when t
 from __future__ import annotations
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
+    """The words of a text."""
     return tuple(text.split())
 
 
 # CUDA: run in the autocast dtype.
-LOWER_PRECISION = _names("""
+LOWER_PRECISION = names("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
     conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
     baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
     rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
 """)
 # CUDA: run in float32.
-FLOAT32 = _names("""
+FLOAT32 = names("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
     pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
     nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
@@ -29,21 +30,21 @@ FLOAT32 = _names("""
     _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """)
 # CUDA: float32 as the output dtype unless one is given.
-FLOAT32_SET_DTYPE = _names("""
+FLOAT32_SET_DTYPE = names("""
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList
 """)
 # CUDA: run in the widest dtype of the arguments.
-PROMOTE = _names("""
+PROMOTE = names("""
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """)
 # CPU.
-CPU_LOWER_PRECISION = _names("""
+CPU_LOWER_PRECISION = names("""
     conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding bmm mm linalg_vecdot baddbmm addmm addbmm
     linear _convolution.deprecated matmul conv_tbc mkldnn_rnn_layer conv_transpose1d conv_transpose2d.input
     conv_transpose3d.input prelu scaled_dot_product_attention _native_multi_head_attention
 """)
-CPU_FLOAT32 = _names("""
+CPU_FLOAT32 = names("""
     avg_pool3d binary_cross_entropy grid_sampler polar prod prod.dim_int quantile quantile.scalar nanquantile
     nanquantile.scalar stft.center cdist grid_sampler_2d _grid_sampler_2d_cpu_fallback grid_sampler_3d trace
     view_as_complex cholesky cholesky_inverse cholesky_solve inverse lu_solve orgqr ormqr pinverse max_pool3d
@@ -58,6 +59,6 @@ CPU_FLOAT32 = _names("""
     fractional_max_pool2d fractional_max_pool3d adaptive_max_pool3d multilabel_margin_loss_forward linalg_qr
     linalg_cholesky_ex linalg_svd linalg_eig linalg_eigh linalg_lstsq linalg_inv_ex
 """)
-CPU_PROMOTE = _names("""
+CPU_PROMOTE = names("""
     stack cat index_copy
 """)

@@ -24,8 +24,6 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "radam": ("RAdam", {}),
     "muon": ("Muon", {}),
 }
-# torch/optim/_adafactor.py and _muon.py do not default to foreach on any device.
-_LOOP_BY_DEFAULT = {"adafactor", "muon"}
 
 
 class Optimizers:
@@ -50,44 +48,40 @@ class Optimizers:
         ]
 
 
-def build_optimizers(name: str, implementation: str | None, module: nn.Module, kind: str) -> Optimizers:
-    """The optimizers for a module's trainable parameters as they would be made on a device of this kind.
-
-    Without an implementation, CUDA's default is foreach for all but Adafactor and Muon; the CPU's and MPS's is the loop.
-    """
+def build_optimizers(name: str, implementation: str | None, module: nn.Module) -> Optimizers:
+    """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     if name == "none" or not parameters:
         return Optimizers([])
     if name != "muon":
-        return Optimizers([_one(name, implementation, parameters, kind)])
+        return Optimizers([_one(name, implementation, parameters)])
     matrices, rest = [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
-    made = [_one("muon", None, matrices, kind)] if matrices else []
-    return Optimizers([*made, *([_one("adamw", implementation, rest, kind)] if rest else [])])
+    made = [_one("muon", None, matrices)] if matrices else []
+    return Optimizers([*made, *([_one("adamw", implementation, rest)] if rest else [])])
 
 
-def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], kind: str) -> torch.optim.Optimizer:
+def _one(name: str, implementation: str | None, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     class_name, options = _OPTIMIZERS[name]
-    how: dict[str, Any] = {}
-    if implementation == "fused":
-        how = {"fused": True}
-    elif name != "muon" and (implementation == "foreach" or (kind == "cuda" and name not in _LOOP_BY_DEFAULT)):
-        how = {"foreach": implementation != "loop"}
+    how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
     return getattr(torch.optim, class_name)(parameters, **options, **how)
 
 
 @contextmanager
-def fused_on_meta() -> Iterator[None]:
-    """Within the context, `fused=True` accepts meta parameters; the kernels themselves allocate nothing.
+def optimizers_on(kind: str) -> Iterator[None]:
+    """Within the context, optimizers over meta parameters take the implementation that they take on this kind of device.
 
-    The fused kernels (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place and pack their pointers into kernel arguments.
+    On CUDA most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
+    (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate nothing.
     """
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
 
-    devices: Callable[[], list[str]] = lambda: ["meta", "cuda", "mps", "cpu", "xpu"]  # noqa: E731
+    foreach: Callable[[], list[str]] = lambda: ["cuda", "meta"] if kind == "cuda" else ["cuda"]  # noqa: E731
+    fused: Callable[[], list[str]] = lambda: ["meta", "cuda", "mps", "cpu", "xpu"]  # noqa: E731
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", devices))
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", foreach))
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", fused))
         for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
             stack.enter_context(mock.patch.object(torch, kernel, nothing))
         yield

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 if TYPE_CHECKING:
     from sizer.tracing.values import KnownValues
@@ -55,8 +57,13 @@ def values_from_data(values: KnownValues) -> Iterator[None]:
 
 
 def _target(device: Any) -> torch.device:
-    """The device that a constructor would use (torch.get_default_device would itself call torch.tensor)."""
-    return torch.device(device if device is not None else torch.utils._device.CURRENT_DEVICE or "cpu")
+    """The device that a constructor would use (torch.get_default_device itself may call torch.tensor)."""
+    if device is not None:
+        return torch.device(device)
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return torch.device("cpu")
 
 
 def _without_meta(data: Any, values: KnownValues) -> Any:

@@ -54,10 +54,9 @@ def place(recorder: Recorder, example: Example, dtype: torch.dtype) -> Example:
 def train(recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: Example, work: Work) -> None:
     """Two training steps. The first shows when optimizer state appears, the peak often falls in the second."""
     module.train()
-    kind = recorder.device.kind
-    optimizers = build_optimizers(work.optimizer, work.optimizer_impl, module, kind)
+    optimizers = build_optimizers(work.optimizer, work.optimizer_impl, module)
     example = place(recorder, example, weight_dtype(work.dtype))
-    cast = autocast(kind, work.dtype)
+    cast = autocast(recorder.device.kind, work.dtype)
     scaler = torch.amp.GradScaler("meta", enabled=work.dtype == "amp-float16")
     trained = [p for p in module.parameters() if p.requires_grad]
     for step in (1, 2):

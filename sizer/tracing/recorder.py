@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +19,22 @@ from sizer.tracing import libraries, observer, stand_ins
 from sizer.tracing.device import Device
 from sizer.tracing.log import BlockLog
 from sizer.tracing.modules import ModulePaths
-from sizer.tracing.values import KnownValues, tensors_of
+from sizer.tracing.shortcuts import SHORTCUTS
+from sizer.tracing.values import KnownValues, is_small, tensors_of
 
-_LIFT = torch.ops.aten.lift_fresh.default  # what `torch.tensor(data)` calls last: its argument is new
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What to do with an operator: who answers in its place, what is added to its answer."""
+
+    name: str
+    handler: Callable[..., Any] | None  # may answer or decline
+    instead: Callable[..., Any] | None  # runs under the recorder in the operator's place
+    shortcut: Callable[[tuple], Any] | None  # may answer or decline
+    mend: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
+    keeps_workspace: bool
+    scratch: Callable[..., list[list[int]]] | None
+    lifts: bool  # what `torch.tensor(data)` calls last: its argument is new
 
 
 class Recorder(TorchDispatchMode):
@@ -40,45 +54,61 @@ class Recorder(TorchDispatchMode):
         self.notes: dict[str, None] = {}
         self.at: Any = None
         self.on_backward: Callable[[], None] | None = None
-        self._composites: dict[Any, bool] = {}
+        self._plans: dict[Any, _Plan] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
-        self._handlers = {**stand_ins.HANDLERS, **observer.HANDLERS}
-        self._scratch = device.scratch
-        self._kernels = device.kernels_by_operator
-        self._results = device.results
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
-        self._workspace_users = libraries.WORKSPACE_USERS if device.kind == "cuda" else frozenset()
         self._threads_with_workspace: set[bool] = set()
         self._sole_owner = observer.count_of_a_sole_owner()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here; the wrapper that says so costs more than the rest of an operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         self.at = func
         if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
             self.on_backward()
-        handler = self._handlers.get(func)
-        out = handler(self, func, args, kwargs) if handler is not None else NotImplemented
+        plan = self._plans.get(func) or self._plan(func)
+        out = plan.handler(self, func, args, kwargs) if plan.handler is not None else NotImplemented
         if out is NotImplemented:
-            if func in self._kernels:
-                return self._redispatch(self._kernels[func], args, kwargs)
-            if self._is_composite(func):
-                return self._redispatch(func.decompose, args, kwargs)
-            out = func(*args, **kwargs)
-            if func in self._results:
-                out = self._results[func](args, out)
+            if plan.instead is not None:
+                with self:
+                    return plan.instead(*args, **kwargs)
+            if plan.shortcut is not None and not kwargs:
+                out = plan.shortcut(args)
+            if out is NotImplemented:
+                out = func(*args, **kwargs)
+            if plan.mend is not None:
+                out = plan.mend(args, out)
             self.values.follow(func, args, kwargs, out)
         if isinstance(out, Tensor):
-            self._see(func, out, args)
+            self._see(plan, out, args)
         elif isinstance(out, (list, tuple)):
             for tensor in tensors_of(out):
-                self._see(func, tensor, args)
-        if func in self._workspace_users:
-            self._keep_workspace(func)
-        scratch = self._scratch.get(func)
-        if scratch is not None:
-            for sizes in scratch(self.device, args, kwargs, out):
-                self._hold(func, sizes)
+                self._see(plan, tensor, args)
+        if plan.keeps_workspace:
+            self._keep_workspace(plan)
+        if plan.scratch is not None:
+            for sizes in plan.scratch(self.device, args, kwargs, out):
+                self._hold(plan, sizes)
         return out
+
+    def _plan(self, func: Any) -> _Plan:
+        kernel = self.device.kernels_by_operator.get(func)
+        # A composite operator arrives undecomposed where inference mode skips autograd's keys.
+        composite = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
+        plan = self._plans[func] = _Plan(
+            name=str(func),
+            handler=observer.HANDLERS.get(func) or stand_ins.HANDLERS.get(func) or stand_ins.FOREIGN.get(str(func)),
+            instead=kernel or (func.decompose if composite else None),
+            shortcut=SHORTCUTS.get(func),
+            mend=self.device.results.get(func),
+            keeps_workspace=self.device.kind == "cuda" and func in libraries.WORKSPACE_USERS,
+            scratch=self.device.scratch.get(func),
+            lifts=func is torch.ops.aten.lift_fresh.default,
+        )
+        return plan
 
     def load(self, module: nn.Module) -> None:
         """Logs the module's parameters and buffers in the order in which `.to(device)` moves them."""
@@ -90,9 +120,9 @@ class Recorder(TorchDispatchMode):
         self.paths.name(module)
 
     def place(self, tensor: Tensor) -> Tensor:
-        """A meta tensor that stands for the CPU tensor moved to the device, logged as input; integers keep their values."""
+        """A meta tensor that stands for the CPU tensor moved to the device, logged as input; small ones keep their values."""
         out = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-        if not tensor.dtype.is_floating_point:
+        if is_small(tensor):
             self.values.remember(out, tensor.contiguous())
         self._own(out, "input", "Tensor.to", "")
         return out
@@ -117,31 +147,24 @@ class Recorder(TorchDispatchMode):
         """Whether nothing but the caller of the running operator holds this tensor's storage."""
         return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == self._sole_owner
 
-    def _is_composite(self, func: Any) -> bool:
-        """Whether the operator only calls others: it arrives here undecomposed where inference mode skips autograd's keys."""
-        known = self._composites.get(func)
-        if known is None:
-            known = self._composites[func] = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
-        return known
-
-    def _redispatch(self, function: Any, args: tuple, kwargs: dict) -> Any:
-        with self:
-            return function(*args, **kwargs)
-
     def _own(self, tensor: Tensor | None, category: str, op: str, module: str) -> None:
-        if tensor is not None and tensor.untyped_storage()._cdata not in self._live:
+        if tensor is None:
+            return
+        if (block := self.block_of(tensor)) is None:
             self._enter(tensor, op, module, category)
+        elif category == "input":
+            self.log.classify(block, category)
 
-    def _see(self, func: Any, tensor: Tensor, args: tuple) -> None:
+    def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
         if tensor.device.type not in self._device_types or tensor.untyped_storage()._cdata in self._live:
             return
         if (
             tensor.device.type == "cpu"
-            and func is not _LIFT
+            and not plan.lifts
             and any(tensor.untyped_storage()._cdata == t.untyped_storage()._cdata for t in tensors_of(args))
         ):
             return  # a view of a tensor that was there before the step
-        self._enter(tensor, _name(func), self.paths.current(), "temporary")
+        self._enter(tensor, plan.name, self.paths.current(), "temporary")
 
     def _enter(self, tensor: Tensor, op: str, module: str, category: str) -> None:
         storage = tensor.untyped_storage()
@@ -153,23 +176,19 @@ class Recorder(TorchDispatchMode):
         if self._live.pop(key, None) is not None:
             self.log.release(block)
 
-    def _keep_workspace(self, func: Any) -> None:
+    def _keep_workspace(self, plan: _Plan) -> None:
         """The first matrix product of a thread (the caller's, autograd's) allocates a cuBLAS workspace that stays."""
         thread = torch._C._current_graph_task_id() != -1
         if thread not in self._threads_with_workspace:
             self._threads_with_workspace.add(thread)
             size = libraries.cublas_workspace_bytes(self.device.capability)
-            self.log.allocate(size, _name(func), self.paths.current(), "workspace")
+            self.log.allocate(size, plan.name, self.paths.current(), "workspace")
 
-    def _hold(self, func: Any, sizes: Iterable[int]) -> None:
+    def _hold(self, plan: _Plan, sizes: Iterable[int]) -> None:
         """Logs a kernel's inner workspaces: all allocated, then all released."""
-        blocks = [self.log.allocate(s, _name(func), self.paths.current(), "workspace") for s in sizes if s]
+        blocks = [self.log.allocate(s, plan.name, self.paths.current(), "workspace") for s in sizes if s]
         for block in reversed(blocks):
             self.log.release(block)
-
-
-def _name(func: Any) -> str:
-    return str(func)
 
 
 def _children_first(module: nn.Module, path: str = "") -> Iterable[tuple[str, nn.Module]]:

@@ -141,6 +141,16 @@ def finite_check(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> An
     return None
 
 
+def non_maximum_suppression(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """torchvision's nms over boxes [N, 4]: from known values; of unknown boxes all N are taken to be kept."""
+    if not _involves_meta(args, kwargs):
+        return func(*args, **kwargs)
+    if recorder.values.all_known(tensors_of(args)):
+        return _on_meta(recorder.values.run(func, args, kwargs), recorder)
+    recorder.stand_in("non-maximum suppression of unknown boxes was taken to keep every box")
+    return torch.empty(args[0].shape[0], dtype=torch.int64, device="meta")
+
+
 HANDLERS: dict[Any, Handler] = {
     _aten._local_scalar_dense.default: scalar,
     _aten.equal.default: equal,
@@ -158,3 +168,6 @@ HANDLERS: dict[Any, Handler] = {
     _aten._to_copy.default: to_host,
     _aten._amp_foreach_non_finite_check_and_unscale_.default: finite_check,
 }
+
+# Operators of other libraries, by name: they exist only where the library has been imported.
+FOREIGN: dict[str, Handler] = {"torchvision.nms.default": non_maximum_suppression}

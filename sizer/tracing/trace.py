@@ -15,7 +15,7 @@ from sizer.errors import TraceError
 from sizer.memory.tape import Tape
 from sizer.tracing.autocast import Autocast
 from sizer.tracing.device import Device
-from sizer.tracing.optimizers import fused_on_meta
+from sizer.tracing.optimizers import optimizers_on
 from sizer.tracing.patches import values_from_data
 from sizer.tracing.recipes import RECIPES, Work, weight_dtype
 from sizer.tracing.recorder import Recorder
@@ -55,7 +55,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(device.installed())
         stack.enter_context(Autocast(device.kind).installed())
-        stack.enter_context(fused_on_meta())
+        stack.enter_context(optimizers_on(device.kind))
         stack.enter_context(values_from_data(recorder.values))
         stack.enter_context(recorder.paths)
         stack.enter_context(recorder)

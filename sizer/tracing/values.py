@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 LARGEST_INTEGERS = 2**24  # elements of an integer or boolean tensor that is still followed
-LARGEST_FLOATS = 2**12  # likewise of a floating-point tensor: schedules, scales, thresholds
+LARGEST_FLOATS = 2**20  # likewise of a floating-point tensor: schedules, thresholds, anchors and their overlaps
 
 _aten = torch.ops.aten
 _UNDEFINED = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
               _aten.new_empty_strided.default, _aten.empty_permuted.default, _aten.resize_.default}  # fmt: skip
 
 
-def _small(tensor: Tensor) -> bool:
+def is_small(tensor: Tensor) -> bool:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return tensor.numel() <= LARGEST_FLOATS
     return tensor.numel() <= LARGEST_INTEGERS
@@ -98,7 +98,7 @@ class KnownValues:
         if unpredictable:
             return
         if isinstance(out, Tensor):
-            if not _small(out):
+            if not is_small(out):
                 return
         elif not isinstance(out, (list, tuple)):
             return
@@ -109,7 +109,7 @@ class KnownValues:
             return
         outs = [out] if isinstance(out, Tensor) else tensors_of(out)
         fresh = [t for t in outs if t.device.type == "meta" and t.untyped_storage()._cdata not in self._twins]
-        if not fresh or not all(_small(t) for t in outs):
+        if not fresh or not all(is_small(t) for t in outs):
             return
         results = self.run(func, args, kwargs)
         results = [results] if isinstance(results, Tensor) else tensors_of(results)
@@ -137,7 +137,7 @@ class KnownValues:
         if not self.all_known(sources):
             return False
         return all(
-            self.all_known([t]) or (overwrites and _small(t) and t.numel() * t.itemsize == t.untyped_storage().nbytes())
+            self.all_known([t]) or (overwrites and is_small(t) and t.numel() * t.itemsize == t.untyped_storage().nbytes())
             for t in written
         )
 

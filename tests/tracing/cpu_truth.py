@@ -95,7 +95,7 @@ def _run(blueprint: Blueprint, module: nn.Module, example: Example, work: Work, 
         _mark("step2")
         return
     module.train()
-    optimizers = build_optimizers(work.optimizer, work.optimizer_impl, module, "cpu")
+    optimizers = build_optimizers(work.optimizer, work.optimizer_impl, module)
     scaler = torch.amp.GradScaler("cpu", enabled=work.dtype == "amp-float16")
     for step in (1, 2):
         with cast():

@@ -1,0 +1,212 @@
+"""Results of the commonest operators without their meta kernels, most of which are Python and up to a thousand times slower.
+
+Pointwise operators over contiguous floating-point tensors of one dtype return a contiguous tensor of the largest shape, in-place
+ones their first argument, `_foreach_` ones a list of such. Where any condition does not hold, the meta kernel runs.
+`tests/tracing/test_shortcuts.py` holds each against its meta kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.autocast_lists import names
+from sizer.tracing.values import LARGEST_FLOATS
+
+_aten = torch.ops.aten
+
+POINTWISE = names("""
+    add.Tensor sub.Tensor mul.Tensor div.Tensor add.Scalar sub.Scalar mul.Scalar div.Scalar pow.Tensor_Scalar rsqrt
+    sqrt exp neg abs sigmoid silu gelu relu tanh cos sin erf reciprocal clamp hardtanh hardswish hardsigmoid
+    leaky_relu gelu_backward silu_backward threshold_backward sigmoid_backward tanh_backward hardtanh_backward
+    hardswish_backward hardsigmoid_backward leaky_relu_backward maximum minimum addcmul addcdiv
+""")
+IN_PLACE = names("""
+    add_.Tensor add_.Scalar sub_.Tensor mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar relu_ clamp_ sqrt_ neg_
+    addcmul_ addcdiv_ lerp_.Scalar copy_ zero_ fill_.Scalar silu_ sigmoid_ hardtanh_ hardswish_ leaky_relu_
+""")
+FOREACH = names("""
+    add.Scalar add.List add.ScalarList sub.List sub.Scalar mul.Scalar mul.List mul.ScalarList div.Scalar div.List
+    div.ScalarList div.Tensor mul.Tensor add.Tensor sqrt neg abs pow.Scalar reciprocal maximum.List lerp.List
+    lerp.Scalar addcdiv.Scalar addcdiv.ScalarList addcdiv.Tensor addcmul.Scalar addcmul.ScalarList addcmul.Tensor
+    sign
+""")
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(_aten, packet), overload or "default")
+
+
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.device.type == "meta" and tensor.dtype == dtype and tensor.is_contiguous()
+
+
+def _fits_into(small: torch.Size, large: torch.Size) -> bool:
+    """Whether broadcasting the small shape to the large one leaves the large one as it is."""
+    if len(small) > len(large):
+        return False
+    return all(s in (1, n) for s, n in zip(reversed(small), reversed(large), strict=False))
+
+
+def pointwise(args: tuple) -> Any:
+    """The result of a pointwise operator, or NotImplemented where its meta kernel must say."""
+    first = args[0]
+    if not isinstance(first, Tensor) or not first.dtype.is_floating_point:
+        return NotImplemented
+    largest = first
+    for other in args:
+        if isinstance(other, Tensor):
+            if not _is_plain(other, first.dtype):
+                return NotImplemented
+            if other.dim() > largest.dim() or (other.dim() == largest.dim() and other.numel() > largest.numel()):
+                largest = other
+    shape = largest.shape
+    for other in args:
+        if (
+            isinstance(other, Tensor)
+            and other is not largest
+            and other.shape != shape
+            and not _fits_into(other.shape, shape)
+        ):
+            return NotImplemented
+    return torch.empty(largest.shape, dtype=first.dtype, device="meta")
+
+
+def in_place(args: tuple) -> Any:
+    """The first argument, if it is a floating-point meta tensor that the others broadcast to."""
+    first = args[0]
+    if first.device.type != "meta" or not first.dtype.is_floating_point:
+        return NotImplemented
+    for other in args[1:]:
+        if isinstance(other, Tensor) and other.shape != first.shape and not _fits_into(other.shape, first.shape):
+            return NotImplemented
+    return first
+
+
+def foreach(args: tuple) -> Any:
+    """A new tensor for every floating-point meta tensor of the first list, of its shape and strides."""
+    if not all(t.device.type == "meta" and t.dtype.is_floating_point for t in args[0]):
+        return NotImplemented
+    others = [a for a in args[1:] if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
+    if any(a.dtype != t.dtype or a.shape != t.shape for other in others for a, t in zip(other, args[0], strict=True)):
+        return NotImplemented
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in args[0]]
+
+
+def foreach_in_place(args: tuple) -> Any:
+    """Nothing, if every tensor of the first list is a floating-point meta tensor."""
+    return None if all(t.device.type == "meta" and t.dtype.is_floating_point for t in args[0]) else NotImplemented
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _vector(length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(length, dtype=dtype, device="meta")
+
+
+def _plain_floats(*tensors: Tensor) -> bool:
+    return all(t.device.type == "meta" and t.dtype.is_floating_point and t.is_contiguous() for t in tensors)
+
+
+def like_first(args: tuple) -> Any:
+    """A tensor like the contiguous floating-point first argument; other tensors do not matter."""
+    return _like(args[0]) if _plain_floats(args[0]) else NotImplemented
+
+
+def cudnn_batch_norm(args: tuple) -> Any:
+    """(output like input [N, C, ..], mean [C], inverse deviation [C], reserve [0]); in evaluation no statistics."""
+    input, channels = args[0], args[0].shape[1] if args[5] else 0
+    if not _plain_floats(input) or args[1].dtype != torch.float32:
+        return NotImplemented
+    return _like(input), _vector(channels), _vector(channels), _vector(0, torch.uint8)
+
+
+def cudnn_batch_norm_backward(args: tuple) -> Any:
+    """(gradient of input, of weight [C], of bias [C]); arguments (input, gradient, weight, ..)."""
+    if not _plain_floats(args[0], args[1]):
+        return NotImplemented
+    return _like(args[0]), _like(args[2]), _like(args[2])
+
+
+def native_batch_norm(args: tuple) -> Any:
+    """(output like input [N, C, ..], mean [C], inverse deviation [C]), the statistics in float32."""
+    if not _plain_floats(args[0]) or args[0].dtype == torch.float64:
+        return NotImplemented
+    return _like(args[0]), _vector(args[0].shape[1]), _vector(args[0].shape[1])
+
+
+def native_batch_norm_backward(args: tuple) -> Any:
+    """(gradient of input, of weight, of bias), each None where the mask does not want it."""
+    grad, input, weight, wanted = args[0], args[1], args[2], args[9]
+    if not _plain_floats(grad, input):
+        return NotImplemented
+    dtype = input.dtype if weight is None else weight.dtype
+    channels = [_vector(input.shape[1], dtype) if w else None for w in wanted[1:]]
+    return (_like(input) if wanted[0] else None, *channels)
+
+
+def native_layer_norm(args: tuple) -> Any:
+    """(output like input [.., N], mean [.., 1], inverse deviation [.., 1]), the statistics in float32."""
+    input, normalized = args[0], len(args[1])
+    if not _plain_floats(input) or input.dtype == torch.float64:
+        return NotImplemented
+    rows = [*input.shape[: input.dim() - normalized], *[1] * normalized]
+    statistics = [torch.empty(rows, dtype=torch.float32, device="meta") for _ in range(2)]
+    return _like(input), *statistics
+
+
+def native_layer_norm_backward(args: tuple) -> Any:
+    """(gradient of input, of weight, of bias), each None where the mask does not want it."""
+    grad, input, weight, bias, wanted = args[0], args[1], args[5], args[6], args[7]
+    if not _plain_floats(grad, input):
+        return NotImplemented
+    return tuple(_like(t) if w and t is not None else None for t, w in zip((input, weight, bias), wanted, strict=True))
+
+
+def native_dropout(args: tuple) -> Any:
+    """(output like input, mask of 1 byte an element)."""
+    input = args[0]
+    if not _plain_floats(input) or not args[2]:
+        return NotImplemented
+    return _like(input), torch.empty(input.shape, dtype=torch.bool, device="meta")
+
+
+def zeros_like(args: tuple) -> Any:
+    """A tensor of the same shape and strides; its zeros are known only where the tensor is small."""
+    tensor = args[0]
+    if not _plain_floats(tensor) or tensor.numel() <= LARGEST_FLOATS:
+        return NotImplemented
+    return _like(tensor)
+
+
+RULES = {
+    "cudnn_batch_norm": cudnn_batch_norm,
+    "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+    "native_batch_norm": native_batch_norm,
+    "_native_batch_norm_legit": native_batch_norm,
+    "native_batch_norm_backward": native_batch_norm_backward,
+    "native_layer_norm": native_layer_norm,
+    "native_layer_norm_backward": native_layer_norm_backward,
+    "native_dropout": native_dropout,
+    "native_dropout_backward": like_first,
+    "zeros_like": zeros_like,
+}
+
+
+def _table() -> dict[Any, Any]:
+    table: dict[Any, Any] = {_overload(name): rule for name, rule in RULES.items()}
+    table |= {_overload(name): pointwise for name in POINTWISE}
+    table |= {_overload(name): in_place for name in IN_PLACE}
+    for name in FOREACH:
+        packet, _, overload = name.partition(".")
+        table[_overload(f"_foreach_{packet}.{overload or 'default'}")] = foreach
+        table[_overload(f"_foreach_{packet}_.{overload or 'default'}")] = foreach_in_place
+    return table
+
+
+SHORTCUTS = _table()
