@@ -47,25 +47,22 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
 
     The range is provisional until it is measured on the devices themselves. Its low end leaves out the workspaces of
-    cuBLAS, cuDNN and other kernels that are modelled, and takes the smallest context; its high end counts the largest
-    workspace twice and the largest context. `fits` is True where the high end fits the device's memory, False where the
-    low end does not, else "uncertain"; each is a replay that may give cached memory back and try again, as the device
-    would.
+    cuBLAS, cuDNN and other kernels that are modelled, at their largest, and takes the smallest context; its high end
+    counts them once more and takes the largest context. `fits` is True where the high end fits the device's memory,
+    False where the low end does not, else "uncertain"; each is a replay that may give cached memory back and try again,
+    as the device would.
 
     The timeline is the one on this device where the work fits. Where it does not, it is that of a device large enough,
     with `out_of_memory` saying what would fail on this one.
     """
     roomy = replay(tape, backend=gpu.backend, expandable_segments=expandable_segments)
-    bare, workspace = _without_workspace(tape), _workspace_bytes(tape)
-    low_reserved = roomy.peak_reserved_bytes
-    if bare is not tape:
-        low_reserved = min(low_reserved, max(place(bare, gpu.backend, None, expandable_segments).reserved, default=0))
+    workspace = _workspace_bytes(tape)
     timeline = _timeline_on(tape, gpu, roomy, expandable_segments)
     easily = roomy.peak_reserved_bytes + workspace + gpu.context_high_bytes <= gpu.total_bytes
     return Fit(
         timeline=timeline,
         process_bytes=timeline.peak_reserved_bytes + gpu.context_bytes,
-        process_low_bytes=min(timeline.peak_reserved_bytes, low_reserved) + gpu.context_low_bytes,
+        process_low_bytes=timeline.peak_reserved_bytes - workspace + gpu.context_low_bytes,
         process_high_bytes=timeline.peak_reserved_bytes + workspace + gpu.context_high_bytes,
         fits=True if easily else fits_in(tape, gpu, expandable_segments=expandable_segments),
     )
@@ -86,22 +83,27 @@ def largest_batch(
     known: Mapping[int, Fits] | None = None,
     expandable_segments: bool = False,
 ) -> MaxBatch:
-    """The largest batch whose work surely fits, and the largest that may, up to 2**20.
+    """The largest batch whose work surely fits, and the largest that may, up to 2**20; above 128 within 1 %.
 
     `known` holds verdicts that were already found; the search starts from them and takes some ten replays. It assumes
     that what fits at one batch fits at every smaller one, which fragmentation can break by an item or two.
     Raises NotAffineError where the tape has no batch that the search comes upon.
     """
     known = known or {}
+    capacity = gpu.total_bytes - gpu.context_high_bytes
+    bound = _batch_bound(tape, capacity, with_workspace=True)
     sure = _search(
         lambda batch: _surely(tape.at(batch), gpu, expandable_segments),
-        _batch_bound(tape, gpu.total_bytes - gpu.context_high_bytes, with_workspace=True),
+        bound,
         {batch: fits is True for batch, fits in known.items()},
+        start=_first_guess(tape, bound, capacity, gpu, expandable_segments),
     )
+    ceiling = _batch_bound(tape, gpu.total_bytes - gpu.context_low_bytes, with_workspace=False)
     possible = _search(
         lambda batch: _possibly(tape.at(batch), gpu, expandable_segments),
-        _batch_bound(tape, gpu.total_bytes - gpu.context_low_bytes, with_workspace=False),
+        ceiling,
         {batch: fits is not False for batch, fits in known.items()} | {sure: True},
+        start=ceiling * sure // bound if bound else ceiling,
     )
     return MaxBatch(
         dtype=dtype, batch=sure or None, possible_batch=possible or None, reason=_reason(sure, possible, gpu)
@@ -141,24 +143,34 @@ def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
     return place(_without_workspace(tape), gpu.backend, capacity, expandable_segments).failed_at is None
 
 
-def _search(holds: Callable[[int], bool], bound: int, known: Mapping[int, bool]) -> int:
-    """The largest batch up to `bound` for which `holds`, 0 where none does.
+def _search(holds: Callable[[int], bool], bound: int, known: Mapping[int, bool], *, start: int) -> int:
+    """The largest batch up to `bound` for which `holds`, 0 where none does; above 128 within 1 % below it.
 
-    Tries the bound, then ever larger steps below it, since memory is nearly all tensors and the answer near; then
-    bisects what is left.
+    Goes from `start` in growing steps towards the answer, then bisects what is left.
     """
     high = min((batch for batch, held in known.items() if not held), default=bound + 1)
     high = min(high, bound + 1)
     low = max((batch for batch, held in known.items() if held and batch < high), default=0)
-    step, closing = 0, False
-    while high - low > 1:
-        middle = (low + high) // 2
-        guess = middle if closing else max(high - max(step, 1), middle)
-        if holds(guess):
-            low, closing = guess, True
-        else:
-            high, step = guess, max(2 * step, guess // 256, 1)
+    guess, step, verdicts = start, max(1, start // 256), set()
+    while high - low > 1 + low // 128:
+        if len(verdicts) == 2:
+            guess = (low + high) // 2
+        guess = min(max(guess, low + 1), high - 1)
+        verdict = holds(guess)
+        verdicts.add(verdict)
+        low, high = (guess, high) if verdict else (low, guess)
+        guess += step if verdict else -step
+        step *= 2
     return low
+
+
+def _first_guess(tape: AffineTape, bound: int, capacity: int, gpu: Gpu, expandable_segments: bool) -> int:
+    """Where reserved bytes would reach the capacity if they grew as the tensors do, from one replay at the bound."""
+    if bound < 2:
+        return bound
+    reserved = max(place(tape.at(bound), gpu.backend, None, expandable_segments).reserved, default=0)
+    fixed = sum(a for a, b in zip(tape.constant, tape.per_item, strict=True) if not b and a > 0) // 2
+    return max(1, bound * (capacity - fixed) // max(reserved - fixed, 1)) if reserved > capacity > fixed else bound
 
 
 def _batch_bound(tape: AffineTape, capacity: int, *, with_workspace: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CATEGORIES = ("parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "input", "workspace")
 PHASES = ("load", "forward", "backward", "optimizer", "step2")
@@ -66,7 +66,10 @@ class Tape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffineTape:
-    """A tape whose sizes are `constant[i] + per_item[i] * batch` bytes; the other columns are those of Tape."""
+    """A tape whose sizes are `constant[i] + per_item[i] * batch` bytes; the other columns are those of Tape.
+
+    `exact` holds the tapes of batch sizes that are an exception (a batch of 1 often is) and were traced by themselves.
+    """
 
     fitted_at: tuple[int, int]
     order: array[int]
@@ -79,6 +82,7 @@ class AffineTape:
     module_names: tuple[str, ...]
     marks: tuple[tuple[int, str], ...]
     stand_ins: tuple[str, ...] = ()
+    exact: tuple[Tape, ...] = ()
 
     def at(self, batch: int) -> Tape:
         """The tape (bytes per block) of the same work at another batch size.
@@ -88,6 +92,9 @@ class AffineTape:
         """
         if batch < 1:
             raise ValueError(f"batch was {batch}; it must be at least 1: give a positive integer")
+        for tape in self.exact:
+            if tape.batch == batch:
+                return tape
         sizes = [a + b * batch for a, b in zip(self.constant, self.per_item, strict=True)]
         if sum(sizes) >= LIMIT_BYTES:
             raise ValueError(f"batch was {batch}; its blocks would take {sum(sizes):.1e} bytes: give a smaller batch")
@@ -112,8 +119,11 @@ class AffineTape:
         )
 
     def check(self, third: Tape) -> None:
-        """None where a third trace is predicted to the byte; raises NotAffineError naming the first op that differs."""
-        expected = self.at(third.batch)
+        """None where a third trace (or its beginning) is predicted to the byte.
+
+        Raises NotAffineError naming the first op that differs.
+        """
+        expected = _beginning(self.at(third.batch), third)
         _check_same_work(expected, third)
         if expected.sizes == third.sizes:
             return
@@ -128,27 +138,32 @@ class AffineTape:
 def fit_affine(first: Tape, second: Tape) -> AffineTape:
     """The affine tape through two traces of the same work at two batch sizes.
 
+    The second may be the beginning of the work, up to the end of a phase before the second step: what follows in the first
+    tape is then the same step once more, whose blocks grow as their counterparts of the first step do, and the
+    optimizer's, which do not grow.
     Raises NotAffineError where order, categories, ops, modules or phases differ, or a size does not grow by whole bytes
     per item; the message names the first op that differs. Raises ValueError where both tapes have the same batch.
     Two traces always define a line: check a third with AffineTape.check.
     """
     if first.batch == second.batch:
         raise ValueError(f"both tapes are of batch {first.batch}; two different batches are needed: trace another one")
-    _check_same_work(first, second)
+    begun = _beginning(first, second)
+    _check_same_work(begun, second)
     step = second.batch - first.batch
-    slopes = [(after - before) // step for before, after in zip(first.sizes, second.sizes, strict=True)]
-    constants = [size - slope * first.batch for size, slope in zip(first.sizes, slopes, strict=True)]
-    for block, (constant, slope) in enumerate(zip(constants, slopes, strict=True)):
-        if constant + slope * second.batch != second.sizes[block]:
+    slopes = [(after - before) // step for before, after in zip(begun.sizes, second.sizes, strict=True)]
+    for block, (size, slope) in enumerate(zip(begun.sizes, slopes, strict=True)):
+        if size + slope * step != second.sizes[block]:
             raise NotAffineError(
-                f"{_where(first, block)} took {first.sizes[block]} bytes at batch {first.batch} and "
+                f"{_where(first, block)} took {size} bytes at batch {first.batch} and "
                 f"{second.sizes[block]} at batch {second.batch}, which is not a whole "
                 "number of bytes per item: trace each batch by itself"
             )
+    if begun is not first:
+        slopes += _slopes_of_second_step(first, slopes)
     return AffineTape(
         fitted_at=(first.batch, second.batch),
         order=first.order,
-        constant=array("q", constants),
+        constant=array("q", [size - slope * first.batch for size, slope in zip(first.sizes, slopes, strict=True)]),
         per_item=array("q", slopes),
         categories=first.categories,
         ops=first.ops,
@@ -160,9 +175,54 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
     )
 
 
+def _beginning(tape: Tape, other: Tape) -> Tape:
+    """The tape cut to the phases of the other one; the tape itself where the other has them all."""
+    if len(other.marks) >= len(tape.marks) or not other.marks:
+        return tape
+    end = tape.marks[len(other.marks) - 1][0]
+    order = tape.order[:end]
+    blocks = max(order, default=-1) + 1
+    return replace(
+        tape,
+        order=order,
+        sizes=tape.sizes[:blocks],
+        categories=tape.categories[:blocks],
+        ops=tape.ops[:blocks],
+        modules=tape.modules[:blocks],
+        marks=tape.marks[: len(other.marks)],
+    )
+
+
+def _slopes_of_second_step(tape: Tape, slopes: list[int]) -> list[int]:
+    """The bytes per item of the blocks after the first ones, whose slopes are known.
+
+    Blocks of the first step that are released come again in the second, in the same order and size; those that stay
+    (inputs, library workspaces, optimizer state) do not. Raises NotAffineError where the second step differs.
+    """
+    ends = {phase: position for position, phase in tape.marks}
+    begin = ends.get("optimizer", ends.get("forward", 0))
+    loaded = max(tape.order[: ends.get("load", 0)], default=-1) + 1
+    second = max(tape.order[:begin], default=-1) + 1
+    released = {~event for event in tape.order if event < 0}
+    again = [block for block in range(loaded, len(slopes)) if block in released]
+    rest = [0] * (len(tape.sizes) - len(slopes))
+    for block, counterpart in zip(again, range(second, second + len(again)), strict=True):
+        if counterpart >= len(tape.sizes) or _shape(tape, block) != _shape(tape, counterpart):
+            raise NotAffineError(
+                f"{_where(tape, block)} does not come again in the second step: trace both steps twice"
+            )
+        rest[counterpart - len(slopes)] = slopes[block]
+    return rest
+
+
+def _shape(tape: Tape, block: int) -> tuple[int, int, int]:
+    return tape.ops[block], tape.modules[block], tape.sizes[block]
+
+
 def _check_same_work(one: Tape, other: Tape) -> None:
     """Raise NotAffineError naming the first event at which two tapes are not the same work."""
-    if one.op_names == other.op_names and one.module_names == other.module_names:
+    ops, modules = one.op_names[: len(other.op_names)], one.module_names[: len(other.module_names)]
+    if ops == other.op_names and modules == other.module_names:
         same_columns = one.ops == other.ops and one.modules == other.modules and one.categories == other.categories
         if same_columns and one.order == other.order and one.marks == other.marks:
             return

@@ -63,10 +63,10 @@ class BlockLog:
         return list(alive)
 
     def tape(self, *, batch: int, stand_ins: tuple[str, ...]) -> Tape:
-        """The frozen tape of everything logged so far."""
+        """The frozen tape up to the last mark: what is released after it is the end of the trace, not of the work."""
         return Tape(
             batch=batch,
-            order=array("q", self.order),
+            order=array("q", self.order[: self.marks[-1][0]]),
             sizes=array("q", self.sizes),
             categories=bytes(self.categories),
             ops=array("l", self.ops),

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.tracing.optimizers import Optimizers, build_optimizers
@@ -39,23 +38,35 @@ def autocast(kind: str, dtype: str) -> Callable[[], AbstractContextManager]:
     return lambda: torch.autocast(kind, dtype=half)
 
 
-def place(recorder: Recorder, example: Example, dtype: torch.dtype) -> Example:
-    """The example on the device: floating-point inputs in the weights' dtype, integers with their values."""
+def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]) -> Example:
+    """The example with every tensor moved, floating-point inputs in the weights' dtype.
 
-    def move(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return recorder.place(value.to(dtype) if value.dtype.is_floating_point else value)
+    Targets keep their dtype, in `targets`, under "labels" or inside dicts (boxes of a picture), as data loaders give them.
+    """
 
-    args, kwargs, targets = tree_map(move, (example.args, example.kwargs, example.targets))
-    return Example(args=args, kwargs=kwargs, targets=targets)
+    def walk(value: Any, cast: bool) -> Any:
+        if isinstance(value, Tensor):
+            return move(value.to(dtype) if cast and value.dtype.is_floating_point else value)
+        if isinstance(value, dict):
+            return {key: walk(item, False) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(walk(item, cast) for item in value)
+        return value
+
+    kwargs = {name: walk(value, cast=name != "labels") for name, value in example.kwargs.items()}
+    return Example(args=walk(example.args, cast=True), kwargs=kwargs, targets=walk(example.targets, cast=False))
 
 
-def train(recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: Example, work: Work) -> None:
-    """Two training steps. The first shows when optimizer state appears, the peak often falls in the second."""
+def train(
+    recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: Example, work: Work, *, short: bool = False
+) -> None:
+    """Two training steps. The first shows when optimizer state appears, the peak often falls in the second.
+
+    `short` ends it with the first backward pass: all that depends on the batch size has been seen by then.
+    """
     module.train()
     optimizers = build_optimizers(work.optimizer, work.optimizer_impl, module)
-    example = place(recorder, example, weight_dtype(work.dtype))
+    example = place(example, weight_dtype(work.dtype), recorder.place)
     cast = autocast(recorder.device.kind, work.dtype)
     scaler = torch.amp.GradScaler("meta", enabled=work.dtype == "amp-float16")
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -71,6 +82,8 @@ def train(recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: 
         recorder.classify((p.grad for p in trained), "gradient")
         if step == 1:
             recorder.log.mark("backward")
+        if short:
+            return
         _step(optimizers, scaler)
         recorder.classify(optimizers.state_tensors(), "optimizer state")
         if step == 1:
@@ -79,10 +92,12 @@ def train(recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: 
     recorder.log.mark("step2")
 
 
-def infer(recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: Example, work: Work) -> None:
-    """Two forward passes without gradients, the output dropped after each."""
+def infer(
+    recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: Example, work: Work, *, short: bool = False
+) -> None:
+    """Two forward passes without gradients, the output dropped after each; one with `short`."""
     module.eval()
-    example = place(recorder, example, weight_dtype(work.dtype))
+    example = place(example, weight_dtype(work.dtype), recorder.place)
     cast = autocast(recorder.device.kind, work.dtype)
     for phase in ("forward", "step2"):
         start = len(recorder.log.order)
@@ -91,6 +106,8 @@ def infer(recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: 
         _classify_activations(recorder, start)
         if phase == "forward":
             recorder.log.mark(phase)
+        if short:
+            return
         del output
     recorder.log.mark("step2")
 

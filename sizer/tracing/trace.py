@@ -28,8 +28,12 @@ def build(blueprint: Blueprint) -> nn.Module:
         return blueprint.build()
 
 
-def trace(blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device) -> Tape:
+def trace(
+    blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device, short: bool = False
+) -> Tape:
     """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
+
+    With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`.
 
     `module` is what `build` returned; it is cast to the work's dtype and left there. Raises TraceError with the operator and
     module at which PyTorch gave up.
@@ -42,7 +46,7 @@ def trace(blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, de
     with repeatable(), recording(recorder):
         try:
             with explained(recorder):
-                RECIPES[work.mode](recorder, blueprint, module, example, work)
+                RECIPES[work.mode](recorder, blueprint, module, example, work, short=short)
         finally:
             module.zero_grad(set_to_none=True)
     return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))

@@ -137,7 +137,8 @@ class KnownValues:
         if not self.all_known(sources):
             return False
         return all(
-            self.all_known([t]) or (overwrites and is_small(t) and t.numel() * t.itemsize == t.untyped_storage().nbytes())
+            self.all_known([t])
+            or (overwrites and is_small(t) and t.numel() * t.itemsize == t.untyped_storage().nbytes())
             for t in written
         )
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._pytree import tree_map
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.memory.tape import Tape
 from sizer.tracing.optimizers import build_optimizers
-from sizer.tracing.recipes import Work, autocast, weight_dtype
+from sizer.tracing.recipes import Work, autocast, place, weight_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,7 @@ def measure_on_cpu(blueprint: Blueprint, work: Work, batch: int) -> CpuTruth:
     gc.disable()
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            _run(blueprint, module, _copied(example, dtype), work, numbers)
+            _run(blueprint, module, place(example, dtype, torch.clone), work, numbers)
     finally:
         gc.enable()
     return _read(profiler, before, sum(numbers))
@@ -65,16 +64,6 @@ def measure_on_cpu(blueprint: Blueprint, work: Work, batch: int) -> CpuTruth:
 
 def _bytes_of(tensors: list[torch.Tensor]) -> int:
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
-
-
-def _copied(example: Example, dtype: torch.dtype) -> Example:
-    def move(value: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.to(dtype, copy=True) if value.dtype.is_floating_point else value.clone()
-
-    args, kwargs, targets = tree_map(move, (example.args, example.kwargs, example.targets))
-    return Example(args=args, kwargs=kwargs, targets=targets)
 
 
 def _mark(phase: str) -> None:

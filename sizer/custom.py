@@ -1,0 +1,130 @@
+"""Code of your own: any module, or any step written as for a real device. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.census import take_census
+from sizer.errors import RequestError
+from sizer.estimator import versions
+from sizer.memory.census import Census
+from sizer.memory.gpus import GPUS, Gpu
+from sizer.memory.report import Report, build_report
+from sizer.memory.tape import Tape
+from sizer.tracing.device import Device
+from sizer.tracing.recipes import Work
+from sizer.tracing.recorder import Recorder
+from sizer.tracing.trace import build, explained, recording, repeatable, trace
+from sizer.tracing.watch import OnMeta, StepWatcher
+
+Loss = Callable[[Any], Tensor]
+
+
+def size_module(
+    factory: Callable[[], nn.Module],
+    inputs: tuple | Mapping[str, Any],
+    *,
+    mode: str = "training",
+    optimizer: str = "adamw",
+    gpu: str = "a100-80gb",
+    loss: Loss | None = None,
+    steps: int = 2,
+) -> Report:
+    """The report (bytes) of one step of a module of yours, at the batch size that `inputs` have.
+
+    `factory` returns the module and is called under `torch.device("meta")`. `inputs` are its arguments, a tuple or a dict of
+    tensors on the CPU; values matter only where control flow reads them. `loss` maps the module's output to a scalar; without
+    it the sum of every floating-point output stands for one. The dtype is the one of the module's own parameters.
+    Raises RequestError for arguments that are not allowed, TraceError where the step cannot be traced.
+
+    *Known limitations*: `steps` is 2, the number after which memory repeats itself.
+    """
+    if steps != 2:
+        raise RequestError("steps", given=str(steps), allowed="2", todo="leave it out: memory repeats after two")
+    target = _gpu(gpu)
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    example = Example(args=args, kwargs=kwargs)
+    blueprint = Blueprint(
+        name=getattr(factory, "__name__", "module"),
+        class_name="",
+        source="python",
+        build=factory,
+        example=lambda batch, training: example,
+        loss=lambda module, e: (loss or _sum_of_outputs)(module(*e.args, **e.kwargs)),
+        predict=lambda module, e: module(*e.args, **e.kwargs),
+    )
+    module = build(blueprint)
+    dtype = _dtype(module)
+    device = Device(target.backend, target.capability)
+    batch = next((t.shape[0] for t in [*args, *kwargs.values()] if isinstance(t, Tensor) and t.dim()), 1)
+    work = Work(mode=mode, dtype=dtype, optimizer=optimizer)
+    tape = trace(blueprint, module, work, batch=batch, device=device)
+    census = take_census(module, name=blueprint.name)
+    return _report(tape, census, dtype=dtype, gpu=target, mode=mode, assumptions=tuple(device.choices))
+
+
+def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2) -> Report:
+    """The report (bytes) of a step of yours, whatever it does, written as for a real device.
+
+    `setup` is called once under `torch.device("meta")`; it makes models, optimizers and batches and returns a function without
+    arguments that does one step. `.cuda()`, `.to("cuda")` and `device="cuda"` go to meta, `torch.autocast("cuda", …)` acts as on
+    the device. Phases are told by autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
+    Raises TraceError where the step cannot be traced, with the operator and module.
+
+    *Known limitations*: tensors that are neither parameter, buffer, gradient nor optimizer state and live after `setup` count
+    as input.
+    """
+    if steps < 1:
+        raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")
+    target = _gpu(gpu)
+    device = Device(target.backend, target.capability)
+    recorder = Recorder(device)
+    watcher = StepWatcher(recorder)
+    with repeatable(), recording(recorder), watcher.watching(), explained(recorder):
+        with torch.device("meta"), OnMeta():
+            step = setup()
+        watcher.loaded()
+        for number in range(1, steps + 1):
+            watcher.begin_step()
+            with OnMeta():
+                step()
+            watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
+    roots = watcher.roots()
+    census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
+    tape = recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes))
+    dtype = _dtype(roots[0]) if roots else "float32"
+    return _report(tape, census, dtype=dtype, gpu=target, mode="training", assumptions=tuple(device.choices))
+
+
+def _report(tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, assumptions: tuple[str, ...]) -> Report:
+    return build_report(
+        query="",
+        versions=versions(),
+        census=census,
+        tapes={dtype: {tape.batch: tape}},
+        batches=[tape.batch],
+        gpu=gpu,
+        mode=mode,
+        assumptions=assumptions,
+    )
+
+
+def _gpu(key: str) -> Gpu:
+    if key not in GPUS:
+        raise RequestError("gpu", given=key, allowed=", ".join(GPUS), todo="pick one of these keys")
+    return GPUS[key]
+
+
+def _dtype(module: nn.Module) -> str:
+    return next((str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()), "float32")
+
+
+def _sum_of_outputs(output: Any) -> Tensor:
+    from sizer.architecture.huggingface import stand_in_loss
+
+    return stand_in_loss(output)

@@ -1,0 +1,189 @@
+"""The estimate: request → blueprint → census and tapes → report. Imports torch; runs in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+
+from torch import nn
+
+import sizer
+from sizer.architecture import make_blueprint
+from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.census import take_census
+from sizer.errors import BuildError, RequestError, TraceError
+from sizer.memory.gpus import GPUS
+from sizer.memory.report import Report, build_report
+from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
+from sizer.request import Request, format_query
+from sizer.tracing.device import Device
+from sizer.tracing.recipes import Work
+from sizer.tracing.trace import build, trace
+
+FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
+CHECKED_AT = (
+    5  # batch size that checks the line where 1 is off it; checked for one dtype, since order is the architecture's
+)
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Job:
+    """One request on its way: what every dtype shares."""
+
+    request: Request
+    blueprint: Blueprint
+    module: nn.Module
+    device: Device
+    progress: Progress
+    exceptional: bool | None = None  # whether batch 1 is off the line, once known
+    one_is_possible: bool = True
+
+
+def estimate(request: Request, *, config: dict | None = None, progress: Progress | None = None) -> Report:
+    """The report (bytes) of a request: every dtype and batch size that it asks for.
+
+    `config` is the parsed config.json for the sources "hub" and "config". Raises RequestError, ConfigError and BuildError. A
+    step that cannot be traced is not an error here: the report then holds the counts and says why in `failures`.
+    """
+    report_progress = progress or (lambda text: None)
+    report_progress("building the model on meta")
+    gpu = GPUS[request.gpu]
+    blueprint = make_blueprint(request, config)
+    module = build_module(blueprint, checkpointing=request.checkpointing)
+    census = take_census(module, name=blueprint.name)
+    device = Device(gpu.backend, gpu.capability)
+    job = _Job(request, blueprint, module, device, report_progress)
+    tapes: dict[str, AffineTape | dict[int, Tape]] = {}
+    failures: dict[str, str] = {}
+    notes: list[str] = []
+    batches = _possible_batches(job, notes)
+    for dtype in _cheapest_first(request.dtypes):
+        try:
+            tapes[dtype] = _tapes(job, dtype, batches, notes, tapes)
+        except TraceError as error:
+            failures[dtype] = str(error)
+    report_progress("replaying the allocator")
+    return build_report(
+        query=format_query(request, complete=True),
+        versions=versions(),
+        census=census,
+        tapes={dtype: tapes[dtype] for dtype in request.dtypes if dtype in tapes},
+        batches=batches,
+        gpu=gpu,
+        mode=request.mode,
+        request={**_echo(request), "sequence_length": blueprint.sequence_length, "image_size": blueprint.image_size},
+        failures=failures,
+        notes=(*blueprint.notes, *notes),
+        assumptions=tuple(device.choices),
+        uncounted=blueprint.uncounted,
+    )
+
+
+def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:
+    """The blueprint's module on meta, with gradient checkpointing switched on where asked.
+
+    Raises BuildError where the architecture offers no checkpointing.
+    """
+    module = build(blueprint)
+    if checkpointing:
+        if blueprint.checkpoint is None:
+            raise BuildError(
+                f"{blueprint.class_name} has no gradient checkpointing",
+                given="checkpointing=1",
+                allowed="0",
+                todo="leave it out",
+            )
+        blueprint.checkpoint(module)
+    return module
+
+
+def versions() -> dict[str, str]:
+    """The versions that an answer depends on."""
+    return {"sizer": sizer.__version__, **{name: version(name) for name in ("torch", "torchvision", "transformers")}}
+
+
+def _tapes(
+    job: _Job, dtype: str, batches: tuple[int, ...], notes: list[str], done: dict
+) -> AffineTape | dict[int, Tape]:
+    """One tape for all batch sizes, or where the work is not affine in the batch a tape for each that was asked for."""
+    request = job.request
+    if dtype == "float16" and isinstance(done.get("bfloat16"), AffineTape) and _halves_alike(job.device):
+        return done["bfloat16"]
+
+    work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
+
+    def at(batch: int, *, short: bool = False) -> Tape:
+        job.progress(f"tracing {dtype} at batch {batch}")
+        return trace(job.blueprint, job.module, work, batch=batch, device=job.device, short=short)
+
+    try:
+        affine = _affine(at)
+        if job.exceptional is None:
+            job.exceptional = _is_exceptional(affine, at, with_one=job.one_is_possible)
+        if job.exceptional and 1 in batches:
+            affine = replace(affine, exact=(at(1),))
+    except NotAffineError as error:
+        notes.append(f"{dtype}: traced at each batch size by itself, because {error}")
+        return {batch: at(batch) for batch in batches}
+    return affine
+
+
+def _affine(at: Callable[..., Tape]) -> AffineTape:
+    """The affine tape of two traces, the second cut short where the steps repeat each other."""
+    first = at(FITTED_AT[0])
+    try:
+        return fit_affine(first, at(FITTED_AT[1], short=True))
+    except NotAffineError:
+        return fit_affine(first, at(FITTED_AT[1]))
+
+
+def _is_exceptional(affine: AffineTape, at: Callable[..., Tape], *, with_one: bool) -> bool:
+    """Whether batch 1 differs from the line, where tensors with a dimension of 1 are contiguous in more ways than one.
+
+    The check of the line at a third batch size comes with it. Raises NotAffineError where that fails.
+    """
+    if with_one:
+        try:
+            affine.check(at(1, short=True))
+            return False
+        except NotAffineError:
+            pass
+    affine.check(at(CHECKED_AT, short=True))
+    return with_one
+
+
+def _possible_batches(job: _Job, notes: list[str]) -> tuple[int, ...]:
+    """The batch sizes asked for, without 1 where the model refuses it (batch norm over a single value, say).
+
+    Raises the model's own RequestError where nothing is left.
+    """
+    try:
+        job.blueprint.example(1, job.request.mode == "training")
+    except RequestError as error:
+        job.one_is_possible = False
+        left = tuple(batch for batch in job.request.batches if batch != 1)
+        if not left:
+            raise
+        if len(left) < len(job.request.batches):
+            notes.append(f"batch 1 is left out: {error}")
+        return left
+    return job.request.batches
+
+
+def _halves_alike(device: Device) -> bool:
+    """Whether float16 and bfloat16 take the same kernels: tensor cores treat them alike since capability 8.0."""
+    return device.kind == "cuda" and device.capability is not None and device.capability >= (8, 0)
+
+
+def _cheapest_first(dtypes: tuple[str, ...]) -> Iterator[str]:
+    # Weights in float32 first: the module is cast in place and back only once.
+    yield from sorted(dtypes, key=lambda d: (not (d == "float32" or d.startswith("amp-")), d == "float16"))
+
+
+def _echo(request: Request) -> dict[str, object]:
+    echo = asdict(request)
+    echo.pop("config")
+    return echo

@@ -1,0 +1,84 @@
+"""How fast a trace is: `python -m tests.benchmarks.bench_trace`. Ratios within this one run; absolute times are this machine's.
+
+- One ResNet-50 training step (batch 32) against torch.distributed._tools.MemTracker under FakeTensorMode on the same step.
+- Two AdamW steps of Llama-3.1-8B and 405B at 2,048 tokens.
+- The dtype × batch grid of ResNet-50 and of Llama-3.1-8B, in units of one trace of the same model.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from sizer.architecture import make_blueprint
+from sizer.estimator import build_module, estimate
+from sizer.request import parse_query
+from sizer.tracing.device import Device
+from sizer.tracing.recipes import Work
+from sizer.tracing.trace import trace
+
+A100 = (8, 0)
+
+
+def seconds(run: Callable[[], object], times: int = 3) -> float:
+    """The median wall-clock seconds of a call, after one that does not count."""
+    run()
+    measured = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        measured.append(time.perf_counter() - start)
+    return statistics.median(measured)
+
+
+def one_trace(query: str, batch: int, dtype: str) -> Callable[[], object]:
+    """A call that traces two training steps of a query's model, the module built beforehand."""
+    request = parse_query(query)
+    blueprint = make_blueprint(request)
+    module = build_module(blueprint)
+    work = Work(mode="training", dtype=dtype)
+    return lambda: trace(blueprint, module, work, batch=batch, device=Device("cuda", A100))
+
+
+def mem_tracker_step() -> None:
+    """Two ResNet-50 training steps at batch 32 under FakeTensorMode and MemTracker."""
+    with FakeTensorMode():
+        model = torchvision.models.resnet50(weights=None)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        images, targets = torch.zeros(32, 3, 224, 224), torch.zeros(32, dtype=torch.int64)
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer, images, targets)
+        with tracker:
+            for _ in range(2):
+                F.cross_entropy(model(images), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def sizer_step() -> None:
+    """The same two steps through Sizer, building the model included as above."""
+    one_trace("arch=torchvision:resnet50", 32, "float32")()
+
+
+def main() -> None:
+    ours, theirs = seconds(sizer_step), seconds(mem_tracker_step)
+    print(f"ResNet-50, two steps, batch 32: Sizer {ours:.2f} s, MemTracker {theirs:.2f} s, ratio {theirs / ours:.1f}")
+    for preset in ("llama-3.1-8b", "llama-3.1-405b"):
+        spent = seconds(one_trace(f"arch=hf:{preset}&seq=2048", 1, "bfloat16"), times=2)
+        print(f"{preset}, two AdamW steps at 2,048 tokens: {spent:.2f} s, {spent / ours:.1f} of ResNet-50's trace")
+    for query in ("arch=torchvision:resnet50", "arch=hf:llama-3.1-8b&seq=2048"):
+        single = seconds(one_trace(query, 3, "float32"))
+        grid = seconds(lambda query=query: estimate(parse_query(query)), times=2)
+        print(f"{query}: five dtypes x eight batch sizes {grid:.2f} s = {grid / single:.1f} single traces of {single:.2f} s")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
