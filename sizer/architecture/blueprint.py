@@ -1,0 +1,53 @@
+"""What an architecture has to offer before it can be counted, traced or measured: a recipe, not a model.
+
+A `Blueprint` is the only value of the project that refers to live torch code. It never leaves the process that made it;
+everything computed from it is plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """The inputs of one step: real tensors on the CPU, nested in lists, tuples and dicts as the model expects them.
+
+    Integer tensors hold sensible values (token ids inside the vocabulary, boxes inside the image), because control flow may
+    read them; of floating-point tensors only shape and dtype (float32) matter.
+    `args` and `kwargs` go to the module's forward; `targets` is whatever the blueprint's `loss` needs beside its output.
+    """
+
+    args: tuple = ()
+    kwargs: dict = field(default_factory=dict)
+    targets: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """How to build a module and how to run one step of it.
+
+    `build` is called under `torch.device("meta")` and returns a float32 module; it reads no weights and no network.
+    `example(batch, training)` returns the inputs of one step, deterministic, with `batch` samples.
+    `loss(module, example)` returns the scalar a user would train with; `predict(module, example)` runs inference.
+    `checkpoint(module)` switches gradient checkpointing on; None where the architecture does not support it.
+    `sequence_length` (tokens, frames) and `image_size` (height, width) are what the examples really use; None where the
+    architecture has no such size.
+    `notes` say what was chosen on the user's behalf; `uncounted` what an estimate made from this blueprint leaves out.
+    """
+
+    name: str
+    class_name: str
+    source: str
+    build: Callable[[], nn.Module]
+    example: Callable[[int, bool], Example]
+    loss: Callable[[nn.Module, Example], Tensor]
+    predict: Callable[[nn.Module, Example], object]
+    checkpoint: Callable[[nn.Module], None] | None = None
+    sequence_length: int | None = None
+    image_size: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
