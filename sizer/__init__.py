@@ -1,0 +1,67 @@
+"""How much device memory will this model need, for this work, and does it fit?
+
+    import sizer
+
+    report = sizer.estimate("arch=torchvision:resnet50&batch=32")
+    report.estimates[0].peak_allocated_bytes
+
+Importing this package imports no torch; each function does when it is called, and works in the calling process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sizer.memory.report import Report
+
+__all__ = ["estimate", "size_module", "size_step"]
+__version__ = "0.1.0"
+
+
+def estimate(query: str) -> Report:
+    """The report (bytes) on a query such as "arch=torchvision:resnet50&batch=32&gpu=rtx-4090".
+
+    Raises RequestError for a bad query, ConfigError, HubError and BuildError where the architecture cannot be had. A
+    step that could not be traced is no error: `failures` says why, `model` still holds the counts.
+
+    *Known limitations*: no limits and no sandbox; the app and the command line run this in a child process instead.
+    """
+    from sizer.architecture.ingest import read_config
+    from sizer.request import parse_query
+
+    request, config = parse_query(query), None
+    if request.source == "hub":
+        from sizer.architecture.hub import fetch_config
+
+        config = read_config(fetch_config(request.name, request.revision))
+    from sizer.estimator import estimate as estimate_request
+
+    return estimate_request(request, config=config)
+
+
+def size_module(
+    factory: Callable[[], nn.Module],
+    inputs: tuple | Mapping[str, Any],
+    *,
+    mode: str = "training",
+    optimizer: str = "adamw",
+    gpu: str = "a100-80gb",
+    loss: Callable[[Any], Tensor] | None = None,
+    steps: int = 2,
+) -> Report:
+    """The report (bytes) on a module of yours; see sizer.custom.size_module."""
+    from sizer import custom
+
+    options = {"mode": mode, "optimizer": optimizer, "gpu": gpu, "loss": loss, "steps": steps}
+    return custom.size_module(factory, inputs, **options)
+
+
+def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2) -> Report:
+    """The report (bytes) on a step of yours, written as for a real device; see sizer.custom.size_step."""
+    from sizer import custom
+
+    return custom.size_step(setup, gpu=gpu, steps=steps)

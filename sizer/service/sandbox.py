@@ -1,0 +1,111 @@
+"""What a job's child gives up before it looks at anything a stranger wrote.
+
+Two layers. The kernel's limits hold whatever the code does: address space, CPU time, file size, a deadline, death with
+the server. An audit hook then refuses, by name, what Python code could try: sockets, programs, files opened to write.
+It cannot be taken out again. Only data comes from strangers (a config), never code: native code that means harm is not
+the threat, a library that helpfully downloads, caches or compiles is.
+
+*Known limitations*: macOS does not enforce RLIMIT_AS; Windows has none of the limits of `resource` (the server's wall
+clock and the audit hook remain). RLIMIT_NPROC does not bind root: there the audit hook alone refuses new processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from sizer.service.settings import Settings
+
+DEADLINE_GRACE_SECONDS = 2.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_PROCESSES = "start or signal processes"
+_FILES = "change files"
+_REFUSED_EVENTS = {
+    **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"), _PROCESSES),
+    **dict.fromkeys(("os.fork", "os.forkpty", "os.startfile", "pty.spawn", "os.kill", "os.killpg"), _PROCESSES),
+    **dict.fromkeys(("os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate"), _FILES),
+    **dict.fromkeys(("os.chmod", "os.chown", "os.setxattr", "shutil.rmtree", "shutil.move"), _FILES),
+}
+
+
+def confine(settings: Settings, parent: int) -> None:
+    """Limits the calling process for good. `parent` is the process id that it must not outlive.
+
+    Raises OSError or ValueError where the system refuses a limit that it has.
+    """
+    sys.dont_write_bytecode = True
+    tempfile.gettempdir()  # finds out, and remembers, by writing a file: libraries that only ask for the name still may
+    if sys.platform == "linux":
+        _die_with(parent)
+    if os.name == "posix":
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, settings.wall_seconds + DEADLINE_GRACE_SECONDS)
+        _set_limits(settings)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+    sys.addaudithook(_refuse)
+
+
+def address_space_bytes() -> int | None:
+    """How many bytes of address space this process holds; None where the system does not tell (anything but Linux)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_limit_bytes() -> int | None:
+    """The address space that this process may use; None where there is no limit."""
+    if os.name != "posix":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _set_limits(settings: Settings) -> None:
+    import resource
+
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_CPU, settings.cpu_seconds, above=1)  # the soft limit's signal tells what happened
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_NPROC, 0)
+    if (held := address_space_bytes()) is not None:
+        _lower(resource.RLIMIT_AS, max(settings.memory_bytes, held + settings.headroom_bytes))
+
+
+def _lower(limit: int, value: int, *, above: int = 0) -> None:
+    """Sets a soft limit, and the hard one `above` it; neither ever rises."""
+    import resource
+
+    _, hard = resource.getrlimit(limit)
+    ceiling = value + above if hard == resource.RLIM_INFINITY else min(value + above, hard)
+    resource.setrlimit(limit, (min(value, ceiling), ceiling))
+
+
+def _die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent dies, however that happens."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def _refuse(event: str, arguments: tuple) -> None:
+    """The audit hook: raises PermissionError for what a job may not do."""
+    if event == "open":
+        path, _, flags = arguments
+        if flags & _WRITING and path != os.devnull:
+            raise PermissionError("a job may not open files for writing")
+    elif event in _REFUSED_EVENTS:
+        raise PermissionError(f"a job may not {_REFUSED_EVENTS[event]} ({event})")
+    elif event.startswith("socket.") and event != "socket.gethostname":
+        raise PermissionError(f"a job may not use the network ({event})")

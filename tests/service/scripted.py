@@ -1,0 +1,219 @@
+"""Work for jobs under test: `arch=hub:script/<name>` names the function to run, `config_text` is its argument.
+
+A stand-in for sizer.service.work, so that every way a job can end badly really happens in a child process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from sizer import errors
+from sizer.errors import Refusal, RequestError
+from sizer.request import parse_query
+
+PIPE = 3  # the descriptor that a forked job answers on
+
+
+def run(job: dict, progress) -> dict:
+    if job["task"] == "models":
+        return {"torchvision": [{"name": "resnet50", "family": "resnet"}]}  # as if torchvision had only this
+    return SCRIPTS[parse_query(job["query"]).name.removeprefix("script/")](job["config_text"], progress)
+
+
+def run_or_answer(job: dict, progress) -> dict:
+    """Runs scripts; everything else gets its real answer."""
+    from sizer.service import work
+
+    is_script = job["task"] == "estimate" and parse_query(job["query"]).name.startswith("script/")
+    return run(job, progress) if is_script else work.run(job, progress)
+
+
+def report(job: dict, progress) -> dict:
+    """Work that answers any query with a report made by hand; a dtype of float16 cannot be traced."""
+    from tests.ui.reports import report_for
+
+    request = parse_query(job["query"])
+    failures = {"float16": "nobody can trace this"} if "float16" in request.dtypes else {}
+    return report_for(request, failures=failures).to_dict()
+
+
+def echo(argument, progress) -> dict:
+    return {"argument": argument, "process": os.getpid()}
+
+
+def hold(argument, progress) -> dict:
+    """Tells its process id, then waits until somebody writes to the named pipe `argument`, or for ever."""
+    progress(f"holding in {os.getpid()}")
+    if not argument:
+        while True:
+            signal.pause()
+    with open(argument) as pipe:
+        return {"released": pipe.read(), "process": os.getpid()}
+
+
+def endless(argument, progress) -> dict:
+    while True:
+        pass
+
+
+def bomb(argument, progress) -> dict:
+    blocks = []
+    while True:
+        blocks.append(bytearray(2**24))
+
+
+def native_bomb(argument, progress) -> dict:
+    """What C code sees beyond the limit: no memory, an error code."""
+    mmap.mmap(-1, 2**40)
+    return {}
+
+
+def crash(argument, progress) -> dict:
+    os.abort()
+
+
+def killed(argument, progress) -> dict:
+    signal.raise_signal(signal.SIGKILL)
+
+
+def leave(argument, progress) -> dict:
+    os._exit(3)
+
+
+def quit_python(argument, progress) -> dict:
+    sys.exit("enough")
+
+
+def recurse(argument, progress) -> dict:
+    return recurse(argument, progress)
+
+
+def large(argument, progress) -> dict:
+    return {"text": "x" * int(argument)}
+
+
+def chatter(argument, progress) -> dict:
+    while True:
+        progress("x" * 10_000)
+
+
+def garbage(argument, progress) -> dict:
+    """Writes raw text to the pipe, then ends as if all were well."""
+    os.write(PIPE, argument.encode())
+    os._exit(0)
+
+
+def foreign(argument, progress) -> dict:
+    """An answer that json.loads would take, in an encoding that the client does not read."""
+    os.write(PIPE, '{"result": {}}\n'.encode("utf-16-be"))
+    os._exit(0)
+
+
+def deep(argument, progress) -> dict:
+    return garbage('{"result":' + "[" * 200_000 + "\n", progress)
+
+
+def not_a_number(argument, progress) -> dict:
+    return {"bytes": float("nan")}
+
+
+def write_file(argument, progress) -> dict:
+    open(argument, "w").close()
+    return {}
+
+
+def make_folder(argument, progress) -> dict:
+    os.mkdir(argument)
+    return {}
+
+
+def write_file_in_c(argument, progress) -> dict:
+    """What the audit hook does not see: the kernel's limit still refuses every byte."""
+    descriptor = ctypes.CDLL(None).open(argument.encode(), os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, b"x")
+    except OSError as error:
+        return {"errno": errno.errorcode[error.errno]}
+    return {"errno": None}
+
+
+def connect(argument, progress) -> dict:
+    socket.create_connection(("127.0.0.1", int(argument)), timeout=5)
+    return {}
+
+
+def resolve(argument, progress) -> dict:
+    socket.getaddrinfo("localhost", 80)
+    return {}
+
+
+def program(argument, progress) -> dict:
+    subprocess.run([sys.executable, "-c", "0"], check=True)
+    return {}
+
+
+def python_fork(argument, progress) -> dict:
+    os.fork()
+    return {}
+
+
+def grandchild(argument, progress) -> dict:
+    """Forks behind the audit hook's back; both wait for ever. Where the kernel refuses (RLIMIT_NPROC), one waits."""
+    if ctypes.CDLL(None).fork() <= 0:
+        progress(f"holding in {os.getpid()}")
+    while True:
+        signal.pause()
+
+
+def surroundings(argument, progress) -> dict:
+    """What a job can see of the world around it."""
+    print("nobody reads this")
+    print("nor this", file=sys.stderr)
+    return {
+        "environment": dict(os.environ),
+        "stdin": sys.stdin.read(),
+        "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
+        "home": os.listdir(os.environ["HF_HOME"]),
+        "group": os.getpgid(0) == os.getpid(),
+    }
+
+
+def fail(argument, progress) -> dict:
+    """Raises the error of sizer.errors that `argument` names."""
+    raise getattr(errors, argument)("it went wrong", given="7", allowed="1 to 5", todo="choose less")
+
+
+def refuse(argument, progress) -> dict:
+    raise RequestError(refusals=[Refusal(key="head", given="'X'", allowed="A, B", todo="choose one of these")])
+
+
+def broken(argument, progress) -> dict:
+    raise ZeroDivisionError("nobody expected\nthis")
+
+
+def train(argument, progress) -> dict:
+    """A small real training step on the CPU: torch works under the limits."""
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 30 * 30, 10))
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.rand(4, 3, 32, 32)).square().mean().backward()
+    optimizer.step()
+    return {"threads": torch.get_num_threads(), "cuda": torch.cuda.is_available(), "process": os.getpid()}
+
+
+def large_tensor(argument, progress) -> dict:
+    import torch
+
+    torch.ones(2**35)
+    return {}
+
+
+SCRIPTS = {name: value for name, value in globals().items() if callable(value) and value.__module__ == __name__}

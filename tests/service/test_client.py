@@ -1,0 +1,490 @@
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sizer.errors import ConfigError, HubError, JobError, RequestError, TraceError
+from sizer.memory.report import Report
+from sizer.service import client as client_module
+from sizer.service.client import JobClient, shared_client
+from sizer.service.settings import Settings
+from tests.service.processes import is_running, wait_until
+
+WORK = "tests.service.scripted:run"
+
+
+@pytest.fixture
+def make_client():
+    """Makes clients whose jobs run scripts; results stay plain data."""
+    clients = []
+
+    def make(*, settings: dict | None = None, **options) -> JobClient:
+        chosen = Settings(**{"work": WORK, "preload": (), "max_jobs": 2, **(settings or {})})
+        clients.append(JobClient(chosen, **{"read": dict, **options}))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """A named pipe for `hold`: who writes to it lets the job go."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+def submit(client: JobClient, script: str, argument: object = "", **keys: object):
+    query = "&".join([f"arch=hub:script/{script}", *(f"{key}={value}" for key, value in keys.items())])
+    return client.submit(query, str(argument))
+
+
+def process_of(job) -> int:
+    """The process id of a job that holds."""
+    return int(wait_until(lambda: job.progress.startswith("holding in ") and job.progress.split()[-1]))
+
+
+# ----------------------------------------------------------------------------------------------------- one job, errors
+
+
+def test_result_is_none_while_the_job_runs_and_then_the_value(make_client, pipe):
+    job = submit(make_client(), "hold", pipe)
+    process = process_of(job)
+    assert job.result(timeout=0) is None
+    assert not job.done
+    pipe.write_text("go")
+    assert job.result(timeout=30) == {"released": "go", "process": process}
+    assert job.done
+    assert job.progress == "done"
+
+
+def test_bad_query_is_refused_before_any_server_starts(make_client):
+    client = make_client()
+    with pytest.raises(RequestError, match="batch: given '-5'"):
+        client.submit("arch=torchvision:resnet50&batch=-5")
+    assert client._connection is None
+
+
+def test_error_comes_back_as_its_class_and_fresh_for_each_caller(make_client):
+    job = submit(make_client(), "fail", "TraceError")
+    with pytest.raises(TraceError, match="it went wrong: given 7, allowed 1 to 5; choose less") as first:
+        job.result(timeout=30)
+    with pytest.raises(TraceError) as second:
+        job.result()
+    assert first.value is not second.value
+    assert first.value.exit_status == 3
+    assert job.progress == "failed"
+
+
+def test_errors_are_not_kept(make_client, tmp_path):
+    client = make_client()
+    target = tmp_path / "pipe"
+    with pytest.raises(JobError, match="FileNotFoundError"):
+        submit(client, "hold", target).result(timeout=30)
+    os.mkfifo(target)
+    again = submit(client, "hold", target)
+    process_of(again)
+
+
+def test_answer_that_is_no_report_is_an_error(make_client):
+    client = make_client(read=client_module.Report.from_dict)
+    with pytest.raises(JobError, match="the job's answer is not what was expected"):
+        submit(client, "echo").result(timeout=30)
+
+
+def test_config_that_is_far_too_long_is_refused_at_once(make_client):
+    client = make_client(settings={"request_bytes": 10_000})
+    with pytest.raises(ConfigError, match="config is too large"):
+        submit(client, "echo", "x" * 10_000)
+    assert submit(client, "echo", "x" * 9_000).result(timeout=30)["argument"] == "x" * 9_000
+
+
+def test_config_for_anything_but_a_hub_model_is_refused_not_ignored(make_client):
+    with pytest.raises(RequestError, match="config_text: given arch=torchvision:, allowed with arch=hub:"):
+        make_client().submit("arch=torchvision:resnet50", "{}")
+
+
+def test_models_come_from_the_server(make_client):
+    expected = {"torchvision": [{"name": "resnet50", "family": "resnet"}]}
+    assert make_client().submit_models().result(timeout=30) == expected
+
+
+# ------------------------------------------------------------------------------------------------- sharing, the cache
+
+
+def test_identical_requests_in_flight_are_one_job(make_client, pipe):
+    client = make_client()
+    # The same question in other words: another order, and a default written out.
+    jobs = [submit(client, "hold", pipe, batch="1,2", mode="training"), submit(client, "hold", pipe, batch="1,2")]
+    process_of(jobs[0])
+    pipe.write_text("go")
+    first, second = (job.result(timeout=30) for job in jobs)
+    assert first is second
+
+
+def test_different_questions_and_configs_are_different_jobs(make_client):
+    client = make_client()
+    jobs = [
+        submit(client, "echo"),
+        submit(client, "echo", batch=2),
+        submit(client, "echo", "a"),
+        submit(client, "echo", "b"),
+    ]
+    assert len({job.result(timeout=30)["process"] for job in jobs}) == 4
+
+
+def test_work_goes_on_until_the_last_one_gives_up(make_client):
+    client = make_client()
+    first, second = submit(client, "hold"), submit(client, "hold")
+    process = process_of(first)
+    first.cancel()
+    first.cancel()  # a second time changes nothing
+    with pytest.raises(JobError, match="the job was cancelled"):
+        first.result()
+    assert second.result(timeout=0) is None
+    assert is_running(process)
+    second.cancel()
+    wait_until(lambda: not is_running(process))
+    third = submit(client, "hold")
+    assert process_of(third) != process
+
+
+def test_cancel_after_the_end_keeps_the_result(make_client):
+    job = submit(make_client(), "echo")
+    result = job.result(timeout=30)
+    job.cancel()
+    assert job.result() is result
+
+
+def test_finished_reports_are_kept_for_a_time(make_client):
+    now = [0.0]
+    client = make_client(ttl_seconds=60.0, clock=lambda: now[0])
+    first = submit(client, "echo").result(timeout=30)
+    now[0] = 59.9
+    assert submit(client, "echo").result(timeout=0) is first
+    now[0] = 60.0
+    assert submit(client, "echo").result(timeout=30)["process"] != first["process"]
+
+
+def test_cache_drops_what_was_used_longest_ago(make_client):
+    client = make_client(max_entries=2)
+    first, second = (submit(client, "echo", name).result(timeout=30) for name in "ab")
+    assert submit(client, "echo", "a").result(timeout=0) is first
+    submit(client, "echo", "c").result(timeout=30)
+    assert submit(client, "echo", "a").result(timeout=0) is first
+    assert submit(client, "echo", "b").result(timeout=30)["process"] != second["process"]
+
+
+def test_cache_ends_with_the_versions_it_was_made_with(make_client):
+    client = make_client()
+    first = submit(client, "echo").result(timeout=30)
+    client._welcome(client.versions)
+    assert submit(client, "echo").result(timeout=0) is first
+    client._welcome({**client.versions, "torch": "99.0"})
+    assert submit(client, "echo").result(timeout=30) is not first
+
+
+# ----------------------------------------------------------------------------------------------------- many threads
+
+
+def test_many_threads_ask_at_once(make_client):
+    client = make_client()
+    results, errors = {}, []
+
+    def ask(index: int) -> None:
+        try:
+            results[index] = submit(client, "echo", str(index % 5)).result(timeout=60)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(25)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert all(results[index]["argument"] == str(index % 5) for index in range(25))
+    assert len({result["process"] for result in results.values()}) == 5
+
+
+def test_too_many_different_jobs_are_refused(make_client):
+    client = make_client(settings={"max_jobs": 1, "max_waiting": 1})
+    jobs = [submit(client, "hold", batch=1), submit(client, "hold", batch=2)]
+    with pytest.raises(JobError, match="too many jobs: 2 are running or waiting; try again in a minute"):
+        submit(client, "hold", batch=3)
+    assert submit(client, "hold", batch=1)._work is jobs[0]._work
+    jobs[1].cancel()
+    assert not submit(client, "hold", batch=3).done
+
+
+# ------------------------------------------------------------------------------------------ the server's life and death
+
+
+def test_server_keeps_nothing_of_the_jobs_that_are_over(make_client):
+    client = make_client()
+    submit(client, "echo").result(timeout=30)
+    server = client._connection.process_id
+    opened = len(os.listdir(f"/proc/{server}/fd"))
+    jobs = [submit(client, script, index) for index in range(5) for script in ("echo", "crash", "endless")]
+    for job, script in zip(jobs, 5 * ("echo", "crash", "endless"), strict=True):
+        if script == "endless":
+            job.cancel()
+        elif script == "crash":
+            with pytest.raises(JobError, match="SIGABRT"):
+                job.result(timeout=30)
+        else:
+            job.result(timeout=30)
+    children = Path(f"/proc/{server}/task/{server}/children")
+    wait_until(lambda: children.read_text() == "")  # zombies would be among them
+    # At most: the first job's pipe may still have been open when they were counted.
+    wait_until(lambda: len(os.listdir(f"/proc/{server}/fd")) <= opened)
+
+
+def test_death_of_the_server_fails_its_jobs_and_the_next_one_starts_another(make_client):
+    client = make_client()
+    job = submit(client, "hold")
+    process, server = process_of(job), client._connection.process_id
+    os.kill(server, signal.SIGKILL)
+    with pytest.raises(JobError, match=r"the job server ended \(exit status -9\); try again"):
+        job.result(timeout=30)
+    wait_until(lambda: not is_running(process))
+    assert submit(client, "echo").result(timeout=30)["argument"] == ""
+    assert client._connection.process_id != server
+
+
+def test_server_that_cannot_start_says_why(make_client):
+    client = make_client(settings={"preload": ("no_such_library",)})
+    with pytest.raises(JobError, match=r"no_such_library could not be imported .* install what requirements.txt names"):
+        submit(client, "echo").result(timeout=30)
+
+
+def test_server_that_dies_of_a_bug_leaves_its_last_words(make_client):
+    client = make_client(settings={"launch": "no such way"})
+    with pytest.raises(JobError, match=r"the job server ended \(exit status 2\), saying .*invalid choice"):
+        submit(client, "echo").result(timeout=30)
+
+
+def test_close_ends_everything(make_client):
+    client = make_client()
+    job = submit(client, "hold")
+    process, connection = process_of(job), client._connection
+    home = connection._home
+    client.close()
+    client.close()
+    with pytest.raises(JobError, match="the job client was closed"):
+        job.result(timeout=0)
+    with pytest.raises(JobError, match="the job client was closed"):
+        submit(client, "echo")
+    assert not is_running(connection.process_id)
+    assert not is_running(process)
+    assert not os.path.exists(home)
+
+
+def test_start_brings_the_server_up_before_the_first_job(make_client):
+    client = make_client()
+    assert client.versions is None
+    client.start()
+    client.start()
+    assert set(wait_until(lambda: client.versions)) == {"sizer"}
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
+def test_no_process_outlives_the_app(end):
+    """An app that ends, in order or by SIGKILL, with a job running."""
+    code = f"""
+import os
+from sizer.service.client import JobClient
+from sizer.service.settings import Settings
+from tests.service.test_client import process_of, submit
+client = JobClient(Settings(work={WORK!r}, preload=()), read=dict)
+print(process_of(submit(client, "hold")), client._connection.process_id, client._connection._home, flush=True)
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    *processes, home = done.stdout.split()
+    wait_until(lambda: not any(map(is_running, map(int, processes))))
+    assert not os.path.exists(home)
+
+
+def test_shared_client_is_one_for_all_threads():
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(shared_client())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(map(id, found))) == 1
+    assert found[0]._connection is None  # nothing starts before it is needed
+
+
+# --------------------------------------------------------------------------------------------------------------- hub
+
+
+def ask_hub(client: JobClient, name: str = "org/name@main"):
+    return client.submit(f"arch=hub:{name}")
+
+
+def test_hub_config_is_fetched_outside_the_job_and_handed_to_it(make_client, monkeypatch):
+    asked = []
+
+    def fetch(name: str, revision: str | None) -> bytes:
+        asked.append((name, revision))
+        return '{"model_type": "ü"}'.encode()
+
+    client = make_client(settings={"work": "tests.service.test_client:give_back"}, fetch=fetch)
+    result = ask_hub(client).result(timeout=30)
+    assert asked == [("org/name", "main")]
+    assert result["config_text"] == '{"model_type": "ü"}'
+    assert "arch=hub:org/name@main" in result["query"]
+    assert ask_hub(client).result(timeout=0) is result
+
+
+def give_back(job: dict, progress) -> dict:
+    """Work that answers with what it was given."""
+    return job
+
+
+def test_hub_errors_keep_their_class(make_client):
+    def fetch(name: str, revision: str | None) -> bytes:
+        raise HubError("the hub does not know it", given=name, todo="check the name")
+
+    with pytest.raises(HubError, match="the hub does not know it: given org/name; check the name"):
+        ask_hub(make_client(fetch=fetch)).result(timeout=30)
+
+
+def test_hub_config_that_is_not_text_is_refused(make_client):
+    with pytest.raises(ConfigError, match="config is not UTF-8: given 'org/name'"):
+        ask_hub(make_client(fetch=lambda name, revision: b"\xff")).result(timeout=30)
+
+
+def test_bug_while_fetching_ends_the_job(make_client):
+    with pytest.raises(JobError, match=r"the config could not be fetched \(KeyError\)"):
+        ask_hub(make_client(fetch=lambda name, revision: {}[name])).result(timeout=30)
+
+
+def test_job_that_is_cancelled_while_fetching_never_runs(make_client):
+    release, left = threading.Event(), threading.Event()
+
+    def fetch(name: str, revision: str | None) -> bytes:
+        release.wait(30)
+        left.set()
+        return b"{}"
+
+    client = make_client(fetch=fetch)
+    job = ask_hub(client)
+    assert job.progress == "fetching the config of org/name"
+    job.cancel()
+    release.set()
+    assert left.wait(30)
+    with pytest.raises(JobError, match="cancelled"):
+        job.result()
+    assert client._connection is None
+
+
+# ----------------------------------------------------------------------------------------------------------- no torch
+
+
+HEAVY = {"torch", "torchvision", "transformers", "streamlit"}
+
+
+def heavy_modules_after(code: str) -> str:
+    check = f"import sys; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    command = [sys.executable, "-c", f"{code}; {check}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def test_client_side_imports_neither_torch_nor_streamlit():
+    code = "import sizer, sizer.__main__, sizer.service.client, sizer.service.server, sizer.service.work"
+    assert heavy_modules_after(code) == ""
+
+
+def test_the_test_above_can_fail(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert heavy_modules_after("import sizer.service.client, torch") == "torch"
+
+
+# -------------------------------------------------------------------------------------------------- with the real torch
+
+
+@pytest.fixture(scope="module")
+def with_torch():
+    """A server with all that the app's own imports, so that what holds here holds there."""
+    client = JobClient(Settings(work="tests.service.scripted:run_or_answer", max_jobs=2), read=dict)
+    yield client
+    client.close()
+
+
+def test_torch_trains_under_the_limits_on_one_thread_and_without_a_gpu(with_torch):
+    result = submit(with_torch, "train").result(timeout=120)
+    assert result["threads"] == 1
+    assert result["cuda"] is False
+    assert set(with_torch.versions) == {"sizer", "torch", "torchvision", "transformers"}
+
+
+def test_hub_model_from_the_fetch_to_the_report(with_torch, monkeypatch):
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 10, "n_positions": 8}
+    config |= {"n_embd": 4, "n_layer": 1, "n_head": 2}
+    with serving({"/org/tiny/resolve/main/config.json": json.dumps(config).encode()}) as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        job = with_torch.submit("arch=hub:org/tiny&dtype=float32&batch=2&seq=8")
+        report = Report.from_dict(job.result(timeout=120))
+        with pytest.raises(HubError, match="org/absent"):
+            with_torch.submit("arch=hub:org/absent").result(timeout=120)
+    # Embeddings 10 x 4 + 8 x 4, two layer norms 2 x 8, attention 4 x 12 + 12 + 4 x 4 + 4, MLP 4 x 16 + 16 + 16 x 4 + 4,
+    # last layer norm 8; the head is tied to the embedding: 72 + 16 + 80 + 148 + 8 = 324 parameters.
+    assert report.model.parameters == 324
+    assert report.failures == {}
+    assert report.estimates[0].weights_bytes == 4 * 324
+
+
+@contextlib.contextmanager
+def serving(files: dict[str, bytes]):
+    """A web server on loopback with these files; its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = files.get(self.path)
+            self.send_response(200 if data is not None else 404)
+            self.send_header("Content-Length", str(len(data or b"")))
+            self.end_headers()
+            self.wfile.write(data or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_every_torchvision_model_is_listed_with_its_family(with_torch):
+    rows = with_torch.submit_models().result(timeout=120)["torchvision"]
+    families = {row["name"]: row["family"] for row in rows}
+    assert families["resnet50"] == "resnet"
+    assert families["fcn_resnet50"] == "segmentation.fcn"
+
+
+def test_server_forks_from_a_single_thread(with_torch):
+    submit(with_torch, "echo").result(timeout=120)
+    assert len(os.listdir(f"/proc/{with_torch._connection.process_id}/task")) == 1
+
+
+def test_tensor_beyond_the_limit_is_out_of_memory(with_torch):
+    # 2^35 float32 elements are 128 GiB; a job may use 8 GiB.
+    with pytest.raises(JobError, match=r"the job ran out of host memory \(it may use 8.00 GiB of address space\)"):
+        submit(with_torch, "large_tensor").result(timeout=120)

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+import sizer
+from sizer.__main__ import main
+from sizer.memory.report import Report
+from sizer.request import parse_query
+from sizer.service.client import JobClient
+from sizer.service.settings import Settings
+from sizer.terminal import format_report, format_table
+from sizer.units import format_bytes
+from tests.ui.reports import report_for
+
+QUERY = "arch=torchvision:resnet50&dtype=float32,bfloat16&batch=1,32&gpu=a100-40gb"
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command with jobs that answer at once; (exit status, stdout, stderr)."""
+
+    def run(*arguments: str, work: str = "tests.service.scripted:report") -> tuple[int, str, str]:
+        settings = Settings(work=work, preload=(), max_jobs=1)
+        status = main(arguments, make_client=lambda: JobClient(settings))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------------------ estimate
+
+
+def test_estimate_prints_the_answer_the_table_and_the_peak(run):
+    status, out, err = run("estimate", QUERY)
+    assert (status, err) == (0, "")
+    report = report_for(parse_query(QUERY))
+    assert out == format_report(report) + "\n"
+    lines = out.splitlines()
+    assert lines[0] == "resnet50 (ResNet)"
+    assert lines[1] == "25,557,032 parameters (25.56 M), 53,120 buffer elements"
+    first, total = report.estimates[0], format_bytes(report.gpu.total_bytes)
+    needs = (
+        f"{format_bytes(first.peak_allocated_bytes)} allocated ({format_bytes(first.process_bytes)} for the process)"
+    )
+    assert lines[3] == f"Training in float32 at batch 1 needs {needs}; it fits one {report.gpu.name} with {total}."
+    table = [line.split() for line in lines[5:10]]
+    assert table[0] == ["dtype", "batch", "allocated", "reserved", "process", "fits"]
+    assert [(row[0], row[1], row[-1]) for row in table[1:]] == [
+        ("float32", "1", "yes"),
+        ("float32", "32", "yes"),
+        ("bfloat16", "1", "yes"),
+        ("bfloat16", "32", "yes"),
+    ]
+    assert "In memory at the peak, batch 1:" in lines
+    parameters = next(line.split() for line in lines if line.startswith("parameter "))
+    both = [format_bytes(report.find(dtype, 1).at_peak["parameter"]).split() for dtype in ("float32", "bfloat16")]
+    assert parameters == ["parameter", *both[0], *both[1]]
+    for dtype in ("float32", "bfloat16"):
+        row = report.find(dtype, 1)
+        places = [line for line in lines if line.startswith("peak of ")]
+        (place,) = (line for line in places if dtype in line.partition(":")[0].removeprefix("peak of ").split(", "))
+        assert place.endswith(f": {row.peak_op} in {row.peak_module} ({row.peak_phase})")
+    assert any(line.startswith("  float32: ") for line in lines)
+    assert "Note: The loss is cross entropy over 1000 classes." in lines
+    assert any(line.startswith("Assumed: ") for line in lines)
+    assert any(line.startswith("Not counted: ") for line in lines)
+
+
+def test_estimate_as_json_is_the_report(run):
+    status, out, err = run("estimate", QUERY, "--json")
+    assert (status, err) == (0, "")
+    assert Report.from_dict(json.loads(out)) == report_for(parse_query(QUERY))
+    assert out.count("\n") == 1
+
+
+def test_estimate_as_csv_has_a_row_per_dtype_and_batch(run):
+    status, out, _ = run("estimate", QUERY, "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert status == 0
+    assert [(row["dtype"], row["batch"]) for row in rows] == [
+        ("float32", "1"),
+        ("float32", "32"),
+        ("bfloat16", "1"),
+        ("bfloat16", "32"),
+    ]
+    assert rows[0]["weights_bytes"] == "102228128"
+
+
+def test_config_file_replaces_arch_and_need_not_be_told(run, tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config, indent=2))
+    queries = []
+    for query in ("", "?arch=torchvision:resnet50&batch=2", "batch=2"):
+        status, out, err = run("estimate", query, "--config", str(tmp_path / "config.json"), "--json")
+        assert (status, err) == (0, ""), query
+        queries.append(parse_query(json.loads(out)["query"]))
+    assert {query.source for query in queries} == {"config"}
+    assert {query.config for query in queries} == {'{"model_type":"gpt2","n_embd":64}'}
+    assert [len(query.batches) for query in queries] == [8, 1, 1]
+
+
+def test_some_dtypes_fail_and_the_rest_is_shown(run):
+    status, out, err = run("estimate", QUERY.replace("bfloat16", "float16"))
+    assert (status, err) == (0, "")
+    assert "float16 could not be traced: nobody can trace this" in out
+    assert "Training in float32 at batch 1 needs" in out
+
+
+def test_counts_are_printed_where_nothing_could_be_traced(run):
+    query = "arch=torchvision:resnet50&dtype=float16"
+    status, out, err = run("estimate", query)
+    assert status == 3
+    assert "25,557,032 parameters" in out
+    assert "float16 could not be traced: nobody can trace this" in out
+    assert err == ("sizer: the model was counted, but no step could be traced: given float16; nobody can trace this\n")
+    status, out, err = run("estimate", query, "--json")
+    assert status == 3
+    assert json.loads(out)["model"]["parameters"] == 25_557_032
+    assert err.count("\n") == 1
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["estimate", "arch=torchvision:resnet50&batch=-5"], "sizer: batch: given '-5', allowed whole numbers from 1"),
+        (["estimate", "arch=torchvision:resnet50&colour=red"], "colour"),
+        (["estimate", ""], "arch"),
+        (["estimate", "arch=hf:no-such-preset"], "a key of the presets"),
+        (["estimate"], "sizer: the following arguments are required: QUERY; see `python -m sizer estimate --help`"),
+        (["estimate", QUERY, "--json", "--csv"], "not allowed with argument"),
+        (["estimate", QUERY, "--config", "no/such/file"], "config file cannot be read: given 'no/such/file'"),
+        (["guess", QUERY], "invalid choice"),
+        ([], "COMMAND"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_status_2(run, arguments, message):
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"a": 1, "a": 2}', "sizer: config"),
+        (b"\xff\xfe", "sizer: config"),
+        (b" " * (2 * 2**20 + 1), "sizer: config is too large"),
+    ],
+)
+def test_bad_config_file_is_refused_as_such(run, tmp_path, data, message):
+    (tmp_path / "config.json").write_bytes(data)
+    status, out, err = run("estimate", "", "--config", str(tmp_path / "config.json"))
+    assert (status, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("BuildError", 2), ("TraceError", 3), ("DeviceError", 4), ("JobError", 1)]
+)
+def test_exit_status_is_the_errors_own(run, kind, status):
+    found, out, err = run("estimate", f"arch=torchvision:{kind.lower()}", work="tests.test_cli:fail")
+    assert (found, out) == (status, "")
+    assert err == "sizer: it went?[31m wrong; try again\n"
+
+
+def fail(job: dict, progress) -> dict:
+    """Work that raises the error its architecture names, with a control character in its text."""
+    from sizer import errors
+
+    name = parse_query(job["query"]).name
+    kind = next(kind for key, kind in vars(errors).items() if key.lower() == name)
+    raise kind("it went\x1b[31m wrong", todo="try again")
+
+
+# --------------------------------------------------------------------------------------------------------------- lists
+
+
+def test_gpus_lists_the_catalogue(run):
+    status, out, _ = run("gpus")
+    assert status == 0
+    assert any(line.startswith("a100-80gb ") for line in out.splitlines())
+    rows = json.loads(run("gpus", "--json")[1])["gpus"]
+    assert {"t4", "h100-80gb", "cpu"} <= {row["key"] for row in rows}
+    assert all(isinstance(row["total_bytes"], int) for row in rows)
+
+
+def test_models_lists_presets_and_torchvision(run):
+    work = "tests.service.scripted:run"
+    status, out, _ = run("models", work=work)
+    assert status == 0
+    assert any(line.split()[:2] == ["torchvision:resnet50", "resnet"] for line in out.splitlines())
+    data = json.loads(run("models", "--json", work=work)[1])
+    assert data["torchvision"] == [{"name": "resnet50", "family": "resnet"}]
+    preset = next(row for row in data["presets"] if row["key"] == "llama-3.1-8b")
+    assert preset["published_parameters"] == 8_030_261_248
+    for row in data["presets"]:
+        assert parse_query(f"arch=hf:{row['key']}").name == row["key"]
+
+
+def test_devices_lists_the_cpu_and_meta(run):
+    status, out, err = run("devices", "--json")
+    assert (status, err) == (0, "")
+    rows = {row["device"]: row for row in json.loads(out)["devices"]}
+    assert rows["cpu"]["total_bytes"] > 2**30
+    assert rows["meta"]["total_bytes"] is None
+    assert all(set(row) == {"device", "name", "total_bytes", "capability"} for row in rows.values())
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+def test_table_aligns_names_left_and_numbers_right():
+    assert list(format_table(("key", "size"), [("a", "100"), ("long", "2")])) == [
+        "key   size",
+        "a      100",
+        "long     2",
+    ]
+
+
+def test_text_of_a_report_moves_no_cursor():
+    import dataclasses
+
+    report = report_for(parse_query(QUERY))
+    report = dataclasses.replace(report, notes=("a\x1b[2Jb\rc",))
+    assert "Note: a?[2Jb?c" in format_report(report)
+
+
+def test_program_ends_quietly_when_nobody_reads_on():
+    command = f"{sys.executable} -m sizer gpus | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("key")
+    assert done.stderr == ""
+
+
+# ------------------------------------------------------------------------------------------------- with the real torch
+
+
+def test_program_estimates_a_real_model():
+    command = [
+        sys.executable,
+        "-m",
+        "sizer",
+        "estimate",
+        "arch=torchvision:squeezenet1_1&dtype=float32&batch=1",
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = Report.from_dict(json.loads(done.stdout))
+    assert report.model.parameters == 1_235_496  # torchvision's own figure for SqueezeNet1_1_Weights
+    assert report.estimates[0].weights_bytes == 4 * 1_235_496
+
+
+# ---------------------------------------------------------------------------------------------------------- the package
+
+
+def test_package_has_a_version():
+    assert sizer.__version__.count(".") == 2
