@@ -1,0 +1,21 @@
+"""Sizer's pages. Run with `streamlit run app.py`."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+# Three bars under a line: memory under a capacity. Inline, so that the browser asks nobody else for it.
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><g fill="#0B63A8">'
+    '<path d="M1 2h14v1.4H1z"/><path d="M2 10h3v5H2z"/><path d="M6.5 7.5h3V15h-3z"/><path d="M11 5h3v10h-3z"/></g></svg>'
+)
+
+st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
+page = st.navigation(
+    [
+        st.Page("pages/estimate.py", title="Size a model", icon=":material/straighten:", default=True),
+        st.Page("pages/numbers.py", title="About the numbers", icon=":material/menu_book:"),
+    ],
+    position="top",
+)
+page.run()

@@ -1,0 +1,27 @@
+"""Size a model: the question on the left, the answer on the right."""
+
+import streamlit as st
+
+from sizer.errors import SizerError
+from sizer.ui import form, links, remarks, service
+from sizer.ui.answer import show_answer
+
+names = service.torchvision_names()
+if link := links.follow_link():
+    form.fill(link.request)
+
+try:
+    with st.sidebar:
+        st.title("How much device memory does it need?", anchor=False)
+        request = form.ask(names)
+    if request is None:
+        st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
+        st.stop()
+    remarks.show_link_refusals(links.keep_address(request))
+    if report := service.report_on(request):
+        show_answer(request, report)
+except SizerError as error:
+    remarks.show_error(error)
+
+if not names:
+    service.await_torchvision_names()

@@ -1,0 +1,10 @@
+"""About the numbers."""
+
+import streamlit as st
+
+from sizer.ui.about import show_about
+from sizer.ui.links import leave_address
+
+leave_address()
+st.title("About the numbers", anchor=False)
+show_about()

@@ -1,0 +1,82 @@
+"""What the numbers mean, where they come from, what they leave out."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from sizer.memory.gpus import GPUS
+from sizer.ui.charts import legend
+from sizer.ui.measures import MEASURES
+from sizer.ui.palette import COLOURS
+from sizer.ui.scale import GIBIBYTES
+
+METHOD = """
+The model is built on PyTorch's `meta` device: every shape and dtype is there, no memory is. Then real PyTorch code runs
+over it, forward, backward and optimizer, twice. Each allocation and each release of a tensor is written down with the
+operation and the module that made it, and the record is played back through the rules of the device's allocator. Nothing is
+fitted to measurements: change a layer and the numbers follow.
+
+Sizes grow by whole bytes per sample. Two batch sizes are traced, a third one checks them, and the others are computed from
+the two. Where a model does not behave that way, each batch size is traced by itself.
+"""
+
+CATEGORIES = """
+| Category | What it counts |
+|---|---|
+| parameter, buffer | the model's own tensors; a tensor that several names share counts once |
+| gradient | one per trainable parameter, in the parameter's dtype, from the first backward pass on |
+| optimizer state | what the optimizer keeps between steps, made in its first step: two tensors per parameter for AdamW |
+| activation | what the forward pass keeps for the backward pass |
+| temporary | made and released within a phase: intermediate results, copies in another dtype |
+| input | the batch itself and its targets |
+| workspace | scratch memory inside kernels of cuBLAS, cuDNN and attention |
+| allocator cache | reserved from the device and not in use at that moment: rounding and fragmentation |
+| outside PyTorch | the driver's context, loaded kernels, library handles |
+"""
+
+LIMITS = """
+- **One process on one device.** Data loading, other programs and other devices are not counted.
+- **Kernels are chosen at run time.** cuDNN may pick another convolution with another workspace; the process range allows for it.
+- **The context is a range.** It depends on the driver, the card and which kernels get loaded. "May or may not fit" means
+  that the device's memory lies inside that range.
+- **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
+- **Compiled models, quantised weights, generation with a cache, several devices** are not covered yet.
+"""
+
+
+def show_about() -> None:
+    """Show the meaning of each number, the method, its limits, and the devices."""
+    with st.container(width=820):
+        st.header("Three ways to state a peak", anchor=False)
+        for measure in MEASURES.values():
+            st.markdown(f"**{measure.title}.** {measure.help}")
+        st.header("How they are made", anchor=False)
+        st.markdown(METHOD)
+        st.header("What the colours stand for", anchor=False)
+        st.html(legend(COLOURS))
+        st.markdown(CATEGORIES)
+        st.header("What they leave out", anchor=False)
+        st.markdown(LIMITS)
+    st.header("Devices", anchor=False)
+    _show_devices()
+
+
+def _show_devices() -> None:
+    number = st.column_config.NumberColumn(format="%.2f")
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "Device": [gpu.name for gpu in GPUS.values()],
+                "Key in links": list(GPUS),
+                "Memory, GiB": [GIBIBYTES.of(gpu.total_bytes) for gpu in GPUS.values()],
+                "Outside PyTorch, GiB": [GIBIBYTES.of(gpu.context_bytes) for gpu in GPUS.values()],
+                "from": [GIBIBYTES.of(gpu.context_low_bytes) for gpu in GPUS.values()],
+                "to": [GIBIBYTES.of(gpu.context_high_bytes) for gpu in GPUS.values()],
+                "Where the number is from": [gpu.source for gpu in GPUS.values()],
+            }
+        ),
+        hide_index=True,
+        height="content",
+        column_config=dict.fromkeys(("Memory, GiB", "Outside PyTorch, GiB", "from", "to"), number),
+    )

@@ -1,0 +1,181 @@
+"""Two charts: where the memory goes at the peak of each batch size, and how it comes and goes through one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import altair as alt
+import pandas as pd
+
+from sizer.memory.estimate import Estimate
+from sizer.memory.gpus import Gpu
+from sizer.memory.tape import CATEGORIES
+from sizer.ui.measures import Measure, parts
+from sizer.ui.palette import COLOURS, INK
+from sizer.ui.phases import PHASE_TITLES
+from sizer.ui.scale import Scale, scale_for
+
+TIME_AXIS = alt.Axis(title="allocations and releases, in order", labels=False, ticks=False, grid=False, labelPadding=14)
+HEIGHT = 320
+HEADROOM = 1.08  # of the tallest bar
+CAPACITY_IN_SIGHT = 2.0  # the capacity line is drawn where it is at most this many times the tallest bar
+NARROW_PHASE = 0.07  # of the chart's width: below this a phase's name does not fit
+SLOTS = 8  # a bar is never wider than one of eight
+
+
+def peak_chart(estimates: Sequence[Estimate], measure: Measure, gpu: Gpu) -> alt.LayerChart:
+    """Stacked bars, one per batch size of one dtype: the bytes of each category at the peak, under the GPU's capacity."""
+    rows = [
+        {"batch": estimate.batch, "category": name, "size": size}
+        for estimate in estimates
+        for name, size in parts(estimate, measure).items()
+        if size
+    ]
+    tallest = max((measure.of(estimate) for estimate in estimates), default=0)
+    scale = scale_for([tallest])
+    frame = pd.DataFrame(rows, columns=["batch", "category", "size"])
+    frame["size"] = frame["size"] / scale.unit_bytes
+    frame["order"] = frame["category"].map({name: place for place, name in enumerate(COLOURS)})
+    share = 0.75 * min(1, len(estimates) / SLOTS)
+    bars = (
+        alt.Chart(frame)
+        .mark_bar(clip=True, width=alt.RelativeBandSize(band=share))
+        .encode(
+            x=alt.X("batch:O", title="batch size", axis=alt.Axis(labelAngle=0, ticks=False)),
+            y=_size_axis("size", scale, _top(tallest, gpu), stack=True),
+            color=_category_colours(frame["category"]),
+            order=alt.Order("order:Q"),
+            tooltip=[
+                alt.Tooltip("batch:O"),
+                alt.Tooltip("category:N"),
+                alt.Tooltip("size:Q", title=scale.name, format=".2f"),
+            ],
+        )
+    )
+    return _finish([bars, *_capacity(tallest, gpu, scale)], f"Memory at the peak per batch size, in {scale.name}")
+
+
+def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
+    """Stacked areas over the curve of one step, which must not be empty, with the phases named and the peak marked."""
+    positions = [point.position for point in estimate.curve]
+    totals = [sum(point.by_category) for point in estimate.curve]
+    tallest = max(totals)
+    scale = scale_for([tallest])
+    used = [name for place, name in enumerate(CATEGORIES) if any(point.by_category[place] for point in estimate.curve)]
+    wide = (
+        pd.DataFrame([point.by_category for point in estimate.curve], columns=list(CATEGORIES))[used] / scale.unit_bytes
+    )
+    wide.insert(0, "position", positions)
+    long = wide.melt("position", var_name="category", value_name="size")
+    long["order"] = long["category"].map({name: place for place, name in enumerate(COLOURS)})
+    areas = (
+        alt.Chart(long)
+        .mark_area(interpolate="step-after", clip=True)
+        .encode(
+            x=alt.X("position:Q", axis=TIME_AXIS, scale=alt.Scale(nice=False, zero=False)),
+            y=_size_axis("size", scale, _top(tallest, gpu), stack=True),
+            color=_category_colours(long["category"]),
+            order=alt.Order("order:Q"),
+        )
+    )
+    peak = _peak(positions[totals.index(tallest)], tallest, scale)
+    layers = [areas, *_phases(estimate), _reading(wide, estimate, scale), *_capacity(tallest, gpu, scale), peak]
+    return _finish(layers, f"Memory through one step by category, in {scale.name}")
+
+
+def legend(names: Iterable[str]) -> str:
+    """One legend for both charts as HTML that wraps at any width; the names are ours."""
+    keys = (
+        f'<span style="white-space:nowrap"><span style="display:inline-block;width:0.75em;height:0.75em;border-radius:2px;'
+        f'margin-right:0.4em;background:{COLOURS[name]}"></span>{name}</span>'
+        for name in names
+    )
+    return f'<div style="display:flex;flex-wrap:wrap;gap:0.2em 1.2em;font-size:0.875rem">{"".join(keys)}</div>'
+
+
+def _size_axis(field: str, scale: Scale, top_bytes: float, **options: object) -> alt.Y:
+    domain = alt.Scale(domain=[0, max(top_bytes / scale.unit_bytes, 0.01)], nice=False)
+    return alt.Y(f"{field}:Q", title=scale.name, scale=domain, axis=alt.Axis(format="~r", tickCount=6), **options)
+
+
+def _category_colours(present: pd.Series) -> alt.Color:
+    names = [name for name in COLOURS if name in set(present)]
+    return alt.Color("category:N", scale=alt.Scale(domain=names, range=[COLOURS[name] for name in names]), legend=None)
+
+
+def _top(tallest: int, gpu: Gpu) -> float:
+    """The top of the axis in bytes: above the tallest bar, and above the capacity where that is near."""
+    return HEADROOM * (max(tallest, gpu.total_bytes) if in_sight(tallest, gpu) else tallest)
+
+
+def in_sight(tallest: int, gpu: Gpu) -> bool:
+    """Whether a chart whose tallest bar has `tallest` bytes shows the GPU's capacity; below that its bars would be slivers."""
+    return gpu.total_bytes <= CAPACITY_IN_SIGHT * tallest
+
+
+def _capacity(tallest: int, gpu: Gpu, scale: Scale) -> list[alt.Chart]:
+    if not in_sight(tallest, gpu):
+        return []
+    frame = pd.DataFrame([{"capacity": scale.of(gpu.total_bytes), "device": gpu.name}])
+    tooltip = [alt.Tooltip("device:N"), alt.Tooltip("capacity:Q", title=scale.name, format=".2f")]
+    return [
+        alt.Chart(frame).mark_rule(color=INK, strokeDash=[6, 3], strokeWidth=2).encode(y="capacity:Q", tooltip=tooltip)
+    ]
+
+
+def _phases(estimate: Estimate) -> list[alt.Chart]:
+    spans: list[dict] = []
+    for point in estimate.curve:
+        if not spans or spans[-1]["phase"] != point.phase:
+            spans.append({"phase": point.phase, "start": spans[-1]["end"] if spans else point.position})
+        spans[-1]["end"] = point.position
+    width = max(spans[-1]["end"] - spans[0]["start"], 1)
+    for span in spans:
+        span["middle"] = (span["start"] + span["end"]) / 2
+        wide_enough = span["end"] - span["start"] >= NARROW_PHASE * width
+        span["title"] = PHASE_TITLES.get(span["phase"], span["phase"]) if wide_enough else ""
+    frame = pd.DataFrame(spans, columns=["phase", "start", "end", "middle", "title"])
+    edges = alt.Chart(frame.iloc[1:]).mark_rule(color=INK, opacity=0.6, strokeWidth=1).encode(x="start:Q")
+    names = (
+        alt.Chart(frame)
+        .mark_text(color=INK, baseline="bottom", dy=-4)
+        .encode(x="middle:Q", y=alt.value(0), text="title:N")
+    )
+    return [edges, names]
+
+
+def _reading(wide: pd.DataFrame, estimate: Estimate, scale: Scale) -> alt.Chart:
+    """A rule that follows the pointer and reads every category out."""
+    used = [name for name in wide.columns if name != "position"]
+    frame = wide.assign(
+        phase=[PHASE_TITLES.get(p.phase, p.phase) for p in estimate.curve], total=wide[used].sum(axis=1)
+    )
+    pointer = alt.selection_point(nearest=True, on="pointermove", fields=["position"], empty=False, name="pointer")
+    sizes = [alt.Tooltip(f"{name}:Q", format=".2f") for name in [*reversed(used), "total"]]
+    return (
+        alt.Chart(frame)
+        .mark_rule(color=INK)
+        .encode(
+            x="position:Q",
+            opacity=alt.condition(pointer, alt.value(0.8), alt.value(0)),
+            tooltip=[alt.Tooltip("phase:N"), *sizes],
+        )
+        .add_params(pointer)
+    )
+
+
+def _peak(position: int, tallest: int, scale: Scale) -> alt.Chart:
+    frame = pd.DataFrame([{"position": position, "size": scale.of(tallest)}])
+    return (
+        alt.Chart(frame)
+        .mark_point(color=INK, filled=True, size=45, shape="triangle-down", yOffset=-6, opacity=1)
+        .encode(x="position:Q", y="size:Q", tooltip=[alt.Tooltip("size:Q", title=f"peak, {scale.name}", format=".2f")])
+    )
+
+
+def _finish(layers: list[alt.Chart], description: str) -> alt.LayerChart:
+    return (
+        alt.layer(*layers)
+        .properties(height=HEIGHT, description=description, padding={"top": 18, "left": 4, "right": 8, "bottom": 4})
+        .configure_view(stroke=None)
+    )

@@ -1,0 +1,53 @@
+"""What the page looks at within a finished report: one dtype, one batch size, one measure. Changing these computes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import streamlit as st
+
+from sizer.memory.estimate import Estimate
+from sizer.memory.report import Report
+from sizer.ui.measures import MEASURES, Measure
+
+USUAL_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Focus:
+    """The estimate that the headline states, and all estimates of its dtype."""
+
+    estimate: Estimate
+    of_dtype: tuple[Estimate, ...]
+
+
+def ask_focus(report: Report) -> Focus:
+    """The dtype and batch size chosen with two controls in a row; the report must hold at least one estimate."""
+    dtypes = list(dict.fromkeys(estimate.dtype for estimate in report.estimates))
+    with st.container(horizontal=True, gap="medium"):
+        dtype = _choose("Dtype", dtypes, dtypes[0], key="focus_dtype")
+        of_dtype = tuple(estimate for estimate in report.estimates if estimate.dtype == dtype)
+        batches = [estimate.batch for estimate in of_dtype]
+        batch = _choose("Batch size", batches, usual_batch(batches), key="focus_batch")
+    return Focus(estimate=report.find(dtype, batch) or of_dtype[0], of_dtype=of_dtype)
+
+
+def ask_measure() -> Measure:
+    """The measure chosen with one control; its label is for screen readers only."""
+    titles = {key: measure.title for key, measure in MEASURES.items()}
+    key = _choose(
+        "Memory", list(titles), "allocated", key="focus_measure", format_func=titles.get, label_visibility="collapsed"
+    )
+    return MEASURES[key]
+
+
+def usual_batch(batches: list[int]) -> int:
+    """The largest batch size up to 32, or the smallest of all."""
+    return max((batch for batch in batches if batch <= USUAL_BATCH), default=min(batches))
+
+
+def _choose(label: str, options: list, default: object, *, key: str, **arguments: object) -> object:
+    """One of the options; the default whenever there are other options than before, so that a link shows what its sender saw."""
+    if st.session_state.get(f"{key}_options") != options:
+        st.session_state[f"{key}_options"], st.session_state[key] = options, default
+    return st.segmented_control(label, options, key=key, required=True, persist_state="session", **arguments)

@@ -1,0 +1,209 @@
+"""The question as widgets. Their values are put together as a query string, so that `parse_query` judges them like any link.
+
+Each widget's key is the key of the query it stands for; `arch` has one widget for its source and one per source for its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from urllib.parse import quote
+
+import streamlit as st
+
+from sizer.architecture.presets import PRESETS
+from sizer.errors import ConfigError
+from sizer.memory.gpus import GPUS
+from sizer.packing import MAX_CONFIG_BYTES, encode_config
+from sizer.request import (
+    ATTENTIONS,
+    DTYPES,
+    IMPLS_OF_OPTIMIZER,
+    MODES,
+    OPTIMIZERS,
+    Request,
+    format_query,
+    parse_query,
+)
+from sizer.ui.remarks import show_error
+
+SOURCES = {
+    "torchvision": "torchvision",
+    "hf": "Preset (Hugging Face)",
+    "hub": "Hub repository",
+    "config": "Your config.json",
+}
+OWN = "the model's own"
+PYTORCHS_CHOICE = "PyTorch's choice"
+ATTENTION_TITLES = {"sdpa": "SDPA (fused)", "eager": "eager"}
+UPLOAD_REFUSED = "upload_refused"  # session state: what was wrong with the last file
+NEVER_EMPTY = ("dtype", "batch")  # elsewhere nothing means the model's own, or PyTorch's, choice
+SIZES = {
+    "seq": ("Sequence length", "Tokens of each sample, or frames for audio models."),
+    "image": ("Image size", "Pixels: 224, or height x width as in 224x320."),
+}
+SIZES_OF_MODALITY = {"text": ("seq",), "seq2seq": ("seq",), "audio": ("seq",), "image": ("image",)}
+KEEP = {"persist_state": "session"}  # a hidden widget, or one of another page, keeps its value
+
+
+def fill(request: Request) -> None:
+    """Put a request's values into the form; call it before `ask`."""
+    state = st.session_state
+    state["source"] = request.source
+    state[f"{request.source}_name"] = _name(request)
+    texts = dict(item.split("=", 1) for item in format_query(request, complete=True).split("&"))
+    state["mode"], state["dtype"] = request.mode, list(request.dtypes)
+    state["batch"] = ", ".join(map(str, request.batches))
+    state["seq"], state["image"] = texts.get("seq", ""), texts.get("image", "")
+    state["head"] = request.head or ""
+    state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_CHOICE
+    state["attention"], state["checkpointing"], state["gpu"] = request.attention, request.checkpointing, request.gpu
+
+
+def _name(request: Request) -> str:
+    if request.source == "config":
+        return json.dumps(json.loads(request.config or "{}"), indent=2, ensure_ascii=False)
+    return f"{request.name}@{request.revision}" if request.revision else request.name
+
+
+def ask(torchvision_names: Sequence[str]) -> Request | None:
+    """The request that the form states; None while its model is still to be named. Raises SizerError where it is refused."""
+    name = _ask_architecture(torchvision_names)
+    source = st.session_state["source"]
+    values = {"mode": _choose("Work", MODES, key="mode", format_func=str.capitalize)}
+    values |= _ask_sizes(source)
+    values |= _ask_work(source, values["mode"])
+    if not name.strip():
+        return None
+    arch = encode_config(name) if source == "config" else name.strip()
+    items = {"arch": f"{source}:{arch}"} | values
+    said = {key: value for key, value in items.items() if value or key in NEVER_EMPTY}
+    return parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in said.items()))
+
+
+def _ask_architecture(torchvision_names: Sequence[str]) -> str:
+    source = st.selectbox(
+        "Architecture from", list(SOURCES), format_func=SOURCES.get, key="source", on_change=_forget, **KEEP
+    )
+    if source == "torchvision":
+        names = sorted({*torchvision_names, st.session_state.get("torchvision_name", "resnet50")})
+        return st.selectbox("Model", names, key="torchvision_name", **KEEP)
+    if source == "hf":
+        st.session_state.setdefault("hf_name", next(iter(PRESETS)))
+        titles = {key: preset.title for key, preset in PRESETS.items()}
+        return st.selectbox(
+            "Model", list(titles), format_func=titles.get, key="hf_name", on_change=_forget_what_does_not_fit, **KEEP
+        )
+    if source == "hub":
+        where = "Its config.json is fetched, nothing else. A revision is a branch, a tag or a commit."
+        return st.text_input(
+            "Repository", key="hub_name", placeholder="org/name or org/name@revision", help=where, **KEEP
+        )
+    return _ask_config()
+
+
+def _ask_config() -> str:
+    st.file_uploader("Upload config.json", type=["json"], key="config_file", on_change=_take_upload)
+    text = st.text_area(
+        "or paste it",
+        key="config_name",
+        height=180,
+        placeholder='{"model_type": "llama", "hidden_size": 4096, …}',
+        on_change=_forget_upload,
+        **KEEP,
+    )
+    if given := st.session_state.get(UPLOAD_REFUSED):
+        show_error(ConfigError("the uploaded file was not read", given=given, allowed="JSON in UTF-8, at most 2 MiB"))
+    return text
+
+
+def _take_upload() -> None:
+    """Move an uploaded file's text into the text area, where it can be seen and changed."""
+    _forget_upload()
+    upload = st.session_state["config_file"]
+    if upload is None:
+        return
+    st.session_state["config_name"] = ""
+    try:
+        if upload.size > MAX_CONFIG_BYTES:
+            st.session_state[UPLOAD_REFUSED] = f"{upload.size:,} bytes"
+        else:
+            st.session_state["config_name"] = upload.getvalue().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        st.session_state[UPLOAD_REFUSED] = "bytes that are not UTF-8"
+
+
+def _forget_upload() -> None:
+    st.session_state.pop(UPLOAD_REFUSED, None)
+
+
+def _ask_sizes(source: str) -> dict[str, str]:
+    chosen = st.pills("Dtypes", DTYPES, selection_mode="multi", key="dtype", help=DTYPE_HELP, **KEEP)
+    batches = st.text_input("Batch sizes", key="batch", help="Whole numbers with commas between.", **KEEP)
+    values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.replace(" ", "")}
+    takes = _sizes_of(source)
+    return values | {key: _text(*SIZES[key], key=key) for key in takes}
+
+
+def _sizes_of(source: str) -> list[str]:
+    """Which sizes of a sample to ask for: those the architecture is known to have, and whatever a link has set."""
+    if source == "torchvision":
+        return ["image"]
+    known = _sizes_of_preset() if source == "hf" else SIZES
+    return [key for key in SIZES if key in known or st.session_state.get(key)]
+
+
+def _sizes_of_preset() -> Collection[str]:
+    return SIZES_OF_MODALITY.get(PRESETS[st.session_state["hf_name"]].modality, SIZES)
+
+
+def _forget(keys: Iterable[str] = ("seq", "image", "head")) -> None:
+    """Go back to the model's own for choices that meant another architecture."""
+    for key in keys:
+        st.session_state[key] = ""
+
+
+def _forget_what_does_not_fit() -> None:
+    _forget(["head", *(key for key in SIZES if key not in _sizes_of_preset())])
+
+
+def _ask_work(source: str, mode: str) -> dict[str, str]:
+    values = {}
+    if mode == "training":
+        values["optimizer"] = st.selectbox("Optimizer", OPTIMIZERS, key="optimizer", **KEEP)
+        st.toggle(
+            "Activation checkpointing", key="checkpointing", help="Recompute activations in the backward pass.", **KEEP
+        )
+        values["checkpointing"] = "01"[st.session_state["checkpointing"]]
+    values["gpu"] = st.selectbox("Device", list(GPUS), format_func=lambda key: GPUS[key].name, key="gpu", **KEEP)
+    with st.expander("More choices"):
+        if mode == "training":
+            values["optimizer_impl"] = _ask_implementation(values["optimizer"])
+        if source != "torchvision":
+            values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
+            values["head"] = _text("Head", "A transformers class, for example LlamaForCausalLM.", key="head")
+        if not values.keys() & {"optimizer_impl", "attention"}:
+            st.caption("There is nothing more to choose for inference with a torchvision model.")
+    return values
+
+
+def _ask_implementation(optimizer: str) -> str:
+    options = (PYTORCHS_CHOICE, *IMPLS_OF_OPTIMIZER[optimizer])
+    if st.session_state["optimizer_impl"] not in options:
+        st.session_state["optimizer_impl"] = PYTORCHS_CHOICE
+    chosen = st.selectbox("Optimizer implementation", options, key="optimizer_impl", **KEEP)
+    return "" if chosen == PYTORCHS_CHOICE else chosen
+
+
+def _choose(label: str, options: Sequence[str], **arguments: object) -> str:
+    return st.segmented_control(label, options, required=True, width="stretch", **arguments, **KEEP)
+
+
+def _text(label: str, help_text: str, *, key: str) -> str:
+    return st.text_input(label, key=key, placeholder=OWN, help=help_text, **KEEP).strip()
+
+
+DTYPE_HELP = (
+    "float32, bfloat16 and float16 cast the whole model. The amp ones keep float32 weights and run the forward pass under "
+    "autocast, amp-float16 with a gradient scaler."
+)

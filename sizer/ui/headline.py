@@ -1,0 +1,128 @@
+"""The answer in one sentence, and the four numbers under it."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from sizer.memory.estimate import Estimate
+from sizer.memory.fit import MaxBatch
+from sizer.memory.report import Report
+from sizer.request import Request
+from sizer.ui.measures import MEASURES
+from sizer.ui.phases import PHASE_TITLES
+from sizer.units import format_bytes, format_count
+
+WORK = {"training": "Training", "inference": "Inference with"}
+
+
+def sentence(request: Request, report: Report, estimate: Estimate) -> str:
+    """The headline on one estimate: what is done, what it needs, whether it fits. Holds no text a stranger wrote."""
+    seen = "as nvidia-smi shows it" if report.gpu.backend == "cuda" else "for the whole process"
+    needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
+    return (
+        f"{WORK[request.mode]} {subject(request, report)} at batch {estimate.batch}{_size(report)} in {estimate.dtype} "
+        f"needs {needs}; "
+        f"{verdict(report, estimate)}."
+    )
+
+
+def _size(report: Report) -> str:
+    """The size of one sample as the model really gets it; nothing where it has no such size."""
+    match report.request.get("sequence_length"), report.request.get("image_size"):
+        case int(tokens), _:
+            return f" of {tokens:,} tokens"
+        case _, (int(height), int(width)):
+            return f" of {height} × {width} pixels"
+    return ""
+
+
+def subject(request: Request, report: Report) -> str:
+    """What the headline calls the model: a name from a list of ours, else only the name of its class."""
+    if request.source == "hf":
+        from sizer.architecture.presets import PRESETS
+
+        return PRESETS[request.name].title
+    if request.source == "torchvision":
+        return request.name.replace("_", r"\_")
+    return f"this {report.model.class_name}" if report.model.class_name.isalnum() else "this model"
+
+
+def verdict(report: Report, estimate: Estimate) -> str:
+    """Whether the estimate fits the report's GPU, and the largest batch that does."""
+    if estimate.fits is True:
+        return f"it fits one {report.gpu.name}{_up_to(largest_batch(report, estimate.dtype))}"
+    if estimate.fits == "uncertain":
+        return f"it may or may not fit one {report.gpu.name}"
+    return f"it does not fit one {report.gpu.name}{_instead(report, largest_batch(report, estimate.dtype))}"
+
+
+def largest_batch(report: Report, dtype: str) -> MaxBatch | None:
+    """The row of `max_batch` of one dtype; None where its step could not be traced."""
+    return next((row for row in report.max_batch if row.dtype == dtype), None)
+
+
+def _up_to(row: MaxBatch | None) -> str:
+    if row is None or row.batch is None:
+        return ""
+    return f", up to batch {row.batch:,}{' at least' if row.reason else ''}"
+
+
+def _instead(report: Report, row: MaxBatch | None) -> str:
+    if row is None:
+        return ""
+    if row.batch:
+        return f" (the largest batch {'tried ' if row.reason else ''}that does is {row.batch:,})"
+    if row.possible_batch:
+        return f", batch {row.possible_batch:,} or less may"
+    return f", not even at batch {min(estimate.batch for estimate in report.estimates)}"
+
+
+def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
+    """Show the sentence and the numbers it rests on."""
+    st.title(sentence(request, report, estimate), anchor=False)
+    low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
+    cache = estimate.peak_reserved_bytes - estimate.peak_allocated_bytes
+    with st.container(horizontal=True, gap="medium"):
+        phase = PHASE_TITLES.get(estimate.peak_phase, estimate.peak_phase)
+        _metric("Allocated", estimate.peak_allocated_bytes, f"in {phase}", MEASURES["allocated"].help)
+        _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", MEASURES["reserved"].help)
+        _metric("Process", estimate.process_bytes, f"{low} to {high}", MEASURES["process"].help)
+        _show_largest(largest_batch(report, estimate.dtype))
+        _show_parameters(report)
+
+
+def show_counts(report: Report) -> None:
+    """Show what is known of a model whose step could not be traced."""
+    model = report.model
+    with st.container(horizontal=True, gap="medium"):
+        _show_parameters(report)
+        _count("Trainable", model.trainable_parameters)
+        _count("Buffers", model.buffers)
+        _metric("As built", model.parameter_bytes + model.buffer_bytes, "parameters and buffers")
+
+
+def _show_largest(row: MaxBatch | None) -> None:
+    sure, possible = (row.batch, row.possible_batch) if row else (None, None)
+    if possible and possible != sure:
+        below = f"perhaps up to {possible:,}"
+    elif sure:
+        below = "of those tried" if row and row.reason else "for sure"
+    else:
+        below = "does not fit"
+    _say("Largest batch that fits", f"{sure:,}" if sure else "–", below)
+
+
+def _show_parameters(report: Report) -> None:
+    _count("Parameters", report.model.parameters)
+
+
+def _count(label: str, count: int) -> None:
+    _say(label, format_count(count), f"{count:,}")
+
+
+def _metric(label: str, size_bytes: int, below: str, help_text: str | None = None) -> None:
+    _say(label, format_bytes(size_bytes), below, help_text)
+
+
+def _say(label: str, value: str, below: str, help_text: str | None = None) -> None:
+    st.metric(label, value, below, delta_color="off", delta_arrow="off", help=help_text)

@@ -1,0 +1,108 @@
+"""The page's address: read before any widget, written back after every change, and offered complete to copy."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote
+
+import streamlit as st
+
+from sizer.errors import Refusal, RequestError
+from sizer.request import KEYS, Request, format_query, parse_query
+
+DEFAULT_ARCH = "arch=torchvision:resnet50"
+LONGEST_ADDRESS = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs
+ADDRESS = "address"  # session state: the address that was last read or written
+OPENED = "opened"  # session state: the refusals of the link that was opened, and the request that the form made of it
+UNSEEN, AWAY = "?unseen", "?away"  # instead of an address, none of which begins with "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The request that an address asks for, with refused keys at their defaults, and why each of them was refused."""
+
+    request: Request
+    refusals: tuple[Refusal, ...] = ()
+
+
+def read_link(query: str) -> Link:
+    """The link of a query string. Never raises: what is refused is listed, the other keys survive; empty is the default."""
+    if not query:
+        return Link(request=parse_query(DEFAULT_ARCH))
+    try:
+        return Link(request=parse_query(query))
+    except RequestError as error:
+        if not error.refusals:
+            whole = Refusal(key=error.what, given=error.given or "", allowed=error.allowed or "", todo=error.todo or "")
+            return Link(request=parse_query(DEFAULT_ARCH), refusals=(whole,))
+        refusals = error.refusals
+    refused = {refusal.key for refusal in refusals}
+    items = [item for item in query.removeprefix("?").split("&") if _key(item) in KEYS and _key(item) not in refused]
+    if not any(_key(item) == "arch" for item in items):
+        items.insert(0, DEFAULT_ARCH)
+    rest = read_link("&".join(items))
+    return Link(request=rest.request, refusals=(*refusals, *rest.refusals))
+
+
+def _key(item: str) -> str:
+    return item.partition("=")[0]
+
+
+def read_address() -> str:
+    """The query string in the browser's address bar, repeated keys included."""
+    params = st.query_params
+    return "&".join(f"{quote(key)}={quote(value)}" for key in params for value in params.get_all(key))
+
+
+def follow_link() -> Link | None:
+    """The link in the address bar where it is new to this session (just opened, or the browser went back); else None."""
+    address = read_address()
+    seen = st.session_state.get(ADDRESS, UNSEEN)
+    st.session_state[ADDRESS] = address
+    if address == seen or (seen == AWAY and not address):
+        return None
+    link = read_link(address)
+    st.session_state[OPENED] = (link.refusals, None)
+    return link
+
+
+def leave_address() -> None:
+    """Note that another page is shown: coming back by its link, whose address is empty, finds the form as it was."""
+    if ADDRESS in st.session_state:
+        st.session_state[ADDRESS] = AWAY
+
+
+def keep_address(request: Request) -> tuple[Refusal, ...]:
+    """Make the address ask for `request`; the refusals of the link that was opened, as long as the form is as it left it."""
+    refusals, first = st.session_state[OPENED]
+    if request != (first or request):
+        refusals = ()
+    st.session_state[OPENED] = (refusals, first or request)
+    if read_link(read_address()).request != request:
+        query = format_query(request)
+        st.query_params.from_dict(dict(parse_qsl(query)) if len(query) <= LONGEST_ADDRESS else {})
+        st.session_state[ADDRESS] = read_address()
+    return refusals
+
+
+def show_link(request: Request) -> None:
+    """Show the complete link to copy, and the same question for the command line."""
+    query = format_query(request, complete=True)
+    st.markdown("**Link to this page**, every choice written out:")
+    if len(query) <= LONGEST_ADDRESS:
+        st.code(f"{(st.context.url or '').rstrip('/')}/?{query}", language=None, wrap_lines=True)
+    else:
+        st.text(
+            f"With this config the link would have {len(query):,} characters, too many to pass on: send the config itself."
+        )
+    st.markdown("**The same numbers without the page**:")
+    st.code(_command(request), language="bash", wrap_lines=True)
+
+
+def _command(request: Request) -> str:
+    query = format_query(request)
+    if len(query) <= LONGEST_ADDRESS:
+        return f"python -m sizer estimate {shlex.quote(query)}"
+    rest = "&".join(item for item in query.split("&") if _key(item) != "arch")
+    return f"python -m sizer estimate {shlex.quote(rest)} --config config.json"

@@ -1,0 +1,29 @@
+"""The colours of the page: one per memory category, the same everywhere, told apart with any colour vision (tested).
+
+Cool colours are memory that stays from step to step, warm ones memory that comes and goes within a step, greys what the
+allocator and the driver hold besides. Seven are those of Okabe and Ito (Color Universal Design, 2008).
+"""
+
+from __future__ import annotations
+
+COLOURS: dict[str, str] = {
+    "parameter": "#0072B2",
+    "buffer": "#8E2F86",
+    "gradient": "#56B4E9",
+    "optimizer state": "#009E73",
+    "activation": "#E69F00",
+    "temporary": "#F0E442",
+    "input": "#CC79A7",
+    "workspace": "#D55E00",
+    "allocator cache": "#C4CBD2",
+    "outside PyTorch": "#5F6A75",
+}
+INK = "#7D8792"  # rules and labels inside charts: readable on white and on near-black
+
+# Behind a table's cell, on either theme; the mark says the same without colour.
+TINTS: dict[object, str] = {
+    True: "rgba(0, 158, 115, 0.18)",
+    "uncertain": "rgba(230, 159, 0, 0.26)",
+    False: "rgba(213, 94, 0, 0.18)",
+}
+MARKS: dict[object, str] = {True: "✓", "uncertain": "?", False: "✕"}

@@ -1,0 +1,106 @@
+"""What goes with the numbers: refusals, errors, failed traces, advice, notes. Text that may quote a stranger is never markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import streamlit as st
+
+from sizer.errors import (
+    BuildError,
+    ConfigError,
+    HubError,
+    JobError,
+    Refusal,
+    RequestError,
+    SizerError,
+    TraceError,
+)
+from sizer.memory.advice import advise
+from sizer.memory.estimate import Estimate
+from sizer.memory.report import Report
+
+TITLES: dict[type[SizerError], str] = {
+    RequestError: "This question was not understood",
+    ConfigError: "This config cannot be used",
+    HubError: "The config could not be fetched from the hub",
+    BuildError: "The architecture could not be built",
+    TraceError: "The step could not be traced",
+    JobError: "The estimate was not finished",
+}
+
+
+def show_error(error: SizerError) -> None:
+    """Show an error as what was given, what is allowed and what to do."""
+    title = next((TITLES[kind] for kind in type(error).__mro__ if kind in TITLES), "Something was refused")
+    with st.container(border=True):
+        st.error(f"{title}.")
+        if refusals := getattr(error, "refusals", ()):
+            for refusal in refusals:
+                _show_parts(refusal.key, refusal.given, refusal.allowed, refusal.todo)
+        else:
+            _show_parts(error.what, error.given, error.allowed, error.todo)
+
+
+def show_link_refusals(refusals: Sequence[Refusal]) -> None:
+    """Show which parts of the opened link were refused; nothing where none were."""
+    if refusals:
+        with st.container(border=True):
+            st.warning("Parts of this link were refused and are at their defaults. All else is as the link says.")
+            show_lines(map(str, refusals))
+
+
+def _show_parts(what: str, given: str | None, allowed: str | None, todo: str | None) -> None:
+    parts = {"Given": given, "Allowed": allowed, "What to do": todo}
+    show_lines([what, *(f"{word}: {part}" for word, part in parts.items() if part)])
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Show lines of plain text, close together."""
+    with st.container(gap="xxsmall"):
+        for line in lines:
+            st.text(line)
+
+
+def show_failures(report: Report) -> None:
+    """Show for which dtypes the step could not be traced, and why; nothing where all could."""
+    if report.failures:
+        with st.container(border=True):
+            st.warning(
+                "The model was counted, but its step could not be traced. The counts below stand; the peaks are missing."
+            )
+            for reason in dict.fromkeys(report.failures.values()):
+                dtypes = [dtype for dtype, why in report.failures.items() if why == reason]
+                st.text(f"{', '.join(dtypes)}: {reason}")
+
+
+def say_uncounted(report: Report) -> None:
+    """Say how many things are not counted, and where they are listed; nothing where all is."""
+    if count := len(report.uncounted):
+        things = "1 thing is" if count == 1 else f"{count} things are"
+        st.caption(f"{things} not counted: see Assumptions below.")
+
+
+def show_remarks(report: Report) -> None:
+    """Show what is not counted, what was assumed, the notes, and the versions that the answer was made with."""
+    for title, lines in (
+        ("Not counted", report.uncounted),
+        ("Assumed", report.assumptions),
+        ("About this answer", report.notes),
+        ("Made with", [", ".join(f"{name} {version}" for name, version in report.versions.items())]),
+    ):
+        if lines:
+            st.markdown(f"**{title}**")
+            show_lines(lines)
+
+
+def show_advice(report: Report, estimate: Estimate) -> None:
+    """Show what would make an estimate fit, or what room it leaves."""
+    verdict, *lines = advise(report, estimate)
+    if estimate.fits is True:
+        st.text(" ".join([verdict, *lines]))
+        return
+    with st.container(border=True):
+        st.text(verdict)
+        st.markdown("**What would help**")
+        show_lines(f"– {line}" for line in lines)

@@ -1,0 +1,94 @@
+"""The page's one way to the job server: ask, show what is being done, give up when the question changes."""
+
+from __future__ import annotations
+
+import time
+
+import streamlit as st
+
+from sizer.errors import SizerError
+from sizer.memory.report import Report
+from sizer.request import Request, format_query
+from sizer.service.client import Job, JobClient, shared_client
+
+AT_ONCE_SECONDS = 0.15  # an answer that comes this fast needs no progress box
+POLL_SECONDS = 0.2
+MODELS_SECONDS = 20.0
+ANSWER = "answer"  # session state: the last query and its report
+STOPPED = "stopped"  # session state: the query whose job the reader stopped
+
+
+def get_client() -> JobClient:
+    """The job client of this process. Tests put another one in its place."""
+    return shared_client()
+
+
+def torchvision_names() -> tuple[str, ...]:
+    """The names that the installed torchvision builds; empty while the job server has not said."""
+    return _names(timeout=0)
+
+
+def await_torchvision_names() -> None:
+    """Run the page again once the names are there. For the end of a page that was shown without them."""
+    if _names(timeout=MODELS_SECONDS):
+        st.rerun()
+
+
+def _names(timeout: float) -> tuple[str, ...]:
+    job = get_client().submit_models()
+    try:
+        models = job.result(timeout=timeout)
+    except SizerError:  # the page says so where it needs the job server for more than a list
+        return ()
+    return tuple(row["name"] for row in models["torchvision"]) if models else ()
+
+
+def report_on(request: Request) -> Report | None:
+    """The report on a request, with progress shown meanwhile; None where the reader has stopped it. Raises SizerError.
+
+    The last report stays with the session: looking at it from another side asks nobody.
+    """
+    query = format_query(request)
+    answered, report = st.session_state.get(ANSWER, (None, None))
+    if answered == query:
+        return report
+    if st.session_state.get(STOPPED) == query:
+        _offer_again()
+        return None
+    job = get_client().submit(query)
+    try:
+        report = job.result(timeout=AT_ONCE_SECONDS) or _watch(job, query)
+    finally:
+        job.cancel()  # a rerun (another question, a closed tab) leaves through here as well
+    st.session_state[ANSWER] = (query, report)
+    return report
+
+
+def _watch(job: Job, query: str) -> Report:
+    """The job's report. Every update is also where Streamlit ends this run when there is a newer one."""
+    began = time.monotonic()
+    place = st.empty()
+    try:
+        with place.container(), st.status("Working", expanded=True):
+            line = st.empty()
+            st.button("Stop", key="stop", on_click=_stop, args=(query,))
+            while (report := job.result(timeout=POLL_SECONDS)) is None:
+                line.text(f"{job.progress or 'waiting'} · {time.monotonic() - began:.0f} s")
+    except SizerError:
+        place.empty()
+        raise
+    place.empty()
+    return report
+
+
+def _stop(query: str) -> None:
+    st.session_state[STOPPED] = query
+
+
+def _go_on() -> None:
+    st.session_state.pop(STOPPED, None)
+
+
+def _offer_again() -> None:
+    st.info("You stopped this estimate.")
+    st.button("Size it", key="again", type="primary", on_click=_go_on)

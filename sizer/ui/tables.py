@@ -1,0 +1,172 @@
+"""The page's tables. Cells with names from a config go through st.dataframe, which shows text as text."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+from pandas.io.formats.style import Styler
+
+from sizer.memory.census import Census, TensorRow
+from sizer.memory.estimate import Estimate
+from sizer.memory.fit import MaxBatch
+from sizer.memory.report import Report
+from sizer.ui.focus import ask_measure
+from sizer.ui.headline import largest_batch
+from sizer.ui.measures import Measure
+from sizer.ui.palette import MARKS, TINTS
+from sizer.ui.phases import PHASE_ENDS, PHASE_TITLES
+from sizer.ui.scale import GIBIBYTES, scale_for
+
+LARGEST = "Largest batch"
+LEGEND = (
+    "✓ fits, ? may or may not fit, ✕ does not fit. "
+    "The largest batch: up to the first number for sure, to the second perhaps."
+)
+HEADINGS = [
+    {"selector": "th.col_heading", "props": "text-align: right !important"},
+    {"selector": "th.row_heading", "props": "white-space: nowrap"},
+]
+UNREGISTERED = (
+    "These tensors are plain attributes, neither parameters nor buffers: `.to(device)`, `.half()` and `state_dict()` pass them "
+    "by, so they stay where they were made and what they take on the device depends on the code that uses them."
+)
+TIED = "These names share one parameter, which counts once."
+REAL = (
+    "These tensors were made with values although the model was built without memory: they hold host memory already while the "
+    "model is being built, and a very large one would make building it slow or impossible."
+)
+
+
+def fits_frame(report: Report, measure: Measure) -> pd.DataFrame:
+    """The dtype × batch table in bytes, NA where a batch was not traced, with the largest batch that fits at its end."""
+    batches = list(dict.fromkeys(estimate.batch for estimate in report.estimates))
+    dtypes = list(dict.fromkeys(estimate.dtype for estimate in report.estimates))
+    found = [[report.find(dtype, batch) for batch in batches] for dtype in dtypes]
+    sizes = [[pd.NA if estimate is None else measure.of(estimate) for estimate in row] for row in found]
+    frame = pd.DataFrame(sizes, index=dtypes, columns=[str(batch) for batch in batches], dtype="Int64")
+    largest = [largest_batch(report, dtype) for dtype in dtypes]
+    frame[LARGEST] = pd.array([row.batch if row else None for row in largest], dtype="Int64")
+    return frame
+
+
+def show_fits(report: Report, focus: Estimate) -> Measure:
+    """Show the dtype × batch table, tinted and marked by what fits, and the measure chosen for it; the focus is in bold."""
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
+        measure = ask_measure()
+    st.table(style_fits(report, measure, focus))
+    st.caption(LEGEND)
+    return measure
+
+
+def style_fits(report: Report, measure: Measure, focus: Estimate) -> Styler:
+    """The dtype × batch table with each cell as the page words it ("✓ 3.02", in GiB) and tinted by what fits."""
+    frame = fits_frame(report, measure)
+    styler = frame.style.format(na_rep="not traced", precision=0)
+    tints = pd.DataFrame("", index=frame.index, columns=frame.columns)
+    for estimate in report.estimates:
+        row, column = estimate.dtype, str(estimate.batch)
+        tints.loc[row, column] = f"background-color: {TINTS[estimate.fits]}"
+        _write(
+            styler, row, column, f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{GIBIBYTES.of(measure.of(estimate)):,.2f}"
+        )
+    for dtype in frame.index:
+        _write(styler, dtype, LARGEST, _largest(largest_batch(report, dtype)))
+    tints.loc[focus.dtype, str(focus.batch)] += "; font-weight: 700"
+    return styler.apply(lambda _: tints, axis=None).set_table_styles(HEADINGS)
+
+
+def _write(styler: Styler, row: str, column: str, text: str) -> None:
+    styler.format(lambda _: text, subset=pd.IndexSlice[[row], [column]], na_rep=text)
+
+
+def _largest(row: MaxBatch | None) -> str:
+    if row is None or row.possible_batch is None:
+        return "none"
+    if row.batch == row.possible_batch:
+        return f"{row.batch:,}"
+    return f"{row.batch or 0:,} to {row.possible_batch:,}"
+
+
+def show_phases(estimate: Estimate) -> None:
+    """Show allocated, peak and reserved memory per phase of the step."""
+    scale = scale_for([estimate.peak_reserved_bytes])
+    rows = [
+        {
+            "Phase": PHASE_TITLES.get(use.phase, use.phase),
+            "At its end": scale.of(use.allocated_bytes),
+            "Peak inside": scale.of(use.peak_allocated_bytes),
+            "Reserved": scale.of(use.reserved_bytes),
+            "Then": PHASE_ENDS.get(use.phase, ""),
+        }
+        for use in estimate.phases
+    ]
+    number = st.column_config.NumberColumn(format="%.2f")
+    st.dataframe(
+        pd.DataFrame(rows),
+        hide_index=True,
+        column_config=dict.fromkeys(("At its end", "Peak inside", "Reserved"), number),
+    )
+    st.caption(
+        f"Allocated memory in {scale.name}: at the end of each phase, and the most inside it; reserved at its end."
+    )
+
+
+def show_modules(model: Census) -> None:
+    """Show every module's own parameters and buffers, largest first."""
+    scale = scale_for([row.parameter_bytes + row.buffer_bytes for row in model.modules])
+    rows = sorted(model.modules, key=lambda row: row.parameter_bytes + row.buffer_bytes, reverse=True)
+    frame = pd.DataFrame(
+        {
+            "Module": [row.path or "(root)" for row in rows],
+            "Class": [row.class_name for row in rows],
+            "Parameters": [row.parameters for row in rows],
+            "Trainable": [row.trainable_parameters for row in rows],
+            "Buffers": [row.buffers for row in rows],
+            scale.name: [scale.of(row.parameter_bytes + row.buffer_bytes) for row in rows],
+        }
+    )
+    whole = st.column_config.NumberColumn(format="localized")
+    st.dataframe(
+        frame,
+        hide_index=True,
+        height=min(36 * (len(rows) + 1), 380),
+        column_config={
+            "Module": st.column_config.TextColumn(width="large", pinned=True),
+            "Parameters": whole,
+            "Trainable": whole,
+            "Buffers": whole,
+            scale.name: st.column_config.NumberColumn(format="%.2f"),
+        },
+    )
+    st.caption(
+        f"Each module's own tensors as it was built, without its children's; the last column is in {scale.name}."
+    )
+
+
+def show_tensors(model: Census) -> None:
+    """Show the tensors that are tied, not registered or not on meta, and why they matter."""
+    st.markdown(
+        UNREGISTERED if model.unregistered_tensors else "Every tensor of this model is a parameter or a buffer."
+    )
+    if model.unregistered_tensors:
+        st.dataframe(_tensor_frame(model.unregistered_tensors), hide_index=True)
+    if model.real_tensors:
+        st.markdown(REAL)
+        st.dataframe(_tensor_frame(model.real_tensors), hide_index=True)
+    if model.tied_parameters:
+        st.markdown(TIED)
+        st.dataframe(pd.DataFrame({"Names": [" = ".join(names) for names in model.tied_parameters]}), hide_index=True)
+
+
+def _tensor_frame(rows: tuple[TensorRow, ...]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "Tensor": [row.name for row in rows],
+            "Shape": ["×".join(map(str, row.shape)) or "scalar" for row in rows],
+            "Dtype": [row.dtype for row in rows],
+            "Device": [row.device for row in rows],
+            "Bytes": [row.bytes for row in rows],
+            "Why it is listed": [row.why for row in rows],
+        }
+    )

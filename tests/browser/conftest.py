@@ -1,0 +1,109 @@
+"""A real browser on the real app with its real job server. A machine without Chromium fails these tests; nothing skips them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = Path("/usr/bin/chromium")  # Debian's; elsewhere the browser that Playwright itself has installed
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
+START_SECONDS = 60
+ANSWER_MS = 240_000  # the job server imports torch before its first answer
+
+
+@pytest.fixture(scope="module")
+def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `streamlit run app.py` on a free port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("app") / "log"
+    options = ["--server.headless=true", "--server.address=127.0.0.1", f"--server.port={port}"]
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "streamlit", "run", "app.py", *options],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},  # nothing listens there: no test reaches the hub
+        )
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/_stcore/health", process, log)
+            yield f"http://127.0.0.1:{port}"
+            assert "libtorch" not in _mapped_files(process), "the app's own process has loaded torch"
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def _mapped_files(process: subprocess.Popen) -> str:
+    """What a process has mapped into its memory, on Linux; nothing on other systems."""
+    maps = Path(f"/proc/{process.pid}/maps")
+    return maps.read_text() if maps.exists() else ""
+
+
+def _wait_for(address: str, process: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            with urlopen(address, timeout=1):
+                return
+        except (URLError, OSError):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the app did not start: {log.read_text()}") from None
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium; one per module, because Playwright keeps an event loop running while it is open."""
+    with sync_playwright() as playwright:
+        path = str(CHROMIUM) if CHROMIUM.exists() else None
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser context of its own: no cookies, no storage, no history."""
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    context.set_default_timeout(30_000)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, app_url: str) -> Iterator[Page]:
+    """A blank page. It must stay on the app's own host and end without an error in the console."""
+    page = context.new_page()
+    strangers, errors = [], []
+    page.on("request", lambda request: None if request.url.startswith(OWN) else strangers.append(request.url))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    assert not strangers
+    assert not errors
+
+
+OWN = ("http://127.0.0.1:", "data:", "blob:")

@@ -1,0 +1,196 @@
+"""What only a browser shows: the form in use, links that travel, files that arrive, a page that fits a phone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+from playwright.sync_api import BrowserContext, Page, expect
+
+from tests.browser.conftest import ANSWER_MS
+
+GIB = 2**30
+SMALL = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
+
+# A Llama of two layers. Embedding 100*16, per layer: attention 4*16*16, MLP 3*16*32, two norms of 16; last norm 16, head tied.
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+LLAMA_PARAMETERS = 100 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 32 + 2 * 16) + 16
+
+
+def headline(page: Page, words: str) -> str:
+    """The headline, once it is there with these words."""
+    found = page.get_by_test_id("stHeading").filter(has_text=words)
+    expect(found).to_be_visible(timeout=ANSWER_MS)
+    expect(page.get_by_test_id("stTable").first).to_be_visible()
+    return found.inner_text()
+
+
+def table(page: Page) -> list[list[str]]:
+    """The cells of the dtype × batch table, its first row the batch sizes."""
+    rows = page.get_by_test_id("stTable").first.locator("tr").all()
+    return [[cell.strip() for cell in row.locator("th, td").all_inner_texts()] for row in rows]
+
+
+def copied_link(page: Page) -> str:
+    """The link that the page offers to copy."""
+    page.get_by_role("tab", name="Copy link").click()
+    return page.get_by_test_id("stCode").filter(has_text="http").inner_text().strip()
+
+
+def choose(page: Page, label: str, words: str) -> None:
+    """Choose an option of a select box by typing it."""
+    box = page.get_by_role("combobox", name=re.compile(label))
+    box.click()
+    box.fill(words)
+    page.get_by_role("option", name=words, exact=True).click()
+
+
+def write(page: Page, label: str, text: str) -> None:
+    """Write into a text field and confirm it."""
+    field = page.get_by_label(label, exact=True)
+    field.fill(text)
+    field.press("Enter")
+
+
+def test_opens_with_an_answer(page: Page, app_url: str):
+    page.goto(app_url)
+    sentence = headline(page, "Training resnet50 at batch 32")
+    assert re.search(
+        r"needs \d+\.\d\d GiB allocated \(\d+\.\d\d GiB as nvidia-smi shows it\); it fits one A100", sentence
+    )
+    rows = table(page)
+    assert rows[0][1:-1] == ["1", "2", "4", "8", "16", "32", "64", "128"]
+    assert [row[0] for row in rows[1:]] == ["float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16"]
+    assert page.get_by_text("25,557,032").is_visible()
+    expect(page.get_by_test_id("stVegaLiteChart").locator("svg, canvas")).to_have_count(2)
+    assert page.url.rstrip("/") == app_url
+
+
+def test_link_travels(page: Page, context: BrowserContext, app_url: str):
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "resnet18")
+    write(page, "Batch sizes", "2, 3")
+    choose(page, "Device", "Tesla T4 (16 GB)")
+    sentence = headline(page, "Tesla T4")
+    assert "gpu=t4" in page.url
+    link, figures = copied_link(page), table(page)
+    assert link.startswith(f"{app_url}/?v=1&arch=torchvision:resnet18&mode=training")
+    with context.browser.new_context() as elsewhere:
+        other = elsewhere.new_page()
+        other.goto(link)
+        assert headline(other, "Tesla T4") == sentence
+        assert table(other) == figures
+        assert copied_link(other) == link
+
+
+def test_back_goes_back(page: Page, app_url: str):
+    page.goto(f"{app_url}/?{SMALL}&gpu=t4")
+    before = headline(page, "Tesla T4")
+    choose(page, "Device", "GeForce RTX 3090 (24 GB)")
+    headline(page, "RTX 3090")
+    page.go_back()
+    assert headline(page, "Tesla T4") == before
+    expect(page.get_by_role("combobox", name=re.compile("Device"))).to_have_value("Tesla T4 (16 GB)")
+
+
+def test_refused_keys_leave_the_rest(page: Page, app_url: str):
+    page.goto(f"{app_url}/?{SMALL}&gpu=t5&mode=inference")
+    headline(page, "Inference with resnet18")
+    expect(page.get_by_text("Parts of this link were refused")).to_be_visible()
+    expect(page.get_by_text("gpu: given 't5', allowed ")).to_be_visible()
+
+
+def test_downloads_equal_the_table(page: Page, app_url: str):
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "resnet18")
+    shown = {
+        (row[0], batch): cell
+        for row in table(page)[1:]
+        for batch, cell in zip(table(page)[0][1:], row[1:], strict=True)
+    }
+    page.get_by_role("tab", name="Downloads").click()
+    rows = list(csv.DictReader(io.StringIO(download(page, "Estimates (CSV)"))))
+    assert len(rows) == 4  # two dtypes, two batch sizes
+    for row in rows:
+        number = f"{int(row['peak_allocated_bytes']) / GIB:.2f}"
+        assert shown[row["dtype"], row["batch"]] == f"✓\N{NO-BREAK SPACE}{number}"
+    modules = list(csv.DictReader(io.StringIO(download(page, "Modules (CSV)"))))
+    assert sum(int(row["parameters"]) for row in modules) == 11_689_512  # torchvision's count for ResNet-18
+    report = json.loads(download(page, "Everything (JSON)"))
+    assert [estimate["peak_allocated_bytes"] for estimate in report["estimates"]] == [
+        int(r["peak_allocated_bytes"]) for r in rows
+    ]
+
+
+def download(page: Page, label: str) -> str:
+    """The text of the file behind a download button."""
+    with page.expect_download() as arrival:
+        page.get_by_role("button", name=label).click()
+    return arrival.value.path().read_text("utf-8-sig")
+
+
+def test_pasted_config(page: Page, context: BrowserContext, app_url: str):
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "resnet18")
+    choose(page, "Architecture from", "Your config.json")
+    field = page.get_by_label("or paste it")
+    field.fill(json.dumps(LLAMA))
+    field.press("Control+Enter")
+    sentence = headline(page, "LlamaForCausalLM")
+    expect(page.get_by_text(f"{LLAMA_PARAMETERS:,}", exact=True)).to_be_visible()
+    link = copied_link(page)
+    with context.browser.new_context() as elsewhere:
+        other = elsewhere.new_page()
+        other.goto(link)
+        assert headline(other, "LlamaForCausalLM") == sentence
+        assert json.loads(other.get_by_label("or paste it").input_value()) == LLAMA
+
+
+def test_uploaded_config(page: Page, app_url: str):
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "resnet18")
+    choose(page, "Architecture from", "Your config.json")
+    upload = {"name": "config.json", "mimeType": "application/json", "buffer": json.dumps(LLAMA).encode()}
+    page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(upload)
+    headline(page, "LlamaForCausalLM")
+    assert json.loads(page.get_by_label("or paste it").input_value()) == LLAMA
+
+
+def test_stop_and_go_on(page: Page, app_url: str):
+    page.goto(f"{app_url}/?arch=torchvision:densenet201&batch=3,5,7")
+    page.get_by_role("button", name="Stop", exact=True).click(timeout=ANSWER_MS)
+    expect(page.get_by_text("You stopped this estimate.")).to_be_visible()
+    page.get_by_role("button", name="Size it").click()
+    headline(page, "densenet201")
+
+
+def test_other_page_and_back_keeps_the_form(page: Page, app_url: str):
+    page.goto(f"{app_url}/?{SMALL}&gpu=t4")
+    sentence = headline(page, "Tesla T4")
+    page.get_by_role("link", name="About the numbers").click()
+    expect(page.get_by_role("heading", name="Devices")).to_be_visible()
+    page.get_by_role("link", name="Size a model").click()
+    assert headline(page, "Tesla T4") == sentence
+    assert "gpu=t4" in page.url
+
+
+def test_fits_a_phone(page: Page, app_url: str):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "resnet18")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    main = page.get_by_test_id("stMain")
+    assert main.evaluate("element => element.scrollWidth <= element.clientWidth")

@@ -1,0 +1,57 @@
+"""A job client that answers from a script: no job server, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sizer.errors import SizerError
+from sizer.memory.report import Report
+from sizer.request import Request, parse_query
+
+Answer = Callable[[Request], Report]
+NAMES = ("alexnet", "resnet18", "resnet50", "vit_b_16")
+
+
+class ScriptedJob:
+    """A job that is done after its progress texts have been read out; `cancelled` says whether it was given up before."""
+
+    def __init__(self, make: Callable[[], object], progress: Iterable[str] = ()):
+        self._make = make
+        self._texts = list(progress)
+        self.progress = "starting"
+        self.done = False
+        self.cancelled = False
+
+    def result(self, timeout: float | None = None) -> object:
+        if self._texts:
+            self.progress = self._texts.pop(0)
+            return None
+        self.done = True
+        return self._make()
+
+    def cancel(self) -> None:
+        self.cancelled = not self.done
+
+
+class ScriptedClient:
+    """Answers each query with `answer`, or raises it where it is an error; keeps what was asked in `requests`."""
+
+    def __init__(self, answer: Answer | SizerError, *, progress: Iterable[str] = ()):
+        self._answer = answer
+        self._progress = tuple(progress)
+        self.requests: list[Request] = []
+        self.jobs: list[ScriptedJob] = []
+
+    def submit(self, query: str) -> ScriptedJob:
+        request = parse_query(query)
+        self.requests.append(request)
+        self.jobs.append(ScriptedJob(lambda: self._make(request), self._progress))
+        return self.jobs[-1]
+
+    def submit_models(self) -> ScriptedJob:
+        return ScriptedJob(lambda: {"torchvision": [{"name": name, "family": "test"} for name in NAMES]})
+
+    def _make(self, request: Request) -> Report:
+        if isinstance(self._answer, SizerError):
+            raise self._answer
+        return self._answer(request)

@@ -1,0 +1,69 @@
+"""The headline's words for every verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sizer.memory.gpus import GPUS
+from sizer.request import Request
+from sizer.ui.headline import sentence, subject, verdict
+from tests.ui.reports import census, report_for
+
+GIB = 2**30
+RESNET = Request(source="torchvision", name="resnet50", dtypes=("float32",), batches=(32,))
+
+
+def worded(fits, *, batch=7, possible=9, gpu="t4", reason=""):
+    """The verdict on an estimate that fits or not, where `batch` is the largest that does."""
+    report = report_for(replace(RESNET, gpu=gpu))
+    estimate = replace(report.estimates[0], fits=fits)
+    row = replace(report.max_batch[0], batch=batch, possible_batch=possible, reason=reason)
+    return verdict(replace(report, max_batch=(row,)), estimate)
+
+
+def test_verdicts():
+    assert worded(True, batch=1725) == "it fits one Tesla T4 (16 GB), up to batch 1,725"
+    assert worded("uncertain") == "it may or may not fit one Tesla T4 (16 GB)"
+    assert worded(False) == "it does not fit one Tesla T4 (16 GB) (the largest batch that does is 7)"
+    assert worded(False, batch=None, possible=None) == "it does not fit one Tesla T4 (16 GB), not even at batch 32"
+    assert worded(False, batch=None, possible=2) == "it does not fit one Tesla T4 (16 GB), batch 2 or less may"
+
+
+def test_verdicts_where_not_every_batch_was_tried():
+    assert worded(True, reason="only 7 was tried") == "it fits one Tesla T4 (16 GB), up to batch 7 at least"
+    assert worded(False, reason="x") == "it does not fit one Tesla T4 (16 GB) (the largest batch tried that does is 7)"
+
+
+@pytest.mark.parametrize(("gpu", "seen"), [("t4", "as nvidia-smi shows it"), ("cpu", "for the whole process")])
+def test_sentence(gpu, seen):
+    report = report_for(replace(RESNET, gpu=gpu, mode="inference"))
+    # 3.02 GiB = 3242745856 bytes, 4 GiB = 4294967296 bytes
+    estimate = replace(report.estimates[0], peak_allocated_bytes=3_242_745_856, process_bytes=4 * GIB)
+    assert sentence(replace(RESNET, gpu=gpu, mode="inference"), report, estimate).startswith(
+        "Inference with resnet50 at batch 32 in float32 needs 3.02 GiB allocated "
+        f"(4.00 GiB {seen}); it fits one {GPUS[gpu].name}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ({"sequence_length": 2048, "image_size": None}, "at batch 32 of 2,048 tokens in"),
+        ({"sequence_length": None, "image_size": (224, 320)}, "at batch 32 of 224 × 320 pixels in"),
+        ({"sequence_length": None, "image_size": None}, "at batch 32 in"),
+    ],
+)
+def test_sentence_names_the_size_of_a_sample(size, words):
+    report = replace(report_for(RESNET), request=size)
+    assert words in sentence(RESNET, report, report.estimates[0])
+
+
+def test_subject_holds_no_stranger():
+    report = report_for(RESNET)
+    assert subject(replace(RESNET, name="vit_b_16"), report) == r"vit\_b\_16"
+    assert subject(Request(source="hf", name="gpt2"), report) == "GPT-2 124M"
+    assert subject(Request(source="hub", name="www.x.example/y"), report) == "this ResNet"
+    strange = replace(report, model=census("x", "Res[Net](http://x.example)"))
+    assert subject(Request(source="config", config="{}"), strange) == "this model"

@@ -1,0 +1,452 @@
+"""The main page, from the address to the answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
+from sizer.packing import encode_config
+from sizer.request import Request, parse_query
+from sizer.ui import service
+from sizer.units import format_bytes
+from tests.ui.clients import ScriptedClient
+from tests.ui.conftest import install, markup, texts
+from tests.ui.reports import PARAMETERS, census, report_for
+
+RESNET = Request(source="torchvision", name="resnet50")
+
+
+def link_on(page: AppTest) -> str:
+    """The query of the link to copy."""
+    return urlsplit(next(code.value for code in page.code if "http" in code.value or code.value.startswith("/?"))).query
+
+
+def address_of(page: AppTest) -> dict[str, str]:
+    """The address bar's keys and values."""
+    values = {key: page.query_params[key] for key in page.query_params}
+    return {key: value if isinstance(value, str) else value[0] for key, value in values.items()}  # a list before 1.67
+
+
+# ------------------------------------------------------------------------------------------------------ no input at all
+
+
+def test_opens_with_an_answer(client, open_page):
+    page = open_page()
+    assert client.requests == [RESNET]
+    estimate = report_for(RESNET).find("float32", 32)
+    assert page.main.title[0].value.startswith(
+        f"Training resnet50 at batch 32 in float32 needs {format_bytes(estimate.peak_allocated_bytes)} allocated "
+        f"({format_bytes(estimate.process_bytes)} as nvidia-smi shows it); it fits one A100 (80 GB), up to batch "
+    )
+    assert page.table[0].value.loc["float32", "32"] == estimate.peak_allocated_bytes
+    assert page.table[0].value.shape == (5, 9)  # five dtypes; eight batch sizes and the largest one
+    assert [metric.label for metric in page.metric] == [
+        "Allocated",
+        "Reserved",
+        "Process",
+        "Largest batch that fits",
+        "Parameters",
+    ]
+    assert page.metric[4].delta == f"{PARAMETERS:,}"
+    assert not address_of(page), "the address of the default page stays clean"
+
+
+def test_charts_are_drawn(client, open_page):
+    page = open_page()
+    charts = [json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart")]
+    assert [chart["description"] for chart in charts] == [
+        "Memory at the peak per batch size, in GiB",
+        "Memory through one step by category, in GiB",
+    ]
+
+
+def test_looking_from_another_side_asks_nobody(client, open_page):
+    page = open_page()
+    page.segmented_control(key="focus_dtype").set_value("bfloat16")
+    page.segmented_control(key="focus_batch").set_value(64)
+    page.segmented_control(key="focus_measure").set_value("process").run()
+    assert len(client.requests) == 1
+    estimate = report_for(RESNET).find("bfloat16", 64)
+    assert "at batch 64 in bfloat16 needs" in page.main.title[0].value
+    assert page.table[0].value.loc["bfloat16", "64"] == estimate.process_bytes
+
+
+# ------------------------------------------------------------------------------------------------------------- the link
+
+
+def test_link_opens_its_question(client, open_page):
+    page = open_page(arch="torchvision:resnet18", mode="inference", batch="2,3", image="96x128", gpu="t4")
+    expected = Request(
+        source="torchvision", name="resnet18", mode="inference", batches=(2, 3), image_size=(96, 128), gpu="t4"
+    )
+    assert client.requests == [expected]
+    assert parse_query(link_on(page)) == expected
+    assert page.text_input(key="batch").value == "2, 3"
+    assert address_of(page)["batch"] == "2,3"
+
+
+def test_link_to_copy_says_everything(client, open_page):
+    page = open_page(arch="torchvision:resnet18")
+    query = link_on(page)
+    for part in (
+        "v=1",
+        "mode=training",
+        "optimizer=adamw",
+        "checkpointing=0",
+        "gpu=a100-80gb",
+        "batch=1,2,4,8,16,32,64,128",
+    ):
+        assert part in query.split("&")
+
+
+def test_refused_keys_are_named_and_the_rest_survives(client, open_page):
+    page = open_page(arch="torchvision:resnet18", batch="-5", gpu="a100-80", optimizer="sgd", colour="red")
+    assert client.requests == [Request(source="torchvision", name="resnet18", optimizer="sgd")]
+    assert "Parts of this link were refused" in page.warning[0].value
+    shown = "\n".join(texts(page))
+    assert "batch: given '-5', allowed whole numbers from 1" in shown
+    assert "gpu: given 'a100-80'" in shown and "a100-80gb" in shown
+    assert "'colour': given 'colour=red', allowed the keys v, arch" in shown
+    page.selectbox(key="gpu").set_value("t4").run()
+    assert not page.warning, "a changed question has an address of its own"
+    assert address_of(page) == {"arch": "torchvision:resnet18", "optimizer": "sgd", "gpu": "t4"}
+
+
+def test_refusals_are_shown_though_the_form_drops_a_key(client, open_page):
+    page = open_page(arch="torchvision:resnet18", mode="inference", optimizer="sgd", gpu="nonsense")
+    assert client.requests == [Request(source="torchvision", name="resnet18", mode="inference")]
+    assert any("gpu: given 'nonsense'" in line for line in texts(page))
+    assert address_of(page) == {"arch": "torchvision:resnet18", "mode": "inference"}
+    page.segmented_control(key="focus_batch").set_value(1).run()
+    assert page.warning, "still the question that was opened"
+
+
+@pytest.mark.parametrize("arch", ["", "nonsense", "torchvision:../etc", "config:%%%", "hub:a--b/c"])
+def test_refused_architecture_leaves_the_default(client, open_page, arch):
+    page = open_page(arch=arch, gpu="t4")
+    assert client.requests == [Request(source="torchvision", name="resnet50", gpu="t4")]
+    assert page.warning
+
+
+def test_a_new_address_fills_the_form_again(client, open_page):
+    page = open_page(arch="torchvision:resnet18")
+    page.query_params["arch"] = "torchvision:alexnet"
+    page.run()
+    assert page.selectbox(key="torchvision_name").value == "alexnet"
+    assert client.requests[-1].name == "alexnet"
+
+
+def test_repeated_key_is_refused(client, open_page):
+    page = open_page(arch="torchvision:resnet18")
+    page.query_params["batch"] = ["1", "2"]
+    page.run()
+    assert any("batch: given the key more than once" in line for line in texts(page))
+
+
+# ------------------------------------------------------------------------------------------------------------- the form
+
+
+def test_form_writes_the_address(client, open_page):
+    page = open_page()
+    page.text_input(key="batch").set_value("4, 12").run()
+    page.segmented_control(key="mode").set_value("inference").run()
+    assert client.requests[-1] == Request(source="torchvision", name="resnet50", mode="inference", batches=(4, 12))
+    assert address_of(page) == {"arch": "torchvision:resnet50", "mode": "inference", "batch": "4,12"}
+    assert page.text_input(key="batch").value == "4, 12"
+
+
+def test_bad_entry_is_refused_by_name(client, open_page):
+    page = open_page()
+    page.text_input(key="batch").set_value("4, many").run()
+    assert len(client.requests) == 1
+    assert page.error[0].value == "This question was not understood."
+    assert texts(page) == [
+        "batch",
+        "Given: '4,many'",
+        "Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between",
+        "What to do: write for example batch=1,2,4",
+    ]
+    page.text_input(key="batch").set_value("4").run()
+    assert client.requests[-1].batches == (4,)
+    assert not page.error
+
+
+def test_no_dtype_is_refused(client, open_page):
+    page = open_page()
+    page.pills(key="dtype").set_value([]).run()
+    assert len(client.requests) == 1
+    assert "dtype" in texts(page)
+
+
+def test_hidden_choices_come_back(client, open_page):
+    page = open_page(optimizer="sgd", arch="torchvision:resnet18")
+    page.segmented_control(key="mode").set_value("inference").run()
+    assert client.requests[-1].optimizer == "adamw", "inference has no optimizer to speak of"
+    page.segmented_control(key="mode").set_value("training").run()
+    assert client.requests[-1].optimizer == "sgd"
+
+
+def test_optimizer_without_the_chosen_implementation(client, open_page):
+    page = open_page(arch="torchvision:resnet18", optimizer_impl="fused")
+    page.selectbox(key="optimizer").set_value("rmsprop").run()
+    assert client.requests[-1].optimizer_impl is None
+
+
+def test_preset(client, open_page):
+    page = open_page()
+    page.selectbox(key="source").set_value("hf").run()
+    page.selectbox(key="hf_name").set_value("gpt2").run()
+    page.text_input(key="seq").set_value("128").run()
+    assert client.requests[-1] == Request(source="hf", name="gpt2", sequence_length=128)
+    assert page.main.title[0].value.startswith("Training GPT-2 ")
+
+
+def test_another_architecture_starts_with_its_own_sizes(client, open_page):
+    page = open_page(arch="torchvision:resnet18", image="64")
+    page.selectbox(key="torchvision_name").set_value("resnet50").run()
+    assert client.requests[-1].image_size == (64, 64), "the same kind of model at the same size"
+    page.selectbox(key="source").set_value("hf").run()
+    page.selectbox(key="hf_name").set_value("clip-vit-base-patch32").run()
+    assert client.requests[-1].image_size is None
+    page.text_input(key="image").set_value("96").run()
+    page.text_input(key="seq").set_value("16").run()
+    page.selectbox(key="hf_name").set_value("gpt2").run()
+    assert client.requests[-1] == Request(source="hf", name="gpt2", sequence_length=16)
+
+
+def test_size_that_a_link_sets_is_never_hidden(client, open_page):
+    page = open_page(arch="hf:gpt2", image="64")
+    assert client.requests[-1] == Request(source="hf", name="gpt2", image_size=(64, 64))
+    assert page.text_input(key="image").value == "64"
+
+
+def test_unnamed_repository_asks_for_its_name(client, open_page):
+    page = open_page()
+    page.selectbox(key="source").set_value("hub").run()
+    assert "Name a model" in page.info[0].value
+    assert len(client.requests) == 1
+    page.text_input(key="hub_name").set_value("org/name@v1").run()
+    assert client.requests[-1] == Request(source="hub", name="org/name", revision="v1")
+
+
+# ----------------------------------------------------------------------------------------------------- a stranger's config
+
+HOSTILE = "**bold** [link](http://x.example) ![i](http://x.example/i.png) :red[x] `y`"
+
+
+def test_pasted_config(client, open_page):
+    page = open_page()
+    page.selectbox(key="source").set_value("config").run()
+    page.text_area(key="config_name").set_value('{"model_type": "llama", "hidden_size": 64}').run()
+    assert client.requests[-1] == Request(source="config", config='{"hidden_size":64,"model_type":"llama"}')
+    query = link_on(page)
+    assert parse_query(query) == client.requests[-1]
+    again = AppTest.from_file(page._script_path, default_timeout=30)
+    again.query_params["arch"] = address_of(page)["arch"]
+    again.run()
+    assert client.requests[-1].config == '{"hidden_size":64,"model_type":"llama"}'
+    assert json.loads(again.text_area(key="config_name").value) == {"hidden_size": 64, "model_type": "llama"}
+
+
+def test_uploaded_config(monkeypatch, client, open_page):
+    page = open_page()
+    page.selectbox(key="source").set_value("config").run()
+    page.file_uploader(key="config_file").upload("config.json", b'\xef\xbb\xbf{"model_type": "bert"}').run()
+    assert client.requests[-1] == Request(source="config", config='{"model_type":"bert"}')
+    assert page.text_area(key="config_name").value == '{"model_type": "bert"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "given"),
+    [(b"\xff\xfe", "Given: bytes that are not UTF-8"), (b" " * (2 * 2**20 + 1), "Given: 2,097,153 bytes")],
+)
+def test_upload_that_is_refused(client, open_page, content, given):
+    page = open_page()
+    page.selectbox(key="source").set_value("config").run()
+    page.file_uploader(key="config_file").upload("config.json", content).run()
+    assert given in texts(page)
+    assert len(client.requests) == 1
+    page.text_area(key="config_name").set_value('{"model_type": "bert"}').run()
+    assert given not in texts(page)
+    assert client.requests[-1].config == '{"model_type":"bert"}'
+
+
+def test_config_that_is_not_json(client, open_page):
+    page = open_page()
+    page.selectbox(key="source").set_value("config").run()
+    page.text_area(key="config_name").set_value("{").run()
+    assert page.error
+    assert len(client.requests) == 1
+
+
+def test_config_too_long_for_an_address(client, open_page):
+    # 4,000 different keys do not compress below 8,000 characters of base64
+    config = json.dumps(
+        {"model_type": "llama", **{f"k{n * 7919 % 100003:05}": n * 104729 % 999983 for n in range(4000)}}
+    )
+    assert len(encode_config(config)) > 8000
+    page = open_page()
+    page.selectbox(key="source").set_value("config").run()
+    page.text_area(key="config_name").set_value(config).run()
+    assert client.requests[-1].source == "config"
+    assert not address_of(page)
+    assert any("too many to pass on" in line for line in texts(page))
+    assert any("--config config.json" in code.value for code in page.code)
+
+
+def test_names_from_strangers_are_never_markup(monkeypatch, open_page):
+    def answer(request: Request):
+        return report_for(request, model=census(HOSTILE, HOSTILE), failures={"float16": HOSTILE})
+
+    install(monkeypatch, ScriptedClient(answer))
+    page = open_page(arch=f"config:{encode_config(json.dumps({'model_type': HOSTILE}))}")
+    assert page.main.title[0].value.startswith("Training this model ")
+    assert any(HOSTILE in line for line in texts(page)), "the reason of the failure is shown"
+    assert HOSTILE not in markup(page)
+    assert "x.example" not in markup(page)
+
+
+# ------------------------------------------------------------------------------------------------- what may go wrong
+
+
+def test_failed_trace_keeps_the_counts(monkeypatch, open_page):
+    why = "aten.nonzero.default has a size that depends on values"
+    client = install(monkeypatch, ScriptedClient(lambda r: report_for(r, failures=dict.fromkeys(r.dtypes, why))))
+    page = open_page()
+    assert len(client.requests) == 1
+    assert "its step could not be traced" in page.warning[0].value
+    assert f"float32, bfloat16, float16, amp-bfloat16, amp-float16: {why}" in texts(page)
+    assert page.metric[0].delta == f"{PARAMETERS:,}"
+    assert not page.table
+    assert len(page.dataframe[0].value) == 3  # the modules that hold tensors
+
+
+def test_one_failed_dtype_leaves_the_others(monkeypatch, open_page):
+    install(monkeypatch, ScriptedClient(lambda r: report_for(r, failures={"float32": "no kernel"})))
+    page = open_page()
+    assert "float32: no kernel" in texts(page)
+    assert "in bfloat16 needs" in page.main.title[0].value
+    assert list(page.table[0].value.index) == ["bfloat16", "float16", "amp-bfloat16", "amp-float16"]
+
+
+def test_advice_where_it_does_not_fit(client, open_page):
+    page = open_page(arch="torchvision:resnet50", gpu="rtx-4060-8gb", batch="1,256", dtype="float32")
+    page.segmented_control(key="focus_batch").set_value(256).run()
+    assert "it does not fit one GeForce RTX 4060 (8 GB) (the largest batch that does is " in page.main.title[0].value
+    shown = texts(page)
+    assert any(line.startswith("It does not fit: the process needs ") for line in shown)
+    assert any(line.startswith("– Use a batch of at most ") for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("error", "title"),
+    [
+        (BuildError("no such model", given="'x'", allowed="a", todo="b"), "The architecture could not be built."),
+        (ConfigError("no such model", given="'x'", allowed="a", todo="b"), "This config cannot be used."),
+        (
+            HubError("no such model", given="'x'", allowed="a", todo="b"),
+            "The config could not be fetched from the hub.",
+        ),
+        (JobError("no such model", given="'x'", allowed="a", todo="b"), "The estimate was not finished."),
+        (TraceError("no such model", given="'x'", allowed="a", todo="b"), "The step could not be traced."),
+        (SizerError("no such model", given="'x'", allowed="a", todo="b"), "Something was refused."),
+    ],
+)
+def test_errors_say_what_to_do(monkeypatch, open_page, error, title):
+    install(monkeypatch, ScriptedClient(error))
+    page = open_page()
+    assert page.error[0].value == title
+    assert texts(page) == ["no such model", "Given: 'x'", "Allowed: a", "What to do: b"]
+
+
+# -------------------------------------------------------------------------------------------------------- while it works
+
+
+def test_progress_is_shown_and_gone(monkeypatch, open_page):
+    client = install(monkeypatch, ScriptedClient(report_for, progress=["building", "tracing float32 at batch 2"]))
+    page = open_page()
+    assert page.main.title[0].value.startswith("Training resnet50")
+    assert not page.status
+    assert not client.jobs[0].cancelled
+
+
+def test_an_error_leaves_no_progress_behind(monkeypatch, open_page):
+    install(monkeypatch, ScriptedClient(JobError("too slow"), progress=["building"]))
+    page = open_page()
+    assert page.error
+    assert not page.status
+
+
+def test_abandoned_job_is_cancelled(monkeypatch, open_page):
+    class Abandoned(BaseException):
+        """What a rerun or a closed tab does to a page that waits."""
+
+    client = ScriptedClient(report_for)
+    job = client.submit("arch=torchvision:resnet50")
+    monkeypatch.setattr(job, "result", lambda timeout: (_ for _ in ()).throw(Abandoned()))
+    monkeypatch.setattr(client, "submit", lambda query: job)
+    install(monkeypatch, client)
+    with pytest.raises(Abandoned):
+        service.report_on(RESNET)
+    assert job.cancelled
+
+
+def test_stopped_job_waits_for_the_word(client, open_page):
+    page = open_page()
+    page.session_state["stopped"] = "arch=torchvision:resnet50&gpu=t4"
+    page.selectbox(key="gpu").set_value("t4").run()
+    assert len(client.requests) == 1
+    assert page.info[0].value == "You stopped this estimate."
+    page.button(key="again").click().run()
+    assert client.requests[-1].gpu == "t4"
+    assert page.main.title
+
+
+# -------------------------------------------------------------------------------------------------------------- and more
+
+
+def test_what_is_assumed_and_not_counted_is_said(client, open_page):
+    page = open_page()
+    assert "1 thing is not counted: see Assumptions below." in [caption.value for caption in page.caption]
+    shown = texts(page)
+    for line in (
+        "cuDNN may choose a faster convolution with a larger workspace.",
+        "cuBLAS takes its default workspace of 8 MiB.",
+        "The loss is cross entropy over 1000 classes.",
+        "sizer 0.1.0, torch 2.15.0, torchvision 0.29.0, transformers 5.23.0",
+    ):
+        assert line in shown
+
+
+def test_tensors_worth_knowing_are_listed(monkeypatch, open_page):
+    model = replace(census("x"), tied_parameters=(("a.weight", "b.weight"),))
+    install(monkeypatch, ScriptedClient(lambda request: report_for(request, model=model)))
+    page = open_page()
+    assert any("neither parameters nor buffers" in markdown.value for markdown in page.markdown)
+    frames = [frame.value for frame in page.dataframe]
+    assert any("Tensor" in frame and frame["Tensor"].tolist() == ["mask"] for frame in frames)
+    assert any("Names" in frame and frame["Names"].tolist() == ["a.weight = b.weight"] for frame in frames)
+
+
+def test_downloads_are_offered(client, open_page):
+    page = open_page()
+    labels = [button.proto.label for button in page.get("download_button")]
+    assert labels == ["Estimates (CSV)", "Modules (CSV)", "Everything (JSON)"]
+    assert all(button.proto.ignore_rerun for button in page.get("download_button"))
+
+
+def test_about_page_and_back(client, open_page):
+    page = open_page(arch="torchvision:resnet18", gpu="t4")
+    page.switch_page("pages/numbers.py").run()
+    assert page.title[0].value == "About the numbers"
+    assert "h200" in page.dataframe[0].value["Key in links"].tolist()
+    page.query_params.clear()  # what the browser does on its way to another page
+    page.switch_page("pages/estimate.py").run()
+    assert page.selectbox(key="gpu").value == "t4"
+    assert len(client.requests) == 1
+    assert address_of(page)["gpu"] == "t4"
