@@ -17,10 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.tracing import libraries, observer, stand_ins
 from sizer.tracing.device import Device
+from sizer.tracing.kernels import grouped
 from sizer.tracing.log import BlockLog
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.shortcuts import SHORTCUTS
 from sizer.tracing.values import KnownValues, is_small, tensors_of
+
+
+_HANDLERS = {**stand_ins.HANDLERS, **grouped.HANDLERS, **observer.HANDLERS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,7 @@ class Recorder(TorchDispatchMode):
         composite = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
         plan = self._plans[func] = _Plan(
             name=str(func),
-            handler=observer.HANDLERS.get(func) or stand_ins.HANDLERS.get(func) or stand_ins.FOREIGN.get(str(func)),
+            handler=_HANDLERS.get(func) or stand_ins.FOREIGN.get(str(func)),
             instead=kernel or (func.decompose if composite else None),
             shortcut=SHORTCUTS.get(func),
             mend=self.device.results.get(func),

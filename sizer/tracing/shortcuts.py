@@ -44,6 +44,10 @@ def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
     return tensor.device.type == "meta" and tensor.dtype == dtype and tensor.is_contiguous()
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or _aten.is_non_overlapping_and_dense.default(tensor)
+
+
 def _fits_into(small: torch.Size, large: torch.Size) -> bool:
     """Whether broadcasting the small shape to the large one leaves the large one as it is."""
     if len(small) > len(large):
@@ -87,8 +91,8 @@ def in_place(args: tuple) -> Any:
 
 
 def foreach(args: tuple) -> Any:
-    """A new tensor for every floating-point meta tensor of the first list, of its shape and strides."""
-    if not all(t.device.type == "meta" and t.dtype.is_floating_point for t in args[0]):
+    """A new tensor for every dense floating-point meta tensor of the first list, of its shape and strides."""
+    if not all(t.device.type == "meta" and t.dtype.is_floating_point and _is_dense(t) for t in args[0]):
         return NotImplemented
     others = [a for a in args[1:] if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
     if any(a.dtype != t.dtype or a.shape != t.shape for other in others for a, t in zip(other, args[0], strict=True)):

@@ -55,7 +55,7 @@ def measure_on_cpu(blueprint: Blueprint, work: Work, batch: int) -> CpuTruth:
     gc.collect()
     gc.disable()
     try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
             _run(blueprint, module, place(example, dtype, torch.clone), work, numbers)
     finally:
         gc.enable()
