@@ -23,7 +23,6 @@ from sizer.tracing.modules import ModulePaths
 from sizer.tracing.shortcuts import SHORTCUTS
 from sizer.tracing.values import KnownValues, is_small, tensors_of
 
-
 _HANDLERS = {**stand_ins.HANDLERS, **grouped.HANDLERS, **observer.HANDLERS}
 
 
