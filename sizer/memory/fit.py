@@ -151,7 +151,7 @@ def _search(holds: Callable[[int], bool], bound: int, known: Mapping[int, bool],
     high = min((batch for batch, held in known.items() if not held), default=bound + 1)
     high = min(high, bound + 1)
     low = max((batch for batch, held in known.items() if held and batch < high), default=0)
-    guess, step, verdicts = start, max(1, start // 256), set()
+    guess, step, verdicts = start, max(1, start // 64), set()
     while high - low > 1 + low // 128:
         if len(verdicts) == 2:
             guess = (low + high) // 2
