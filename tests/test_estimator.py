@@ -1,0 +1,112 @@
+"""The estimate end to end, in this process: invariants on every answer, and what is said where there is none."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from sizer.errors import BuildError, RequestError
+from sizer.estimator import estimate
+from sizer.memory.report import Report
+from sizer.request import DTYPES, parse_query
+
+QUERIES = [
+    "arch=torchvision:resnet18&image=64",
+    "arch=torchvision:resnet18&image=64&mode=inference",
+    "arch=hf:gpt2&seq=64&gpu=rtx-3060-12gb",
+    "arch=hf:bert-base-uncased&seq=64&gpu=h100-80gb&dtype=bfloat16,amp-bfloat16",
+    "arch=hf:t5-small&seq=32&gpu=t4&optimizer=adafactor",
+    "arch=torchvision:mobilenet_v3_small&gpu=cpu&dtype=float32",
+    "arch=torchvision:vit_b_32&gpu=m2-ultra-64gb&dtype=float32,float16",
+]
+
+
+@pytest.fixture(scope="module", params=QUERIES)
+def report(request) -> Report:
+    return estimate(parse_query(request.param))
+
+
+def test_all_cells_are_there(report: Report) -> None:
+    asked = {(d, b) for d in report.request["dtypes"] for b in report.request["batches"]}
+    assert {(row.dtype, row.batch) for row in report.estimates} == asked
+    assert report.failures == {}
+
+
+def test_parts_and_totals(report: Report) -> None:
+    for row in report.estimates:
+        assert sum(row.at_peak.values()) == row.peak_allocated_bytes
+        assert row.weights_bytes + row.buffers_bytes <= row.peak_requested_bytes <= row.peak_allocated_bytes
+        assert row.peak_allocated_bytes <= row.peak_reserved_bytes
+        assert row.process_low_bytes <= row.process_bytes <= row.process_high_bytes
+        assert row.weights_bytes == report.model.parameters * (2 if row.dtype in ("bfloat16", "float16") else 4)
+
+
+def test_gradients_are_as_large_as_weights(report: Report) -> None:
+    training = report.request["mode"] == "training"
+    for row in report.estimates:
+        if row.batch > 1:  # at 1 a gradient can be a view that keeps a larger tensor alive, as in ViT's class token
+            assert row.gradients_bytes == (row.weights_bytes if training else 0)
+
+
+def test_memory_grows_with_the_batch(report: Report) -> None:
+    for dtype in report.request["dtypes"]:
+        rows = sorted((row for row in report.estimates if row.dtype == dtype), key=lambda row: row.batch)
+        for smaller, larger in itertools.pairwise(rows):
+            assert smaller.activations_bytes < larger.activations_bytes
+            # requested bytes: unsplit blocks of up to 1 MiB make allocated bytes go up and down where activations are few;
+            # and a batch of 1 can need copies that others do not
+            if smaller.batch > 1:
+                assert smaller.peak_requested_bytes <= larger.peak_requested_bytes
+
+
+def test_resnet50_is_what_its_shapes_say() -> None:
+    row = estimate(parse_query("arch=torchvision:resnet50&batch=32&dtype=float32")).find("float32", 32)
+    # 25,557,032 parameters * 4 B; buffers 53,120 * 4 B + 53 counters * 8 B; AdamW: two moments, its counters on the CPU
+    assert row.weights_bytes == 102_228_128
+    assert row.buffers_bytes == 212_904
+    assert row.gradients_bytes == 102_228_128
+    assert row.optimizer_bytes == 204_456_256
+    assert row.peak_phase == "step2"
+
+
+def test_sixteen_bit_types_halve_the_weights_and_autocast_does_not() -> None:
+    report = estimate(parse_query("arch=torchvision:resnet18&image=128&batch=64"))
+    rows = {dtype: report.find(dtype, 64) for dtype in DTYPES}
+    assert rows["float16"].weights_bytes * 2 == rows["float32"].weights_bytes == rows["amp-float16"].weights_bytes
+    assert rows["amp-bfloat16"].activations_bytes < rows["float32"].activations_bytes
+
+
+def test_a_batch_of_one_that_the_model_refuses_is_left_out_and_said() -> None:
+    report = estimate(parse_query("arch=torchvision:deeplabv3_mobilenet_v3_large&batch=1,2&dtype=float32"))
+    assert [row.batch for row in report.estimates] == [2]
+    assert any(note.startswith("batch 1 is left out") for note in report.notes)
+    with pytest.raises(RequestError, match="batch"):
+        estimate(parse_query("arch=torchvision:deeplabv3_mobilenet_v3_large&batch=1&dtype=float32"))
+
+
+def test_work_off_the_line_is_traced_batch_by_batch_and_said() -> None:
+    report = estimate(parse_query("arch=torchvision:ssd300_vgg16&batch=1,2&dtype=float32"))
+    assert [row.batch for row in report.estimates] == [1, 2]
+    assert any("traced at each batch size by itself" in note for note in report.notes)
+    assert report.uncounted
+
+
+def test_checkpointing_lowers_activations() -> None:
+    plain, less = (
+        estimate(parse_query(f"arch=hf:gpt2&seq=128&batch=2&dtype=float32&checkpointing={on}")).find("float32", 2)
+        for on in (0, 1)
+    )
+    assert less.activations_bytes < plain.activations_bytes / 2
+
+
+def test_checkpointing_that_is_not_there_is_refused() -> None:
+    with pytest.raises((BuildError, RequestError), match="checkpointing"):
+        estimate(parse_query("arch=torchvision:alexnet&checkpointing=1&batch=2&dtype=float32"))
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    estimate(parse_query("arch=torchvision:resnet18&image=64&batch=2&dtype=float32"), progress=told.append)
+    assert told[0] == "building the model on meta"
+    assert "tracing float32 at batch 2" in told
