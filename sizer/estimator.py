@@ -132,12 +132,14 @@ def _tapes(
 
 
 def _affine(at: Callable[..., Tape]) -> AffineTape:
-    """The affine tape of two traces, the second cut short where the steps repeat each other."""
-    first = at(FITTED_AT[0])
+    """The affine tape of two traces, the second cut short where the steps repeat each other.
+
+    Else of two whole ones, both made anew: a module may keep something from the first step that it ever did.
+    """
     try:
-        return fit_affine(first, at(FITTED_AT[1], short=True))
+        return fit_affine(at(FITTED_AT[0]), at(FITTED_AT[1], short=True))
     except NotAffineError:
-        return fit_affine(first, at(FITTED_AT[1]))
+        return fit_affine(*map(at, FITTED_AT))
 
 
 def _is_exceptional(affine: AffineTape, at: Callable[..., Tape], *, with_one: bool) -> bool:

@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.tracing import libraries, observer, stand_ins
 from sizer.tracing.device import Device
-from sizer.tracing.kernels import grouped
+from sizer.tracing.kernels import ctc, grouped
 from sizer.tracing.log import BlockLog
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.shortcuts import SHORTCUTS
 from sizer.tracing.values import KnownValues, is_small, tensors_of
 
-_HANDLERS = {**stand_ins.HANDLERS, **grouped.HANDLERS, **observer.HANDLERS}
+_HANDLERS = {**stand_ins.HANDLERS, **ctc.HANDLERS, **grouped.HANDLERS, **observer.HANDLERS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,20 +36,43 @@ def _involves_meta(args: tuple, kwargs: dict) -> bool:
 
 
 def scalar(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`.item()`: the known value; else False, 0 or 1.0 (checks such as isnan().any() find nothing, counts are empty)."""
+    """`.item()`: the known value; else 0, 1.0, or False: checks such as `isnan().any()` find nothing. An `all()` is True."""
     if not _involves_meta(args, kwargs):
         return func(*args, **kwargs)
     tensor = args[0]
     real = recorder.values.get(tensor)
     if real is not None:
         return real.item()
-    value: Any = False if tensor.dtype == torch.bool else 1.0 if tensor.dtype.is_floating_point else 0
+    value: Any = 1.0 if tensor.dtype.is_floating_point else 0
+    if tensor.dtype == torch.bool:
+        value = recorder.values.is_expected_true(tensor)
     recorder.stand_in(f"the value of a tensor was taken as {value}")
     return value
 
 
+def all_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`all()` of unknown values: True where it is asked for, since code that goes on expects that its checks hold."""
+    out = func(*args, **kwargs)
+    recorder.values.follow(func, args, kwargs, out)
+    if out.device.type == "meta" and recorder.values.get(out) is None:
+        recorder.values.expect_true(out)
+    return out
+
+
+def copy(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Writing meta values into a CPU tensor: the known ones, else zeros."""
+    target, source = args[0], args[1]
+    if target.device.type != "cpu" or source.device.type != "meta":
+        return NotImplemented
+    real = recorder.values.get(source)
+    if real is None:
+        recorder.stand_in("values copied to the CPU were taken as zeros")
+        real = torch.zeros(source.shape, dtype=source.dtype)
+    return func(target, real, *args[2:], **kwargs)
+
+
 def equal(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
-    """torch.equal: from known values; two tensors of unknown values are taken as equal when their shapes are."""
+    """torch.equal and allclose: from known values; two tensors of unknown values are taken as equal when their shapes are."""
     if recorder.values.all_known(tensors_of(args)):
         return recorder.values.run(func, args, kwargs)
     recorder.stand_in("two tensors of unknown values were taken as equal where their shapes are")
@@ -132,7 +155,7 @@ def to_host(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     real = recorder.values.get(tensor)
     if real is None:
         recorder.stand_in("values copied to the CPU were taken as zeros")
-        real = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        real = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
     return func(real, **kwargs).clone()
 
 
@@ -153,7 +176,12 @@ def non_maximum_suppression(recorder: Recorder, func: Any, args: tuple, kwargs: 
 
 HANDLERS: dict[Any, Handler] = {
     _aten._local_scalar_dense.default: scalar,
+    _aten.all.default: all_of,
+    _aten.all.dim: all_of,
+    _aten.all.dims: all_of,
+    _aten.copy_.default: copy,
     _aten.equal.default: equal,
+    _aten.allclose.default: equal,
     _aten.nonzero.default: from_values,
     _aten.masked_select.default: from_values,
     _aten._unique2.default: from_values,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 LARGEST_INTEGERS = 2**24  # elements of an integer or boolean tensor that is still followed
 LARGEST_FLOATS = 2**20  # likewise of a floating-point tensor: schedules, thresholds, anchors and their overlaps
+LARGEST_UNDEFINED = 2**12  # of an integer tensor made without values
 
 _aten = torch.ops.aten
 _UNDEFINED = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
@@ -43,6 +44,7 @@ class KnownValues:
 
     def __init__(self) -> None:
         self._twins: dict[int, tuple[torch.UntypedStorage, weakref.ref]] = {}
+        self._likely: dict[int, weakref.ref] = {}
         self._traits: dict[Any, tuple[bool, bool]] = {}
 
     def get(self, tensor: Tensor) -> Tensor | None:
@@ -52,7 +54,7 @@ class KnownValues:
         twin = self._twins.get(tensor.untyped_storage()._cdata)
         if twin is None:
             return None
-        real = torch.empty(0, dtype=tensor.dtype)
+        real = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return real.set_(twin[0], tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def remember(self, tensor: Tensor, real: Tensor) -> None:
@@ -64,7 +66,7 @@ class KnownValues:
             or real.untyped_storage().nbytes() != storage.nbytes()
             or real.storage_offset()
         ):
-            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             real = copy.copy_(real)
             if real.untyped_storage().nbytes() != storage.nbytes():
                 return
@@ -74,6 +76,16 @@ class KnownValues:
         """Notes that the tensor's values are unknown from here on."""
         if tensor.device.type == "meta":
             self._twins.pop(tensor.untyped_storage()._cdata, None)
+
+    def expect_true(self, tensor: Tensor) -> None:
+        """Notes that the tensor's value, though unknown, is surely meant to be True: the result of an `all()`."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._likely[key] = weakref.ref(storage, lambda _: self._likely.pop(key, None))
+
+    def is_expected_true(self, tensor: Tensor) -> bool:
+        """Whether `expect_true` was said of the tensor."""
+        return tensor.untyped_storage()._cdata in self._likely
 
     def all_known(self, tensors: list[Tensor]) -> bool:
         """Whether every one of the tensors has known values."""
@@ -96,6 +108,7 @@ class KnownValues:
             self._follow_mutation(func, args, kwargs, unpredictable)
             return
         if unpredictable:
+            self._follow_undefined(func, out)
             return
         if isinstance(out, Tensor):
             if not is_small(out):
@@ -116,6 +129,13 @@ class KnownValues:
         for tensor, real in zip(outs, results, strict=True):
             if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
                 self.remember(tensor, real)
+
+    def _follow_undefined(self, func: Any, out: Any) -> None:
+        """Integers of `empty` are known as zeros: code writes them element by element before it reads them."""
+        if func in _UNDEFINED and isinstance(out, Tensor) and out.device.type == "meta":
+            fresh = out.untyped_storage()._cdata not in self._twins
+            if fresh and not out.dtype.is_floating_point and out.numel() <= LARGEST_UNDEFINED:
+                self.remember(out, torch.zeros(out.shape, dtype=out.dtype))
 
     def _follow_mutation(self, func: Any, args: tuple, kwargs: dict, unpredictable: bool) -> None:
         written = _written(func, args, kwargs)
@@ -144,7 +164,7 @@ class KnownValues:
 
     def _adopt(self, tensor: Tensor) -> None:
         if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
-            self.remember(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
+            self.remember(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"))
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, Tensor):
