@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from sizer.memory.census import Census
 from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
+from sizer.request import MODES, OPTIMIZERS
 from sizer.tracing.device import Device
 from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
@@ -46,6 +47,8 @@ def size_module(
     """
     if steps != 2:
         raise RequestError("steps", given=str(steps), allowed="2", todo="leave it out: memory repeats after two")
+    _check("mode", mode, MODES)
+    _check("optimizer", optimizer, OPTIMIZERS)
     target = _gpu(gpu)
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     example = Example(args=args, kwargs=kwargs)
@@ -77,7 +80,7 @@ def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb",
     Raises TraceError where the step cannot be traced, with the operator and module.
 
     *Known limitations*: tensors that are neither parameter, buffer, gradient nor optimizer state and live after `setup` count
-    as input.
+    as input. With several optimizers "backward" ends at the first one's step.
     """
     if steps < 1:
         raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")
@@ -115,9 +118,13 @@ def _report(tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, assu
 
 
 def _gpu(key: str) -> Gpu:
-    if key not in GPUS:
-        raise RequestError("gpu", given=key, allowed=", ".join(GPUS), todo="pick one of these keys")
+    _check("gpu", key, GPUS)
     return GPUS[key]
+
+
+def _check(name: str, given: str, allowed: Collection[str]) -> None:
+    if given not in allowed:
+        raise RequestError(name, given=given, allowed=", ".join(allowed), todo="pick one of these keys")
 
 
 def _dtype(module: nn.Module) -> str:

@@ -1,0 +1,174 @@
+"""What a head is trained towards: one small recipe per task, chosen by the class's name and its forward's parameters."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sizer.architecture.examples.setting import Setting, read
+from sizer.architecture.examples.tensors import IGNORED_LABEL, floats, integers, special_tokens, words
+from sizer.architecture.examples.text import vocabulary
+from sizer.architecture.examples.vision import BOXES, boxes
+
+MASKED_SHARE = 7  # every 7th token is hidden from a masked language model: the 15 % of BERT's training
+
+Target = Callable[[Setting, dict[str, object]], object]
+
+
+def continuation(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """The input ids themselves (batch, length): each token is predicted from those before it."""
+    return inputs["input_ids"].clone()
+
+
+def hidden_words(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """The ids of every 7th token, (batch, length), -100 elsewhere."""
+    ids = inputs.get("input_ids", inputs.get("inputs"))
+    return torch.where(torch.arange(ids.shape[-1]) % MASKED_SHARE == 0, ids, IGNORED_LABEL)
+
+
+def words_out(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """Token ids of the text to be produced, (batch, length)."""
+    decoder = setting.config.get_text_config(decoder=True)
+    size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(setting))
+    return words(size, special_tokens(setting.config, decoder), setting.batch, setting.length)
+
+
+def transcript(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """Token ids of what is said, (batch, n): 12 a second of raw sound (letters), 3 a second of mel frames (word pieces).
+
+    CTC needs fewer of them than the encoder has output frames.
+    """
+    sound = inputs.get("input_values", inputs.get("input_features"))
+    count = max(1, sound.shape[1] // (1280 if "input_values" in inputs else 32))
+    return words(setting.config.vocab_size, special_tokens(setting.config) | {0}, setting.batch, count)
+
+
+def class_of_sample(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """One class per sample, (batch,)."""
+    return integers(setting.config.num_labels, setting.batch)
+
+
+def class_of_token(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """One class per token, (batch, length)."""
+    return integers(setting.config.num_labels, setting.batch, setting.length)
+
+
+def right_choice(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """The number of the right answer, (batch,)."""
+    return integers(2, setting.batch)
+
+
+def yes_or_no(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """0 or 1 per sample, (batch,)."""
+    return integers(2, setting.batch)
+
+
+def position(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """A position in the text per sample, (batch,)."""
+    return integers(max(1, setting.length - 2), setting.batch) + 1
+
+
+def class_of_pixel(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """One class per pixel, (batch, height, width)."""
+    return integers(setting.config.num_labels, setting.batch, *setting.image_size)
+
+
+def depth_of_pixel(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """A depth per pixel, (batch, height, width) float32."""
+    return floats(setting.batch, *setting.image_size) + 0.5
+
+
+def objects(setting: Setting, inputs: dict[str, object]) -> list[dict[str, Tensor]]:
+    """Per image a dict of `class_labels` (5,) and `boxes` (5, 4), as object detectors take them."""
+    kinds = integers(setting.config.num_labels, BOXES)
+    return [{"class_labels": kinds.clone(), "boxes": boxes(BOXES)} for _ in range(setting.batch)]
+
+
+def true(setting: Setting, inputs: dict[str, object]) -> bool:
+    """The switch `return_loss`."""
+    return True
+
+
+def frames_of_speakers(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """Which of two speakers is heard in each output frame, (batch, frames, labels) one-hot."""
+    config = setting.config
+    frames = inputs.get("input_values", inputs.get("input_features")).shape[1]
+    for kernel, stride in zip(getattr(config, "conv_kernel", ()), getattr(config, "conv_stride", ()), strict=False):
+        frames = (frames - kernel) // stride + 1
+    return torch.nn.functional.one_hot(integers(config.num_labels, setting.batch, frames), config.num_labels)
+
+
+# The first substring that the class's name contains decides what `labels` is.
+BY_TASK: tuple[tuple[str, Target], ...] = (
+    ("SequenceClassification", class_of_sample),
+    ("TokenClassification", class_of_token),
+    ("MultipleChoice", right_choice),
+    ("NextSentencePrediction", yes_or_no),
+    ("ImageClassification", class_of_sample),
+    ("VideoClassification", class_of_sample),
+    ("AudioClassification", class_of_sample),
+    ("AudioFrameClassification", frames_of_speakers),
+    ("XVector", class_of_sample),
+    ("ObjectDetection", objects),
+    ("SemanticSegmentation", class_of_pixel),
+    ("DepthEstimation", depth_of_pixel),
+    ("MaskedLM", hidden_words),
+    ("CTC", transcript),
+)
+# Other parameters of a forward that make it return its own loss.
+BY_PARAMETER: dict[str, Target] = {
+    "start_positions": position,
+    "end_positions": position,
+    "next_sentence_label": yes_or_no,
+    "sentence_order_label": yes_or_no,
+    "return_loss": true,
+}
+# What the recipes of single families add themselves, and classes that return a loss without being given anything.
+GIVEN_BY_RECIPES = frozenset(
+    {"labels", "mask_labels", "future_values", "target_values", "spectrogram_labels", "actions"}
+)
+UNASKED = frozenset(
+    {"ViTMAEForPreTraining", "VideoMAEForPreTraining", "PatchTSTForPretraining", "PatchTSMixerForPretraining"}
+)
+REFUSAL = re.compile(r"labels is not None:\s*raise ")
+
+
+def targets(setting: Setting, inputs: dict[str, object]) -> dict[str, object]:
+    """What makes the class's forward return its own loss, by parameter name; empty where it has none."""
+    found = {name: make(setting, inputs) for name, make in BY_PARAMETER.items() if setting.takes(name)}
+    make = task_labels(setting, inputs)
+    if "labels" not in inputs and make is not None:
+        found["labels"] = make(setting, inputs)
+    return found
+
+
+def has_own_loss(setting: Setting, inputs: dict[str, object]) -> bool:
+    """True where the class, trained on these inputs and their targets, returns a loss of its own."""
+    return bool(targets(setting, inputs) or GIVEN_BY_RECIPES & inputs.keys() or setting.class_name in UNASKED)
+
+
+def task_labels(setting: Setting, inputs: dict[str, object]) -> Target | None:
+    """The recipe for `labels`: by the class's name, else a text to produce (an encoder-decoder) or the text itself (a decoder).
+
+    None where the forward takes no labels, or takes them only to raise that it cannot be trained.
+    """
+    if not setting.takes("labels") or refuses_labels(setting.cls):
+        return None
+    named = next((make for part, make in BY_TASK if part in setting.class_name), None)
+    if named is not None:
+        return named
+    if setting.takes("decoder_input_ids"):
+        return words_out
+    return continuation if "input_ids" in inputs else None
+
+
+@cache
+def refuses_labels(cls: type[PreTrainedModel]) -> bool:
+    """True where the class's forward raises when it is given labels ("Training is not implemented yet")."""
+    return bool(REFUSAL.search(inspect.getsource(cls.forward)))

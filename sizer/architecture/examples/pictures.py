@@ -1,0 +1,416 @@
+"""Recipes for a picture inside a text (LLaVA, Qwen-VL, Idefics, ...): one `Medium` per way of passing it.
+
+Each sample has one picture. Where the number of features follows from the config by a formula of the family's processor, the
+formula is used; otherwise the encoder itself is asked (`count_features`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.image_processing_utils import select_best_resolution
+
+from sizer.architecture.examples import vision
+from sizer.architecture.examples.media import Medium, count_features, placeholder
+from sizer.architecture.examples.setting import Setting, read
+from sizer.architecture.examples.tensors import floats, ones, zeros
+
+
+def picture(setting: Setting) -> Medium:
+    """The picture of each text: by the family's own recipe, by grid of patches (Qwen-VL), else plain pixels (LLaVA)."""
+    own = FAMILIES.get(setting.config.model_type)
+    if own is not None:
+        return own(setting)
+    return grid_of_patches(setting) if setting.takes("image_grid_thw") else pixels(setting)
+
+
+# ---- plain pixels ---------------------------------------------------------------------------------------------------------
+
+
+def pixels(setting: Setting, **more: Tensor) -> Medium:
+    """LLaVA's way: pixels (batch, channels, height, width)."""
+    if read(setting.config, "vision_config.model_type") == "pixtral":
+        return pixtral(setting)
+    return _asked(setting, {"pixel_values": vision.image(setting), **more})
+
+
+def _asked(setting: Setting, inputs: dict[str, object]) -> Medium:
+    """A medium whose encoder says itself how many features it yields."""
+    first = {name: value[: len(value) // setting.batch] for name, value in inputs.items()}
+    return _medium(setting, inputs, count_features(setting, "get_image_features", first))
+
+
+def _medium(setting: Setting, inputs: dict[str, object], count: int) -> Medium:
+    return Medium(inputs=inputs, token=placeholder(setting.config, "image"), count=count)
+
+
+def pixtral(setting: Setting) -> Medium:
+    """Pixtral's tower: any size, so the picture's size goes with it; one feature per `spatial_merge_size` squared patches."""
+    step = setting.config.vision_config.patch_size * read(setting.config, "spatial_merge_size", default=1)
+    rows, columns = (max(1, side // step) for side in setting.image_size)
+    inputs = {"pixel_values": floats(setting.batch, vision.channels(setting), rows * step, columns * step),
+              "image_sizes": _sizes(setting, rows * step, columns * step)}  # fmt: skip
+    return _medium(setting, inputs, rows * columns)
+
+
+def queried_patches(setting: Setting) -> Medium:
+    """Aria: a picture of as many patches as its projector has queries for (490 pixels: 1225 patches, 128 queries)."""
+    patch = setting.config.vision_config.patch_size
+    counts = {int(count): queries for count, queries in setting.config.projector_patch_to_query_dict.items()}
+    smallest = min(counts)
+    side = patch * round(smallest**0.5)
+    values = floats(setting.batch, vision.channels(setting), side, side)
+    return _medium(setting, {"pixel_values": values}, counts[smallest])
+
+
+def with_high_resolution(setting: Setting) -> Medium:
+    """DeepSeek-VL's hybrid: the same picture small for one tower and large for the other."""
+    side = read(setting.config, "high_res_vision_config.image_size", default=1024)
+    large = floats(setting.batch, vision.channels(setting), side, side)
+    return _asked(setting, {"pixel_values": vision.image(setting), "high_res_pixel_values": large})
+
+
+def queries(setting: Setting) -> Medium:
+    """BLIP-2's way: the Q-Former's queries replace the placeholders."""
+    inputs = {"pixel_values": vision.image(setting)}
+    if setting.takes("qformer_input_ids"):
+        words = question(setting.config.qformer_config.vocab_size, setting.batch)
+        inputs |= {"qformer_input_ids": words, "qformer_attention_mask": torch.ones_like(words)}
+    kind = "video" if hasattr(setting.config, "video_token_index") else "image"
+    return Medium(inputs=inputs, token=placeholder(setting.config, kind), count=setting.config.num_query_tokens)
+
+
+# ---- a picture and its tiles ----------------------------------------------------------------------------------------------
+
+
+def tiles(setting: Setting) -> Medium:
+    """LLaVA-NeXT's way: the whole picture and its tiles, (batch, 1 + tiles, channels, side, side), and its true size."""
+    side = _square(read(setting.config, "vision_config.image_size", default=setting.image_size))
+    rows, columns = select_best_resolution(setting.image_size, setting.config.image_grid_pinpoints)
+    count = 1 + (rows // side[0]) * (columns // side[1])
+    values = floats(setting.batch, count, vision.channels(setting), *side)
+    return _asked(setting, {"pixel_values": values, "image_sizes": _sizes(setting, *setting.image_size)})
+
+
+def one_tile(setting: Setting) -> Medium:
+    """Pixels (batch, 1, channels, height, width): a picture that needs no tiles beside it."""
+    return _asked(setting, {"pixel_values": vision.image(setting).unsqueeze(1)})
+
+
+def idefics(setting: Setting) -> Medium:
+    """Idefics2 and 3: pixels (batch, 1, channels, height, width) with their mask.
+
+    Idefics2's perceiver yields `resampler_n_latents` features; Idefics3 and SmolVLM fold `scale_factor` squared patches into one.
+    """
+    latents = read(setting.config, "perceiver_config.resampler_n_latents")
+    fold = read(setting.config, "scale_factor", "pixel_shuffle_factor", default=1)
+    step = fold * setting.config.vision_config.patch_size
+    rows, columns = (max(1, side // step) for side in setting.image_size)
+    inputs = {
+        "pixel_values": floats(setting.batch, 1, vision.channels(setting), rows * step, columns * step),
+        "pixel_attention_mask": ones(setting.batch, 1, rows * step, columns * step),
+    }
+    return _medium(setting, inputs, latents or rows * columns)
+
+
+def aspect_ratio_tiles(setting: Setting) -> Medium:
+    """Llama 3.2 Vision: four tiles of which one is used, read by cross-attention: one placeholder, whatever the size."""
+    inputs = aspect_ratio_inputs(setting)
+    crossing = zeros(setting.batch, setting.length, 1, inputs["aspect_ratio_mask"].shape[-1])
+    crossing[:, 1:, :, 0] = 1
+    return _medium(setting, inputs | {"cross_attention_mask": crossing}, 1)
+
+
+def aspect_ratio_inputs(setting: Setting) -> dict[str, Tensor]:
+    """Tiles (batch, 1, tiles, channels, height, width), the id of their arrangement (1: a single tile), which are used."""
+    count = read(setting.config, "vision_config.max_num_tiles", "max_num_tiles", default=4)
+    mask = zeros(setting.batch, 1, count)
+    mask[..., 0] = 1
+    pixels = floats(setting.batch, 1, count, vision.channels(setting), *setting.image_size)
+    return {"pixel_values": pixels, "aspect_ratio_ids": ones(setting.batch, 1), "aspect_ratio_mask": mask}
+
+
+def tiles_with_mask(setting: Setting) -> Medium:
+    """Granite Docling: pixels (batch, 1, channels, height, width) and which tiles are real."""
+    inputs = {"pixel_values": vision.image(setting).unsqueeze(1), "pixel_attention_mask": ones(setting.batch, 1).bool()}
+    return _asked(setting, inputs)
+
+
+# ---- patches instead of pixels --------------------------------------------------------------------------------------------
+
+
+def grid_of_patches(setting: Setting) -> Medium:
+    """Qwen-VL's way: the patches of the whole batch as rows, and per picture the grid (time, height, width) they form.
+
+    `merge` x `merge` patches become one feature; HunYuan adds a token per row and two around the picture.
+    """
+    grid, merge = grid_thw(setting), merge_size(setting.config)
+    inputs = {"pixel_values": patch_rows(setting, grid), "image_grid_thw": grid}
+    if setting.takes("image_merge_sizes"):
+        inputs["image_merge_sizes"] = torch.full((setting.batch,), merge)
+    rows, columns = (int(side) // merge for side in grid[0, 1:])
+    extra = rows + 2 if setting.config.model_type == "hunyuan_vl" else 0
+    return _medium(setting, inputs, rows * columns + extra)
+
+
+def merged_grid(setting: Setting) -> Medium:
+    """Inkling 2: rows of already merged patches (rows, side, side, channels), one feature each."""
+    inputs = merged_patches(setting)
+    return _medium(setting, inputs, int(inputs["image_grid_thw"][0].prod()))
+
+
+def merged_patches(setting: Setting) -> dict[str, Tensor]:
+    """Merged patches (rows, side, side, channels) of all pictures, and the grid each forms."""
+    part = setting.part("vision_config")
+    side = part.patch_size * merge_size(setting.config)
+    rows, columns = (max(1, size // side) for size in setting.image_size)
+    values = floats(1, setting.batch * rows * columns, side, side, part.num_channels)[0]
+    return {"pixel_values": values, "image_grid_thw": torch.tensor([[1, rows, columns]]).repeat(setting.batch, 1)}
+
+
+def grid_thw(setting: Setting) -> Tensor:
+    """The grid of patches of each picture, (batch, 3) int64: one frame, rows, columns, both multiples of the merge size."""
+    patch = _side(read(setting.part("vision_config"), "patch_size", default=14))
+    step = merge_size(setting.config)
+    rows, columns = (max(1, size // (patch * step)) * step for size in setting.image_size)
+    return torch.tensor([[1, rows, columns]]).repeat(setting.batch, 1)
+
+
+def patch_rows(setting: Setting, grid: Tensor) -> Tensor:
+    """One row per patch of the grids, (patches, channels * frames * patch * patch), or shaped as the family wants them."""
+    part = setting.part("vision_config")
+    patch = _side(read(part, "patch_size", default=14))
+    depth = _side(read(part, "temporal_patch_size", "patch_temporal", default=1))
+    channels = read(part, "in_channels", "num_channels", "in_chans", default=3)
+    shaped = setting.config.model_type.removesuffix("_vision") in SHAPED_PATCHES
+    shape = (channels, patch, patch) if shaped else (channels * depth * patch * patch,)
+    return floats(1, int(grid.prod(-1).sum()), *shape)[0]
+
+
+SHAPED_PATCHES = frozenset({"kimi_k25", "paddleocr_vl"})  # (channels, patch, patch) instead of one row
+
+
+def merge_size(config: PreTrainedConfig) -> int:
+    """How many patches along each side become one feature."""
+    names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
+    return _side(read(config, *(f"vision_config.{name}" for name in names), *names, default=1))
+
+
+def patches_with_shape(setting: Setting) -> Medium:
+    """LFM2-VL (SigLIP 2's NaFlex): patches (batch, count, channels * patch * patch), their mask and how they lie.
+
+    `downsample_factor` squared patches become one feature, rounded up along each side.
+    """
+    fold = read(setting.config, "downsample_factor", default=1)
+    rows, columns = vision.grid(setting)
+    return _medium(setting, naflex(setting), math.ceil(rows / fold) * math.ceil(columns / fold))
+
+
+def naflex(setting: Setting) -> dict[str, Tensor]:
+    """The patches of a picture as SigLIP 2 takes them: (batch, patches, values), a mask, (rows, columns)."""
+    rows, columns = vision.grid(setting)
+    patch = setting.part("vision_config").patch_size
+    return {
+        "pixel_values": floats(setting.batch, rows * columns, vision.channels(setting) * patch * patch),
+        "pixel_attention_mask": ones(setting.batch, rows * columns),
+        "spatial_shapes": torch.tensor([[rows, columns]]).repeat(setting.batch, 1),
+    }
+
+
+def patches_with_positions(setting: Setting) -> Medium:
+    """Gemma 4: patches (batch, count, channels * patch * patch) and where each lies; `pooling_kernel_size` squared become one."""
+    part = setting.part("vision_config")
+    pool = read(part, "pooling_kernel_size", "num_pooled_patches", default=1)
+    inputs = positioned_patches(setting, pool)
+    return _medium(setting, inputs, inputs["pixel_values"].shape[1] // pool**2)
+
+
+def positioned_patches(setting: Setting, pool: int, name: str = "image_position_ids") -> dict[str, Tensor]:
+    """Patches (batch, count, values) in [0, 1) and their (column, row), (batch, count, 2)."""
+    patch = setting.part("vision_config").patch_size
+    rows, columns = (max(1, size // (patch * pool)) * pool for size in setting.image_size)
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
+    return {
+        "pixel_values": floats(setting.batch, rows * columns, vision.channels(setting) * patch * patch),
+        name: places.repeat(setting.batch, 1, 1),
+    }
+
+
+def padded_patches(setting: Setting) -> Medium:
+    """ColQwen2: the patches of each picture apart, (batch, patches, values), as its processor pads them."""
+    medium = grid_of_patches(setting)
+    rows = medium.inputs["pixel_values"].unflatten(0, (setting.batch, -1))
+    return replace(medium, inputs=medium.inputs | {"pixel_values": rows})
+
+
+def fuyu_patches(setting: Setting) -> Medium:
+    """Fuyu: patches (batch, count, channels * patch * patch), one placeholder each."""
+    patch = setting.config.patch_size
+    rows, columns = (max(1, size // patch) for size in setting.image_size)
+    values = floats(setting.batch, rows * columns, setting.config.num_channels * patch * patch)
+    return _medium(setting, {"pixel_values": values}, rows * columns)
+
+
+def ribbon_of_patches(setting: Setting) -> Medium:
+    """MiniCPM-V: the patches of all pictures side by side, (1, channels, patch, patches * patch), and (rows, columns) of each.
+
+    Sixteen patches become one feature, four in the "4x" mode.
+    """
+    inputs = ribbon(setting)
+    per_feature = 4 if read(setting.config, "downsample_mode") == "4x" else 16
+    return _medium(setting, inputs, int(inputs["target_sizes"][0].prod()) // per_feature)
+
+
+def ribbon(setting: Setting) -> dict[str, Tensor]:
+    """Patches in one ribbon and the grid that each picture's form, both sides multiples of four."""
+    patch = setting.part("vision_config").patch_size
+    rows, columns = (max(1, size // (4 * patch)) * 4 for size in setting.image_size)
+    values = floats(1, vision.channels(setting), patch, setting.batch * rows * columns * patch)
+    return {"pixel_values": values, "target_sizes": torch.tensor([[rows, columns]]).repeat(setting.batch, 1)}
+
+
+def flat_grid(setting: Setting) -> Medium:
+    """Nemotron Omni: rows of flattened patches and (rows, columns) of each picture; a pixel shuffle folds 2 x 2 into one."""
+    patch = setting.part("vision_config").patch_size
+    rows, columns = (max(1, size // (2 * patch)) * 2 for size in setting.image_size)
+    values = floats(1, setting.batch * rows * columns, 3 * patch * patch)[0]
+    inputs = {"pixel_values": values, "image_grid_hw": torch.tensor([[rows, columns]]).repeat(setting.batch, 1)}
+    return _medium(setting, inputs, rows * columns // 4)
+
+
+def lone_patches(setting: Setting) -> Medium:
+    """NeoMME: rows of flattened patches, one placeholder each."""
+    patch = setting.config.patch_size
+    rows, columns = (max(1, size // patch) for size in setting.image_size)
+    values = floats(1, setting.batch * rows * columns, 3 * patch * patch)[0]
+    return _medium(setting, {"pixel_values": values}, rows * columns)
+
+
+def pooled_crops(setting: Setting) -> Medium:
+    """Molmo 2: the whole picture and one crop as patches, and which patches each placeholder pools (2 x 2, -1 at the edge)."""
+    part = setting.config.vision_config
+    side = int(part.num_position_embeddings**0.5) if hasattr(part, "num_position_embeddings") else 27
+    pool = -(-side // 2)
+    padded = torch.nn.functional.pad(torch.arange(side * side).view(side, side), (0, 2 * pool - side) * 2, value=-1)
+    windows = padded.view(pool, 2, pool, 2).transpose(1, 2).reshape(pool * pool, 4)
+    crops = torch.arange(2 * setting.batch).view(-1, 1, 1) * side * side
+    pooling = torch.where(windows >= 0, windows + crops, -1).flatten(0, 1)
+    inputs = {
+        "pixel_values": floats(1, 2 * setting.batch, side * side, 3 * part.patch_size**2)[0],
+        "image_token_pooling": pooling,
+        "image_grids": torch.full((setting.batch, 4), pool),
+        "image_num_crops": torch.full((setting.batch,), 2),
+    }
+    return Medium(inputs=inputs, token=setting.config.image_patch_id, count=2 * pool * pool)
+
+
+def marked_places(setting: Setting) -> Medium:
+    """Kosmos-2: a mask says where in the text the picture's latent queries go."""
+    count = setting.config.latent_query_num
+    inputs = {"pixel_values": vision.image(setting), "image_embeds_position_mask": _places(setting, count)}
+    return Medium(inputs=inputs, token=None, count=count)
+
+
+def marked_flat_patches(setting: Setting) -> Medium:
+    """Kosmos-2.5: flattened patches as Pix2Struct has them, and a mask of the places of the latent queries."""
+    count = setting.config.latent_query_num
+    inputs = flattened_patches(setting)
+    inputs.pop("attention_mask")
+    return Medium(inputs=inputs | {"image_embeds_position_mask": _places(setting, count)}, token=None, count=count)
+
+
+def flattened_patches(setting: Setting) -> dict[str, Tensor]:
+    """2048 patches (batch, 2048, 2 + channels * patch * patch), row and column of each in front, and their mask."""
+    patch = read(setting.config, "vision_config.patch_size", "patch_size", default=16)
+    side = 45  # 45 x 45 of at most 2048 patches, the processors' default
+    patches = floats(setting.batch, FLAT_PATCHES, 2 + 3 * patch * patch)
+    place = torch.arange(FLAT_PATCHES)
+    patches[..., 0] = (place // side + 1).clamp(max=side)
+    patches[..., 1] = place % side + 1
+    return {"flattened_patches": patches, "attention_mask": ones(setting.batch, FLAT_PATCHES)}
+
+
+def _places(setting: Setting, count: int) -> Tensor:
+    places = zeros(setting.batch, setting.length)
+    places[:, 1 : 1 + count] = 1
+    return places
+
+
+def video_queries(setting: Setting) -> Medium:
+    """InstructBLIP for videos: four frames, each read by the Q-Former's queries."""
+    inputs = queries(setting).inputs | {
+        "pixel_values": floats(setting.batch, 4, vision.channels(setting), *setting.image_size)
+    }
+    token = placeholder(setting.config, "video")
+    return Medium(inputs=inputs, token=token, count=4 * setting.config.num_query_tokens)
+
+
+# ---- small things ---------------------------------------------------------------------------------------------------------
+
+
+QUESTION_TOKENS = 16
+FLAT_PATCHES = 2048
+
+
+def idefics_one(setting: Setting) -> Medium:
+    """Idefics (the first): pixels (batch, 1, channels, height, width) read by cross-attention from every token but the first."""
+    seen = ones(setting.batch, setting.length, 1)
+    seen[:, 0] = 0
+    pixels = vision.image(setting).unsqueeze(1)
+    return Medium(inputs={"pixel_values": pixels, "image_attention_mask": seen}, token=None, count=0)
+
+
+def question(vocabulary: int, batch: int) -> Tensor:
+    """Token ids (batch, 16) of a question about the picture."""
+    return torch.arange(QUESTION_TOKENS).remainder(max(1, vocabulary - 2)).add(1).repeat(batch, 1)
+
+
+def _sizes(setting: Setting, height: int, width: int) -> Tensor:
+    return torch.tensor([[height, width]]).repeat(setting.batch, 1)
+
+
+def _square(size: object) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def _side(value: object) -> int:
+    return value if isinstance(value, int) else value[0]
+
+
+FAMILIES: dict[str, Callable[[Setting], Medium]] = {
+    "aria": queried_patches,
+    "blip-2": queries,
+    "deepseek_vl_hybrid": with_high_resolution,
+    "fuyu": fuyu_patches,
+    "gemma4": patches_with_positions,
+    "granite4_vision": tiles,
+    "granite_docling": tiles_with_mask,
+    "idefics": idefics_one,
+    "idefics2": idefics,
+    "idefics3": idefics,
+    "inkling2": merged_grid,
+    "instructblip": queries,
+    "instructblipvideo": video_queries,
+    "kosmos-2": marked_places,
+    "kosmos-2.5": marked_flat_patches,
+    "lfm2_vl": patches_with_shape,
+    "llava_next": tiles,
+    "llava_next_video": tiles,
+    "llava_onevision": tiles,
+    "minicpm_ocr": ribbon_of_patches,
+    "minicpmv4_6": ribbon_of_patches,
+    "minicpmv4_7": ribbon_of_patches,
+    "mllama": aspect_ratio_tiles,
+    "modernvbert": idefics,
+    "molmo2": pooled_crops,
+    "nemotron_h_omni": flat_grid,
+    "neomme": lone_patches,
+    "perception_lm": one_tile,
+    "smolvlm": idefics,
+    "ultravbert": idefics,
+}

@@ -1,0 +1,85 @@
+"""What an example is made for, and the small questions every recipe asks about it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One example to be made: for which class and config, how many samples, how long, how large, with labels or without.
+
+    `length` counts tokens (mel frames or audio samples for a model that takes nothing else), `image_size` is (height, width);
+    each is None where the model has no such input. `features` is how many placeholder tokens a picture or sound takes in each
+    text; None where that has not been counted yet. `interpolate`: the pictures have another size than the model's positions.
+    """
+
+    config: PreTrainedConfig
+    cls: type[PreTrainedModel]
+    batch: int
+    training: bool
+    length: int | None
+    image_size: tuple[int, int] | None
+    features: int | None = None
+    interpolate: bool = False
+
+    @property
+    def class_name(self) -> str:
+        return self.cls.__name__
+
+    @property
+    def text(self) -> PreTrainedConfig:
+        return text_config(self.config)
+
+    def takes(self, *names: str) -> bool:
+        """True where the class's forward has a parameter of one of these names."""
+        return takes(self.cls, *names)
+
+    def read(self, *names: str, default: object = None) -> object:
+        """The first of the dotted attribute paths that the config has, else `default`."""
+        return read(self.config, *names, default=default)
+
+    def part(self, *names: str) -> PreTrainedConfig:
+        """The first of the sub-configs of these names that the config has, else the config itself."""
+        return read(self.config, *names, default=self.config)
+
+
+Recipe = Callable[[Setting], dict[str, object]]
+
+
+@cache
+def forward_parameters(cls: type[PreTrainedModel]) -> tuple[str, ...]:
+    """The names of the parameters of the class's forward, in order, without `self`."""
+    return tuple(inspect.signature(cls.forward).parameters)[1:]
+
+
+def takes(cls: type[PreTrainedModel], *names: str) -> bool:
+    """True where the class's forward has a parameter of one of these names."""
+    return any(name in forward_parameters(cls) for name in names)
+
+
+def read(config: object, *names: str, default: object = None) -> object:
+    """The first of the dotted attribute paths that leads to something other than None, else `default`."""
+    for name in names:
+        value = config
+        for step in name.split("."):
+            value = value.get(step) if isinstance(value, dict) else getattr(value, step, None)
+        if value is not None:
+            return value
+    return default
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of the config that describes the tokens: `text_config`, `decoder` or another nested one, else the config itself.
+
+    Where several describe tokens, the one the input ids go to.
+    """
+    try:
+        return config.get_text_config()
+    except ValueError:  # several candidates (MusicGen has a text encoder and an audio decoder)
+        return read(config, "text_encoder", "text_config", default=config)

@@ -1,0 +1,97 @@
+"""Recipes for tokens: the ids of a sentence, the mask a tokenizer would return, and what else text models take."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from sizer.architecture.examples.setting import Setting, read, takes
+from sizer.architecture.examples.tensors import integers, ones, special_tokens, words, zeros
+
+CHOICES = 4  # answers per question of a multiple-choice head, as in SWAG
+
+
+def is_causal(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> bool:
+    """True for a decoder that is trained to continue its own input: its token batches are packed, without padding or mask."""
+    if read(config, "is_encoder_decoder", default=False) or "MaskedLM" in cls.__name__:
+        return False
+    if config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return bool(read(config, "is_decoder", default=False)) or "CausalLM" in cls.__name__ or "LMHead" in cls.__name__
+    return takes(cls, "past_key_values", "cache_params", "mems", "state", "use_cache")
+
+
+def sentence(setting: Setting) -> Tensor:
+    """Token ids (batch, length) without special tokens; text that is not continued ends with the end token, as tokenizers do."""
+    text = setting.text
+    ids = words(vocabulary(setting), special_tokens(setting.config, text), setting.batch, setting.length)
+    end = end_token(setting)
+    if end is not None and not is_causal(setting.config, setting.cls):
+        ids[:, -1] = end
+    return ids
+
+
+def vocabulary(setting: Setting) -> int:
+    """How many token ids the input embedding has."""
+    return read(setting.text, "vocab_size", "src_vocab_size", "encoder.vocab_size", default=256)
+
+
+def end_token(setting: Setting) -> int | None:
+    """The id that ends a text, None where the vocabulary has none."""
+    end = read(setting.text, "eos_token_id", "sep_token_id")
+    end = end[0] if isinstance(end, (list, tuple)) and end else end
+    return end if isinstance(end, int) and 0 <= end < vocabulary(setting) else None
+
+
+def token_mask(setting: Setting) -> Tensor | None:
+    """The tokenizer's mask, (batch, length) ones; None for a decoder, whose training batches are packed without padding."""
+    return None if is_causal(setting.config, setting.cls) else ones(setting.batch, setting.length)
+
+
+def boxes_of_words(setting: Setting) -> Tensor:
+    """A box (left, top, right, bottom) in thousandths of the page for every token, (batch, length, 4)."""
+    corner = torch.arange(setting.length) % 500
+    box = torch.stack([corner, corner, corner + 400, corner + 20], dim=-1)
+    return box.expand(setting.batch, -1, -1).contiguous()
+
+
+def translation(setting: Setting) -> Tensor:
+    """Decoder input ids (batch, length) for a step without labels, where the decoder's input cannot be derived from them."""
+    decoder = setting.config.get_text_config(decoder=True)
+    size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(setting))
+    return words(size, special_tokens(setting.config, decoder), setting.batch, setting.length)
+
+
+def derives_decoder_input(setting: Setting) -> bool:
+    """True where a training step shifts the labels to get the decoder's input: the class knows its first token."""
+    return setting.takes("labels") and read(setting.config, "decoder_start_token_id") is not None
+
+
+def as_choices(inputs: dict[str, object], batch: int) -> dict[str, object]:
+    """Inputs of batch * CHOICES texts, folded to (batch, CHOICES, ...)."""
+    return {name: value.unflatten(0, (batch, CHOICES)) for name, value in inputs.items()}
+
+
+def language(setting: Setting) -> Tensor | None:
+    """The number of each text's language, (batch,) zeros; None where the config names a default."""
+    return zeros(setting.batch) if read(setting.config, "default_language") is None else None
+
+
+def segments(setting: Setting) -> Tensor:
+    """Token types (batch, length), all 0: one segment."""
+    return zeros(setting.batch, setting.length)
+
+
+def xpath_tags(setting: Setting) -> Tensor:
+    """For each token the path of its tag through the page's tree, (batch, length, depth)."""
+    return integers(
+        setting.config.max_xpath_tag_unit_embeddings, setting.batch, setting.length, setting.config.max_depth
+    )
+
+
+def xpath_subscripts(setting: Setting) -> Tensor:
+    """The subscripts of those tags, (batch, length, depth)."""
+    return integers(
+        setting.config.max_xpath_subs_unit_embeddings, setting.batch, setting.length, setting.config.max_depth
+    )

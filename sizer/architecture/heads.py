@@ -1,0 +1,163 @@
+"""Which transformers class stands for a config: the head that was asked for, the config's own, or the usual one of its type."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from sizer.errors import BuildError, RequestError, quote, suggest
+
+# The tasks in the order in which they are taken for a type's usual one; each is a MODEL_FOR_<task>_MAPPING_NAMES of
+# transformers.models.auto.modeling_auto. A type that is in several (BERT is in masked and causal language modelling, CLIP in
+# zero-shot and plain classification) gets the first. A decoder (`is_decoder` in its config) skips masked language modelling.
+USUAL_TASKS = (
+    "SPEECH_SEQ_2_SEQ",
+    "IMAGE_TEXT_TO_TEXT",
+    "MULTIMODAL_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "TABLE_QUESTION_ANSWERING",
+    "MASKED_LM",
+    "CAUSAL_LM",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION",
+    "IMAGE_CLASSIFICATION",
+    "CTC",
+    "RNNT",
+    "TDT",
+    "AUDIO_CLASSIFICATION",
+    "ZERO_SHOT_OBJECT_DETECTION",
+    "OBJECT_DETECTION",
+    "UNIVERSAL_SEGMENTATION",
+    "INSTANCE_SEGMENTATION",
+    "DEPTH_ESTIMATION",
+    "SEMANTIC_SEGMENTATION",
+    "IMAGE_SEGMENTATION",
+    "VIDEO_CLASSIFICATION",
+    "POSE_ESTIMATION",
+    "KEYPOINT_DETECTION",
+    "KEYPOINT_MATCHING",
+    "IMAGE_TO_IMAGE",
+    "IMAGE_MATTING",
+    "MASK_GENERATION",
+    "TEXT_TO_SPECTROGRAM",
+    "TEXT_TO_WAVEFORM",
+    "TIME_SERIES_PREDICTION",
+    "TIME_SERIES_CLASSIFICATION",
+    "DECISION",
+    "VISUAL_QUESTION_ANSWERING",
+    "DOCUMENT_QUESTION_ANSWERING",
+    "QUESTION_ANSWERING",
+    "SEQUENCE_CLASSIFICATION",
+    "TOKEN_CLASSIFICATION",
+    "CAUSAL_IMAGE_MODELING",
+    "PRETRAINING",
+    "RETRIEVAL",
+)
+BASE_MAPPINGS = ("MODEL_MAPPING_NAMES", "MODEL_FOR_IMAGE_MAPPING_NAMES", "MODEL_FOR_BACKBONE_MAPPING_NAMES")
+
+
+def fitting_heads(config: PreTrainedConfig) -> dict[str, type[PreTrainedModel]]:
+    """The model classes of transformers that take this config, by name.
+
+    A class of the config's own package fits when its `config_class` is the config's class or a base of it and transformers
+    exports it or names it in an auto mapping. A package without classes (InternLM3 is built by Llama's) has those of another
+    package that an auto mapping names for its type. Raises BuildError where the package needs a library that is not installed.
+    """
+    modules, missing = _modeling_modules(config)
+    mapped = list(_mapped_names(config.model_type))
+    heads = {}
+    for module in modules:
+        for name in dict.fromkeys([*getattr(module, "__all__", ()), *mapped]):
+            if _is_model(cls := getattr(module, name, None)) and issubclass(type(config), cls.config_class):
+                heads[name] = cls
+    if heads:
+        return heads
+    if missing:
+        raise BuildError(f"{config.model_type} needs a library that is not installed", given=quote(missing))
+    return {name: cls for name in mapped if _is_model(cls := getattr(transformers, name, None))}
+
+
+def choose_head(config: PreTrainedConfig, head: str | None) -> tuple[type[PreTrainedModel], tuple[str, ...]]:
+    """The class to build and the notes that explain the choice.
+
+    `head` where it is given, else the first of the config's `architectures` where it fits, else the usual head of the type.
+    Raises RequestError where `head` does not fit, BuildError where transformers has no class for the config.
+    """
+    heads = fitting_heads(config)
+    if not heads:
+        raise BuildError(
+            "transformers has no model class of its own for this type",
+            given=f"model_type {quote(config.model_type)}",
+            todo="use the config of the whole model that contains it",
+        )
+    if head is not None:
+        return _requested(config, heads, head), ()
+    named = next(iter(config.architectures or ()), None)
+    if named in heads:
+        return heads[named], ()
+    usual = _usual(config, heads)
+    if named is None:
+        return usual, (f"The config names no architecture; {usual.__name__} is the usual head of {config.model_type}.",)
+    return usual, (f"The config names {quote(named)}, which this version of transformers does not build from a "
+                   f"{config.model_type} config; {usual.__name__} was used.",)  # fmt: skip
+
+
+def _requested(config: PreTrainedConfig, heads: dict[str, type[PreTrainedModel]], head: str) -> type[PreTrainedModel]:
+    if head in heads:
+        return heads[head]
+    names = sorted(heads)
+    raise RequestError(
+        f"head does not fit a {config.model_type} config",
+        given=quote(head),
+        allowed=", ".join(names),
+        todo=suggest(head, names),
+    )
+
+
+def _usual(config: PreTrainedConfig, heads: dict[str, type[PreTrainedModel]]) -> type[PreTrainedModel]:
+    tasks = [f"MODEL_FOR_{task}_MAPPING_NAMES" for task in USUAL_TASKS]
+    if getattr(config, "is_decoder", False) and not getattr(config, "is_encoder_decoder", False):
+        tasks.remove("MODEL_FOR_MASKED_LM_MAPPING_NAMES")
+    special = [name for name in heads if "For" in name]
+    ranked = [*_names_in(tasks, config.model_type), *special, *_names_in(BASE_MAPPINGS, config.model_type), *heads]
+    return next(heads[name] for name in ranked if name in heads)
+
+
+def _modeling_modules(config: PreTrainedConfig) -> tuple[list[ModuleType], str | None]:
+    """The modeling files of the config's package, and the name of the first library that one of them lacks (None if none)."""
+    package = importlib.import_module(type(config).__module__.rpartition(".")[0])
+    modules, missing = [], None
+    for found in pkgutil.iter_modules(package.__path__):
+        if found.name.startswith("modeling_"):
+            try:
+                modules.append(importlib.import_module(f"{package.__name__}.{found.name}"))
+            except ImportError as error:
+                missing = missing or error.name or str(error)
+    return modules, missing
+
+
+def _is_model(cls: object) -> bool:
+    if not (inspect.isclass(cls) and issubclass(cls, PreTrainedModel)) or cls.config_class in (None, PreTrainedConfig):
+        return False
+    return not (has_no_forward(cls) and cls.__name__.endswith(("PreTrainedModel", "PretrainedModel")))
+
+
+def has_no_forward(cls: type[PreTrainedModel]) -> bool:
+    """True for a class that only holds other models (BarkModel) or is abstract: it can be counted, but not run."""
+    return cls.forward.__name__ == "_forward_unimplemented"
+
+
+def _mapped_names(model_type: str) -> Iterator[str]:
+    return _names_in([name for name in vars(modeling_auto) if name.endswith("_MAPPING_NAMES")], model_type)
+
+
+def _names_in(mappings: list[str] | tuple[str, ...], model_type: str) -> Iterator[str]:
+    for mapping in mappings:
+        names = getattr(modeling_auto, mapping, {}).get(model_type, ())
+        yield from (names,) if isinstance(names, str) else names

@@ -1,0 +1,240 @@
+"""transformers configs as blueprints: the class, how to build it, what to feed it, how to train it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.examples import has_own_loss, make_example, medium_of
+from sizer.architecture.examples.setting import Setting, takes, text_config
+from sizer.architecture.examples.story import TEXT_BESIDE
+from sizer.architecture.heads import choose_head, has_no_forward
+from sizer.architecture.sizes import (
+    SEQUENTIAL_TYPES,
+    config_image,
+    has_position_table,
+    position_limit,
+    resized,
+    takes_any_image,
+    usual_image,
+    usual_length,
+)
+from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
+
+ERROR_LIMIT = 160
+OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
+
+
+def huggingface_blueprint(
+    config: dict,
+    *,
+    name: str,
+    head: str | None = None,
+    sequence_length: int | None = None,
+    image_size: tuple[int, int] | None = None,
+    attention: str = "sdpa",
+    mode: str = "training",
+) -> Blueprint:
+    """How to build and run the transformers class that this config describes.
+
+    `config` is a clean config.json with its `model_type`; `head` the class to build, by default the config's own or the usual
+    one of its type (`choose_head`); lengths and sizes by default the model's usual ones (`sizes`); `attention` "sdpa" or
+    "eager". Nothing is downloaded and no remote code runs.
+    Raises ConfigError where transformers refuses the config, RequestError where a choice does not fit the model.
+    """
+    parsed = read_architecture(config)
+    cls, notes = choose_head(parsed, head)
+    length, length_notes = _length(parsed, cls, sequence_length)
+    parsed, size, image_notes = _image(parsed, cls, image_size)
+    try:
+        setting, more = plan(parsed, cls, length=length, image_size=size, exact=sequence_length is not None, mode=mode)
+    except RequestError:
+        raise
+    except Exception as error:
+        example, more = partial(_no_example, f"{cls.__name__} has no example inputs: {_short(error)}"), ()
+    else:
+        length, example = setting.length, partial(_example, setting)
+    return Blueprint(
+        name=name,
+        class_name=cls.__name__,
+        source="hf",
+        build=partial(_build, cls, parsed, attention),
+        example=example,
+        loss=_loss,
+        predict=_predict,
+        checkpoint=_checkpoint if cls.supports_gradient_checkpointing else None,
+        sequence_length=length,
+        image_size=size,
+        notes=notes + length_notes + image_notes + _attention_note(cls, attention) + more,
+    )
+
+
+def plan(
+    config: PreTrainedConfig,
+    cls: type[PreTrainedModel],
+    *,
+    length: int | None,
+    image_size: tuple[int, int] | None,
+    exact: bool,
+    mode: str,
+) -> tuple[Setting, tuple[str, ...]]:
+    """The setting of the examples (for a batch of one, without labels) and the notes about them.
+
+    A text with a picture or a sound inside is made longer than `length` where its placeholders need it, unless `exact`.
+    Raises RequestError where an exact length is too short for them, BuildError where the config lacks what they need, and
+    whatever a recipe raises on a config that it was not made for.
+    """
+    if has_no_forward(cls):
+        raise BuildError(f"{cls.__name__} has no forward of its own", todo="estimate the models it is made of")
+    setting = Setting(config=config, cls=cls, batch=1, training=False, length=length, image_size=image_size)
+    if image_size is not None and takes(cls, "interpolate_pos_encoding") and not takes_any_image(config, cls):
+        setting = replace(setting, interpolate=config_image(config) not in (None, image_size))
+    notes: tuple[str, ...] = ()
+    medium = medium_of(setting)
+    if medium is not None:
+        longer = length if exact else max(length, medium.count + TEXT_BESIDE)
+        setting = replace(setting, length=longer, features=medium.count)
+        notes += (f"Every text of {longer} tokens holds one {medium.kind} ({medium.count} of them).",)
+    if mode == "training" and not has_own_loss(replace(setting, training=True)):
+        notes += (f"{cls.__name__} has no loss of its own; the sum of the means of its outputs stands in for it.",)
+    return setting, notes
+
+
+def _example(setting: Setting, batch: int, training: bool) -> Example:
+    return make_example(replace(setting, batch=batch, training=training))
+
+
+def _no_example(reason: str, batch: int, training: bool) -> Example:
+    raise TraceError(reason)
+
+
+def read_architecture(config: dict) -> PreTrainedConfig:
+    """The config object for a clean config dict. Raises ConfigError where transformers does not know or refuses it."""
+    fields = dict(config)
+    model_type = fields.pop("model_type", None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return AutoConfig.for_model(model_type, **fields)
+    except Exception as error:
+        raise ConfigError(
+            f"transformers refused this config: {_short(error)}", given=f"model_type {quote(model_type)}"
+        ) from None
+
+
+def _build(cls: type[PreTrainedModel], config: PreTrainedConfig, attention: str) -> nn.Module:
+    config = copy.deepcopy(config)
+    config._attn_implementation = "eager" if attention == "eager" else None  # None: sdpa in each part that supports it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return cls._from_config(config, dtype=torch.float32)
+    except SizerError:
+        raise
+    except Exception as error:
+        raise BuildError(f"{cls.__name__} could not be built from this config: {_short(error)}") from error
+
+
+def _length(
+    config: PreTrainedConfig, cls: type[PreTrainedModel], asked: int | None
+) -> tuple[int | None, tuple[str, ...]]:
+    """The length that was asked for, else the usual one, and a note where the model was made for less."""
+    usual = usual_length(config, cls)
+    if asked is None and text_config(config).model_type in SEQUENTIAL_TYPES:
+        return usual, (
+            f"{usual} tokens: transformers runs this recurrence token by token without its extra CUDA kernels.",
+        )
+    if asked is None:
+        return usual, ()
+    if usual is None:
+        raise RequestError(f"seq: {cls.__name__} reads no text and no sound", given=str(asked), todo="leave seq out")
+    limit = position_limit(config) if takes(cls, "input_ids", "decoder_input_ids", "inputs") else None
+    if limit is None or asked <= limit:
+        return asked, ()
+    if has_position_table(config):
+        raise RequestError(
+            f"seq: {cls.__name__} has a table of positions", given=f"{asked} tokens", allowed=f"1 to {limit}"
+        )
+    return asked, (f"{asked} tokens is more than the {limit} positions that this model was made for.",)
+
+
+def _image(
+    config: PreTrainedConfig, cls: type[PreTrainedModel], asked: tuple[int, int] | None
+) -> tuple[PreTrainedConfig, tuple[int, int] | None, tuple[str, ...]]:
+    """The config to build, the size of the pictures, and a note where the config was made for another size."""
+    usual = usual_image(config, cls)
+    if asked is None:
+        return config, usual, ()
+    given = "x".join(map(str, asked))
+    if usual is None:
+        raise RequestError(f"image: {cls.__name__} takes no pictures", given=given, todo="leave image out")
+    made_for = config_image(config)
+    if made_for in (None, asked) or takes_any_image(config, cls):
+        return config, asked, ()
+    if takes(cls, "interpolate_pos_encoding"):
+        return config, asked, (f"Position embeddings are interpolated to {given} pixels.",)
+    return resized(config, asked), asked, (f"Built for {given} pixels instead of {made_for[0]}x{made_for[1]}.",)
+
+
+def _attention_note(cls: type[PreTrainedModel], attention: str) -> tuple[str, ...]:
+    if (
+        attention != "sdpa"
+        or cls._supports_sdpa
+        or not OWN_ATTENTION.search(inspect.getsource(sys.modules[cls.__module__]))
+    ):
+        return ()
+    return (f"{cls.__name__} does not support sdpa attention; its own (eager) attention was used.",)
+
+
+def _loss(module: nn.Module, example: Example) -> Tensor:
+    outputs = module(*example.args, **example.kwargs)
+    loss = getattr(outputs, "loss", None)
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        return stand_in_loss(outputs)
+    return loss if loss.dim() == 0 else loss.mean()
+
+
+def _predict(module: nn.Module, example: Example) -> object:
+    return module(*example.args, **example.kwargs)
+
+
+def stand_in_loss(outputs: object) -> Tensor:
+    """The sum of the means of every float tensor in the outputs that has a gradient, a scalar."""
+    means = [tensor.float().mean() for tensor in _tensors(outputs) if tensor.requires_grad]
+    if not means:
+        raise TraceError("the model's outputs hold no tensor with a gradient")
+    return torch.stack(means).sum()
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _checkpoint(module: nn.Module) -> None:
+    enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+    enable()
+
+
+def _short(error: Exception) -> str:
+    """The first line of an error's text, clipped and without paths of this machine."""
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    line = re.sub(r"(/[\w.\-]+){2,}/?", "...", line)
+    return line if len(line) <= ERROR_LIMIT else f"{line[:ERROR_LIMIT]}..."

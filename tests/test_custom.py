@@ -1,0 +1,273 @@
+"""Code of one's own: any module, any step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sizer
+from sizer.custom import size_module, size_step
+from sizer.errors import RequestError, TraceError
+from sizer.memory.report import Report
+
+WORKSPACES = 2 * 8_519_680  # cuBLAS: one for the caller's thread, one for autograd's
+
+
+class Pair(nn.Module):
+    """Two linear layers from 8 to 4: 2 * (8*4 + 4) = 72 elements, 288 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
+        return {"left": self.left(x), "right": self.right(x if y is None else y)}
+
+
+X = torch.zeros(3, 8)
+
+
+def allocated(report: Report) -> dict[str, int]:
+    return {use.phase: use.allocated_bytes for use in report.estimates[0].phases}
+
+
+# --- size_module
+
+
+def test_module_with_a_tuple_of_inputs() -> None:
+    report = size_module(Pair, (X,))
+    estimate = report.estimates[0]
+    assert (report.model.class_name, report.model.parameters) == ("Pair", 72)
+    assert (estimate.dtype, estimate.batch) == ("float32", 3)
+    assert (estimate.weights_bytes, estimate.gradients_bytes, estimate.optimizer_bytes) == (288, 288, 2 * 288)
+    assert estimate.activations_bytes == 4  # the loss: a mean saves nothing
+    # in blocks of 512 bytes: 4 parameters; the input; 4 gradients; 8 moments; step2 ends without gradients
+    assert allocated(report) == {
+        "load": 4 * 512,
+        "forward": (4 + 1 + 1) * 512 + WORKSPACES // 2,
+        "backward": (4 + 1 + 4) * 512 + WORKSPACES,
+        "optimizer": (4 + 1 + 4 + 8) * 512 + WORKSPACES,
+        "step2": (4 + 1 + 8) * 512 + WORKSPACES,
+    }
+    assert report.uncounted == ()
+    assert Report.from_dict(report.to_dict()) == report
+
+
+def test_module_with_a_dict_of_inputs() -> None:
+    one, two = size_module(Pair, {"x": X}), size_module(Pair, {"x": X, "y": X.clone()})
+    # the second input is one more block
+    assert allocated(two)["backward"] - allocated(one)["backward"] == 512
+
+
+def test_module_with_a_loss() -> None:
+    estimate = size_module(Pair, (X,), loss=lambda o: F.mse_loss(o["left"], o["right"]), optimizer="sgd").estimates[0]
+    # both outputs 3*4*4 are saved, and the loss
+    assert estimate.activations_bytes == 2 * 48 + 4
+    assert estimate.optimizer_bytes == 0
+
+
+def test_module_in_inference_on_the_cpu() -> None:
+    report = size_module(Pair, (X,), mode="inference", gpu="cpu")
+    estimate = report.estimates[0]
+    # weights 288, input 3*8*4 = 96, outputs 2*48 dropped at the end; the CPU neither rounds nor keeps workspaces
+    assert allocated(report) == {"load": 288, "forward": 288 + 96 + 96, "step2": 288 + 96}
+    assert (estimate.activations_bytes, estimate.gradients_bytes, estimate.optimizer_bytes) == (96, 0, 0)
+    assert estimate.peak_allocated_bytes == 480
+
+
+def test_module_in_its_own_dtype() -> None:
+    report = size_module(lambda: nn.Linear(8, 4).bfloat16(), (X,))
+    assert (report.estimates[0].dtype, report.estimates[0].weights_bytes) == ("bfloat16", 72)  # 36*2
+
+
+def test_values_of_inputs_steer_the_module() -> None:
+    class Chosen(nn.Linear):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(x[mask]) ** 2
+
+    def activations(mask: list[bool]) -> int:
+        return size_module(lambda: Chosen(8, 4), (X, torch.tensor(mask))).estimates[0].activations_bytes
+
+    # per chosen row: its copy 8*4 and the output 4*4 that the square saves; the loss 4
+    assert activations([True, False, False]) == 32 + 16 + 4
+    assert activations([True, True, True]) == 3 * (32 + 16) + 4
+
+
+def test_public_names_are_these() -> None:
+    assert sizer.size_module(Pair, (X,)).estimates == size_module(Pair, (X,)).estimates
+    assert sizer.size_step(accumulating).estimates == size_step(accumulating).estimates
+
+
+# --- size_step
+
+
+def accumulating() -> Callable[[], None]:
+    model = nn.Linear(8, 4).to("cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        for _ in range(2):
+            x = torch.randn(2, 8).to("cuda")
+            (model(x).sum() / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_gradient_accumulation() -> None:
+    report = size_step(accumulating)
+    estimate = report.estimates[0]
+    # (8*4 + 4) * 4
+    assert (estimate.weights_bytes, estimate.gradients_bytes, estimate.optimizer_bytes) == (144, 144, 0)
+    # 2 parameters; then also 2 gradients and the last batch; then neither
+    assert allocated(report)["load"] == 2 * 512
+    assert allocated(report)["backward"] == (2 + 2 + 1) * 512 + WORKSPACES
+    assert allocated(report)["step2"] == 2 * 512 + WORKSPACES
+    # the second pass has its own gradients beside those that it is added to, one at a time
+    assert (2 + 2 + 1) * 512 + WORKSPACES < estimate.peak_allocated_bytes <= (2 + 2 + 1 + 5) * 512 + WORKSPACES
+
+
+def test_number_of_steps() -> None:
+    one, two, three = (size_step(accumulating, steps=steps) for steps in (1, 2, 3))
+    assert list(allocated(one)) == ["load", "forward", "backward", "optimizer"]
+    assert allocated(two) == allocated(three) == {**allocated(one), "step2": allocated(one)["optimizer"]}
+
+
+def scaled() -> Callable[[], float]:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+    x, y = torch.randn(2, 8, device="cuda"), torch.randint(0, 4, (2,), device="cuda")
+
+    def step() -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return step
+
+
+def test_mixed_precision_with_a_gradient_scaler() -> None:
+    report = size_step(scaled)
+    estimate = report.estimates[0]
+    # (8*16 + 16 + 16*4 + 4) * 4 = 212 * 4
+    assert (estimate.weights_bytes, estimate.gradients_bytes, estimate.optimizer_bytes) == (848, 848, 2 * 848)
+    # halves: input 2*8, hidden 2*16, second weight 16*4, log-probabilities 2*4; these in float32; 4 bytes each: weight of
+    # the loss, loss, scaled loss, its gradient, scale and growth tracker of the scaler
+    assert estimate.activations_bytes == 32 + 64 + 128 + 16 + 32 + 6 * 4
+    assert report.uncounted == ("the value of a tensor was taken as 1.0",)  # loss.item()
+
+
+def adversarial() -> Callable[[], None]:
+    generator, critic = nn.Linear(4, 8).cuda(), nn.Linear(8, 1).cuda()
+    of_generator, of_critic = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
+
+    def step() -> None:
+        fake = generator(torch.randn(2, 4, device="cuda"))
+        critic(fake.detach()).sum().backward()
+        of_critic.step()
+        of_critic.zero_grad()
+        critic(fake).sum().backward()
+        of_generator.step()
+        of_generator.zero_grad()
+        of_critic.zero_grad()
+
+    return step
+
+
+def test_two_models_with_an_optimizer_each() -> None:
+    report = size_step(adversarial)
+    estimate = report.estimates[0]
+    # (4*8 + 8) + (8 + 1) = 49 elements, two moments each
+    assert (report.model.parameters, estimate.weights_bytes, estimate.optimizer_bytes) == (49, 196, 2 * 196)
+    # 4 parameters and 8 moments, all below 512 bytes
+    assert allocated(report)["step2"] == 12 * 512 + WORKSPACES
+
+
+def test_every_way_to_name_the_device_is_the_same() -> None:
+    def setup(place: Callable[[nn.Module], nn.Module], device: Any) -> Callable[[], None]:
+        model = place(nn.Linear(8, 4))
+        x = torch.zeros(2, 8, device=device)
+
+        def step() -> None:
+            model(x).sum().backward()
+            model.zero_grad()
+
+        return step
+
+    ways = [
+        (lambda m: m.cuda(), "cuda"),
+        (lambda m: m.to("cuda"), "cuda:0"),
+        (lambda m: m.to(torch.device("cuda")), torch.device("cuda", 0)),
+        (lambda m: m.to(device="cuda"), None),
+    ]
+    estimates = [size_step(lambda way=way: setup(*way)).estimates for way in ways]
+    assert estimates[0][0].weights_bytes == 144
+    assert all(other == estimates[0] for other in estimates)
+
+
+def test_a_step_leaves_no_trace_behind() -> None:
+    before = torch.tensor, torch.optim.AdamW.step, torch.amp.autocast_mode.autocast.__enter__
+    size_step(scaled)
+    assert (torch.tensor, torch.optim.AdamW.step, torch.amp.autocast_mode.autocast.__enter__) == before
+    assert torch.tensor([1, 2]).device.type == torch.zeros(1).device.type == "cpu"
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+# --- errors
+
+
+def _refuse(key: str, given: str) -> str:
+    return rf"^{key}: given {given}, allowed .+; "
+
+
+@pytest.mark.parametrize(
+    "size", [lambda **more: size_module(Pair, (X,), **more), lambda **more: size_step(accumulating, **more)]
+)
+def test_unknown_gpu(size: Callable[..., Report]) -> None:
+    with pytest.raises(RequestError, match=_refuse("gpu", "a1000")):
+        size(gpu="a1000")
+
+
+def test_bad_steps() -> None:
+    with pytest.raises(RequestError, match=_refuse("steps", "3")):
+        size_module(Pair, (X,), steps=3)
+    with pytest.raises(RequestError, match=_refuse("steps", "0")):
+        size_step(accumulating, steps=0)
+
+
+def test_inputs_that_do_not_fit() -> None:
+    with pytest.raises(TraceError, match=r"RuntimeError in .+ at aten\.addmm\.default: .*reduction dim"):
+        size_module(Pair, (torch.zeros(3, 7),))
+    with pytest.raises(TraceError, match="unexpected keyword argument 'z'"):
+        size_module(Pair, {"z": X})
+
+
+def test_outputs_without_a_gradient() -> None:
+    with pytest.raises(TraceError, match="no tensor with a gradient"):
+        size_module(nn.Identity, (X,))
+
+
+def test_a_step_that_fails_names_the_error() -> None:
+    def broken() -> Callable[[], None]:
+        raise ValueError("no data set here")
+
+    with pytest.raises(TraceError, match="ValueError in the model at None: no data set here"):
+        size_step(broken)
+
+
+@pytest.mark.parametrize(("name", "value"), [("mode", "train"), ("optimizer", "adamx"), ("gpu", "a1000")])
+def test_a_word_that_is_not_allowed_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(RequestError, match=f"{name}: given '?{value}'?; allowed .*; pick one of these keys"):
+        size_module(lambda: torch.nn.Linear(2, 2), (torch.zeros(1, 2),), **{name: value})
