@@ -269,5 +269,5 @@ def test_a_step_that_fails_names_the_error() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("mode", "train"), ("optimizer", "adamx"), ("gpu", "a1000")])
 def test_a_word_that_is_not_allowed_is_refused_by_name(name: str, value: str) -> None:
-    with pytest.raises(RequestError, match=f"{name}: given '?{value}'?; allowed .*; pick one of these keys"):
+    with pytest.raises(RequestError, match=f"{name}: given {value}, allowed .*; pick one of these keys"):
         size_module(lambda: torch.nn.Linear(2, 2), (torch.zeros(1, 2),), **{name: value})

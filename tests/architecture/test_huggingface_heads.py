@@ -95,7 +95,7 @@ def test_a_misspelt_head_is_answered_with_the_nearest():
 
 def test_a_part_without_a_class_is_refused():
     with pytest.raises(
-        BuildError, match="transformers has no model class of its own for this type: .*'sam_mask_decoder'"
+        BuildError, match=r"transformers has no model class of its own for this type: .*'sam_mask_decoder'"
     ):
         choose_head(AutoConfig.for_model("sam_mask_decoder"), None)
 

@@ -135,7 +135,7 @@ def speech_frames(setting: Setting) -> dict[str, Tensor]:
 
 
 def stacked_frames(setting: Setting) -> dict[str, Tensor]:
-    """Granite Speech 5: 500 mel frames, each with its change and its neighbour: four times the bins, and in training a transcript."""
+    """Granite Speech 5: 500 mel frames, each with its change and its neighbour (four times the bins); a transcript to train."""
     return {
         "input_features": floats(setting.batch, 500, 4 * setting.config.num_mel_bins),
         "attention_mask": ones(setting.batch, 500),
