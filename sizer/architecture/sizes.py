@@ -58,8 +58,10 @@ PATCH_GRIDS = (
     "pixel_position_ids",
 )
 OTHER_PICTURES = ("image", "flattened_patches")
-IMAGE_PARTS = ("", "vision_config.", "vlm_config.vision_config.", "backbone_config.", "encoder.", "encoder.vision_config.", "prompt_encoder_config.",
-               "vision_config.backbone_config.")  # fmt: skip
+IMAGE_PARTS = (
+    "", "vision_config.", "vlm_config.vision_config.", "backbone_config.", "encoder.", "encoder.vision_config.",
+    "prompt_encoder_config.", "vision_config.backbone_config.",
+)  # fmt: skip
 IMAGE_PATHS = (*(f"{part}image_size" for part in IMAGE_PARTS), *(f"{part}input_size" for part in IMAGE_PARTS))
 SIZES_OF_PICTURES = (*PATCH_GRIDS, "spatial_shapes", "pixel_attention_mask")
 # (height, width) where the config has no size: what the paper or the published checkpoint trains on.
