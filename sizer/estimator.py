@@ -176,8 +176,9 @@ def _possible_batches(job: _Job, notes: list[str]) -> tuple[int, ...]:
 
 
 def _halves_alike(device: Device) -> bool:
-    """Whether float16 and bfloat16 take the same kernels: tensor cores treat them alike since capability 8.0."""
-    return device.kind == "cuda" and device.capability is not None and device.capability >= (8, 0)
+    """Whether float16 took the kernels that bfloat16 just took: tensor cores treat them alike since capability 8.0."""
+    modern = device.kind == "cuda" and device.capability is not None and device.capability >= (8, 0)
+    return modern and not device.halves_differ
 
 
 def _cheapest_first(dtypes: tuple[str, ...]) -> Iterator[str]:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from sizer.tracing import scratch
-from sizer.tracing.kernels import attention, dropout, elementwise, normalization
+from sizer.tracing.kernels import attention, dropout, elementwise, normalization, softmax
 
 _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "cuda": {
         **elementwise.EVERYWHERE,
+        **softmax.ON_CUDA,
         "scaled_dot_product_attention": attention.on_cuda,
         "dropout": dropout.on_cuda,
         "batch_norm": normalization.batch_norm_on_cuda,
@@ -25,6 +26,14 @@ _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "mps": {**elementwise.EVERYWHERE, "scaled_dot_product_attention": attention.on_mps},
     "cpu": {**elementwise.EVERYWHERE, "scaled_dot_product_attention": attention.on_cpu},
 }
+
+
+_RESULTS = {"cuda": softmax.RESULTS_ON_CUDA, "cpu": normalization.RESULTS_ON_CPU}
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 class Device:
@@ -42,10 +51,11 @@ class Device:
         self.kind = kind
         self.capability = capability
         self.choices: dict[str, None] = {}
+        self.halves_differ = False  # whether a traced operator treats float16 and bfloat16 differently
         self.kernels = {name: partial(function, self) for name, function in _KERNELS[kind].items()}
-        self.kernels_by_operator = {getattr(torch.ops.aten, name).default: f for name, f in self.kernels.items()}
+        self.kernels_by_operator = {_operator(name): function for name, function in self.kernels.items()}
         self.scratch = scratch.SCRATCH[kind]
-        self.results = normalization.RESULTS_ON_CPU if kind == "cpu" else {}
+        self.results = _RESULTS.get(kind, {})
 
     def note_choice(self, text: str) -> None:
         """Notes which kernel was assumed and why."""
