@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def values_from_data(values: KnownValues) -> Iterator[None]:
-    """Within the context, `torch.tensor(data)` and its like on meta keep their data as known values.
+    """Within the context, `torch.tensor(data)` and its like on meta keep their data as known values, and f-strings show them.
 
     On a meta device the constructor drops the data before any dispatch (torch/csrc/utils/tensor_new.cpp), so it is built
     on the CPU first and moved, which the recorder sees.
     """
     tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
+    write = torch.Tensor.__format__
 
     def moved(real: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
         return real.to("meta").requires_grad_(requires_grad)
@@ -49,7 +50,12 @@ def values_from_data(values: KnownValues) -> Iterator[None]:
             return new_tensor(self, data, dtype=dtype, device=device, requires_grad=requires_grad)
         return tensor_(data, dtype=dtype or self.dtype, device="meta", requires_grad=requires_grad)
 
+    def format_(self: torch.Tensor, spec: str) -> str:
+        known = self.device.type == "meta" and self.dim() == 0 and values.get(self) is not None
+        return format(self.item(), spec) if known else write(self, spec)
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.Tensor, "__format__", format_))
         stack.enter_context(mock.patch.object(torch, "tensor", tensor_))
         stack.enter_context(mock.patch.object(torch, "as_tensor", as_tensor_))
         stack.enter_context(mock.patch.object(torch.Tensor, "new_tensor", new_tensor_))

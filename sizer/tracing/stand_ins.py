@@ -179,6 +179,7 @@ HANDLERS: dict[Any, Handler] = {
     _aten.all.default: all_of,
     _aten.all.dim: all_of,
     _aten.all.dims: all_of,
+    _aten._is_all_true.default: all_of,
     _aten.copy_.default: copy,
     _aten.equal.default: equal,
     _aten.allclose.default: equal,
