@@ -76,6 +76,9 @@ def fitting_heads(config: PreTrainedConfig) -> dict[str, type[PreTrainedModel]]:
         for name in dict.fromkeys([*getattr(module, "__all__", ()), *mapped]):
             if _is_model(cls := getattr(module, name, None)) and issubclass(type(config), cls.config_class):
                 heads[name] = cls
+    if not heads:  # a part of a larger model, whose class the package keeps to itself
+        found = [cls for module in modules for cls in vars(module).values() if _is_model(cls)]
+        heads = {cls.__name__: cls for cls in found if cls.config_class is type(config)}
     if heads:
         return heads
     if missing:

@@ -21,7 +21,7 @@ from sizer.architecture.examples.setting import Setting, takes, text_config
 from sizer.architecture.examples.story import TEXT_BESIDE
 from sizer.architecture.heads import choose_head, has_no_forward
 from sizer.architecture.sizes import (
-    SEQUENTIAL_TYPES,
+    RECURRENT_TYPES,
     config_image,
     has_position_table,
     position_limit,
@@ -121,7 +121,7 @@ def _no_example(reason: str, batch: int, training: bool) -> Example:
 
 def read_architecture(config: dict) -> PreTrainedConfig:
     """The config object for a clean config dict. Raises ConfigError where transformers does not know or refuses it."""
-    fields = dict(config)
+    fields = copy.deepcopy(config)  # config classes take apart what they are given
     model_type = fields.pop("model_type", None)
     try:
         with warnings.catch_warnings():
@@ -151,7 +151,7 @@ def _length(
 ) -> tuple[int | None, tuple[str, ...]]:
     """The length that was asked for, else the usual one, and a note where the model was made for less."""
     usual = usual_length(config, cls)
-    if asked is None and text_config(config).model_type in SEQUENTIAL_TYPES:
+    if asked is None and text_config(config).model_type in RECURRENT_TYPES:
         return usual, (
             f"{usual} tokens: transformers runs this recurrence token by token without its extra CUDA kernels.",
         )

@@ -6,7 +6,6 @@ The rule of `usual_length`, in tokens, never more than the model has positions:
   an encoder (BERT)                   512
   a recurrence in plain PyTorch        64 (Mamba without its own kernels runs token by token)
   a long-document encoder            4096 (BigBird, LED: shorter texts would not use their sparse attention)
-  a token-by-token recurrence         128 (Mamba without its CUDA kernels: each token is traced on its own)
   sound alone                        10 s: samples of `input_values` (160,000 at 16 kHz), mel frames of `input_features` (1000)
 `usual_image` is the size in the config, else the size that the model's paper trains on, else 224 x 224; 448 x 448 for a model
 that cuts pictures of any size into patches.
@@ -22,10 +21,9 @@ from sizer.architecture.examples.setting import forward_parameters, read, takes,
 from sizer.architecture.examples.text import is_causal
 
 DECODER_TOKENS, ENCODER_DECODER_TOKENS, ENCODER_TOKENS, LONG_DOCUMENT_TOKENS = 2048, 1024, 512, 4096
-RECURRENT_TOKENS, RECURRENT_TYPES = 64, frozenset({"mamba", "falcon_mamba"})
-SEQUENTIAL_TOKENS = 128
+RECURRENT_TOKENS = 64
 # Recurrent layers that transformers runs token by token where their extra CUDA kernels are not installed.
-SEQUENTIAL_TYPES = frozenset({"mamba", "falcon_mamba", "jamba", "zamba", "xlstm", "recurrent_gemma", "rwkv"})
+RECURRENT_TYPES = frozenset({"mamba", "falcon_mamba", "jamba", "zamba", "xlstm", "recurrent_gemma", "rwkv"})
 LONG_DOCUMENT_TYPES = frozenset({"longformer", "big_bird", "led", "bigbird_pegasus"})
 SECONDS, SAMPLES_PER_SECOND, MEL_FRAMES_PER_SECOND = 10, 16_000, 100
 
@@ -75,6 +73,8 @@ USUAL_IMAGES = {
     "pp_ocrv5_mobile_rec": (48, 320), "pp_ocrv5_server_rec": (48, 320), "pp_ocrv6_small_rec": (48, 320),
     "pp_ocrv6_tiny_rec": (48, 320), "depth_anything": (518, 518), "prompt_depth_anything": (518, 518),
     "tvp": (448, 448),
+    "pe_audio_video": (336, 336),
+    "pe_audio_video_encoder": (336, 336),
     "pe_video": (336, 336), "pe_video_encoder": (336, 336), "depth_pro": (1536, 1536), "dpt": (384, 384),
 }  # fmt: skip
 
@@ -89,12 +89,10 @@ def usual_length(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int | 
 
 
 def _usual_tokens(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int:
-    if text_config(config).model_type in SEQUENTIAL_TYPES:
-        return SEQUENTIAL_TOKENS
+    if text_config(config).model_type in RECURRENT_TYPES:
+        return RECURRENT_TOKENS
     if config.model_type in LONG_DOCUMENT_TYPES:
         return LONG_DOCUMENT_TOKENS
-    if config.model_type in RECURRENT_TYPES:
-        return RECURRENT_TOKENS
     if takes(cls, "decoder_input_ids"):
         return ENCODER_DECODER_TOKENS
     return DECODER_TOKENS if is_causal(config, cls) else ENCODER_TOKENS

@@ -164,11 +164,11 @@ def test_attention_is_what_was_asked_for(asked, used):
 
 
 def test_attention_falls_back_with_a_note():
-    blueprint = tiny("deberta-v2", attention="sdpa")
+    blueprint = tiny("convbert", attention="sdpa")
     with torch.device("meta"):
         assert blueprint.build().config._attn_implementation == "eager"
     assert (
-        "DebertaV2ForMaskedLM does not support sdpa attention; its own (eager) attention was used." in blueprint.notes
+        "ConvBertForMaskedLM does not support sdpa attention; its own (eager) attention was used." in blueprint.notes
     )
     assert not any("attention" in note for note in tiny("resnet").notes)  # it has none
 

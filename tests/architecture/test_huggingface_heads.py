@@ -47,7 +47,11 @@ def test_a_decoder_is_not_a_masked_language_model():
 
 
 def test_a_type_without_classes_of_its_own_is_built_by_those_of_another():
-    assert usual("internlm3") == "LlamaForCausalLM"
+    assert usual("glmga") == "Glm46VForConditionalGeneration"
+
+
+def test_a_part_is_built_by_the_class_that_its_package_keeps_to_itself():
+    assert usual("qwen2_vl_vision") == "Qwen2VisionTransformerPretrainedModel"
 
 
 def test_the_heads_that_fit():
@@ -94,10 +98,8 @@ def test_a_misspelt_head_is_answered_with_the_nearest():
 
 
 def test_a_part_without_a_class_is_refused():
-    with pytest.raises(
-        BuildError, match=r"transformers has no model class of its own for this type: .*'sam_mask_decoder'"
-    ):
-        choose_head(AutoConfig.for_model("sam_mask_decoder"), None)
+    with pytest.raises(BuildError, match=r"transformers has no model class of its own for this type: .*'t5_gemma_module'"):
+        choose_head(AutoConfig.for_model("t5_gemma_module"), None)
 
 
 def test_a_class_that_only_holds_others_has_no_forward():

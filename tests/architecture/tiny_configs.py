@@ -19,7 +19,7 @@ TINY: dict[str, dict] = {
     # text
     "bert": BERT,
     "roberta": {**BERT, "model_type": "roberta", "max_position_embeddings": 66, "pad_token_id": 1},
-    "deberta-v2": {**BERT, "model_type": "deberta-v2"},
+    "convbert": {**BERT, "model_type": "convbert", "embedding_size": 32},
     "modernbert": {**BERT, "model_type": "modernbert", **SPECIAL},
     "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 64},
     "llama": LLAMA,

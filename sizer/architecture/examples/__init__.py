@@ -99,7 +99,8 @@ def by_parameter(setting: Setting) -> dict[str, object]:
     """One tensor for every parameter of the forward that has a recipe of its own."""
     if setting.takes("grid_thw"):
         return towers.patch_grid_tower(setting)
-    made = {name: make(setting) for name, make in BY_PARAMETER.items() if setting.takes(name)}
+    silent = story.left_out(setting)
+    made = {name: make(setting) for name, make in BY_PARAMETER.items() if setting.takes(name) and name not in silent}
     if setting.takes("spatial_shapes"):
         made |= pictures.naflex(setting)
     return {name: value for name, value in made.items() if value is not None}

@@ -25,10 +25,13 @@ def page_with_image(setting: Setting) -> dict[str, object]:
 def regions(setting: Setting) -> dict[str, object]:
     """LXMERT: words, and 36 regions as features and as corners in parts of the picture."""
     config = setting.config
-    return words_and_mask(setting) | {
+    inputs = words_and_mask(setting) | {
         "visual_feats": floats(setting.batch, REGIONS, config.visual_feat_dim),
         "visual_pos": floats(setting.batch, REGIONS, config.visual_pos_dim),
     }
+    if setting.training and "QuestionAnswering" in setting.class_name:
+        inputs["labels"] = integers(config.num_qa_labels, setting.batch)
+    return inputs
 
 
 def region_embeddings(setting: Setting) -> dict[str, object]:

@@ -274,6 +274,21 @@ def ribbon(setting: Setting) -> dict[str, Tensor]:
     return {"pixel_values": values, "target_sizes": torch.tensor([[rows, columns]]).repeat(setting.batch, 1)}
 
 
+def patch_cubes(setting: Setting) -> Medium:
+    """Inkling: each patch as a small film of itself, (patches, frames, patch, patch, channels), one feature each."""
+    values = cubes(setting)
+    return _medium(setting, {"pixel_values": values}, len(values) // setting.batch)
+
+
+def cubes(setting: Setting) -> Tensor:
+    """The patches of all pictures, (patches, frames, patch, patch, channels)."""
+    part = setting.part("vision_config")
+    rows, columns = (max(1, size // part.patch_size) for size in setting.image_size)
+    depth = read(part, "temporal_patch_size", default=2)
+    shape = (depth, part.patch_size, part.patch_size, read(part, "num_channels", default=3))
+    return floats(1, setting.batch * rows * columns, *shape)[0]
+
+
 def flat_grid(setting: Setting) -> Medium:
     """Nemotron Omni: rows of flattened patches and (rows, columns) of each picture; a pixel shuffle folds 2 x 2 into one."""
     patch = setting.part("vision_config").patch_size
@@ -394,6 +409,7 @@ FAMILIES: dict[str, Callable[[Setting], Medium]] = {
     "idefics2": idefics,
     "idefics3": idefics,
     "inkling2": merged_grid,
+    "inkling_mm_model": patch_cubes,
     "instructblip": queries,
     "instructblipvideo": video_queries,
     "kosmos-2": marked_places,

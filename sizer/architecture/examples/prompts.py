@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -11,6 +9,7 @@ from sizer.architecture.examples import text, vision
 from sizer.architecture.examples.setting import Recipe, Setting, read
 from sizer.architecture.examples.tensors import floats, integers, ones
 
+CLS, SEP, FULL_STOP = 101, 102, 1012  # in BERT's vocabulary
 CLASSES = 4  # names of objects to look for in every picture
 
 
@@ -134,11 +133,8 @@ def robot(setting: Setting) -> dict[str, Tensor]:
 
 
 def video_segments(setting: Setting) -> dict[str, object]:
-    """VidEoMT: the frames of a video, and in training masks with their classes for each frame."""
-    inputs: dict[str, object] = {"pixel_values_videos": vision.video(setting)}
-    if setting.training:
-        inputs |= segments(replace(setting, batch=setting.batch * vision.frames(setting)))
-    return inputs
+    """VidEoMT: the frames of a video; the class refuses to be trained on them."""
+    return {"pixel_values_videos": vision.video(setting)}
 
 
 def answers(setting: Setting) -> dict[str, Tensor]:
@@ -147,6 +143,38 @@ def answers(setting: Setting) -> dict[str, Tensor]:
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": vision.image(setting)}
     if setting.training and "QuestionAnswering" in setting.class_name:
         inputs["labels"] = floats(setting.batch, setting.config.num_labels)
+    return inputs
+
+
+def named_objects(setting: Setting) -> dict[str, Tensor]:
+    """Grounding DINO: a picture and names to look for, "[CLS] a b . c d . ... [SEP]", whose marks its code knows by their ids."""
+    ids = text.sentence(setting)
+    ids[:, 3::3] = FULL_STOP
+    ids[:, 0], ids[:, -2], ids[:, -1] = CLS, FULL_STOP, SEP
+    return {"pixel_values": vision.image(setting), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def film_and_words(setting: Setting) -> dict[str, Tensor]:
+    """PE-Audio-Video: frames, one second of sound, and where the model reads it a sentence about them."""
+    return video(setting) | {"input_values": floats(setting.batch, 1, 48_000)}
+
+
+def masked_film(setting: Setting) -> dict[str, Tensor]:
+    """FLAVA: a picture of which every other patch is hidden, the same picture for its codebook, and words, some of them hidden."""
+    config = setting.config
+    words = text.sentence(setting)
+    side = config.image_config.image_size // config.image_config.patch_size
+    hidden = (torch.arange(side * side) % 2 == 0).view(side, side).repeat(setting.batch, 1, 1)
+    inputs = {
+        "input_ids": words,
+        "input_ids_masked": words.clone(),
+        "attention_mask": torch.ones_like(words),
+        "pixel_values": vision.image(setting),
+        "codebook_pixel_values": floats(setting.batch, 3, 8 * side, 8 * side),
+        "bool_masked_pos": hidden,
+    }
+    if setting.training:
+        inputs |= {"mlm_labels": words.clone(), "itm_labels": torch.ones(setting.batch, dtype=torch.int64)}
     return inputs
 
 
@@ -165,13 +193,18 @@ FAMILIES: dict[str, Recipe] = {
     "efficientloftr": pair,
     "eomt": universal_segments,
     "eomt_dinov3": universal_segments,
+    "FlavaForPreTraining": masked_film,
+    "grounding-dino": named_objects,
     "lightglue": pair,
     "mask2former": universal_segments,
     "maskformer": universal_segments,
     "omdet-turbo": classes_and_task,
+    "mm-grounding-dino": named_objects,
     "oneformer": task_and_segments,
     "owlv2": names,
     "owlvit": names,
+    "pe_audio_video": film_and_words,
+    "pe_audio_video_encoder": film_and_words,
     "pe_video": video,
     "pe_video_encoder": video,
     "pi0": robot,

@@ -56,7 +56,7 @@ def frames(setting: Setting) -> Medium:
 def masked_frames(setting: Setting) -> Medium:
     """10 s of mel frames (batch, 1000, bins) with their mask; `subsampling_factor` of them become one feature, rounded up."""
     part = setting.config.audio_config
-    bins = read(part, "num_mel_bins", "input_size", "asr_config.num_mel_bins", default=80)
+    bins = read(part, "input_size", "num_mel_bins", "asr_config.num_mel_bins", default=80)
     inputs = {"input_features": floats(setting.batch, FRAMES, bins), "input_features_mask": ones(setting.batch, FRAMES)}
     return _medium(setting, inputs, -(-FRAMES // read(part, "subsampling_factor", default=1)))
 
@@ -79,7 +79,7 @@ def chunked_frames(setting: Setting) -> Medium:
 
 def raw_sound(setting: Setting) -> Medium:
     """VibeVoice: 10 s of samples at 24 kHz; the encoder says how many features they yield."""
-    values = floats(setting.batch, 10 * 24_000)
+    values = floats(setting.batch, 1, 10 * 24_000)
     if setting.takes("padding_mask"):
         inputs = {"input_values": values, "padding_mask": ones(setting.batch, 10 * 24_000).bool()}
     else:

@@ -25,10 +25,7 @@ def medium_of(setting: Setting) -> Medium | None:
     if not setting.takes("input_ids"):
         return None
     wrapped, setting = read(setting.config, "vlm_config") is not None, inner(setting)
-    if setting.takes("pixel_values", "image_pixel_values") and _names_token(setting, "image", pictures.FAMILIES):
-        has_tower = not hasattr(setting.config, "vision_config") or setting.config.vision_config is not None
-        if not has_tower:
-            return None
+    if reads_pictures(setting) and has_tower(setting):
         return (
             pictures.padded_patches(setting)
             if wrapped and setting.takes("image_grid_thw")
@@ -37,15 +34,31 @@ def medium_of(setting: Setting) -> Medium | None:
     return sounds.sound(setting) if setting.config.model_type in sounds.FAMILIES else None
 
 
+def left_out(setting: Setting) -> tuple[str, ...]:
+    """The parameters of pictures and sounds that a text without them leaves out: no encoder, or no known way to pass them."""
+    pictures_out = ("pixel_values",) if reads_pictures(setting) and not has_tower(setting) else ()
+    sounds_out = ("input_features", "input_values") if _names_token(setting, "audio") else ()
+    return pictures_out + sounds_out if setting.takes("input_ids") else ()
+
+
+def reads_pictures(setting: Setting) -> bool:
+    """True where pictures go into the text in place of a token."""
+    known = setting.config.model_type in pictures.FAMILIES
+    return setting.takes("pixel_values", "image_pixel_values") and (known or _names_token(setting, "image"))
+
+
+def has_tower(setting: Setting) -> bool:
+    """False where the config has a place for an encoder of pictures and leaves it empty."""
+    return not hasattr(setting.config, "vision_config") or setting.config.vision_config is not None
+
+
 def inner(setting: Setting) -> Setting:
     """The setting of the vision-language model that a retrieval model (ColPali) wraps, else the setting itself."""
     config = read(setting.config, "vlm_config")
     return setting if config is None else replace(setting, config=config, cls=choose_head(config, None)[0])
 
 
-def _names_token(setting: Setting, kind: str, families: dict) -> bool:
-    if setting.config.model_type in families:
-        return True
+def _names_token(setting: Setting, kind: str) -> bool:
     return any(hasattr(setting.config, f"{kind}_token_{end}") for end in ("id", "index"))
 
 

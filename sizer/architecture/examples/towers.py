@@ -31,6 +31,11 @@ def merged_grid_tower(setting: Setting) -> dict[str, Tensor]:
     return pictures.merged_patches(setting)
 
 
+def cube_tower(setting: Setting) -> dict[str, Tensor]:
+    """Inkling's tower: patches as small films."""
+    return {"pixel_values": pictures.cubes(setting)}
+
+
 def positioned_tower(setting: Setting) -> dict[str, Tensor]:
     """Gemma 4's tower: patches and their positions."""
     pool = read(setting.config, "pooling_kernel_size", default=1)
@@ -98,7 +103,7 @@ def hidden_pixels(setting: Setting) -> dict[str, Tensor]:
 def vocoder(setting: Setting) -> dict[str, Tensor]:
     """A vocoder: 100 frames of a spectrogram."""
     name = next(name for name in ("spectrogram", "mel_spectrogram", "input_features") if setting.takes(name))
-    bins = read(setting.config, "model_in_dim", "num_mel_channels", "mel_dim", default=80)
+    bins = read(setting.config, "model_in_dim", "num_mel_bins", "mel_dim", default=80)
     if name == "mel_spectrogram":
         return {name: floats(setting.batch, bins, 100)}
     return {name: floats(setting.batch, 100, bins)}
@@ -135,11 +140,9 @@ def speech_frames(setting: Setting) -> dict[str, Tensor]:
 
 
 def stacked_frames(setting: Setting) -> dict[str, Tensor]:
-    """Granite Speech 5: 500 mel frames, each with its change and its neighbour (four times the bins); a transcript to train."""
-    return {
-        "input_features": floats(setting.batch, 500, 4 * setting.config.num_mel_bins),
-        "attention_mask": ones(setting.batch, 500),
-    }
+    """Granite Speech 5: 500 mel frames with their changes and neighbours, four times the bins."""
+    bins = 4 * read(setting.config, "num_mel_bins", "encoder_config.num_mel_bins", default=80)
+    return {"input_features": floats(setting.batch, 500, bins), "attention_mask": ones(setting.batch, 500)}
 
 
 def low_rate_frames(setting: Setting) -> dict[str, Tensor]:
@@ -209,6 +212,7 @@ FAMILIES: dict[str, Recipe] = {
     "granite_speech_encoder": hidden_frames,
     "granite_speech_plus_encoder": hidden_frames,
     "inkling2_vision": merged_grid_tower,
+    "inkling_vision": cube_tower,
     "instructblip_qformer": queries,
     "instructblipvideo_qformer": queries,
     "janus_vqgan": quantised_picture,
