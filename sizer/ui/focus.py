@@ -47,7 +47,14 @@ def usual_batch(batches: list[int]) -> int:
 
 
 def _choose(label: str, options: list, default: object, *, key: str, **arguments: object) -> object:
-    """One of the options; the default whenever there are other options than before, so that a link shows what its sender saw."""
-    if st.session_state.get(f"{key}_options") != options:
-        st.session_state[f"{key}_options"], st.session_state[key] = options, default
-    return st.segmented_control(label, options, key=key, required=True, persist_state="session", **arguments)
+    """One of the options; the default whenever there are other options than before, so that a link shows what its sender saw.
+
+    Other options make another widget: a choice that the browser sent before it saw them belongs to the old one.
+    """
+    known, edition = st.session_state.get(f"{key}_options", (None, 0))
+    if known != options:
+        edition += 1
+        st.session_state[f"{key}_options"] = (options, edition)
+    return st.segmented_control(
+        label, options, default=default, key=f"{key}_{edition}", required=True, persist_state="session", **arguments
+    )

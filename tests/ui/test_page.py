@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from streamlit.testing.v1.element_tree import ButtonGroup
 
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
 from sizer.packing import encode_config
@@ -24,6 +25,11 @@ RESNET = Request(source="torchvision", name="resnet50")
 def link_on(page: AppTest) -> str:
     """The query of the link to copy."""
     return urlsplit(next(code.value for code in page.code if "http" in code.value or code.value.startswith("/?"))).query
+
+
+def looked_at(page: AppTest, label: str) -> ButtonGroup:
+    """The control of what the page looks at; its key changes with its options, its label does not."""
+    return next(control for control in page.segmented_control if control.label == label)
 
 
 def address_of(page: AppTest) -> dict[str, str]:
@@ -67,9 +73,9 @@ def test_charts_are_drawn(client, open_page):
 
 def test_looking_from_another_side_asks_nobody(client, open_page):
     page = open_page()
-    page.segmented_control(key="focus_dtype").set_value("bfloat16")
-    page.segmented_control(key="focus_batch").set_value(64)
-    page.segmented_control(key="focus_measure").set_value("process").run()
+    looked_at(page, "Dtype").set_value("bfloat16")
+    looked_at(page, "Batch size").set_value(64)
+    looked_at(page, "Memory").set_value("process").run()
     assert len(client.requests) == 1
     estimate = report_for(RESNET).find("bfloat16", 64)
     assert "at batch 64 in bfloat16 needs" in page.main.title[0].value
@@ -122,7 +128,7 @@ def test_refusals_are_shown_though_the_form_drops_a_key(client, open_page):
     assert client.requests == [Request(source="torchvision", name="resnet18", mode="inference")]
     assert any("gpu: given 'nonsense'" in line for line in texts(page))
     assert address_of(page) == {"arch": "torchvision:resnet18", "mode": "inference"}
-    page.segmented_control(key="focus_batch").set_value(1).run()
+    looked_at(page, "Batch size").set_value(1).run()
     assert page.warning, "still the question that was opened"
 
 
@@ -336,7 +342,7 @@ def test_one_failed_dtype_leaves_the_others(monkeypatch, open_page):
 
 def test_advice_where_it_does_not_fit(client, open_page):
     page = open_page(arch="torchvision:resnet50", gpu="rtx-4060-8gb", batch="1,256", dtype="float32")
-    page.segmented_control(key="focus_batch").set_value(256).run()
+    looked_at(page, "Batch size").set_value(256).run()
     assert "it does not fit one GeForce RTX 4060 (8 GB) (the largest batch that does is " in page.main.title[0].value
     shown = texts(page)
     assert any(line.startswith("It does not fit: the process needs ") for line in shown)
@@ -450,3 +456,12 @@ def test_about_page_and_back(client, open_page):
     assert page.selectbox(key="gpu").value == "t4"
     assert len(client.requests) == 1
     assert address_of(page)["gpu"] == "t4"
+
+
+def test_a_choice_among_other_options_is_not_carried_over(client, open_page):
+    page = open_page(arch="torchvision:resnet50", batch="1,2")
+    looked_at(page, "Batch size").set_value(2).run()
+    sent_before_the_page_changed = looked_at(page, "Batch size").key
+    page.text_input(key="batch").set_value("2, 3").run()
+    assert "at batch 3" in page.main.title[0].value
+    assert looked_at(page, "Batch size").key != sent_before_the_page_changed
