@@ -148,7 +148,7 @@ def _modeling_modules(config: PreTrainedConfig) -> tuple[list[ModuleType], str |
 def _is_model(cls: object) -> bool:
     if not (inspect.isclass(cls) and issubclass(cls, PreTrainedModel)) or cls.config_class in (None, PreTrainedConfig):
         return False
-    return not (has_no_forward(cls) and cls.__name__.endswith(("PreTrainedModel", "PretrainedModel")))
+    return not (has_no_forward(cls) and "pretrained" in cls.__name__.lower())
 
 
 def has_no_forward(cls: type[PreTrainedModel]) -> bool:

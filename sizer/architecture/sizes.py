@@ -82,7 +82,7 @@ USUAL_IMAGES = {
 def usual_length(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int | None:
     """The tokens (samples, mel frames) of an example by the rule above; None for a class that reads neither text nor sound."""
     if takes(cls, "input_ids", "decoder_input_ids", "inputs"):
-        return max(2, min(_usual_tokens(config, cls), position_limit(config) or DECODER_TOKENS) // 2 * 2)
+        return min(_usual_tokens(config, cls), position_limit(config) or DECODER_TOKENS)
     if takes(cls, "input_values"):
         return SECONDS * read(config, "sampling_rate", "sample_rate", default=SAMPLES_PER_SECOND)
     return SECONDS * MEL_FRAMES_PER_SECOND if takes(cls, "input_features") else None
@@ -106,7 +106,7 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     if not found:
         return None
     unused = (read(text, "pad_token_id", default=1) + 1) if text.model_type in COUNTED_FROM_PADDING else 0
-    return max(1, min(found) - unused)
+    return max(1, min(found) - unused - (text.model_type == "prophetnet"))  # its decoder looks one n-gram ahead
 
 
 def has_position_table(config: PreTrainedConfig) -> bool:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.architecture.huggingface import huggingface_blueprint, stand_in_loss
+from sizer.architecture.heads import fitting_heads
+from sizer.architecture.huggingface import huggingface_blueprint, read_architecture, stand_in_loss
 from sizer.errors import BuildError, ConfigError, RequestError, TraceError
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY
 from tests.architecture.vision_facts import one_thread
@@ -42,6 +43,18 @@ def test_a_step_runs_for_real(family):
     assert output is not None
     assert type(module).__name__ == blueprint.class_name
     assert {p.dtype for p in module.parameters()} == {torch.float32}
+
+
+@pytest.mark.filterwarnings("ignore:Version v4.12.0 introduces:FutureWarning")
+@pytest.mark.parametrize("family", TINY)
+def test_every_head_of_a_family_is_trained_for_real(family):
+    with one_thread():
+        for head in fitting_heads(read_architecture(TINY[family])):
+            blueprint = tiny(family, head=head)
+            loss = blueprint.loss(real(blueprint).train(), blueprint.example(2, True))
+            loss.backward()
+            assert loss.shape == (), head
+            assert loss.isfinite(), head
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -156,6 +169,15 @@ def test_checkpointing_is_none_where_the_class_has_no_switch():
     assert tiny("decision_transformer").checkpoint is None
 
 
+def test_a_class_that_promises_checkpointing_without_a_layer_for_it_says_so():
+    class Promising(nn.Module):
+        def activation_checkpointing_enable(self):
+            raise ValueError("Promising is not compatible with gradient checkpointing.")
+
+    with pytest.raises(BuildError, match="Promising has no layer that can be checkpointed; leave checkpointing off"):
+        tiny("llama").checkpoint(Promising())
+
+
 @pytest.mark.parametrize(("asked", "used"), [("sdpa", "sdpa"), ("eager", "eager")])
 def test_attention_is_what_was_asked_for(asked, used):
     with torch.device("meta"):
@@ -167,9 +189,7 @@ def test_attention_falls_back_with_a_note():
     blueprint = tiny("convbert", attention="sdpa")
     with torch.device("meta"):
         assert blueprint.build().config._attn_implementation == "eager"
-    assert (
-        "ConvBertForMaskedLM does not support sdpa attention; its own (eager) attention was used." in blueprint.notes
-    )
+    assert "ConvBertForMaskedLM does not support sdpa attention; its own (eager) attention was used." in blueprint.notes
     assert not any("attention" in note for note in tiny("resnet").notes)  # it has none
 
 

@@ -13,7 +13,13 @@ BART = {
     "model_type": "bart", "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 128, "max_position_embeddings": 64,
 }  # fmt: skip
-CONV_SOUND = {**WIDTHS, "conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2}
+CONV_SOUND = {
+    **WIDTHS,
+    "conv_dim": [16, 16],
+    "conv_kernel": [10, 3],
+    "conv_stride": [5, 2],
+    "num_feat_extract_layers": 2,
+}
 
 TINY: dict[str, dict] = {
     # text
@@ -38,10 +44,10 @@ TINY: dict[str, dict] = {
         "decoder_start_token_id": 2, "pad_token_id": 0,
     },
     # pictures and videos
-    "vit": {"model_type": "vit", **VISION},
+    "vit": {"model_type": "vit", **VISION, "encoder_stride": 8},
     "resnet": {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1]},
     "swin": {"model_type": "swin", "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2],
-             "window_size": 4},
+             "window_size": 4, "encoder_stride": 8},
     "segformer": {"model_type": "segformer", "hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1],
                   "num_attention_heads": [1, 2, 2, 2], "decoder_hidden_size": 16},
     "vit_mae": {"model_type": "vit_mae", **VISION, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1,

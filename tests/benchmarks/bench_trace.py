@@ -78,7 +78,9 @@ def main() -> None:
     for query in ("arch=torchvision:resnet50", "arch=hf:llama-3.1-8b&seq=2048"):
         single = seconds(one_trace(query, 3, "float32"))
         grid = seconds(lambda query=query: estimate(parse_query(query)), times=2)
-        print(f"{query}: five dtypes x eight batch sizes {grid:.2f} s = {grid / single:.1f} single traces of {single:.2f} s")
+        print(
+            f"{query}: five dtypes x eight batch sizes {grid:.2f} s = {grid / single:.1f} single traces of {single:.2f} s"
+        )
 
 
 if __name__ == "__main__":

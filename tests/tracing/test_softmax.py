@@ -21,7 +21,9 @@ def traced(dtype: torch.dtype, kind: str, capability: tuple[int, int] | None) ->
         start = len(recorder.log.sizes)
         F.softmax(x, -1, dtype=torch.float32).backward(torch.empty(4, 1024, device="meta"))
         assert x.grad.dtype == dtype
-    sizes = [s for s, c in zip(recorder.log.sizes, recorder.log.categories, strict=True) if CATEGORIES[c] != "workspace"]
+    sizes = [
+        s for s, c in zip(recorder.log.sizes, recorder.log.categories, strict=True) if CATEGORIES[c] != "workspace"
+    ]
     return sizes[start:], recorder.device
 
 

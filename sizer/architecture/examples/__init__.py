@@ -6,6 +6,8 @@ per model type or class whose inputs depend on each other (`FAMILIES`); labels a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,8 +15,9 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.examples import (
     audio,
     documents,
+    encoders,
     labels,
-    pictures,
+    patches,
     prompts,
     series,
     speech,
@@ -28,7 +31,7 @@ from sizer.architecture.examples.setting import Recipe, Setting
 
 FAMILIES: dict[str, Recipe] = {
     "autoformer": series.lagged_series,
-    "decision_transformer": series.episode,
+    "DecisionTransformerModel": series.episode,
     "informer": series.lagged_series,
     "patchtsmixer": series.patched_series,
     "patchtst": series.patched_series,
@@ -36,6 +39,7 @@ FAMILIES: dict[str, Recipe] = {
     "timesfm": series.plain_series,
     "timesfm2_5": series.plain_series,
     **towers.FAMILIES,
+    **encoders.FAMILIES,
     **speech.FAMILIES,
     **documents.FAMILIES,
     **prompts.FAMILIES,
@@ -55,6 +59,7 @@ BY_PARAMETER = {
     "xpath_tags_seq": text.xpath_tags,
     "xpath_subs_seq": text.xpath_subscripts,
     "pixel_values": vision.image,
+    "bool_masked_pos": vision.hidden_patches,
     "input_values": audio.waveform,
     "input_features": audio.spectrogram,
 }
@@ -75,6 +80,12 @@ def make_example(setting: Setting) -> Example:
 
 def inputs_of(setting: Setting) -> dict[str, object]:
     """The keyword arguments of the class's forward without labels."""
+    if "MultipleChoice" in setting.class_name:
+        return text.as_choices(_plain_inputs(replace(setting, batch=setting.batch * text.CHOICES)), setting.batch)
+    return _plain_inputs(setting)
+
+
+def _plain_inputs(setting: Setting) -> dict[str, object]:
     recipe = _family(setting)
     if recipe is not None:
         inputs = recipe(setting)
@@ -102,7 +113,7 @@ def by_parameter(setting: Setting) -> dict[str, object]:
     silent = story.left_out(setting)
     made = {name: make(setting) for name, make in BY_PARAMETER.items() if setting.takes(name) and name not in silent}
     if setting.takes("spatial_shapes"):
-        made |= pictures.naflex(setting)
+        made |= patches.naflex(setting)
     return {name: value for name, value in made.items() if value is not None}
 
 

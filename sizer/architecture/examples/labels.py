@@ -95,13 +95,32 @@ def true(setting: Setting, inputs: dict[str, object]) -> bool:
     return True
 
 
+def hidden_frames(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """Which output frames of wav2vec 2 are hidden, (batch, frames) bool: every other one."""
+    return (torch.arange(frame_count(setting, inputs)) % 2 == 0).repeat(setting.batch, 1)
+
+
+def other_frames(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """For each output frame the frames that it is told apart from, (batch, frames, negatives)."""
+    frames = frame_count(setting, inputs)
+    return integers(frames, setting.batch, frames, setting.config.num_negatives)
+
+
+def frame_count(setting: Setting, inputs: dict[str, object]) -> int:
+    """Output frames of an encoder whose first layers are convolutions over raw sound; mel frames stay as many as they are."""
+    frames = inputs.get("input_values", inputs.get("input_features")).shape[1]
+    for kernel, stride in zip(
+        getattr(setting.config, "conv_kernel", ()), getattr(setting.config, "conv_stride", ()), strict=False
+    ):
+        frames = (frames - kernel) // stride + 1
+    return frames
+
+
 def frames_of_speakers(setting: Setting, inputs: dict[str, object]) -> Tensor:
     """Which of two speakers is heard in each output frame, (batch, frames, labels) one-hot."""
-    config = setting.config
-    frames = inputs.get("input_values", inputs.get("input_features")).shape[1]
-    for kernel, stride in zip(getattr(config, "conv_kernel", ()), getattr(config, "conv_stride", ()), strict=False):
-        frames = (frames - kernel) // stride + 1
-    return torch.nn.functional.one_hot(integers(config.num_labels, setting.batch, frames), config.num_labels)
+    frames = frame_count(setting, inputs)
+    kinds = integers(setting.config.num_labels, setting.batch, frames)
+    return torch.nn.functional.one_hot(kinds, setting.config.num_labels)
 
 
 # The first substring that the class's name contains decides what `labels` is.
@@ -130,10 +149,13 @@ BY_PARAMETER: dict[str, Target] = {
     "next_sentence_label": yes_or_no,
     "sentence_order_label": yes_or_no,
     "return_loss": true,
+    "mask_time_indices": hidden_frames,
+    "sampled_negative_indices": other_frames,
 }
+OF_PRETRAINING = frozenset({"mask_time_indices", "sampled_negative_indices"})  # base models take them too, for nothing
 # What the recipes of single families add themselves, and classes that return a loss without being given anything.
 GIVEN_BY_RECIPES = frozenset(
-    {"labels", "mask_labels", "future_values", "target_values", "spectrogram_labels", "actions"}
+    {"labels", "mask_labels", "future_values", "target_values", "spectrogram_labels", "actions", "bool_masked_pos"}
 )
 UNASKED = frozenset(
     {"ViTMAEForPreTraining", "VideoMAEForPreTraining", "PatchTSTForPretraining", "PatchTSMixerForPretraining"}
@@ -152,7 +174,9 @@ REFUSAL = re.compile(r"labels is not None:\s*raise ")
 
 def targets(setting: Setting, inputs: dict[str, object]) -> dict[str, object]:
     """What makes the class's forward return its own loss, by parameter name; empty where it has none."""
-    found = {name: make(setting, inputs) for name, make in BY_PARAMETER.items() if setting.takes(name)}
+    pretrained = "ForPreTraining" in setting.class_name
+    made = {name: make for name, make in BY_PARAMETER.items() if pretrained or name not in OF_PRETRAINING}
+    found = {name: make(setting, inputs) for name, make in made.items() if setting.takes(name)}
     make = task_labels(setting, inputs)
     if "labels" not in inputs and make is not None:
         found["labels"] = make(setting, inputs)

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 
-from sizer.architecture.examples import vision
+from sizer.architecture.examples import patches, vision
 from sizer.architecture.examples.media import Medium, count_features, placeholder
 from sizer.architecture.examples.setting import Setting, read
 from sizer.architecture.examples.tensors import floats, ones, zeros
+
+QUESTION_TOKENS = 16
 
 
 def picture(setting: Setting) -> Medium:
@@ -29,24 +30,11 @@ def picture(setting: Setting) -> Medium:
     return grid_of_patches(setting) if setting.takes("image_grid_thw") else pixels(setting)
 
 
-# ---- plain pixels ---------------------------------------------------------------------------------------------------------
-
-
 def pixels(setting: Setting, **more: Tensor) -> Medium:
     """LLaVA's way: pixels (batch, channels, height, width)."""
     if read(setting.config, "vision_config.model_type") == "pixtral":
         return pixtral(setting)
     return _asked(setting, {"pixel_values": vision.image(setting), **more})
-
-
-def _asked(setting: Setting, inputs: dict[str, object]) -> Medium:
-    """A medium whose encoder says itself how many features it yields."""
-    first = {name: value[: len(value) // setting.batch] for name, value in inputs.items()}
-    return _medium(setting, inputs, count_features(setting, "get_image_features", first))
-
-
-def _medium(setting: Setting, inputs: dict[str, object], count: int) -> Medium:
-    return Medium(inputs=inputs, token=placeholder(setting.config, "image"), count=count)
 
 
 def pixtral(setting: Setting) -> Medium:
@@ -85,7 +73,13 @@ def queries(setting: Setting) -> Medium:
     return Medium(inputs=inputs, token=placeholder(setting.config, kind), count=setting.config.num_query_tokens)
 
 
-# ---- a picture and its tiles ----------------------------------------------------------------------------------------------
+def video_queries(setting: Setting) -> Medium:
+    """InstructBLIP for videos: four frames, each read by the Q-Former's queries."""
+    inputs = queries(setting).inputs | {
+        "pixel_values": floats(setting.batch, 4, vision.channels(setting), *setting.image_size)
+    }
+    token = placeholder(setting.config, "video")
+    return Medium(inputs=inputs, token=token, count=4 * setting.config.num_query_tokens)
 
 
 def tiles(setting: Setting) -> Medium:
@@ -118,6 +112,14 @@ def idefics(setting: Setting) -> Medium:
     return _medium(setting, inputs, latents or rows * columns)
 
 
+def idefics_one(setting: Setting) -> Medium:
+    """Idefics (the first): pixels (batch, 1, channels, height, width) read by cross-attention from every token but the first."""
+    seen = ones(setting.batch, setting.length, 1)
+    seen[:, 0] = 0
+    pixels = vision.image(setting).unsqueeze(1)
+    return Medium(inputs={"pixel_values": pixels, "image_attention_mask": seen}, token=None, count=0)
+
+
 def aspect_ratio_tiles(setting: Setting) -> Medium:
     """Llama 3.2 Vision: four tiles of which one is used, read by cross-attention: one placeholder, whatever the size."""
     inputs = aspect_ratio_inputs(setting)
@@ -141,16 +143,13 @@ def tiles_with_mask(setting: Setting) -> Medium:
     return _asked(setting, inputs)
 
 
-# ---- patches instead of pixels --------------------------------------------------------------------------------------------
-
-
 def grid_of_patches(setting: Setting) -> Medium:
     """Qwen-VL's way: the patches of the whole batch as rows, and per picture the grid (time, height, width) they form.
 
     `merge` x `merge` patches become one feature; HunYuan adds a token per row and two around the picture.
     """
-    grid, merge = grid_thw(setting), merge_size(setting.config)
-    inputs = {"pixel_values": patch_rows(setting, grid), "image_grid_thw": grid}
+    grid, merge = patches.grid_thw(setting), patches.merge_size(setting.config)
+    inputs = {"pixel_values": patches.patch_rows(setting, grid), "image_grid_thw": grid}
     if setting.takes("image_merge_sizes"):
         inputs["image_merge_sizes"] = torch.full((setting.batch,), merge)
     rows, columns = (int(side) // merge for side in grid[0, 1:])
@@ -158,47 +157,17 @@ def grid_of_patches(setting: Setting) -> Medium:
     return _medium(setting, inputs, rows * columns + extra)
 
 
+def padded_patches(setting: Setting) -> Medium:
+    """ColQwen2: the patches of each picture apart, (batch, patches, values), as its processor pads them."""
+    medium = grid_of_patches(setting)
+    rows = medium.inputs["pixel_values"].unflatten(0, (setting.batch, -1))
+    return replace(medium, inputs=medium.inputs | {"pixel_values": rows})
+
+
 def merged_grid(setting: Setting) -> Medium:
     """Inkling 2: rows of already merged patches (rows, side, side, channels), one feature each."""
-    inputs = merged_patches(setting)
+    inputs = patches.merged_patches(setting)
     return _medium(setting, inputs, int(inputs["image_grid_thw"][0].prod()))
-
-
-def merged_patches(setting: Setting) -> dict[str, Tensor]:
-    """Merged patches (rows, side, side, channels) of all pictures, and the grid each forms."""
-    part = setting.part("vision_config")
-    side = part.patch_size * merge_size(setting.config)
-    rows, columns = (max(1, size // side) for size in setting.image_size)
-    values = floats(1, setting.batch * rows * columns, side, side, part.num_channels)[0]
-    return {"pixel_values": values, "image_grid_thw": torch.tensor([[1, rows, columns]]).repeat(setting.batch, 1)}
-
-
-def grid_thw(setting: Setting) -> Tensor:
-    """The grid of patches of each picture, (batch, 3) int64: one frame, rows, columns, both multiples of the merge size."""
-    patch = _side(read(setting.part("vision_config"), "patch_size", default=14))
-    step = merge_size(setting.config)
-    rows, columns = (max(1, size // (patch * step)) * step for size in setting.image_size)
-    return torch.tensor([[1, rows, columns]]).repeat(setting.batch, 1)
-
-
-def patch_rows(setting: Setting, grid: Tensor) -> Tensor:
-    """One row per patch of the grids, (patches, channels * frames * patch * patch), or shaped as the family wants them."""
-    part = setting.part("vision_config")
-    patch = _side(read(part, "patch_size", default=14))
-    depth = _side(read(part, "temporal_patch_size", "patch_temporal", default=1))
-    channels = read(part, "in_channels", "num_channels", "in_chans", default=3)
-    shaped = setting.config.model_type.removesuffix("_vision") in SHAPED_PATCHES
-    shape = (channels, patch, patch) if shaped else (channels * depth * patch * patch,)
-    return floats(1, int(grid.prod(-1).sum()), *shape)[0]
-
-
-SHAPED_PATCHES = frozenset({"kimi_k25", "paddleocr_vl"})  # (channels, patch, patch) instead of one row
-
-
-def merge_size(config: PreTrainedConfig) -> int:
-    """How many patches along each side become one feature."""
-    names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
-    return _side(read(config, *(f"vision_config.{name}" for name in names), *names, default=1))
 
 
 def patches_with_shape(setting: Setting) -> Medium:
@@ -208,44 +177,15 @@ def patches_with_shape(setting: Setting) -> Medium:
     """
     fold = read(setting.config, "downsample_factor", default=1)
     rows, columns = vision.grid(setting)
-    return _medium(setting, naflex(setting), math.ceil(rows / fold) * math.ceil(columns / fold))
-
-
-def naflex(setting: Setting) -> dict[str, Tensor]:
-    """The patches of a picture as SigLIP 2 takes them: (batch, patches, values), a mask, (rows, columns)."""
-    rows, columns = vision.grid(setting)
-    patch = setting.part("vision_config").patch_size
-    return {
-        "pixel_values": floats(setting.batch, rows * columns, vision.channels(setting) * patch * patch),
-        "pixel_attention_mask": ones(setting.batch, rows * columns),
-        "spatial_shapes": torch.tensor([[rows, columns]]).repeat(setting.batch, 1),
-    }
+    return _medium(setting, patches.naflex(setting), math.ceil(rows / fold) * math.ceil(columns / fold))
 
 
 def patches_with_positions(setting: Setting) -> Medium:
     """Gemma 4: patches (batch, count, channels * patch * patch) and where each lies; `pooling_kernel_size` squared become one."""
     part = setting.part("vision_config")
     pool = read(part, "pooling_kernel_size", "num_pooled_patches", default=1)
-    inputs = positioned_patches(setting, pool)
+    inputs = patches.positioned_patches(setting, pool)
     return _medium(setting, inputs, inputs["pixel_values"].shape[1] // pool**2)
-
-
-def positioned_patches(setting: Setting, pool: int, name: str = "image_position_ids") -> dict[str, Tensor]:
-    """Patches (batch, count, values) in [0, 1) and their (column, row), (batch, count, 2)."""
-    patch = setting.part("vision_config").patch_size
-    rows, columns = (max(1, size // (patch * pool)) * pool for size in setting.image_size)
-    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
-    return {
-        "pixel_values": floats(setting.batch, rows * columns, vision.channels(setting) * patch * patch),
-        name: places.repeat(setting.batch, 1, 1),
-    }
-
-
-def padded_patches(setting: Setting) -> Medium:
-    """ColQwen2: the patches of each picture apart, (batch, patches, values), as its processor pads them."""
-    medium = grid_of_patches(setting)
-    rows = medium.inputs["pixel_values"].unflatten(0, (setting.batch, -1))
-    return replace(medium, inputs=medium.inputs | {"pixel_values": rows})
 
 
 def fuyu_patches(setting: Setting) -> Medium:
@@ -261,32 +201,15 @@ def ribbon_of_patches(setting: Setting) -> Medium:
 
     Sixteen patches become one feature, four in the "4x" mode.
     """
-    inputs = ribbon(setting)
+    inputs = patches.ribbon(setting)
     per_feature = 4 if read(setting.config, "downsample_mode") == "4x" else 16
     return _medium(setting, inputs, int(inputs["target_sizes"][0].prod()) // per_feature)
 
 
-def ribbon(setting: Setting) -> dict[str, Tensor]:
-    """Patches in one ribbon and the grid that each picture's form, both sides multiples of four."""
-    patch = setting.part("vision_config").patch_size
-    rows, columns = (max(1, size // (4 * patch)) * 4 for size in setting.image_size)
-    values = floats(1, vision.channels(setting), patch, setting.batch * rows * columns * patch)
-    return {"pixel_values": values, "target_sizes": torch.tensor([[rows, columns]]).repeat(setting.batch, 1)}
-
-
 def patch_cubes(setting: Setting) -> Medium:
     """Inkling: each patch as a small film of itself, (patches, frames, patch, patch, channels), one feature each."""
-    values = cubes(setting)
+    values = patches.cubes(setting)
     return _medium(setting, {"pixel_values": values}, len(values) // setting.batch)
-
-
-def cubes(setting: Setting) -> Tensor:
-    """The patches of all pictures, (patches, frames, patch, patch, channels)."""
-    part = setting.part("vision_config")
-    rows, columns = (max(1, size // part.patch_size) for size in setting.image_size)
-    depth = read(part, "temporal_patch_size", default=2)
-    shape = (depth, part.patch_size, part.patch_size, read(part, "num_channels", default=3))
-    return floats(1, setting.batch * rows * columns, *shape)[0]
 
 
 def flat_grid(setting: Setting) -> Medium:
@@ -334,20 +257,24 @@ def marked_places(setting: Setting) -> Medium:
 def marked_flat_patches(setting: Setting) -> Medium:
     """Kosmos-2.5: flattened patches as Pix2Struct has them, and a mask of the places of the latent queries."""
     count = setting.config.latent_query_num
-    inputs = flattened_patches(setting)
+    inputs = patches.flattened_patches(setting)
     inputs.pop("attention_mask")
     return Medium(inputs=inputs | {"image_embeds_position_mask": _places(setting, count)}, token=None, count=count)
 
 
-def flattened_patches(setting: Setting) -> dict[str, Tensor]:
-    """2048 patches (batch, 2048, 2 + channels * patch * patch), row and column of each in front, and their mask."""
-    patch = read(setting.config, "vision_config.patch_size", "patch_size", default=16)
-    side = 45  # 45 x 45 of at most 2048 patches, the processors' default
-    patches = floats(setting.batch, FLAT_PATCHES, 2 + 3 * patch * patch)
-    place = torch.arange(FLAT_PATCHES)
-    patches[..., 0] = (place // side + 1).clamp(max=side)
-    patches[..., 1] = place % side + 1
-    return {"flattened_patches": patches, "attention_mask": ones(setting.batch, FLAT_PATCHES)}
+def question(vocabulary: int, batch: int) -> Tensor:
+    """Token ids (batch, 16) of a question about the picture."""
+    return torch.arange(QUESTION_TOKENS).remainder(max(1, vocabulary - 2)).add(1).repeat(batch, 1)
+
+
+def _asked(setting: Setting, inputs: dict[str, object]) -> Medium:
+    """A medium whose encoder says itself how many features it yields."""
+    first = {name: value[: len(value) // setting.batch] for name, value in inputs.items()}
+    return _medium(setting, inputs, count_features(setting, "get_image_features", first))
+
+
+def _medium(setting: Setting, inputs: dict[str, object], count: int) -> Medium:
+    return Medium(inputs=inputs, token=placeholder(setting.config, "image"), count=count)
 
 
 def _places(setting: Setting, count: int) -> Tensor:
@@ -356,45 +283,12 @@ def _places(setting: Setting, count: int) -> Tensor:
     return places
 
 
-def video_queries(setting: Setting) -> Medium:
-    """InstructBLIP for videos: four frames, each read by the Q-Former's queries."""
-    inputs = queries(setting).inputs | {
-        "pixel_values": floats(setting.batch, 4, vision.channels(setting), *setting.image_size)
-    }
-    token = placeholder(setting.config, "video")
-    return Medium(inputs=inputs, token=token, count=4 * setting.config.num_query_tokens)
-
-
-# ---- small things ---------------------------------------------------------------------------------------------------------
-
-
-QUESTION_TOKENS = 16
-FLAT_PATCHES = 2048
-
-
-def idefics_one(setting: Setting) -> Medium:
-    """Idefics (the first): pixels (batch, 1, channels, height, width) read by cross-attention from every token but the first."""
-    seen = ones(setting.batch, setting.length, 1)
-    seen[:, 0] = 0
-    pixels = vision.image(setting).unsqueeze(1)
-    return Medium(inputs={"pixel_values": pixels, "image_attention_mask": seen}, token=None, count=0)
-
-
-def question(vocabulary: int, batch: int) -> Tensor:
-    """Token ids (batch, 16) of a question about the picture."""
-    return torch.arange(QUESTION_TOKENS).remainder(max(1, vocabulary - 2)).add(1).repeat(batch, 1)
-
-
 def _sizes(setting: Setting, height: int, width: int) -> Tensor:
     return torch.tensor([[height, width]]).repeat(setting.batch, 1)
 
 
 def _square(size: object) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
-
-
-def _side(value: object) -> int:
-    return value if isinstance(value, int) else value[0]
 
 
 FAMILIES: dict[str, Callable[[Setting], Medium]] = {

@@ -26,7 +26,7 @@ def sentence(setting: Setting) -> Tensor:
     """Token ids (batch, length) without special tokens; text that is not continued ends with the end token, as tokenizers do."""
     text = setting.text
     ids = words(vocabulary(setting), special_tokens(setting.config, text), setting.batch, setting.length)
-    end = end_token(setting)
+    end = end_token(text)
     if end is not None and not is_causal(setting.config, setting.cls):
         ids[:, -1] = end
     return ids
@@ -34,14 +34,19 @@ def sentence(setting: Setting) -> Tensor:
 
 def vocabulary(setting: Setting) -> int:
     """How many token ids the input embedding has."""
-    return read(setting.text, "vocab_size", "src_vocab_size", "encoder.vocab_size", default=256)
+    return vocabulary_of(setting.text)
 
 
-def end_token(setting: Setting) -> int | None:
+def vocabulary_of(text: PreTrainedConfig) -> int:
+    """How many token ids the config of a text has, 256 (bytes) where it does not say."""
+    return read(text, "vocab_size", "src_vocab_size", "encoder.vocab_size", default=256)
+
+
+def end_token(text: PreTrainedConfig) -> int | None:
     """The id that ends a text, None where the vocabulary has none."""
-    end = read(setting.text, "eos_token_id", "sep_token_id")
+    end = read(text, "eos_token_id", "sep_token_id")
     end = end[0] if isinstance(end, (list, tuple)) and end else end
-    return end if isinstance(end, int) and 0 <= end < vocabulary(setting) else None
+    return end if isinstance(end, int) and 0 <= end < vocabulary_of(text) else None
 
 
 def token_mask(setting: Setting) -> Tensor | None:
@@ -76,11 +81,6 @@ def as_choices(inputs: dict[str, object], batch: int) -> dict[str, object]:
 def language(setting: Setting) -> Tensor | None:
     """The number of each text's language, (batch,) zeros; None where the config names a default."""
     return zeros(setting.batch) if read(setting.config, "default_language") is None else None
-
-
-def segments(setting: Setting) -> Tensor:
-    """Token types (batch, length), all 0: one segment."""
-    return zeros(setting.batch, setting.length)
 
 
 def xpath_tags(setting: Setting) -> Tensor:

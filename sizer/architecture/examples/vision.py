@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sizer.architecture.examples.setting import Setting, read
-from sizer.architecture.examples.tensors import floats, ones
+from sizer.architecture.examples.tensors import floats
 
 BOXES = 5  # objects in every image of a detection or segmentation example
 VIDEO_FRAMES = 8
@@ -35,11 +35,6 @@ def frames(setting: Setting) -> int:
     return setting.read("num_frames", "vision_config.num_frames", "frames_per_clip", default=VIDEO_FRAMES)
 
 
-def pixel_mask(setting: Setting) -> Tensor:
-    """The mask of an image without padding, (batch, height, width) ones."""
-    return ones(setting.batch, *setting.image_size)
-
-
 def patches(setting: Setting) -> int:
     """How many patches an image has along both sides together: height/patch times width/patch."""
     return grid(setting)[0] * grid(setting)[1]
@@ -52,8 +47,10 @@ def grid(setting: Setting) -> tuple[int, int]:
     return setting.image_size[0] // sides[-2], setting.image_size[1] // sides[-1]
 
 
-def every_other_patch(setting: Setting) -> Tensor:
-    """Which patches are hidden, (batch, patches) bool: every other one."""
+def hidden_patches(setting: Setting) -> Tensor | None:
+    """Which patches a head has to paint, (batch, patches) bool: every other one; None for a head with another task."""
+    if "MaskedImageModeling" not in setting.class_name:
+        return None
     return (torch.arange(patches(setting)) % 2 == 0).expand(setting.batch, -1).contiguous()
 
 
