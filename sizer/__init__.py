@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from sizer.device.placement import Placement
     from sizer.memory.report import Report
 
-__all__ = ["estimate", "size_module", "size_step"]
+__all__ = ["check_placement", "estimate", "size_module", "size_step"]
 __version__ = "0.1.0"
 
 
@@ -65,3 +66,10 @@ def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb",
     from sizer import custom
 
     return custom.size_step(setup, gpu=gpu, steps=steps)
+
+
+def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
+    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.device.placement."""
+    from sizer.device import placement
+
+    return placement.check_placement(module, inputs)

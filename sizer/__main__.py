@@ -1,7 +1,12 @@
 """The command line.
 
-    python -m sizer estimate "arch=torchvision:resnet50&batch=1,32" [--config FILE] [--json | --csv]
+    python -m sizer estimate "arch=torchvision:resnet50&batch=1,32" [--config FILE] [--explain | --json | --csv]
+    python -m sizer measure "arch=torchvision:resnet50&dtype=float32&batch=32" --device cuda:0|mps|cpu [--json]
+    python -m sizer ledger [--json | --csv | --path] [--import FILE]
     python -m sizer gpus | models | devices   [--json]
+    python -m sizer devices --demonstrate cpu|cuda:0|mps   [--json]
+    python -m sizer placement "arch=hf:gpt2&dtype=bfloat16" [--config FILE] [--json]
+    python -m sizer suite --device cuda:0 [--record] [--only SUBSTRING] [--minutes 9] [--out FOLDER] [--again] [--list]
 
 Exit status: 0; 1 where the job hit a limit or crashed; 2 for bad input; 3 where the model was counted but no step could
 be traced (the counts are printed); 4 where a device was asked for that is not there. Errors are one line on stderr.
@@ -14,6 +19,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -24,7 +30,7 @@ from sizer.errors import ConfigError, RequestError, SizerError, TraceError, quot
 from sizer.memory.report import Report
 from sizer.packing import MAX_CONFIG_BYTES, encode_config
 from sizer.service.client import Job, JobClient
-from sizer.terminal import format_report, format_table, to_printable
+from sizer.terminal import format_explanation, format_report, format_table, to_printable
 from sizer.units import format_bytes, format_count
 
 POLL_SECONDS = 0.1
@@ -68,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     form = estimate.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the report as JSON")
     form.add_argument("--csv", action="store_true", help="print the estimates as CSV")
+    form.add_argument(
+        "--explain", action="store_true", help="say how it was computed: kernels, workspaces, what is modelled"
+    )
     estimate.set_defaults(run=_estimate)
     for name, run, text in (
         ("gpus", _gpus, "the devices that an estimate can be made for"),
@@ -77,6 +86,18 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         command.add_argument("--json", action="store_true", help="print the list as JSON")
         command.set_defaults(run=run)
+        if name == "devices":
+            command.add_argument(
+                "--demonstrate", metavar="DEVICE", help="show what memory does on cpu, cuda:0, mps, ..."
+            )
+    placement = commands.add_parser("placement", help="whether a model's tensors would all be where they must")
+    placement.add_argument("query", metavar="QUERY", help="as of estimate; the first dtype counts")
+    placement.add_argument("--config", metavar="FILE", type=Path, help="a config.json in the place of arch")
+    placement.add_argument("--json", action="store_true", help="print what was found as JSON")
+    placement.set_defaults(run=_placement)
+    _add_measure(commands)
+    _add_ledger(commands)
+    _add_suite(commands)
     return parser
 
 
@@ -97,6 +118,16 @@ def _estimate(options: argparse.Namespace, make_client: MakeClient) -> int:
     return 0
 
 
+def _placement(options: argparse.Namespace, make_client: MakeClient) -> int:
+    from sizer.device.text import format_placement
+
+    query = options.query if options.config is None else _with_config(options.query, options.config)
+    with contextlib.closing(make_client()) as client:
+        found = _wait(client.submit_placement(query))
+    _print_list(options, found.to_dict(), format_placement(found))
+    return 0
+
+
 def _print_report(report: Report, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(report.to_dict(), allow_nan=False))  # ASCII, whatever the terminal's encoding
@@ -104,6 +135,8 @@ def _print_report(report: Report, options: argparse.Namespace) -> None:
         print(report.to_csv().replace("\r\n", "\n"), end="")  # stdout writes the platform's own line ends
     else:
         print(format_report(report))
+        if options.explain:
+            print("\n" + format_explanation(report))
 
 
 def _with_config(query: str, path: Path) -> str:
@@ -162,13 +195,124 @@ def _models(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def _devices(options: argparse.Namespace, make_client: MakeClient) -> int:
-    from sizer.service.devices import find_devices
+    from sizer.device.demonstration import demonstrate
+    from sizer.device.inventory import find_inventory
+    from sizer.device.text import format_demonstration, format_inventory, inventory_rows
 
-    devices = find_devices()
-    sizes = ("" if row["total_bytes"] is None else format_bytes(row["total_bytes"]) for row in devices)
-    rows = ((row["device"], row["name"], size) for row, size in zip(devices, sizes, strict=True))
-    _print_list(options, {"devices": devices}, format_table(("device", "name", "memory"), rows, left=2))
+    if options.demonstrate is not None:
+        shown = demonstrate(options.demonstrate)
+        _print_list(options, shown.to_dict(), format_demonstration(shown))
+        return 0
+    inventory = find_inventory()
+    data = {
+        "devices": inventory_rows(inventory),
+        "missing": inventory.missing,
+        "line": inventory.line,
+        "versions": inventory.versions,
+    }
+    _print_list(options, data, format_inventory(inventory))
     return 0
+
+
+# --------------------------------------------------------------------------------------------------------------- suite
+
+
+def _add_measure(commands: argparse._SubParsersAction) -> None:
+    measure = commands.add_parser("measure", help="run the work on a real device and hold the estimate against it")
+    measure.add_argument("query", metavar="QUERY", help='such as "arch=torchvision:resnet50&dtype=float32&batch=32"')
+    measure.add_argument("--device", required=True, help="cuda:0, mps, cpu, ... (see `python -m sizer devices`)")
+    measure.add_argument("--config", metavar="FILE", type=Path, help="a config.json in the place of arch")
+    measure.add_argument(
+        "--json", action="store_true", help="print measurement and comparison as JSON, one object a line"
+    )
+    measure.add_argument("--no-timing", action="store_true", help="measure memory alone")
+    measure.add_argument("--no-ledger", action="store_true", help="do not keep the comparison")
+    measure.add_argument(
+        "--minutes", type=_minutes, default=10.0, help="stop a measurement that takes longer; by default 10"
+    )
+    measure.set_defaults(run=_measure)
+
+
+def _measure(options: argparse.Namespace, make_client: MakeClient) -> int:
+    from sizer.device.commands import measure
+
+    query = options.query if options.config is None else _with_config(options.query, options.config)
+    return measure(options, query, make_client, _wait)
+
+
+def _add_ledger(commands: argparse._SubParsersAction) -> None:
+    ledger = commands.add_parser(
+        "ledger", help="every comparison of an estimate with a device, and how far off they were"
+    )
+    form = ledger.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the whole ledger as JSON, for --import elsewhere")
+    form.add_argument("--csv", action="store_true", help="print the ledger as CSV")
+    form.add_argument("--path", action="store_true", help="print the file that holds it (see $SIZER_LEDGER)")
+    ledger.add_argument(
+        "--import",
+        dest="import_file",
+        metavar="FILE",
+        type=Path,
+        help="take in another machine's measurements: a file, or a folder of the suite",
+    )
+    ledger.set_defaults(run=_ledger)
+
+
+def _ledger(options: argparse.Namespace, make_client: MakeClient) -> int:
+    from sizer.device.commands import ledger
+
+    return ledger(options, make_client, _wait)
+
+
+def _add_suite(commands: argparse._SubParsersAction) -> None:
+    suite = commands.add_parser("suite", help="measure a list of models on a device, one process each; can be repeated")
+    suite.add_argument("--device", default="cuda:0", help="cuda:0, mps or cpu (small models); by default cuda:0")
+    suite.add_argument(
+        "--record", action="store_true", help="also record what the allocator did, and kernels' workspaces"
+    )
+    suite.add_argument("--only", metavar="SUBSTRING", default="", help="only the cases with this in their name")
+    suite.add_argument("--minutes", type=_minutes, default=9.0, help="start nothing that would end later; by default 9")
+    suite.add_argument("--out", metavar="FOLDER", type=Path, help="by default tests/measured/<device>-<torch>-<date>")
+    suite.add_argument("--again", action="store_true", help="measure once more what failed")
+    suite.add_argument("--list", action="store_true", help="print the cases and measure nothing")
+    suite.set_defaults(run=_suite)
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text) if re.fullmatch(r"\d{1,4}(\.\d+)?", text) else 0
+    if not 0 < minutes < 24 * 60:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is no number of minutes between 0 and a day")
+    return minutes
+
+
+def _suite(options: argparse.Namespace, make_client: MakeClient) -> int:
+    from sizer.device.suite import DeviceBench, choose_cases, find_device, folder_for, forget_failures, run_suite
+
+    if options.list:
+        for case in choose_cases(options.device.partition(":")[0], options.only):
+            print(f"{case.name:46} {case.query}")
+        return 0
+    inventory, facts = find_device(options.device)
+    cases = choose_cases(facts.kind, options.only)
+    bench = DeviceBench(device=facts.device, record=options.record)
+    folder = options.out or folder_for(inventory, facts, bench.date())
+    print(f"{facts.name}: {len(cases)} cases, to {folder}", flush=True)
+    if options.again:
+        forget_failures(cases, folder)
+    left = run_suite(
+        cases,
+        facts,
+        folder,
+        bench,
+        record=options.record,
+        seconds=60 * options.minutes,
+        say=lambda text: print(to_printable(text), flush=True),
+    )
+    print(f"left for the same command again: {', '.join(left)}" if left else "nothing is left")
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------------------- print
 
 
 def _print_list(options: argparse.Namespace, data: dict, lines: Iterable[str]) -> None:

@@ -13,11 +13,13 @@ from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
 from sizer.errors import BuildError, RequestError, TraceError
-from sizer.memory.gpus import GPUS
+from sizer.memory.explanation import Explanation
+from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from sizer.request import Request, format_query
 from sizer.tracing.device import Device
+from sizer.tracing.explain import explain, formulas
 from sizer.tracing.recipes import Work
 from sizer.tracing.trace import build, trace
 
@@ -42,15 +44,38 @@ class _Job:
     one_is_possible: bool = True
 
 
-def estimate(request: Request, *, config: dict | None = None, progress: Progress | None = None) -> Report:
+def estimate(
+    request: Request, *, config: dict | None = None, gpu: Gpu | None = None, progress: Progress | None = None
+) -> Report:
     """The report (bytes) of a request: every dtype and batch size that it asks for.
 
-    `config` is the parsed config.json for the sources "hub" and "config". Raises RequestError, ConfigError and BuildError. A
-    step that cannot be traced is not an error here: the report then holds the counts and says why in `failures`.
+    `config` is the parsed config.json for the sources "hub" and "config", `gpu` a device to estimate for in the place of the
+    request's. Raises RequestError, ConfigError and BuildError. A step that cannot be traced is not an error here: the report
+    then holds the counts and says why in `failures`.
     """
-    report_progress = progress or (lambda text: None)
+    return _answer(request, config, gpu or GPUS[request.gpu], progress or (lambda text: None))[0]
+
+
+def estimate_cell(
+    request: Request, *, config: dict | None = None, gpu: Gpu, progress: Progress | None = None
+) -> tuple[Report, Tape]:
+    """The report (bytes) of a request for one dtype and one batch size, and the tape that it was made from.
+
+    Raises what `estimate` raises, and TraceError where the step cannot be traced.
+    """
+    report, tapes = _answer(request, config, gpu, progress or (lambda text: None))
+    (dtype,), (batch,) = request.dtypes, request.batches
+    if not report.estimates:
+        raise TraceError("the step cannot be traced", todo=report.failures.get(dtype) or "; ".join(report.notes))
+    tape = tapes[dtype]
+    return report, tape.at(batch) if isinstance(tape, AffineTape) else tape[batch]
+
+
+def _answer(
+    request: Request, config: dict | None, gpu: Gpu, report_progress: Progress
+) -> tuple[Report, dict[str, AffineTape | dict[int, Tape]]]:
+    """The report of a request on a device, and its tapes by dtype."""
     report_progress("building the model on meta")
-    gpu = GPUS[request.gpu]
     blueprint = make_blueprint(request, config)
     module = build_module(blueprint, checkpointing=request.checkpointing)
     census = take_census(module, name=blueprint.name)
@@ -66,7 +91,7 @@ def estimate(request: Request, *, config: dict | None = None, progress: Progress
         except TraceError as error:
             failures[dtype] = str(error)
     report_progress("replaying the allocator")
-    return build_report(
+    report = build_report(
         query=format_query(request, complete=True),
         versions=versions(),
         census=census,
@@ -79,6 +104,22 @@ def estimate(request: Request, *, config: dict | None = None, progress: Progress
         notes=(*blueprint.notes, *notes),
         assumptions=tuple(device.choices),
         uncounted=blueprint.uncounted,
+        explanation=_explanation(job, tapes),
+        formulas=formulas(device),
+    )
+    return report, tapes
+
+
+def _explanation(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> Explanation:
+    """The kernels and rules behind the tapes of a job; dtypes may share one."""
+    request = job.request
+    same = {d: other for d, tape in tapes.items() for other, one in tapes.items() if one is tape and other != d}
+    return explain(
+        job.device,
+        dtypes=[dtype for dtype in request.dtypes if dtype in tapes],
+        optimizer=request.optimizer if request.mode == "training" else None,
+        implementation=request.optimizer_impl,
+        same={d: other for d, other in same.items() if d == "float16"},
     )
 
 

@@ -29,6 +29,11 @@ ROOMS = {
     "sizer.architecture.hub": (*HEAVY, "streamlit"),
     "sizer.architecture.presets": (*HEAVY, "streamlit"),
     "sizer.memory.*": (*HEAVY, "streamlit"),
+    **dict.fromkeys(
+        [f"sizer.device.{name}" for name in ("launch", "child", "recording", "reader", "events", "cuda_events")],
+        (*HEAVY, "streamlit", "pandas"),
+    ),
+    "sizer.device.suite": (*HEAVY, "streamlit", "pandas"),  # and all of its files: it runs where neither is installed
     "sizer.service.*": (*HEAVY, "streamlit"),
     "sizer.ui.*": HEAVY,
 }

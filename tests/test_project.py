@@ -65,7 +65,7 @@ SETTINGS = tomllib.loads((PROJECT / ".streamlit/config.toml").read_text(encoding
     ("option", "value"),
     [
         ("server.fileWatcherType", "none"),
-        ("server.maxUploadSize", 2),
+        ("server.maxUploadSize", 16),
         ("server.enableXsrfProtection", True),
         ("server.enableCORS", True),
         ("client.showErrorDetails", "none"),

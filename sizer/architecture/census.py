@@ -72,6 +72,12 @@ def take_census(module: nn.Module, *, name: str) -> Census:
     )
 
 
+def unregistered_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Paths and tensors that are neither parameters nor buffers of a module, each tensor once: see `take_census`."""
+    modules = list(module.named_modules())
+    return _unregistered_tensors(modules, known=set(_owned_tensors(modules)))
+
+
 def _registered(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors that this module itself has registered; a name may stand for None."""
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:

@@ -63,11 +63,11 @@ def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
     except SizerError as error:
         line = to_line({"error": error_to_wire(error)})
     except BaseException as error:  # a job must always answer: SystemExit and RecursionError included
-        line = to_line({"error": error_to_wire(_explain(error))})
+        line = to_line({"error": error_to_wire(explain(error))})
     _write(descriptor, line)
 
 
-def _explain(error: BaseException) -> JobError:
+def explain(error: BaseException) -> JobError:
     """An exception that nobody expected, as a JobError."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):

@@ -11,11 +11,15 @@ import atexit
 import functools
 import hashlib
 import itertools
+import json
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from sizer.device.comparison import Comparison
+from sizer.device.placement import Placement
+from sizer.device.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, SizerError, quote
 from sizer.memory.report import Report
 from sizer.request import Request, format_query, parse_query
@@ -135,16 +139,29 @@ class JobClient:
         who has it already gives it as `config_text`. Raises RequestError for a bad query, ConfigError for a config that
         is far too long, JobError where too many jobs wait already.
         """
-        request = parse_query(query)
-        if config_text is not None and request.source != "hub":
-            todo = "put the config itself into the query, as arch=config:..."
-            raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
-        canonical = format_query(request, complete=True)
-        digest = None if config_text is None else hashlib.sha256(config_text.encode("utf-8", "surrogatepass")).digest()
-        message = {"task": "estimate", "query": canonical, "config_text": config_text}
-        self._check_size(message)
-        from_hub = request if request.source == "hub" and config_text is None else None
-        return self._share(_Work(("estimate", canonical, digest), message, self._read), from_hub)
+        return self._submit("estimate", query, config_text, self._read)
+
+    def submit_placement(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is the Placement of a query's model and batch: see `sizer.device.placement`. Raises as `submit`."""
+        return self._submit("placement", query, config_text, Placement.from_dict)
+
+    def submit_comparison(self, measured: Measured) -> Job:
+        """A job whose result is the Comparison of a measurement with the estimate of the same work on the same device.
+
+        Raises RequestError for a measurement of more than one dtype or batch, or whose config is missing; ConfigError for a
+        recording that is far too long, JobError where too many jobs wait already.
+        """
+        measurement = measured.measurement
+        request = parse_query(measurement.query)
+        if (request.dtypes, request.batches) != ((measurement.dtype,), (measurement.batch,)):
+            raise RequestError("a measurement's query names its one dtype and batch", given=quote(measurement.query))
+        if request.source == "hub" and measurement.config_text is None:
+            raise RequestError("a measurement of arch=hub: holds the config that it was made with", given="none")
+        text = json.dumps(measured.to_dict(), separators=(",", ":"), allow_nan=False)
+        digest = hashlib.sha256(text.encode()).digest()
+        message = {"task": "compare", "query": None, "config_text": None, "measured": text}
+        self._check_size(message, "measurement")
+        return self._share(_Work(("compare", digest), message, Comparison.from_dict), None)
 
     def submit_models(self) -> Job:
         """A job with the result {"torchvision": [{"name", "family"}, ...]}: what the installed torchvision offers."""
@@ -165,9 +182,21 @@ class JobClient:
 
     # ------------------------------------------------------------------------------------------ from submit to dispatch
 
-    def _check_size(self, message: dict) -> None:
+    def _submit(self, task: str, query: str, config_text: str | None, read: Read) -> Job:
+        request = parse_query(query)
+        if config_text is not None and request.source != "hub":
+            todo = "put the config itself into the query, as arch=config:..."
+            raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
+        canonical = format_query(request, complete=True)
+        digest = None if config_text is None else hashlib.sha256(config_text.encode("utf-8", "surrogatepass")).digest()
+        message = {"task": task, "query": canonical, "config_text": config_text}
+        self._check_size(message)
+        from_hub = request if request.source == "hub" and config_text is None else None
+        return self._share(_Work((task, canonical, digest), message, read), from_hub)
+
+    def _check_size(self, message: dict, what: str = "config") -> None:
         if len(to_line(message)) > self._settings.request_bytes - 100:
-            raise ConfigError("config is too large", allowed=f"{self._settings.request_bytes:,} bytes as a JSON text")
+            raise ConfigError(f"{what} is too large", allowed=f"{self._settings.request_bytes:,} bytes as a JSON text")
 
     def _share(self, work: _Work, from_hub: Request | None) -> Job:
         with self._lock:

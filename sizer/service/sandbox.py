@@ -51,6 +51,21 @@ def confine(settings: Settings, parent: int) -> None:
     sys.addaudithook(_refuse)
 
 
+def guard(wall_seconds: float, *, compiles: bool) -> None:
+    """Sets a deadline for the calling process and refuses it the network for good, and unless it `compiles` (an accelerator's
+    kernels are made while it runs) also files to write and programs. Memory and CPU time stay free, for a measurement.
+    """
+    tempfile.gettempdir()
+    if os.name == "posix":
+        import resource
+
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
+        _lower(resource.RLIMIT_CORE, 0)
+    sys.dont_write_bytecode = not compiles
+    sys.addaudithook(_refuse_network if compiles else _refuse)
+
+
 def address_space_bytes() -> int | None:
     """How many bytes of address space this process holds; None where the system does not tell (anything but Linux)."""
     try:
@@ -107,5 +122,10 @@ def _refuse(event: str, arguments: tuple) -> None:
             raise PermissionError("a job may not open files for writing")
     elif event in _REFUSED_EVENTS:
         raise PermissionError(f"a job may not {_REFUSED_EVENTS[event]} ({event})")
-    elif event.startswith("socket.") and event != "socket.gethostname":
+    else:
+        _refuse_network(event, arguments)
+
+
+def _refuse_network(event: str, arguments: tuple) -> None:
+    if event.startswith("socket.") and event != "socket.gethostname":
         raise PermissionError(f"a job may not use the network ({event})")

@@ -145,9 +145,9 @@ def _to_number(message: dict) -> int:
 
 
 def _to_job(message: dict) -> dict:
-    job = {name: message.get(name) for name in ("task", "query", "config_text")}
+    job = {name: message.get(name) for name in ("task", "query", "config_text", "measured")}
     if not isinstance(job["task"], str) or any(not isinstance(value, str | None) for value in job.values()):
-        raise ValueError('"task", "query" and "config_text" must be texts')
+        raise ValueError('"task", "query", "config_text" and "measured" must be texts')
     return job
 
 

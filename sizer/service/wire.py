@@ -3,6 +3,7 @@
 Errors travel by kind and parts and come back as the same class.
 
     client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null}      {"cancel": 7}
+                       {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
     server -> client   {"ready": {"torch": "..."}}, {"fatal": error}, {"refused": "why a line was not understood"}
                        {"id": 7, "progress": "..."}, {"id": 7, "result": {...}}, {"id": 7, "error": error}
     child -> server    {"progress": "..."}, {"result": {...}}, {"error": error}

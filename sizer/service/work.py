@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+
+from sizer.errors import RequestError, quote
 
 Progress = Callable[[str], None]
 
 
 def run(job: dict, progress: Progress) -> dict:
-    """The plain-data result of a job {"task", "query", "config_text"}. Raises SizerError; KeyError: unknown task."""
+    """The plain-data result of a job {"task", "query", "config_text", ...}. Raises SizerError; KeyError: unknown task."""
     return TASKS[job["task"]](job, progress)
 
 
@@ -22,6 +25,43 @@ def _estimate(job: dict, progress: Progress) -> dict:
     return estimate(parse_query(job["query"]), config=config, progress=progress).to_dict()
 
 
+def _compare(job: dict, progress: Progress) -> dict:
+    """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
+    from sizer.architecture.ingest import read_config
+    from sizer.device.compare import compare
+    from sizer.device.comparison import gpu_of
+    from sizer.device.recording import Measured
+    from sizer.estimator import estimate_cell
+    from sizer.memory.codec import DecodeError
+    from sizer.request import parse_query
+
+    try:
+        measured = Measured.from_dict(json.loads(job["measured"]))
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise RequestError("this is not a measurement", given=quote(str(error), 200)) from None
+    measurement = measured.measurement
+    text = measurement.config_text
+    report, tape = estimate_cell(
+        parse_query(measurement.query),
+        config=None if text is None else read_config(text),
+        gpu=gpu_of(measurement.device),
+        progress=progress,
+    )
+    progress("comparing")
+    return compare(report, measured, tape).to_dict()
+
+
+def _placement(job: dict, progress: Progress) -> dict:
+    """Where the tensors of a query's model and batch are, and what is wrong with that."""
+    from sizer.architecture.ingest import read_config
+    from sizer.device.rehearsal import check_request
+    from sizer.request import parse_query
+
+    text = job["config_text"]
+    config = None if text is None else read_config(text)
+    return check_request(parse_query(job["query"]), config=config, report_progress=progress).to_dict()
+
+
 def _models(job: dict, progress: Progress) -> dict:
     """Every torchvision model that can be named in a query, with the module of torchvision that defines it."""
     from torchvision.models import get_model_builder, list_models
@@ -33,4 +73,4 @@ def _family(builder: Callable) -> str:
     return builder.__module__.removeprefix("torchvision.models.")
 
 
-TASKS = {"estimate": _estimate, "models": _models}
+TASKS = {"estimate": _estimate, "compare": _compare, "placement": _placement, "models": _models}

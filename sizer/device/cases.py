@@ -1,0 +1,247 @@
+"""The cases of the suite: one query of the contract each, with exactly one dtype and one batch size."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from sizer.packing import encode_config
+from sizer.request import Request
+
+Family = Literal["CNN", "transformer", "other"]
+FAMILIES: tuple[Family, ...] = ("transformer", "CNN", "other")
+
+# Shapes of models that people train, as configs: no key here is a default of transformers.
+_LLAMA_1B = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+_QWEN3 = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+_MIXTRAL = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "sliding_window": None,
+}
+_QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+# The same families, small enough for a CPU.
+_SMALL_GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 4096,
+    "n_embd": 256,
+    "n_head": 4,
+}
+_SMALL_GPT2 |= {"n_layer": 4, "n_positions": 256, "bos_token_id": 0, "eos_token_id": 0}
+_SMALL_LLAMA = _LLAMA_1B | {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "vocab_size": 4096}
+_SMALL_LLAMA |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512}
+_SMALL_MIXTRAL = _MIXTRAL | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 2048}
+_SMALL_MIXTRAL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One piece of work of the suite; `name` is the stem of its files."""
+
+    name: str
+    query: str
+
+
+@cache
+def list_cases() -> tuple[Case, ...]:
+    """The cases for an accelerator, cheapest first within each family; none needs more than 80 GiB."""
+    return (*_convolutional(), *_pictures(), *_texts(), *_large_texts())
+
+
+@cache
+def list_small_cases() -> tuple[Case, ...]:
+    """The cases for a CPU: small models or small inputs, seconds each on two cores."""
+    return (
+        _vision("resnet18", 2, image=64),
+        _vision("mobilenet_v2", 2, image=64, mode="inference"),
+        _vision("convnext_tiny", 2, image=64, dtype="bfloat16", optimizer="sgd"),
+        _vision("swin_t", 2, image=64),
+        _preset("all-minilm-l6-v2", 4, seq=64, dtype="amp-bfloat16"),
+        _preset("t5-small", 2, seq=32, optimizer="adafactor"),
+        _preset("whisper-tiny", 1, mode="inference"),
+        _config("gpt2-small", _SMALL_GPT2, 2, seq=64, checkpointing=1),
+        _config("llama-small", _SMALL_LLAMA, 2, seq=64, dtype="bfloat16"),
+        _config("mixtral-small", _SMALL_MIXTRAL, 2, seq=32, optimizer="sgd-momentum"),
+    )
+
+
+def cases_for(kind: str) -> tuple[Case, ...]:
+    """The cases for a device of this kind ("cuda", "mps", "xpu", "cpu")."""
+    return list_small_cases() if kind == "cpu" else list_cases()
+
+
+def _convolutional() -> tuple[Case, ...]:
+    momentum = {"optimizer": "sgd-momentum"}
+    return (
+        _vision("resnet18", 32),
+        _vision("resnet50", 32),
+        _vision("resnet50", 128),
+        _vision("resnet50", 32, dtype="bfloat16"),
+        _vision("resnet50", 32, dtype="amp-bfloat16"),
+        _vision("resnet50", 32, dtype="amp-float16", **momentum),
+        _vision("resnet50", 32, optimizer_impl="fused"),
+        _vision("resnet50", 32, checkpointing=1),
+        _vision("resnet50", 64, mode="inference"),
+        _vision("vgg16", 32, optimizer="sgd"),
+        _vision("mobilenet_v2", 64, optimizer="rmsprop"),
+        _vision("efficientnet_b0", 64, dtype="amp-bfloat16"),
+        _vision("convnext_tiny", 64),
+        _vision("regnet_y_400mf", 64, **momentum),
+        _vision("densenet121", 32),
+        _vision("inception_v3", 32, image=299),
+        _vision("deeplabv3_resnet50", 4, image=512),
+        _vision("fcn_resnet50", 8, image=512, dtype="bfloat16", mode="inference"),
+        _vision("fasterrcnn_resnet50_fpn", 2, **momentum),
+        _vision("fasterrcnn_resnet50_fpn", 4, mode="inference"),
+        _vision("ssdlite320_mobilenet_v3_large", 16, optimizer="sgd-momentum"),
+    )
+
+
+def _pictures() -> tuple[Case, ...]:
+    return (
+        _vision("vit_b_16", 32),
+        _vision("vit_b_16", 64, dtype="amp-bfloat16"),
+        _vision("vit_b_16", 64, dtype="float16", mode="inference"),
+        _vision("swin_t", 32),
+        _vision("swin_t", 32, dtype="amp-float16"),
+    )
+
+
+def _texts() -> tuple[Case, ...]:
+    return (
+        _preset("gpt2", 4, seq=1024),
+        _preset("gpt2", 4, seq=1024, optimizer_impl="loop"),
+        _preset("gpt2", 4, seq=1024, dtype="bfloat16"),
+        _preset("gpt2", 4, seq=1024, dtype="bfloat16", attention="eager"),
+        _preset("gpt2", 16, seq=1024, dtype="bfloat16", checkpointing=1),
+        _preset("gpt2", 4, seq=1024, dtype="amp-float16"),
+        _preset("bert-base-uncased", 8, seq=512),
+        _preset("bert-base-uncased", 16, seq=512, dtype="amp-float16"),
+        _preset("bert-base-uncased", 32, seq=512, dtype="bfloat16", mode="inference"),
+        _preset("t5-base", 8, seq=512, optimizer="adafactor"),
+        _preset("whisper-small", 8, dtype="amp-bfloat16"),
+        _preset("wav2vec2-base-960h", 4),
+    )
+
+
+def _large_texts() -> tuple[Case, ...]:
+    return (
+        _config("llama-1b", _LLAMA_1B, 2, seq=2048, dtype="bfloat16"),
+        _config("llama-1b", _LLAMA_1B, 2, seq=2048, dtype="amp-bfloat16"),
+        _config("llama-1b", _LLAMA_1B, 4, seq=2048, dtype="bfloat16", checkpointing=1, optimizer_impl="fused"),
+        _config("llama-1b", _LLAMA_1B, 2, seq=2048, dtype="bfloat16", optimizer="adafactor"),
+        _config("llama-1b", _LLAMA_1B, 4, seq=2048, dtype="bfloat16", mode="inference"),
+        _config("qwen3-0.6b", _QWEN3, 2, seq=2048, dtype="bfloat16"),
+        _config("qwen3-moe", _QWEN3_MOE, 2, seq=1024, dtype="bfloat16"),
+        _config("mixtral", _MIXTRAL, 2, seq=1024, dtype="bfloat16"),
+    )
+
+
+def _vision(name: str, batch: int, **keys: object) -> Case:
+    return _case(name, f"torchvision:{name}", batch, keys)
+
+
+def _preset(key: str, batch: int, **keys: object) -> Case:
+    return _case(key, f"hf:{key}", batch, keys)
+
+
+def _config(name: str, config: dict, batch: int, **keys: object) -> Case:
+    return _case(name, f"config:{encode_config(json.dumps(config, sort_keys=True))}", batch, keys)
+
+
+def _case(model: str, arch: str, batch: int, keys: dict[str, object]) -> Case:
+    """The case of a model with these keys of the query; its name says what is not usual about it."""
+    dtype = keys.pop("dtype", "float32")
+    words = [model, f"b{batch}", dtype, *(_word(key, value) for key, value in keys.items() if key not in _SIZES)]
+    pairs = {"arch": arch, "dtype": dtype, "batch": batch, **keys}
+    return Case(name="-".join(words), query="&".join(f"{key}={value}" for key, value in pairs.items()))
+
+
+_SIZES = ("seq", "image")  # one per model: not in the case's name
+
+
+def _word(key: str, value: object) -> str:
+    return "checkpointing" if key == "checkpointing" else str(value)
+
+
+# ------------------------------------------------------------------------------------------------------------- families
+
+_ATTENDING = ("vit", "swin", "maxvit", "mvit")  # how torchvision's names with attention begin
+_DETECTING = ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "fcos", "ssd", "raft")
+_CONVOLUTIONAL_TYPES = ("convnext", "resnet", "regnet", "mobilenet", "efficientnet", "cvt", "levit", "timm")
+_OTHER_TYPES = ("mamba", "rwkv", "xlstm", "jamba", "detr")
+
+
+def family_of(request: Request) -> Family:
+    """The kind of network a request asks for, as the accuracy tables group them.
+
+    By torchvision's name or the config's `model_type`; what counts boxes or scans a state is "other".
+    """
+    if request.source == "torchvision":
+        name = request.name
+        if name.startswith(_DETECTING):
+            return "other"
+        return "transformer" if name.startswith(_ATTENDING) else "CNN"
+    kind = _model_type(request)
+    if any(word in kind for word in _OTHER_TYPES):
+        return "other"
+    return "CNN" if kind.startswith(_CONVOLUTIONAL_TYPES) else "transformer"
+
+
+def _model_type(request: Request) -> str:
+    """The config's model_type; the repository's name where the config is not at hand."""
+    from sizer.architecture.presets import find_preset
+
+    if request.source == "hub":
+        return request.name.rpartition("/")[2].lower()
+    config = find_preset(request.name).config if request.source == "hf" else json.loads(request.config or "{}")
+    return str(config.get("model_type", ""))

@@ -1,0 +1,122 @@
+"""A recorded trace fed to Sizer's allocators: every figure that the device read and the replay does not reproduce."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from sizer.device.measurement import PhaseReading
+from sizer.device.recording import Segment
+from sizer.device.records import CaseRecord
+from sizer.memory.allocator import Placement, place
+from sizer.memory.cuda import MIN_BLOCK, CudaCache
+from sizer.memory.tape import Tape
+from sizer.memory.timeline import read_timeline
+
+FIGURES = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
+
+
+class UnlikeDeviceError(Exception):
+    """The replay asked the driver for another segment than the device did."""
+
+
+class RecordedCache(CudaCache):
+    """The CUDA allocator on a driver that gives the segments that were recorded, at their addresses, and is full when it was.
+
+    Addresses are ranks with gaps between: their order decides between free blocks of one size, and segments never merge.
+    """
+
+    def __init__(self, segments: tuple[Segment, ...]):
+        super().__init__()
+        self._left = list(segments)
+        ordered = sorted(range(len(segments)), key=lambda index: segments[index].address)
+        starts = accumulate((segments[index].bytes + MIN_BLOCK for index in ordered), initial=MIN_BLOCK)
+        self._starts = dict(zip(ordered, starts, strict=False))
+        self._count = len(segments)
+        self.position = 0
+
+    def _new_segment(self, size: int) -> tuple[int, int] | None:
+        self._give_back()
+        if not self._left:
+            raise UnlikeDeviceError(f"event {self.position}: a segment of {size} bytes that the device did not need")
+        given = self._left[0]
+        if (given.position, given.bytes) != (self.position, size):
+            raise UnlikeDeviceError(
+                f"event {self.position}: a segment of {size} bytes where the device got its next of {given.bytes} "
+                f"at event {given.position}"
+            )
+        self._next_address = self._starts[self._count - len(self._left)]
+        del self._left[0]
+        return super()._new_segment(size)
+
+    def _give_back(self) -> None:
+        """Where the device gave segments back just now, all that are free go, as many bytes as there."""
+        freed = 0
+        while self._left and self._left[0].action == "free" and self._left[0].position == self.position:
+            freed += self._left.pop(0).bytes
+        if freed:
+            before = self.reserved
+            self._release_cached()
+            self.retries += 1
+            if before - self.reserved != freed:
+                raise UnlikeDeviceError(
+                    f"event {self.position}: {before - self.reserved} bytes given back where the device gave back {freed}"
+                )
+
+    def finish(self) -> None:
+        """Raises UnlikeDeviceError where the device got segments that nobody asked for here."""
+        if rest := [segment for segment in self._left if segment.action == "alloc"]:
+            raise UnlikeDeviceError(f"event {rest[0].position}: the device got {rest[0].bytes} bytes more")
+
+
+def disagreements(case: CaseRecord) -> list[str]:
+    """One text for each figure of each phase (bytes) that a case's recording, replayed, does not give; empty: all are exact.
+
+    Raises ValueError for a recording of several streams, for which the replay is not made.
+    """
+    measured = case.measured
+    tape = measured.recording
+    if tape is None:
+        return [f"{case.name}: there is no recording"]
+    try:
+        placement = _place(tape, measured.measurement.device.kind, measured.segments)
+    except UnlikeDeviceError as error:
+        return [f"{case.name}: {error}"]
+    uses = {use.phase: use for use in read_timeline(tape, placement).phases}
+    found = []
+    for reading in measured.measurement.phases:
+        if reading.phase not in uses:
+            found.append(f"{case.name}: the recording has no phase {reading.phase}")
+            continue
+        found += [f"{case.name}: {text}" for text in _unlike(reading, uses[reading.phase])]
+    return found
+
+
+def _unlike(reading: PhaseReading, use: object) -> list[str]:
+    pairs = ((name, getattr(reading, name), getattr(use, name)) for name in FIGURES)
+    return [
+        f"{reading.phase}: {name} is {replayed} in the replay and was {read} on the device"
+        for name, read, replayed in pairs
+        if read is not None and read != replayed
+    ]
+
+
+def _place(tape: Tape, kind: str, segments: tuple[Segment, ...]) -> Placement:
+    if kind != "cuda" or not segments:
+        return place(tape, kind)
+    if any(segment.stream for segment in segments):
+        raise ValueError("the recording has several streams; the replay knows one")
+    return _fill(tape, RecordedCache(segments))
+
+
+def _fill(tape: Tape, cache: RecordedCache) -> Placement:
+    taken, addresses, reserved = [0] * len(tape.sizes), [0] * len(tape.sizes), []
+    for position, event in enumerate(tape.order):
+        cache.position = position
+        if event >= 0:
+            if tape.sizes[event]:
+                addresses[event], taken[event] = cache.allocate(tape.sizes[event])
+        elif taken[~event]:
+            cache.release(addresses[~event], taken[~event])
+        reserved.append(cache.reserved)
+    cache.finish()
+    return Placement(taken=taken, reserved=reserved, retries=cache.retries, failed_at=None)
