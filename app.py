@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
+from sizer.ui import frame
+
 # Three bars under a line: memory under a capacity. Inline, so that the browser asks nobody else for it.
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><g fill="#0B63A8">'
@@ -14,8 +16,12 @@ st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
 page = st.navigation(
     [
         st.Page("pages/estimate.py", title="Size a model", icon=":material/straighten:", default=True),
+        st.Page("pages/measure.py", title="Measure", icon=":material/speed:"),
+        st.Page("pages/ledger.py", title="Ledger", icon=":material/table_view:"),
+        st.Page("pages/devices.py", title="Devices", icon=":material/memory:"),
         st.Page("pages/numbers.py", title="About the numbers", icon=":material/menu_book:"),
     ],
     position="top",
 )
+frame.enter()
 page.run()

@@ -30,14 +30,25 @@ CATEGORIES = """
 | activation | what the forward pass keeps for the backward pass |
 | temporary | made and released within a phase: intermediate results, copies in another dtype |
 | input | the batch itself and its targets |
-| workspace | scratch memory inside kernels of cuBLAS, cuDNN and attention |
+| workspace | scratch memory inside kernels: cuBLAS, cuDNN, attention, sorting, oneDNN |
 | allocator cache | reserved from the device and not in use at that moment: rounding and fragmentation |
 | outside PyTorch | the driver's context, loaded kernels, library handles |
+"""
+
+CHECKS = """
+*Measure* runs the same two steps on a real device, in a process of its own, and reads it after each phase. Each figure
+stands beside the estimate's of the same kind, with its signed error: estimated less measured, over measured, so that + is an
+estimate that was too high. Where both were recorded allocation by allocation, the page names the first operator and module
+where they part. A lack of memory is a result like any other.
+
+*Ledger* keeps every comparison, says how far off the estimates were on each device (median, worst, bias), and takes in what
+another machine measured.
 """
 
 LIMITS = """
 - **One process on one device.** Data loading, other programs and other devices are not counted.
 - **Kernels are chosen at run time.** cuDNN may pick another convolution with another workspace; the process range allows for it.
+  Under each answer, "How this was computed" names the kernels that were assumed, and why.
 - **The context is a range.** It depends on the driver, the card and which kernels get loaded. "May or may not fit" means
   that the device's memory lies inside that range.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
@@ -53,6 +64,8 @@ def show_about() -> None:
             st.markdown(f"**{measure.title}.** {measure.help}")
         st.header("How they are made", anchor=False)
         st.markdown(METHOD)
+        st.header("How they are checked", anchor=False)
+        st.markdown(CHECKS)
         st.header("What the colours stand for", anchor=False)
         st.html(legend(COLOURS))
         st.markdown(CATEGORIES)

@@ -9,10 +9,11 @@ from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.request import Request
 from sizer.ui import charts, remarks, tables
+from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
 from sizer.ui.focus import Focus, ask_focus
 from sizer.ui.headline import show_counts, show_headline
-from sizer.ui.links import show_link
+from sizer.ui.links import show_link, show_way_to_measure
 from sizer.ui.measures import Measure
 from sizer.ui.phases import PHASE_TITLES
 from sizer.units import format_bytes
@@ -34,6 +35,7 @@ def _show_estimates(request: Request, report: Report) -> Focus:
         show_headline(request, report, focus.estimate)
         remarks.show_advice(report, focus.estimate)
         remarks.say_uncounted(report)
+        show_way_to_measure(request)
     measure = tables.show_fits(report, focus.estimate)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -70,7 +72,7 @@ def _show_step(report: Report, focus: Focus) -> None:
 
 
 def _show_details(request: Request, report: Report, focus: Focus | None) -> None:
-    names = ["Phases", "Modules", "Tensors", "Assumptions", "Copy link", "Downloads"]
+    names = ["Phases", "Modules", "Tensors", "Assumptions", "How this was computed", "Copy link", "Downloads"]
     tabs = dict(zip(names, st.tabs(names, default="Phases" if focus else "Modules"), strict=True))
     with tabs["Phases"]:
         if focus is None:
@@ -83,6 +85,8 @@ def _show_details(request: Request, report: Report, focus: Focus | None) -> None
         tables.show_tensors(report.model)
     with tabs["Assumptions"]:
         remarks.show_remarks(report)
+    with tabs["How this was computed"]:
+        show_explanation(report)
     with tabs["Copy link"]:
         show_link(request)
     with tabs["Downloads"]:

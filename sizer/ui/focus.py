@@ -1,13 +1,17 @@
-"""What the page looks at within a finished report: one dtype, one batch size, one measure. Changing these computes nothing."""
+"""What the pages look at within a question or its report: one dtype, one batch size, one measure.
+
+The pages share their choice: the cell in the headline of the one is the cell that the other measures.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import streamlit as st
 
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
+from sizer.request import Request
 from sizer.ui.measures import MEASURES, Measure
 
 USUAL_BATCH = 32
@@ -25,17 +29,30 @@ def ask_focus(report: Report) -> Focus:
     """The dtype and batch size chosen with two controls in a row; the report must hold at least one estimate."""
     dtypes = list(dict.fromkeys(estimate.dtype for estimate in report.estimates))
     with st.container(horizontal=True, gap="medium"):
-        dtype = _choose("Dtype", dtypes, dtypes[0], key="focus_dtype")
+        dtype = _ask_dtype(dtypes)
         of_dtype = tuple(estimate for estimate in report.estimates if estimate.dtype == dtype)
-        batches = [estimate.batch for estimate in of_dtype]
-        batch = _choose("Batch size", batches, usual_batch(batches), key="focus_batch")
+        batch = _ask_batch([estimate.batch for estimate in of_dtype])
     return Focus(estimate=report.find(dtype, batch) or of_dtype[0], of_dtype=of_dtype)
+
+
+def ask_cell(request: Request) -> Request:
+    """The request for one dtype and one batch size of `request`, chosen with two controls side by side."""
+    dtype, batch = _ask_dtype(list(request.dtypes)), _ask_batch(list(request.batches))
+    return replace(request, dtypes=(dtype,), batches=(batch,))
+
+
+def _ask_dtype(dtypes: list[str]) -> str:
+    return choose("Dtype", dtypes, dtypes[0], key="focus_dtype")
+
+
+def _ask_batch(batches: list[int]) -> int:
+    return choose("Batch size", batches, usual_batch(batches), key="focus_batch")
 
 
 def ask_measure() -> Measure:
     """The measure chosen with one control; its label is for screen readers only."""
     titles = {key: measure.title for key, measure in MEASURES.items()}
-    key = _choose(
+    key = choose(
         "Memory", list(titles), "allocated", key="focus_measure", format_func=titles.get, label_visibility="collapsed"
     )
     return MEASURES[key]
@@ -46,15 +63,21 @@ def usual_batch(batches: list[int]) -> int:
     return max((batch for batch in batches if batch <= USUAL_BATCH), default=min(batches))
 
 
-def _choose(label: str, options: list, default: object, *, key: str, **arguments: object) -> object:
-    """One of the options; the default whenever there are other options than before, so that a link shows what its sender saw.
+def choose(label: str, options: list, default: object, *, key: str, **arguments: object) -> object:
+    """One of the options; the default whenever there are other options than before, so that a link shows what its sender saw."""
+    own_key = key_among(options, key)
+    return st.segmented_control(
+        label, options, default=default, key=own_key, required=True, persist_state="session", **arguments
+    )
 
-    Other options make another widget: a choice that the browser sent before it saw them belongs to the old one.
+
+def key_among(options: list, key: str) -> str:
+    """The key of a control with these options: another one whenever they are others than before.
+
+    A choice that the browser sent before it saw the new options belongs to the old control.
     """
     known, edition = st.session_state.get(f"{key}_options", (None, 0))
     if known != options:
         edition += 1
         st.session_state[f"{key}_options"] = (options, edition)
-    return st.segmented_control(
-        label, options, default=default, key=f"{key}_{edition}", required=True, persist_state="session", **arguments
-    )
+    return f"{key}_{edition}"

@@ -26,6 +26,7 @@ from sizer.request import (
     parse_query,
 )
 from sizer.ui.remarks import show_error
+from sizer.units import MIB
 
 SOURCES = {
     "torchvision": "torchvision",
@@ -66,13 +67,16 @@ def _name(request: Request) -> str:
     return f"{request.name}@{request.revision}" if request.revision else request.name
 
 
-def ask(torchvision_names: Sequence[str]) -> Request | None:
-    """The request that the form states; None while its model is still to be named. Raises SizerError where it is refused."""
+def ask(torchvision_names: Sequence[str], *, for_device: bool = True) -> Request | None:
+    """The request that the form states; None while its model is still to be named. Raises SizerError where it is refused.
+
+    Without `for_device` the form does not ask which device to plan for, and keeps what it was.
+    """
     name = _ask_architecture(torchvision_names)
     source = st.session_state["source"]
     values = {"mode": _choose("Work", MODES, key="mode", format_func=str.capitalize)}
     values |= _ask_sizes(source)
-    values |= _ask_work(source, values["mode"])
+    values |= _ask_work(source, values["mode"], for_device)
     if not name.strip():
         return None
     arch = encode_config(name) if source == "config" else name.strip()
@@ -103,7 +107,8 @@ def _ask_architecture(torchvision_names: Sequence[str]) -> str:
 
 
 def _ask_config() -> str:
-    st.file_uploader("Upload config.json", type=["json"], key="config_file", on_change=_take_upload)
+    limit = MAX_CONFIG_BYTES // MIB
+    st.file_uploader("Upload config.json", type=["json"], key="config_file", max_upload_size=limit, on_change=_take_upload)
     text = st.text_area(
         "or paste it",
         key="config_name",
@@ -167,15 +172,16 @@ def _forget_what_does_not_fit() -> None:
     _forget(["head", *(key for key in SIZES if key not in _sizes_of_preset())])
 
 
-def _ask_work(source: str, mode: str) -> dict[str, str]:
-    values = {}
+def _ask_work(source: str, mode: str, for_device: bool) -> dict[str, str]:
+    values = {"gpu": st.session_state["gpu"]}
     if mode == "training":
         values["optimizer"] = st.selectbox("Optimizer", OPTIMIZERS, key="optimizer", **KEEP)
         st.toggle(
             "Activation checkpointing", key="checkpointing", help="Recompute activations in the backward pass.", **KEEP
         )
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
-    values["gpu"] = st.selectbox("Device", list(GPUS), format_func=lambda key: GPUS[key].name, key="gpu", **KEEP)
+    if for_device:
+        values["gpu"] = st.selectbox("Device", list(GPUS), format_func=lambda key: GPUS[key].name, key="gpu", **KEEP)
     with st.expander("More choices"):
         if mode == "training":
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])

@@ -20,13 +20,13 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     seen = "as nvidia-smi shows it" if report.gpu.backend == "cuda" else "for the whole process"
     needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
     return (
-        f"{WORK[request.mode]} {subject(request, report)} at batch {estimate.batch}{_size(report)} in {estimate.dtype} "
+        f"{WORK[request.mode]} {subject(request, report)} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype} "
         f"needs {needs}; "
         f"{verdict(report, estimate)}."
     )
 
 
-def _size(report: Report) -> str:
+def sample_size(report: Report) -> str:
     """The size of one sample as the model really gets it; nothing where it has no such size."""
     match report.request.get("sequence_length"), report.request.get("image_size"):
         case int(tokens), _:

@@ -14,6 +14,7 @@ from sizer.request import KEYS, Request, format_query, parse_query
 DEFAULT_ARCH = "arch=torchvision:resnet50"
 LONGEST_ADDRESS = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs
 ADDRESS = "address"  # session state: the address that was last read or written
+PAGE = "page"  # session state: the page whose address that was
 OPENED = "opened"  # session state: the refusals of the link that was opened, and the request that the form made of it
 UNSEEN, AWAY = "?unseen", "?away"  # instead of an address, none of which begins with "?"
 
@@ -55,11 +56,16 @@ def read_address() -> str:
     return "&".join(f"{quote(key)}={quote(value)}" for key in params for value in params.get_all(key))
 
 
-def follow_link() -> Link | None:
-    """The link in the address bar where it is new to this session (just opened, or the browser went back); else None."""
+def follow_link(page: str = "estimate") -> Link | None:
+    """The link in the address bar where it is new to this session (just opened, or the browser went back); else None.
+
+    `page` names the page that asks. The pages share one form: coming from one to the other finds it as it was.
+    """
+    if st.session_state.get(PAGE, page) != page:
+        leave_address()
     address = read_address()
     seen = st.session_state.get(ADDRESS, UNSEEN)
-    st.session_state[ADDRESS] = address
+    st.session_state[ADDRESS], st.session_state[PAGE] = address, page
     if address == seen or (seen == AWAY and not address):
         return None
     link = read_link(address)
@@ -80,8 +86,7 @@ def keep_address(request: Request) -> tuple[Refusal, ...]:
         refusals = ()
     st.session_state[OPENED] = (refusals, first or request)
     if read_link(read_address()).request != request:
-        query = format_query(request)
-        st.query_params.from_dict(dict(parse_qsl(query)) if len(query) <= LONGEST_ADDRESS else {})
+        st.query_params.from_dict(question_of(request) or {})
         st.session_state[ADDRESS] = read_address()
     return refusals
 
@@ -100,9 +105,40 @@ def show_link(request: Request) -> None:
     st.code(_command(request), language="bash", wrap_lines=True)
 
 
-def _command(request: Request) -> str:
+def measure_command(cell: Request, device: str) -> str:
+    """The command that measures one dtype and batch on a device and leaves the result in a file that the ledger imports."""
+    return f"{_command(cell, 'measure')} --device {shlex.quote(device)} --json > measured.json"
+
+
+def _command(request: Request, word: str = "estimate") -> str:
     query = format_query(request)
     if len(query) <= LONGEST_ADDRESS:
-        return f"python -m sizer estimate {shlex.quote(query)}"
+        return f"python -m sizer {word} {shlex.quote(query)}"
     rest = "&".join(item for item in query.split("&") if _key(item) != "arch")
-    return f"python -m sizer estimate {shlex.quote(rest)} --config config.json"
+    return f"python -m sizer {word} {shlex.quote(rest)} --config config.json"
+
+
+def show_way_to_measure(request: Request) -> None:
+    """Show the link to the page that measures the cell which this page looks at."""
+    st.page_link(
+        "pages/measure.py",
+        label="Hold this estimate against a real device",
+        icon=":material/speed:",
+        query_params=question_of(request),
+    )
+
+
+def show_way_to_question(query: str) -> None:
+    """Show the link to the page that sizes what a comparison measured; nothing where a stranger's file names no question."""
+    try:
+        question = question_of(parse_query(query))
+    except RequestError:
+        return
+    if question:
+        st.page_link("pages/estimate.py", label="Its question", icon=":material/straighten:", query_params=question)
+
+
+def question_of(request: Request) -> dict[str, str] | None:
+    """The request as an address's keys and values; None where its config is too long for one."""
+    query = format_query(request)
+    return dict(parse_qsl(query)) if len(query) <= LONGEST_ADDRESS else None

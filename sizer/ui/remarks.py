@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import streamlit as st
 
 from sizer.errors import (
     BuildError,
     ConfigError,
+    DeviceError,
     HubError,
     JobError,
     Refusal,
@@ -26,13 +27,14 @@ TITLES: dict[type[SizerError], str] = {
     HubError: "The config could not be fetched from the hub",
     BuildError: "The architecture could not be built",
     TraceError: "The step could not be traced",
+    DeviceError: "This device cannot be used",
     JobError: "The estimate was not finished",
 }
 
 
-def show_error(error: SizerError) -> None:
-    """Show an error as what was given, what is allowed and what to do."""
-    title = next((TITLES[kind] for kind in type(error).__mro__ if kind in TITLES), "Something was refused")
+def show_error(error: SizerError, titles: Mapping[type[SizerError], str] = TITLES) -> None:
+    """Show an error as what was given, what is allowed and what to do, under the title of its kind."""
+    title = next((titles[kind] for kind in type(error).__mro__ if kind in titles), "Something was refused")
     with st.container(border=True):
         st.error(f"{title}.")
         if refusals := getattr(error, "refusals", ()):

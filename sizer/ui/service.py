@@ -48,6 +48,11 @@ def report_on(request: Request) -> Report | None:
 
     The last report stays with the session: looking at it from another side asks nobody.
     """
+    with st.container():  # there with progress or without, so that what follows stays in its place
+        return _report_on(request)
+
+
+def _report_on(request: Request) -> Report | None:
     query = format_query(request)
     answered, report = st.session_state.get(ANSWER, (None, None))
     if answered == query:

@@ -13,7 +13,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = Path("/usr/bin/chromium")  # Debian's; elsewhere the browser that Playwright itself has installed
@@ -25,7 +25,10 @@ ARGUMENTS = [
     "--no-first-run",
     "--disable-background-networking",
 ]
+# Nothing listens at that port: no test reaches the hub. One thread: several on a busy machine wait for each other.
+APART = {"HF_ENDPOINT": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
 START_SECONDS = 60
+PATIENCE_MS = 30_000  # for whatever the page has at hand already, on a machine that does other things too
 ANSWER_MS = 240_000  # the job server imports torch before its first answer
 
 
@@ -35,7 +38,8 @@ def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("app") / "log"
+    folder = tmp_path_factory.mktemp("app")
+    log = folder / "log"
     options = ["--server.headless=true", "--server.address=127.0.0.1", f"--server.port={port}"]
     with log.open("w") as sink:
         process = subprocess.Popen(
@@ -44,7 +48,7 @@ def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},  # nothing listens there: no test reaches the hub
+            env=os.environ | APART | {"SIZER_LEDGER": str(folder / "ledger.sqlite3")},
         )
         try:
             _wait_for(f"http://127.0.0.1:{port}/_stcore/health", process, log)
@@ -77,6 +81,7 @@ def _wait_for(address: str, process: subprocess.Popen, log: Path) -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium; one per module, because Playwright keeps an event loop running while it is open."""
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         path = str(CHROMIUM) if CHROMIUM.exists() else None
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
@@ -88,7 +93,7 @@ def browser() -> Iterator[Browser]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """A browser context of its own: no cookies, no storage, no history."""
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(PATIENCE_MS)
     yield context
     context.close()
 

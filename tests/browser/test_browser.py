@@ -35,7 +35,13 @@ def headline(page: Page, words: str) -> str:
     found = page.get_by_test_id("stHeading").filter(has_text=words)
     expect(found).to_be_visible(timeout=ANSWER_MS)
     expect(page.get_by_test_id("stTable").first).to_be_visible()
+    wait_for_the_whole(page)
     return found.inner_text()
+
+
+def wait_for_the_whole(page: Page) -> None:
+    """Wait until the run that has begun has ended: what stands further down is of the run before until then."""
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=ANSWER_MS)
 
 
 def table(page: Page) -> list[list[str]]:

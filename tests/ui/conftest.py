@@ -29,11 +29,13 @@ def install(monkeypatch: pytest.MonkeyPatch, client: ScriptedClient) -> Scripted
 
 @pytest.fixture
 def open_page() -> Iterator[Callable[..., AppTest]]:
-    """A function that opens the main page at a query given as keywords; no page may end in an exception."""
+    """A function that opens a page, the main one or one of `pages/`, at a query given as keywords; none may end in an exception."""
     pages: list[AppTest] = []
 
-    def open_at(**query: str) -> AppTest:
+    def open_at(name: str | None = None, /, **query: str) -> AppTest:
         page = AppTest.from_file(str(APP), default_timeout=30)
+        if name is not None:
+            page.switch_page(f"pages/{name}.py")
         for key, value in query.items():
             page.query_params[key] = value
         pages.append(page)

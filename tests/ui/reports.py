@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
+from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, KernelUse
 from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import CATEGORIES, AffineTape
@@ -17,6 +18,17 @@ BUFFERS = 53_120
 WIDTH_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "amp-bfloat16": 4, "amp-float16": 4}
 SAMPLE_MIB = {"float32": 88, "bfloat16": 44, "float16": 44, "amp-bfloat16": 60, "amp-float16": 60}  # activations
 INPUT_BYTES = 3 * 224 * 224
+
+EXPLANATION = Explanation(
+    rules="CUDA capability 8.0 in PyTorch 2.15",
+    kernels=(
+        KernelUse(operator="batch norm", kernel="cuDNN", why="float32, training", dtypes=("float32",), modules=53),
+        KernelUse(operator="optimizer", kernel="foreach", why="adamw", dtypes=("float32", "bfloat16"), modules=0),
+    ),
+    exact=EXACT,
+    modelled=MODELLED["cuda"],
+    allocator=ALLOCATOR["cuda"],
+)
 
 
 def report_for(request: Request, *, failures: dict[str, str] | None = None, model: Census | None = None) -> Report:
@@ -41,6 +53,7 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
         notes=["The loss is cross entropy over 1000 classes."],
         assumptions=["cuBLAS takes its default workspace of 8 MiB."],
         uncounted=["cuDNN may choose a faster convolution with a larger workspace."],
+        explanation=EXPLANATION,
     )
 
 

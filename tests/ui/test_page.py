@@ -110,6 +110,20 @@ def test_link_to_copy_says_everything(client, open_page):
         assert part in query.split("&")
 
 
+def test_a_panel_says_how_it_was_computed(client, open_page):
+    page = open_page(arch="torchvision:resnet18")
+    (panel,) = (tab for tab in page.tabs if tab.label == "How this was computed")
+    titles = [element.value for element in panel.markdown]
+    assert titles == [
+        "**Kernels, by the rules of CUDA capability 8.0 in PyTorch 2.15**",
+        "**Held inside kernels beside their tensors, at batch 1**",
+        "**Exact**",
+        "**Modelled or left out**",
+        "**Allocator**",
+    ]
+    assert "batch norm: cuDNN (float32, training), 53 modules; float32" in [element.value for element in panel.text]
+
+
 def test_refused_keys_are_named_and_the_rest_survives(client, open_page):
     page = open_page(arch="torchvision:resnet18", batch="-5", gpu="a100-80", optimizer="sgd", colour="red")
     assert client.requests == [Request(source="torchvision", name="resnet18", optimizer="sgd")]

@@ -1,0 +1,19 @@
+"""How the numbers of this report were computed: kernels, workspaces, stand-ins, what is exact and what is modelled."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from sizer.memory.explanation import sections
+from sizer.memory.report import Report
+from sizer.ui.remarks import show_lines
+
+
+def show_explanation(report: Report) -> None:
+    """Show how a report was computed, section by section; a sentence where it does not say."""
+    if report.explanation is None:
+        st.caption("This report does not say how it was computed.")
+        return
+    for section in sections(report.explanation):
+        st.markdown(f"**{section.title}**")
+        show_lines(section.lines)

@@ -1,0 +1,227 @@
+"""The ledger page: what was measured, how far the estimates were off, and each comparison on a click.
+
+Names in it may be a stranger's (an imported file): they go through st.dataframe and st.text, which show text as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from sizer.device.ledger import Filter, Ledger, LedgerRow
+from sizer.device.statistics import ErrorStatistics
+from sizer.errors import JobError
+from sizer.ui import machine, remarks
+from sizer.ui.errors_chart import FIGURES, errors_chart
+from sizer.ui.focus import key_among
+from sizer.ui.importing import ask_import
+from sizer.ui.links import show_way_to_question
+from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
+from sizer.ui.result import SIGNS, format_moment, show_comparison
+from sizer.units import GIB
+
+TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
+OPEN = "comparison"  # key of the address: the comparison that is shown whole
+EDITION = "ledger_edition"  # session state: how often a row was opened; a table that is come back to has none selected
+ALL = "all"
+HOLDS = {"within tolerance": True, "not within": False}
+EXAMPLE = "python -m sizer measure 'arch=torchvision:resnet18&image=64&dtype=float32&batch=2' --device cpu --json > measured.json"
+
+
+def show_ledger() -> None:
+    """Show one comparison where the address names it, else all of them. Raises SizerError."""
+    ledger = machine.get_ledger()
+    number = st.query_params.get(OPEN, "")
+    if number:
+        _show_one(ledger, int(number) if number.isdecimal() and len(number) < 16 else -1)
+    else:
+        _show_all(ledger)
+
+
+# ---------------------------------------------------------------------------------------------------------- one of them
+
+
+def _show_one(ledger: Ledger, number: int) -> None:
+    row = next((row for row in ledger.rows() if row.id == number), None)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button("Back to the ledger", icon=":material/arrow_back:", on_click=_close, key="ledger_back")
+        if row and machine.may_measure():
+            _offer_delete(number)
+        if row:
+            show_way_to_question(row.query)
+    comparison = ledger.comparison(number) if row else None
+    if comparison is None:
+        st.info("The ledger has no such comparison; it may have been deleted.")
+    else:
+        show_comparison(comparison)
+
+
+def _offer_delete(number: int) -> None:
+    with st.popover("Delete", icon=":material/delete:"):
+        st.markdown("The comparison is gone then, and the statistics are without it.")
+        st.button("Delete this comparison", on_click=_delete, args=(number,), key="ledger_delete")
+
+
+def _open(rows: Sequence[LedgerRow], key: str) -> None:
+    if chosen := st.session_state[key]["selection"]["rows"]:
+        st.query_params[OPEN] = str(rows[chosen[0]].id)
+        st.session_state[EDITION] += 1
+
+
+def _close() -> None:
+    st.query_params.pop(OPEN, None)
+
+
+def _delete(number: int) -> None:
+    machine.get_ledger().delete(number)
+    _close()
+
+
+# ---------------------------------------------------------------------------------------------------------- all of them
+
+
+def _show_all(ledger: Ledger) -> None:
+    place = st.container()
+    _show_import(ledger)
+    with place:
+        if ledger.rows():
+            _show_rows(ledger)
+        else:
+            _show_empty()
+
+
+def _show_empty() -> None:
+    st.info("Nothing has been held against a device yet.")
+    st.page_link("pages/measure.py", label="Measure a model on this machine", icon=":material/speed:")
+    st.markdown("or on another one, and bring the file here:")
+    st.code(EXAMPLE, language="bash", wrap_lines=True)
+
+
+def _show_import(ledger: Ledger) -> None:
+    with st.expander("Bring comparisons from another machine, or take these away", expanded=not ledger.rows()):
+        ask_import("ledger")
+        if ledger.rows():
+            with st.container(horizontal=True):
+                _offer("The ledger (CSV)", ledger.export_csv, "ledger.csv", "text/csv")
+                _offer("The ledger (JSON)", ledger.export_json, "ledger.json", "application/json")
+
+
+def _offer(label: str, make: object, name: str, mime: str) -> None:
+    st.download_button(
+        label, data=make, file_name=f"sizer-{name}", mime=mime, on_click="ignore", icon=":material/download:"
+    )
+
+
+def _show_rows(ledger: Ledger) -> None:
+    wanted = _ask_filter(ledger)
+    rows = ledger.rows(wanted)
+    if not rows:
+        st.info("No comparison in the ledger is like that. Take a filter away.")
+        return
+    held = sum(row.holds for row in rows)
+    st.markdown(f"**{len(rows):,} {'comparison' if len(rows) == 1 else 'comparisons'}**, {held:,} within tolerance")
+    _show_table(rows)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.markdown("**Signed errors of the peaks**")
+        st.altair_chart(errors_chart(rows), key="errors_chart")
+    with right:
+        st.markdown("**How far the estimates were off**")
+        _show_statistics(ledger.statistics(wanted, by_family=False))
+    st.caption(SIGNS)
+
+
+def _ask_filter(ledger: Ledger) -> Filter:
+    """The filter that the controls state."""
+    choices = ledger.choices()
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
+        text = st.text_input("Architecture", key="ledger_architecture", placeholder="a part of its name", width=220)
+        return Filter(
+            architecture=text.strip() or None,
+            device_name=_pick("Device", choices["device_name"], "device"),
+            mode=_pick("Work", choices["mode"], "mode"),
+            dtype=_pick("Dtype", choices["dtype"], "dtype"),
+            source=_pick("Source", sorted({_source(row) for row in ledger.rows()}), "source"),
+            holds=HOLDS.get(_pick("Promises", list(HOLDS), "holds")),
+        )
+
+
+def _pick(label: str, values: Sequence[str], name: str) -> str | None:
+    """One of the values, or None for all of them; with other values than before it is another widget, which starts with all."""
+    options = [ALL, *values]
+    key = key_among(options, f"ledger_{name}")
+    chosen = st.selectbox(label, options, key=key, persist_state="session", width=170)
+    return None if chosen == ALL else chosen
+
+
+def _source(row: LedgerRow) -> str:
+    """Where the architecture came from ("torchvision", "hf", ...), as the query says."""
+    items = dict(item.partition("=")[::2] for item in row.query.split("&"))
+    return items.get("arch", "").partition(":")[0] or "other"
+
+
+def _show_table(rows: Sequence[LedgerRow]) -> None:
+    key = f"ledger_table_{st.session_state.setdefault(EDITION, 0)}"
+    number = st.column_config.NumberColumn(format="%.2f")
+    st.dataframe(
+        rows_frame(rows),
+        key=key,
+        hide_index=True,
+        height=min(36 * (len(rows) + 1), 420),
+        on_select=lambda: _open(rows, key),
+        selection_mode="single-row",
+        column_config={
+            "Architecture": st.column_config.TextColumn(pinned=True),
+            "Peak, GiB": number,
+            "Estimate, GiB": number,
+            **{title: st.column_config.NumberColumn(format="%+.1f %%") for title in FIGURES},
+        },
+    )
+    st.caption("Select a row (its first column) to see the comparison whole.")
+
+
+def rows_frame(rows: Sequence[LedgerRow]) -> pd.DataFrame:
+    """The ledger's rows as the page's table: sizes in GiB, errors in percent, missing where the device has no such counter."""
+    frame = {
+        "Architecture": [row.architecture for row in rows],
+        "Held": ["✓" if row.holds else "✕" for row in rows],
+        "Work": [row.mode for row in rows],
+        "Dtype": [row.dtype for row in rows],
+        "Batch": [row.batch for row in rows],
+        "Device": [row.device_name for row in rows],
+        "Peak, GiB": [_gib(row.measured_peak_allocated_bytes) for row in rows],
+        "Estimate, GiB": [_gib(row.estimated_peak_allocated_bytes) for row in rows],
+    }
+    frame |= {title: [figure.percent(row) for row in rows] for title, figure in FIGURES.items()}
+    frame |= {"torch": [row.torch for row in rows], "Measured": [format_moment(row.measured_at) for row in rows]}
+    return pd.DataFrame(frame)
+
+
+def _gib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / GIB
+
+
+def _show_statistics(statistics: Sequence[ErrorStatistics]) -> None:
+    percent = st.column_config.NumberColumn(format="%+.2f %%")
+    frame = statistics_frame(statistics)
+    st.dataframe(frame, hide_index=True, column_config=dict.fromkeys(("Median", "Worst", "Bias"), percent))
+
+
+def statistics_frame(statistics: Sequence[ErrorStatistics]) -> pd.DataFrame:
+    """Signed errors in percent, one row per quantity and device, the peaks first."""
+    order = [*PEAKS, *TENSORS]
+    known = [row for row in statistics if row.quantity in order]
+    rows = [row for row in statistics if row.quantity not in order]
+    rows = sorted(known, key=lambda row: (row.device, order.index(row.quantity))) + rows
+    return pd.DataFrame(
+        {
+            "Figure": [quantity_title(row.quantity) for row in rows],
+            "Device": [row.device for row in rows],
+            "Count": [row.count for row in rows],
+            "Median": [100 * row.median for row in rows],
+            "Worst": [100 * row.worst for row in rows],
+            "Bias": [100 * row.bias for row in rows],
+        }
+    )

@@ -1,0 +1,47 @@
+"""The pages' way to this machine: its devices, a measurement on one of them, the ledger. Tests put others in their place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import streamlit as st
+
+from sizer.device.host import Host
+from sizer.device.inventory import find_devices
+from sizer.device.launch import MeasureJob, start
+from sizer.device.ledger import Ledger
+from sizer.device.measurement import DeviceFacts
+from sizer.request import Request, format_query
+
+MEASURING_VARIABLE = (
+    "SIZER_MEASURING"  # "off" where strangers use the app: no measuring and no deleting, all else stays
+)
+OFF = ("off", "0", "no", "false")
+KNOWN_SECONDS = 300  # how long a list of devices is believed
+
+
+def may_measure() -> bool:
+    """Whether this app may run models on its own machine, and whoever opens it may delete what was measured."""
+    return os.environ.get(MEASURING_VARIABLE, "").strip().lower() not in OFF
+
+
+def get_devices() -> tuple[DeviceFacts, ...]:
+    """The devices of this machine that a model can be measured on, with what is free on the host just now. Raises JobError."""
+    free = Host().free_bytes()
+    return tuple(replace(facts, free_bytes=free) if facts.kind == "cpu" else facts for facts in _listed())
+
+
+@st.cache_data(ttl=KNOWN_SECONDS, max_entries=1, show_spinner="Looking for this machine's devices")
+def _listed() -> tuple[DeviceFacts, ...]:
+    return tuple(facts for facts in find_devices() if facts.kind != "meta")
+
+
+def start_measurement(cell: Request, device: str) -> MeasureJob:
+    """A job that measures one cell on a device; it waits while another session's measurement runs. Raises RequestError."""
+    return start(format_query(cell, complete=True), device)
+
+
+def get_ledger() -> Ledger:
+    """The ledger of this machine's user."""
+    return Ledger()

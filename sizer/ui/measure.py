@@ -1,0 +1,174 @@
+"""The measure page: which cell on which device, what that will take, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from sizer.device.comparison import Comparison, gpu_of
+from sizer.device.measurement import DeviceFacts
+from sizer.errors import DeviceError, JobError
+from sizer.memory.estimate import Estimate
+from sizer.memory.gpus import GPUS
+from sizer.memory.report import Report
+from sizer.request import Request, format_query
+from sizer.ui import machine, remarks, service
+from sizer.ui.focus import ask_cell, choose
+from sizer.ui.headline import WORK, sample_size, subject
+from sizer.ui.importing import ask_import
+from sizer.ui.links import measure_command
+from sizer.ui.measuring import run_measurement, working
+from sizer.ui.result import show_comparison
+from sizer.units import MIB, format_bytes
+
+WISH = "measure_wish"  # session state: the question whose button was pressed, until its run begins
+RESULT = "measure_result"  # session state: a comparison, and the question that was on the page when it came
+PYTORCH_BYTES = 500 * MIB  # of a process that has imported torch, torchvision and transformers, without mapped files
+ELSEWHERE = "cuda:0"
+HOST_KINDS = ("cpu", "mps")  # their memory is the machine's own: running out of it takes everything down
+
+TITLES = remarks.TITLES | {JobError: "The measurement was not finished"}
+
+Question = tuple[str, str]  # a cell's query and a device
+
+NO_ACCELERATOR = (
+    "PyTorch finds no accelerator on this machine, so what can be measured here is its CPU. To hold the estimate against a "
+    "GPU, measure on a machine that has one and bring the result here."
+)
+SWITCHED_OFF = (
+    "Measuring is switched off in this app, which is open to others. What was measured elsewhere can be brought here."
+)
+
+
+def show_measure(request: Request) -> None:
+    """Show what can be measured, the run where it is asked for, and what came of it. Raises SizerError."""
+    devices = machine.get_devices() if machine.may_measure() else ()
+    with st.container(horizontal=True, gap="medium"):
+        cell = ask_cell(request)
+        facts = _ask_device(devices)
+    question = (format_query(cell), facts.device if facts else "")
+    here, below = st.container(), st.container()
+    _measure_elsewhere(cell, question, alone=all(facts.kind == "cpu" for facts in devices))
+    with here:
+        _measure_here(cell, facts, question, wished=st.session_state.pop(WISH, None) == question)
+    asked, comparison = st.session_state.get(RESULT, (None, None))
+    if asked == question:
+        with below:
+            _show_result(comparison)
+
+
+def _ask_device(devices: tuple[DeviceFacts, ...]) -> DeviceFacts | None:
+    """The device to measure on, an accelerator unless another is chosen; None where there is none."""
+    if not devices:
+        return None
+    known = {facts.device: facts for facts in devices}
+    first = next((name for name, facts in known.items() if facts.kind != "cpu"), devices[0].device)
+    return known[choose("Measure on", list(known), first, key="measure_device")]
+
+
+def _measure_here(cell: Request, facts: DeviceFacts | None, question: Question, *, wished: bool) -> None:
+    """Say what the measurement will take, offer the button, and run it where that was pressed."""
+    if facts is None:
+        st.info(SWITCHED_OFF if not machine.may_measure() else NO_ACCELERATOR)
+        return
+    report = service.report_on(_for_device(cell, facts))
+    if report is None:  # the reader has stopped it
+        return
+    remarks.show_failures(report)
+    if not report.estimates:
+        st.info("There is no estimate to hold a measurement against.")
+        return
+    st.text(what_it_takes(cell, report, facts))
+    lack = lack_of_memory(report.estimates[0], facts)
+    if lack:
+        st.warning(lack)
+    refused = bool(lack) and facts.kind in HOST_KINDS
+    place = st.empty()
+    if wished and not refused:
+        _run(place, cell, question)
+    place.button(
+        "Measure",
+        key="measure",
+        type="primary",
+        icon=":material/speed:",
+        on_click=_wish,
+        args=(question,),
+        disabled=refused,
+    )
+
+
+def _wish(question: Question) -> None:
+    st.session_state[WISH] = question
+    st.session_state.pop(RESULT, None)
+
+
+def _run(place: DeltaGenerator, cell: Request, question: Question) -> None:
+    with working(place, "Measuring") as line:
+        comparison = run_measurement(cell, question[1], line)
+    st.session_state[RESULT] = (question, comparison)
+    try:
+        machine.get_ledger().add(comparison)
+    except JobError as error:
+        remarks.show_error(error, {JobError: "The measurement is below, but could not be kept"})
+
+
+def _for_device(cell: Request, facts: DeviceFacts) -> Request:
+    """The cell for a device of this machine, as far as the catalogue knows it."""
+    try:
+        key = gpu_of(facts).key
+    except DeviceError:
+        return cell
+    return replace(cell, gpu=key) if key in GPUS else cell
+
+
+def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
+    """What will be run where, and what the estimate says that it takes, as plain text."""
+    estimate = report.estimates[0]
+    model = subject(cell, report).replace("\\", "")
+    work = f"{WORK[cell.mode]} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
+    free = f", {format_bytes(facts.free_bytes)} free" if facts.free_bytes is not None else ""
+    peak, process = format_bytes(estimate.peak_allocated_bytes), format_bytes(_process_bytes(estimate, facts))
+    return (
+        f"{work}, two whole steps on {facts.device} ({facts.name}{free}). "
+        f"The estimate: {peak} allocated at the peak, about {process} for the whole process."
+    )
+
+
+def _process_bytes(estimate: Estimate, facts: DeviceFacts) -> int:
+    """What the process will take of the device, on a host with PyTorch itself."""
+    return estimate.process_bytes + (PYTORCH_BYTES if facts.kind in HOST_KINDS else 0)
+
+
+def lack_of_memory(estimate: Estimate, facts: DeviceFacts) -> str:
+    """Why the device cannot hold the work, in our own words; nothing where it may."""
+    there = facts.total_bytes if facts.free_bytes is None else facts.free_bytes
+    on_host = facts.kind in HOST_KINDS
+    needs = _process_bytes(estimate, facts) if on_host else estimate.peak_allocated_bytes
+    if there is None or needs <= there:
+        return ""
+    lack = f"This needs {format_bytes(needs)} where {format_bytes(there)} are free"
+    if on_host:
+        return f"{lack}: it is not run here, the whole machine would suffer. Choose a smaller batch or another dtype."
+    return f"{lack}: expect it to run out of memory. That is a result too, and harms nothing."
+
+
+def _measure_elsewhere(cell: Request, question: Question, *, alone: bool) -> None:
+    """The command for another machine and the way back for its result; in the open where there is nothing better to show."""
+    empty = st.session_state.get(RESULT, (None, None))[0] != question
+    if alone and question[1] and empty:
+        st.info(NO_ACCELERATOR)
+    with st.expander("On another machine", expanded=alone and empty):
+        st.markdown("**Measure this very question there**, where Sizer, torch, torchvision and transformers are:")
+        st.code(measure_command(cell, ELSEWHERE), language="bash", wrap_lines=True)
+        imported = ask_import("measure")
+    if imported and imported.added:
+        comparison = machine.get_ledger().comparison(imported.added[0])
+        st.session_state[RESULT] = (question, comparison)
+
+
+def _show_result(comparison: Comparison) -> None:
+    show_comparison(comparison)
+    st.page_link("pages/ledger.py", label="All comparisons are in the ledger", icon=":material/table_view:")
+    st.divider()

@@ -1,0 +1,68 @@
+"""Our own words for the figures of a comparison. A comparison may come from a stranger's file: nothing of its text is in them."""
+
+from __future__ import annotations
+
+import re
+
+from sizer.device.comparison import Row
+from sizer.device.measurement import DeviceFacts
+from sizer.ui.palette import MARKS
+from sizer.ui.phases import PHASE_TITLES
+
+PEAKS = {
+    "peak_allocated_bytes": "peak allocated",
+    "peak_reserved_bytes": "peak reserved",
+    "process_bytes": "process, as the driver says",
+}
+TENSORS = {
+    "weights_bytes": "weights",
+    "buffers_bytes": "buffers",
+    "inputs_bytes": "inputs",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "activations_bytes": "activations after forward",
+}
+OF_PHASE = {
+    "allocated_bytes": "allocated at its end",
+    "peak_allocated_bytes": "peak inside",
+    "reserved_bytes": "reserved at its end",
+}
+OTHER = "another figure"
+_DEVICE = re.compile(r"cpu|mps|(cuda|xpu):\d{1,3}", re.ASCII)
+
+
+def quantity_title(quantity: str) -> str:
+    """What the pages call a quantity of a comparison."""
+    if quantity in PEAKS or quantity in TENSORS:
+        return (PEAKS | TENSORS)[quantity]
+    parts = quantity.split(".")
+    if len(parts) == 3 and parts[1] in PHASE_TITLES and parts[2] in OF_PHASE:
+        return f"{PHASE_TITLES[parts[1]]}: {OF_PHASE[parts[2]]}"
+    return OTHER
+
+
+def device_title(facts: DeviceFacts) -> str:
+    """What PyTorch calls a device ("cuda:0"), "a device" where that is no such word."""
+    return facts.device if _DEVICE.fullmatch(facts.device) else "a device"
+
+
+def format_error(error: float | None) -> str:
+    """A signed fraction as a percentage ("+0.4 %", its space one that does not break); "–" where there is none."""
+    if error is None:
+        return "–"
+    if error == 0:
+        return "0\N{NO-BREAK SPACE}%"
+    percent, sign = abs(100 * error), "+" if error > 0 else "−"
+    size = "<0.01" if percent < 0.01 else f"{percent:,.{2 if percent < 0.1 else 1}f}"
+    return f"{sign}{size}\N{NO-BREAK SPACE}%"
+
+
+def format_difference(size_bytes: int) -> str:
+    """A signed difference in bytes ("+1,024"), "0" where there is none."""
+    return f"{size_bytes:+,}".replace("-", "−") if size_bytes else "0"
+
+
+def marked_error(row: Row) -> str:
+    """A row's error with the mark of what it was promised to be: ✓ holds, ✕ does not, no mark where nothing is promised."""
+    mark = "" if row.holds is None else f"{MARKS[row.holds]}\N{NO-BREAK SPACE}"
+    return f"{mark}{'exact' if row.error == 0 else format_error(row.error)}"
