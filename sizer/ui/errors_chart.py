@@ -14,6 +14,7 @@ from sizer.ui.palette import INK
 # Okabe and Ito's colours that stand out on white and near-black, in the order of the devices' first appearance.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ROW_HEIGHT = 90
+FRAME_HEIGHT, LEGEND_HEIGHT = 60, 22  # of the axis below, and of each device above: Streamlit's height holds them too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def errors_chart(rows: Sequence[LedgerRow]) -> alt.LayerChart:
     return (
         alt.layer(zero, dots)
         .properties(
-            height=ROW_HEIGHT * max(len(present), 1),
+            height=ROW_HEIGHT * max(len(present), 1) + FRAME_HEIGHT + LEGEND_HEIGHT * len(devices),
             description="Signed errors of the estimated peaks, in percent of what was measured",
         )
         .configure_view(stroke=None)
