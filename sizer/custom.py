@@ -18,6 +18,7 @@ from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
 from sizer.request import MODES, OPTIMIZERS
 from sizer.tracing.device import Device
+from sizer.tracing.explain import explain, formulas
 from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
@@ -68,7 +69,7 @@ def size_module(
     work = Work(mode=mode, dtype=dtype, optimizer=optimizer)
     tape = trace(blueprint, module, work, batch=batch, device=device)
     census = take_census(module, name=blueprint.name)
-    return _report(tape, census, dtype=dtype, gpu=target, mode=mode, assumptions=tuple(device.choices))
+    return _report(tape, census, dtype=dtype, gpu=target, mode=mode, device=device, optimizer=optimizer)
 
 
 def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2) -> Report:
@@ -101,10 +102,12 @@ def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb",
     census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
     tape = recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes))
     dtype = _dtype(roots[0]) if roots else "float32"
-    return _report(tape, census, dtype=dtype, gpu=target, mode="training", assumptions=tuple(device.choices))
+    return _report(tape, census, dtype=dtype, gpu=target, mode="training", device=device)
 
 
-def _report(tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, assumptions: tuple[str, ...]) -> Report:
+def _report(
+    tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, device: Device, optimizer: str | None = None
+) -> Report:
     return build_report(
         query="",
         versions=versions(),
@@ -113,7 +116,9 @@ def _report(tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, assu
         batches=[tape.batch],
         gpu=gpu,
         mode=mode,
-        assumptions=assumptions,
+        assumptions=tuple(device.choices),
+        explanation=explain(device, dtypes=[dtype], optimizer=optimizer if mode == "training" else None),
+        formulas=formulas(device),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from sizer.memory.estimate import Estimate
+from sizer.memory.explanation import sections
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.units import format_bytes, format_count
@@ -16,6 +17,14 @@ def format_report(report: Report) -> str:
     """The report as lines of text: the answer in a sentence, all dtypes and batches, the peak, what was assumed."""
     parts = (_model(report), _headline(report), _estimates(report), _peaks(report), _largest(report), _remarks(report))
     return to_printable("\n\n".join("\n".join(lines) for part in parts if (lines := list(part))))
+
+
+def format_explanation(report: Report) -> str:
+    """How a report was computed, as sections of lines; a sentence where the report does not say."""
+    if report.explanation is None:
+        return "This report does not say how it was computed."
+    parts = ("\n".join([f"{one.title}:", *(f"  {line}" for line in one.lines)]) for one in sections(report.explanation))
+    return to_printable("\n\n".join(["How this was computed", *parts]))
 
 
 def to_printable(text: str) -> str:

@@ -16,6 +16,9 @@ from sizer.memory.timeline import Timeline, running_bytes
 Fits = bool | Literal["uncertain"]
 
 LARGEST_BATCH = 2**20
+# Operators whose workspaces only a closed library (cuDNN) knows: what a tape holds for them is a model, the rest are formulas
+# read in PyTorch's source. `scratch_cuda.MODELLED` is the same list, by function.
+CLOSED_KERNELS = ("aten.convolution", "aten._cudnn_rnn", "aten._scaled_dot_product_cudnn_attention")
 _WORKSPACE = CATEGORIES.index("workspace")
 
 
@@ -46,9 +49,9 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     `process_bytes` is what nvidia-smi would show: the allocator's peak reserved bytes plus the device's context. On MPS
     it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
 
-    The range is provisional until it is measured on the devices themselves. Its low end leaves out the workspaces of
-    cuBLAS, cuDNN and other kernels that are modelled, at their largest, and takes the smallest context; its high end
-    counts them once more and takes the largest context. `fits` is True where the high end fits the device's memory,
+    The range is provisional until it is measured on the devices themselves. Its low end leaves out the workspaces that
+    are modelled (CLOSED_KERNELS), at their largest, and takes the smallest context; its high end counts them once more
+    and takes the largest context. `fits` is True where the high end fits the device's memory,
     False where the low end does not, else "uncertain"; each is a replay that may give cached memory back and try again,
     as the device would.
 
@@ -56,7 +59,7 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     with `out_of_memory` saying what would fail on this one.
     """
     roomy = replay(tape, backend=gpu.backend, expandable_segments=expandable_segments)
-    workspace = _workspace_bytes(tape)
+    workspace = _modelled_bytes(tape)
     timeline = _timeline_on(tape, gpu, roomy, expandable_segments)
     easily = roomy.peak_reserved_bytes + workspace + gpu.context_high_bytes <= gpu.total_bytes
     return Fit(
@@ -91,14 +94,14 @@ def largest_batch(
     """
     known = known or {}
     capacity = gpu.total_bytes - gpu.context_high_bytes
-    bound = _batch_bound(tape, capacity, with_workspace=True)
+    bound = _batch_bound(tape, capacity, with_modelled=True)
     sure = _search(
         lambda batch: _surely(tape.at(batch), gpu, expandable_segments),
         bound,
         {batch: fits is True for batch, fits in known.items()},
         start=_first_guess(tape, bound, capacity, gpu, expandable_segments),
     )
-    ceiling = _batch_bound(tape, gpu.total_bytes - gpu.context_low_bytes, with_workspace=False)
+    ceiling = _batch_bound(tape, gpu.total_bytes - gpu.context_low_bytes, with_modelled=False)
     possible = _search(
         lambda batch: _possibly(tape.at(batch), gpu, expandable_segments),
         ceiling,
@@ -132,15 +135,15 @@ def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: boo
 
 
 def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work runs with the largest context and the largest workspace once more beside it."""
-    capacity = gpu.total_bytes - gpu.context_high_bytes - _workspace_bytes(tape)
+    """Whether the work runs with the largest context and the largest modelled workspace once more beside it."""
+    capacity = gpu.total_bytes - gpu.context_high_bytes - _modelled_bytes(tape)
     return capacity > 0 and place(tape, gpu.backend, capacity, expandable_segments).failed_at is None
 
 
 def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work runs without workspaces beside the smallest context."""
+    """Whether the work runs without modelled workspaces beside the smallest context."""
     capacity = gpu.total_bytes - gpu.context_low_bytes
-    return place(_without_workspace(tape), gpu.backend, capacity, expandable_segments).failed_at is None
+    return place(_without_modelled(tape), gpu.backend, capacity, expandable_segments).failed_at is None
 
 
 def _search(holds: Callable[[int], bool], bound: int, known: Mapping[int, bool], *, start: int) -> int:
@@ -173,9 +176,9 @@ def _first_guess(tape: AffineTape, bound: int, capacity: int, gpu: Gpu, expandab
     return max(1, bound * (capacity - fixed) // max(reserved - fixed, 1)) if reserved > capacity > fixed else bound
 
 
-def _batch_bound(tape: AffineTape, capacity: int, *, with_workspace: bool) -> int:
+def _batch_bound(tape: AffineTape, capacity: int, *, with_modelled: bool) -> int:
     """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits."""
-    counted = [with_workspace or category != _WORKSPACE for category in tape.categories]
+    counted = [with_modelled or not modelled for modelled in _modelled(tape)]
     constants = running_bytes(tape.order, [a * keep for a, keep in zip(tape.constant, counted, strict=True)])
     slopes = running_bytes(tape.order, [b * keep for b, keep in zip(tape.per_item, counted, strict=True)])
     bound = LARGEST_BATCH
@@ -195,15 +198,22 @@ def _reason(sure: int, possible: int, gpu: Gpu) -> str:
     return ""
 
 
-def _workspace_bytes(tape: Tape) -> int:
-    """The most bytes of workspace alive at any time."""
-    kept = [size * (category == _WORKSPACE) for size, category in zip(tape.sizes, tape.categories, strict=True)]
+def _modelled(tape: Tape | AffineTape) -> list[bool]:
+    """Per block whether it is a workspace whose size is a model."""
+    closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
+    return [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
+
+
+def _modelled_bytes(tape: Tape) -> int:
+    """The most bytes of modelled workspace alive at any time."""
+    kept = [size * modelled for size, modelled in zip(tape.sizes, _modelled(tape), strict=True)]
     return max(accumulate((kept[event] if event >= 0 else -kept[~event] for event in tape.order), initial=0))
 
 
-def _without_workspace(tape: Tape) -> Tape:
-    """The tape with workspaces of 0 bytes, which take nothing; the tape itself where it has none."""
-    if _WORKSPACE not in tape.categories:
+def _without_modelled(tape: Tape) -> Tape:
+    """The tape with modelled workspaces of 0 bytes, which take nothing; the tape itself where it has none."""
+    modelled = _modelled(tape)
+    if not any(modelled):
         return tape
-    sizes = [size * (category != _WORKSPACE) for size, category in zip(tape.sizes, tape.categories, strict=True)]
+    sizes = [0 if skip else size for size, skip in zip(tape.sizes, modelled, strict=True)]
     return replace(tape, sizes=array("q", sizes))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from sizer.memory.census import Census, ModuleRow
 from sizer.memory.codec import DecodeError, decode, encode, json_names
 from sizer.memory.estimate import Estimate, estimate_tape
+from sizer.memory.explanation import Explanation, Formula, explain_workspaces
 from sizer.memory.fit import Fits, MaxBatch, largest_batch, largest_traced_batch
 from sizer.memory.gpus import Gpu
 from sizer.memory.table import write_csv
@@ -29,7 +30,7 @@ class Report:
 
     `failures` says per dtype why its step could not be traced. `request` echoes the query's values as understood.
     `notes` are facts about this answer, `assumptions` what was chosen (kernels, backends), `uncounted` what is
-    missing.
+    missing; `explanation` says how it was all computed.
     """
 
     schema: int = SCHEMA
@@ -44,6 +45,7 @@ class Report:
     notes: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
+    explanation: Explanation | None = None
 
     def find(self, dtype: str, batch: int) -> Estimate | None:
         """The estimate of a dtype at a batch size, None where there is none."""
@@ -92,12 +94,15 @@ def build_report(
     assumptions: Iterable[str] = (),
     uncounted: Iterable[str] = (),
     expandable_segments: bool = False,
+    explanation: Explanation | None = None,
+    formulas: Mapping[str, Formula] | None = None,
 ) -> Report:
     """The report (bytes) of every dtype and batch, from what was counted and traced.
 
     `tapes` holds per dtype one tape for all batches, or a tape per batch where the model is not affine in it; the
     batches of such a dict that were not asked for are left out. What the tracer assumed (`stand_ins`) is added to
-    `uncounted`.
+    `uncounted`. The workspaces on the tapes, at the first batch that each dtype has, and their `formulas` by operator
+    complete the `explanation`.
     """
     batches, estimates, max_batch, all_notes, stand_ins = tuple(batches), [], [], list(notes), []
     done: dict[int, _Answer] = {}  # dtypes may share a tape: float16 often has bfloat16's
@@ -124,7 +129,35 @@ def build_report(
         notes=tuple(dict.fromkeys(all_notes)),
         assumptions=tuple(assumptions),
         uncounted=tuple(dict.fromkeys([*uncounted, *stand_ins])),
+        explanation=_complete(explanation, tapes, batches, formulas, stand_ins),
     )
+
+
+def _complete(
+    explanation: Explanation | None,
+    tapes: Mapping[str, Tapes],
+    batches: tuple[int, ...],
+    formulas: Mapping[str, Formula] | None,
+    stand_ins: list[str],
+) -> Explanation | None:
+    """The explanation with what the tapes say: workspaces and stand-ins."""
+    if explanation is None:
+        return None
+    found = {dtype: tape for dtype, work in tapes.items() if (tape := _first_tape(work, batches)) is not None}
+    return replace(
+        explanation,
+        workspaces=explain_workspaces(found, formulas),
+        stand_ins=tuple(dict.fromkeys(stand_ins)),
+    )
+
+
+def _first_tape(work: Tapes, batches: tuple[int, ...]) -> Tape | None:
+    for batch in batches:
+        try:
+            return work.at(batch) if isinstance(work, AffineTape) else work[batch]
+        except (ValueError, KeyError):
+            continue
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class Autocast:
         if not _eligible(value) or value.dtype == dtype:
             return value
         cacheable = dtype == self.dtype and value.dtype == torch.float32 and value.requires_grad and value.is_leaf
-        if not cacheable or value._is_view():
+        if not cacheable or value._is_view() or not torch.is_autocast_cache_enabled():
             return value.to(dtype)
         entry = self._cache.get(id(value))
         if entry is None:
@@ -62,6 +62,10 @@ class Autocast:
         if self._nesting == 0:
             self._cache.clear()
         self._set(*before)
+
+    def clear_cache(self) -> None:
+        """Drops the cast weights, as torch.clear_autocast_cache() does at any time."""
+        self._cache.clear()
 
     def _set(self, enabled: bool, dtype: torch.dtype) -> None:
         self.enabled, self.dtype = enabled, dtype
@@ -84,17 +88,18 @@ class Autocast:
                 self._set(False, self.dtype)
 
     def _register(self, library: torch.library.Library) -> None:
-        on_cpu = self._kind == "cpu"
-        tables: list[tuple[list[str], Callable[..., Callable[..., Any]]]] = [
-            (lists.CPU_LOWER_PRECISION if on_cpu else lists.LOWER_PRECISION, self._lower_precision),
-            (lists.CPU_FLOAT32 if on_cpu else lists.FLOAT32, self._float32),
-            ([] if on_cpu else lists.FLOAT32_SET_DTYPE, self._float32_set_dtype),
-            (lists.CPU_PROMOTE if on_cpu else lists.PROMOTE, self._promote),
-        ]
+        tables = {
+            "cuda": (lists.LOWER_PRECISION, lists.FLOAT32, lists.FLOAT32_SET_DTYPE, lists.PROMOTE, lists.BANNED),
+            "mps": (lists.MPS_LOWER_PRECISION, lists.MPS_FLOAT32, (), lists.MPS_PROMOTE, ()),
+            "cpu": (lists.CPU_LOWER_PRECISION, lists.CPU_FLOAT32, (), lists.CPU_PROMOTE, ()),
+        }[self._kind]
+        policies: tuple[Callable[..., Callable[..., Any]], ...] = (
+            self._lower_precision, self._float32, self._float32_set_dtype, self._promote, self._banned,
+        )  # fmt: skip
         _fall_through_elsewhere()
-        for names, policy in tables:
+        for names, policy in zip(tables, policies, strict=True):
             for name in names:
-                operator = _operator(name, key="AutocastCPU" if on_cpu else "AutocastCUDA")
+                operator = _operator(name, key=f"Autocast{self._kind.upper()}")
                 if operator is not None:
                     library.impl(name, self._outside_autocast(policy(operator)), _KEY)
 
@@ -107,16 +112,14 @@ class Autocast:
 
     def _lower_precision(self, operator: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            return operator(
-                *[self.cast(self.dtype, a) for a in args], **{k: self.cast(self.dtype, v) for k, v in kwargs.items()}
-            )
+            return _call(operator, args, kwargs, lambda value: self.cast(self.dtype, value))
 
         return kernel
 
     def _float32(self, operator: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             cast = lambda value: self.cast(torch.float32, value)  # noqa: E731
-            return operator(*[cast(a) for a in args], **{k: cast(v) for k, v in kwargs.items()})
+            return _call(operator, args, kwargs, cast)
 
         return kernel
 
@@ -138,7 +141,16 @@ class Autocast:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             wide = any(t.dtype == torch.float32 for t in _float_tensors((args, tuple(kwargs.values()))))
             cast = lambda value: self.cast(torch.float32 if wide else self.dtype, value)  # noqa: E731
-            return operator(*[cast(a) for a in args], **{k: cast(v) for k, v in kwargs.items()})
+            return _call(operator, args, kwargs, cast)
+
+        return kernel
+
+    def _banned(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError(
+                "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA refuses them; use "
+                "binary_cross_entropy_with_logits or BCEWithLogitsLoss"
+            )
 
         return kernel
 
@@ -156,19 +168,29 @@ class Autocast:
             if device_type not in state.device_types:
                 return start(self, device_type, dtype, enabled, cache_enabled)
             self.device, self.fast_dtype, self._enabled = device_type, dtype or state.dtype, enabled
+            self._cache_enabled = torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
             return None
 
         def new_enter(self):  # type: ignore[no-untyped-def]
             if self.device not in state.device_types:
                 return enter(self)
+            self.prev_cache_enabled = torch.is_autocast_cache_enabled()
             self._before = state.enter(self._enabled, self.fast_dtype)
+            torch.set_autocast_cache_enabled(self._cache_enabled)
             return self
 
         def new_leave(self, *exc):  # type: ignore[no-untyped-def]
             if self.device not in state.device_types:
                 return leave(self, *exc)
             state.leave(self._before)
+            torch.set_autocast_cache_enabled(self.prev_cache_enabled)
             return False
+
+        clear = torch.clear_autocast_cache
+
+        def new_clear() -> None:
+            clear()
+            state.clear_cache()
 
         mine = lambda device: device in state.device_types  # noqa: E731
         answers = {
@@ -182,10 +204,19 @@ class Autocast:
             (original, "__init__", new_start),
             (original, "__enter__", new_enter),
             (original, "__exit__", new_leave),
+            (torch, "clear_autocast_cache", new_clear),
             *((torch, name, answer) for name, answer in answers.items()),
             (torch.amp, "is_autocast_available", lambda d: mine(d) or is_available(d)),
             (torch.amp.autocast_mode, "is_autocast_available", lambda d: mine(d) or is_available(d)),
         ]
+
+
+def _call(operator: Any, args: tuple, kwargs: dict, cast: Callable[[Any], Any]) -> Any:
+    """The operator of the arguments cast, the last one first: so does the C++ of PyTorch's Linux builds evaluate them, and
+    autograd runs the casts' gradients in the opposite order."""
+    keywords = {name: cast(value) for name, value in reversed(kwargs.items())}
+    positional = [cast(value) for value in reversed(args)]
+    return operator(*reversed(positional), **keywords)
 
 
 def _eligible(value: Any) -> bool:

@@ -17,8 +17,10 @@ LOWER_PRECISION = names("""
     conv_transpose3d.input convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul
     einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
     _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
-    scaled_dot_product_attention
+    scaled_dot_product_attention _cudnn_rnn
 """)
+# CUDA: refused.
+BANNED = names("binary_cross_entropy")
 # CUDA: run in float32.
 FLOAT32 = names("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
@@ -65,4 +67,24 @@ CPU_FLOAT32 = names("""
 """)
 CPU_PROMOTE = names("""
     stack cat index_copy
+""")
+# MPS: run in the autocast dtype.
+MPS_LOWER_PRECISION = names("""
+    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input convolution
+    _mps_convolution prelu addmm addmv addr matmul einsum mm mv linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
+    lstm_cell scaled_dot_product_attention
+""")
+# MPS: run in float32, sums and softmax too, whatever dtype they are asked for.
+MPS_FLOAT32 = names("""
+    conv_transpose3d.input acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm
+    frobenius_norm.dim nuclear_norm nuclear_norm.dim batch_norm cosine_similarity poisson_nll_loss
+    cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
+    margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp prod prod.dim_int softmax.int log_softmax.int
+    cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
+""")
+# MPS: run in the widest dtype of the arguments.
+MPS_PROMOTE = names("""
+    addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put tensordot scatter_add
 """)

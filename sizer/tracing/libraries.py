@@ -1,25 +1,75 @@
-"""Memory that libraries keep once they are used.
+"""Memory that cuBLAS takes from PyTorch's allocator, by PyTorch's version.
 
-Source: aten/src/ATen/cuda/CublasHandlePool.cpp, PyTorch 2.11 to 2.15.
+Source: aten/src/ATen/cuda/CublasHandlePool.cpp, CUDABlas.cpp (CublasLtWorkspace) and native/cuda/Blas.cpp
+(isInputCompliesAddmmCudaLt), read in their versions from 2.11 to 2.15 and, for 2.11.0 and 2.15.0, in the binaries themselves:
+
+| PyTorch      | cuBLAS                                   | cuBLASLt                        | 32 MiB on capability |
+|---|---|---|---|
+| 2.11         | one per thread, from first use to the end | 1 MiB of its own, kept likewise | 9.0                  |
+| 2.12 to 2.14 | the same                                  | shares it                       | 9 to 12              |
+| 2.15 on      | for the time of each call                 | 1 MiB for the time of each call | 9 to 12              |
+
+Elsewhere cuBLAS takes 8,519,680 bytes. 2.12 is taken to be as 2.13, whose source was read.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 
 _aten = torch.ops.aten
 
 DEFAULT_WORKSPACE = 8_519_680  # parseChosenWorkspaceSize: ":4096:2:16:8" = 4096 KiB * 2 + 16 KiB * 8
-HOPPER_WORKSPACE = 32 * 2**20  # the same for compute capability 9.0 and newer majors
+LARGE_WORKSPACE = 32 * 2**20
+LT_WORKSPACE = 2**20  # parseCUDABlasLtWorkspaceSize: 1024 KiB
 
-WORKSPACE_USERS = frozenset(
-    {
-        _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default,
-        _aten.mv.default, _aten.dot.default, _aten.addbmm.default,
-    }
-)  # fmt: skip
+Version = tuple[int, int]
+Capability = tuple[int, int]
+
+_BIASED = frozenset({_aten.addmm.default, _aten._addmm_activation.default})
+WORKSPACE_USERS = _BIASED | {
+    _aten.mm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default, _aten.mv.default,
+    _aten.dot.default, _aten.addbmm.default,
+}  # fmt: skip
 
 
-def cublas_workspace_bytes(capability: tuple[int, int] | None) -> int:
-    """The workspace in bytes that one cuBLAS handle (one per thread and stream) takes at its first use; cuBLASLt shares it."""
-    return HOPPER_WORKSPACE if capability is not None and capability[0] >= 9 else DEFAULT_WORKSPACE
+def installed_version() -> Version:
+    """The installed PyTorch's (major, minor)."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blas:
+    """Workspaces in bytes of a thread's cuBLAS handle; `kept` from the first use to the end, else for the time of a call.
+    `lt_size` is what cuBLASLt takes, None where it shares the handle's."""
+
+    size: int
+    lt_size: int | None
+    kept: bool
+
+    def needs(self, func: object, args: tuple, out: Tensor) -> tuple[int, ...]:
+        """The workspaces (bytes) that a matrix product works in: the handle's, cuBLASLt's or both; empty ones need none."""
+        if out.numel() == 0:
+            return ()
+        light = self.lt_size is not None and func in _BIASED and uses_lt(*args[:3])
+        if self.kept:  # a cuBLASLt handle is a cuBLAS handle, which brings its own workspace along
+            return (self.size, self.lt_size) if light else (self.size,)  # type: ignore[return-value]
+        return (self.lt_size,) if light else (self.size,)  # type: ignore[return-value]
+
+
+def blas_of(capability: Capability, version: Version) -> Blas:
+    """What cuBLAS takes on a device of this capability in this version of PyTorch."""
+    large = capability == (9, 0) if version < (2, 12) else 9 <= capability[0] <= 12
+    own_lt = version < (2, 12) or version >= (2, 15)
+    size = LARGE_WORKSPACE if large else DEFAULT_WORKSPACE
+    return Blas(size=size, lt_size=LT_WORKSPACE if own_lt else None, kept=version < (2, 15))
+
+
+def uses_lt(bias: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Whether bias [N] + first [M, K] @ second [K, N] goes to cuBLASLt, which adds the bias in its epilogue."""
+    fusable = bias.is_contiguous() and bias.dim() == 1 and bias.shape[0] == second.shape[1]
+    dtype = first.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return fusable and dtype and min(*first.shape, *second.shape) > 1

@@ -6,6 +6,7 @@ which a weak reference tells at once. What the mode itself would change is undon
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,17 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from sizer.tracing import libraries, observer, stand_ins
+from sizer.tracing import boxes, libraries, observer, routing, stand_ins
 from sizer.tracing.device import Device
 from sizer.tracing.kernels import ctc, grouped
 from sizer.tracing.log import BlockLog
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.shortcuts import SHORTCUTS
-from sizer.tracing.values import KnownValues, is_small, tensors_of
+from sizer.tracing.values import LARGEST_INPUT, KnownValues, is_small, tensors_of
 
-_HANDLERS = {**stand_ins.HANDLERS, **ctc.HANDLERS, **grouped.HANDLERS, **observer.HANDLERS}
+_CONTIGUOUS = torch.contiguous_format
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
+_HANDLERS = {**stand_ins.HANDLERS, **routing.HANDLERS, **ctc.HANDLERS, **grouped.HANDLERS, **observer.HANDLERS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +38,9 @@ class _Plan:
     instead: Callable[..., Any] | None  # runs under the recorder in the operator's place
     shortcut: Callable[[tuple], Any] | None  # may answer or decline
     mend: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
-    keeps_workspace: bool
+    multiplies: bool  # matrices, so that cuBLAS works
     scratch: Callable[..., list[list[int]]] | None
+    inner: Callable[..., Iterable[list[int] | Tensor]] | None  # what is held before and between the results
     lifts: bool  # what `torch.tensor(data)` calls last: its argument is new
 
 
@@ -57,10 +61,13 @@ class Recorder(TorchDispatchMode):
         self.notes: dict[str, None] = {}
         self.at: Any = None
         self.on_backward: Callable[[], None] | None = None
+        self.samples = 1  # of the batch: what is spread over unknown places is spread alike within each
+        self.most: int | None = None  # elements that an unknown mask is taken to find; None for all
         self._plans: dict[Any, _Plan] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
-        self._threads_with_workspace: set[bool] = set()
+        self._workspaces: set[tuple[bool, int]] = set()
+        device.where = self.paths.current
         self._sole_owner = observer.count_of_a_sole_owner()
 
     @classmethod
@@ -85,14 +92,20 @@ class Recorder(TorchDispatchMode):
             if plan.mend is not None:
                 out = plan.mend(args, out)
             self.values.follow(func, args, kwargs, out)
+        if plan.inner is not None:
+            for step in plan.inner(self.device, args, kwargs, out):
+                if isinstance(step, Tensor):
+                    self._see(plan, step, args)
+                else:
+                    self._hold(plan, step)
         if isinstance(out, Tensor):
             self._see(plan, out, args)
         elif isinstance(out, (list, tuple)):
             for tensor in tensors_of(out):
                 self._see(plan, tensor, args)
-        if plan.keeps_workspace:
-            self._keep_workspace(plan)
-        if plan.scratch is not None:
+        if plan.multiplies:
+            self._multiply(plan, args, kwargs, out, self.device.blas.needs(func, args, out))
+        elif plan.scratch is not None:
             for sizes in plan.scratch(self.device, args, kwargs, out):
                 self._hold(plan, sizes)
         return out
@@ -103,12 +116,13 @@ class Recorder(TorchDispatchMode):
         composite = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
         plan = self._plans[func] = _Plan(
             name=str(func),
-            handler=_HANDLERS.get(func) or stand_ins.FOREIGN.get(str(func)),
+            handler=_HANDLERS.get(func) or self.device.answers.get(func) or boxes.FOREIGN.get(str(func)),
             instead=kernel or (func.decompose if composite else None),
             shortcut=SHORTCUTS.get(func),
             mend=self.device.results.get(func),
-            keeps_workspace=self.device.kind == "cuda" and func in libraries.WORKSPACE_USERS,
+            multiplies=self.device.blas is not None and func in libraries.WORKSPACE_USERS,
             scratch=self.device.scratch.get(func),
+            inner=self.device.inner.get(func),
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
         return plan
@@ -120,13 +134,17 @@ class Recorder(TorchDispatchMode):
                 self._own(parameter, "parameter", "Module.to", f"{path}.{name}".lstrip("."))
             for name, buffer in child._buffers.items():
                 self._own(buffer, "buffer", "Module.to", f"{path}.{name}".lstrip("."))
+        self.values.recall(module)
         self.paths.name(module)
 
     def place(self, tensor: Tensor) -> Tensor:
         """A meta tensor that stands for the CPU tensor moved to the device, logged as input; small ones keep their values."""
         out = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-        if is_small(tensor):
-            self.values.remember(out, tensor.contiguous())
+        if is_small(tensor) or tensor.numel() <= LARGEST_INPUT:
+            # Unseen, and not the tensor itself where it was logged: the values kept for a trace are no part of it.
+            with _disable_current_modes():
+                real = tensor.contiguous() if self.block_of(tensor) is None else tensor.clone(memory_format=_CONTIGUOUS)
+            self.values.remember(out, real)
         self._own(out, "input", "Tensor.to", "")
         return out
 
@@ -142,8 +160,8 @@ class Recorder(TorchDispatchMode):
                 self.log.classify(block, category)
 
     def stand_in(self, text: str) -> None:
-        """Notes an assumption about an unknown value, with the module that asked."""
-        where = self.paths.current()
+        """Notes an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
+        where = _LAYER.sub(".*", self.paths.current())
         self.notes.setdefault(f"{text} (in {where})" if where else text)
 
     def is_unshared(self, tensor: Tensor) -> bool:
@@ -179,13 +197,21 @@ class Recorder(TorchDispatchMode):
         if self._live.pop(key, None) is not None:
             self.log.release(block)
 
-    def _keep_workspace(self, plan: _Plan) -> None:
-        """The first matrix product of a thread (the caller's, autograd's) allocates a cuBLAS workspace that stays."""
+    def _multiply(self, plan: _Plan, args: tuple, kwargs: dict, out: Tensor, sizes: tuple[int, ...]) -> None:
+        """What a matrix product holds beside its result: copies of strided operands and cuBLAS's workspaces, which are there
+        for the call or stay from the first product of a thread (the caller's, autograd's) on."""
+        copies = (
+            [size for stage in plan.scratch(self.device, args, kwargs, out) for size in stage] if plan.scratch else []
+        )
+        if not self.device.blas.kept:
+            self._hold(plan, [*copies, *sizes])
+            return
         thread = torch._C._current_graph_task_id() != -1
-        if thread not in self._threads_with_workspace:
-            self._threads_with_workspace.add(thread)
-            size = libraries.cublas_workspace_bytes(self.device.capability)
-            self.log.allocate(size, plan.name, self.paths.current(), "workspace")
+        for size in sizes:
+            if (thread, size) not in self._workspaces:
+                self._workspaces.add((thread, size))
+                self.log.allocate(size, plan.name, self.paths.current(), "workspace")
+        self._hold(plan, copies)
 
     def _hold(self, plan: _Plan, sizes: Iterable[int]) -> None:
         """Logs a kernel's inner workspaces: all allocated, then all released."""

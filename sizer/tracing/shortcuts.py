@@ -180,6 +180,16 @@ def native_dropout(args: tuple) -> Any:
     return _like(input), torch.empty(input.shape, dtype=torch.bool, device="meta")
 
 
+def resized(args: tuple) -> Any:
+    """Pictures [N, C, ..] at the size of the second argument, where the first is contiguous."""
+    input, size = args[0], args[1]
+    if not isinstance(size, (list, tuple)) or not _plain_floats(input) or input.dim() != 4 or input.numel() == 0:
+        return NotImplemented
+    if len(size) != 2 or min(size) <= 0:
+        return NotImplemented
+    return torch.empty((*input.shape[:2], *size), dtype=input.dtype, device="meta")
+
+
 def zeros_like(args: tuple) -> Any:
     """A tensor of the same shape and strides; its zeros are known only where the tensor is small."""
     tensor = args[0]
@@ -198,6 +208,9 @@ RULES = {
     "native_layer_norm_backward": native_layer_norm_backward,
     "native_dropout": native_dropout,
     "native_dropout_backward": like_first,
+    "upsample_nearest2d": resized,
+    "upsample_bilinear2d": resized,
+    "upsample_bicubic2d": resized,
     "zeros_like": zeros_like,
 }
 

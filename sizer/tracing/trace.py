@@ -14,7 +14,9 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.errors import TraceError
 from sizer.memory.tape import Tape
 from sizer.tracing.autocast import Autocast
+from sizer.tracing.boxes import boxes_assumed
 from sizer.tracing.device import Device
+from sizer.tracing.kernels.encoder import fast_path_on
 from sizer.tracing.optimizers import optimizers_on
 from sizer.tracing.patches import values_from_data
 from sizer.tracing.recipes import RECIPES, Work, weight_dtype
@@ -22,10 +24,15 @@ from sizer.tracing.recorder import Recorder
 
 
 def build(blueprint: Blueprint) -> nn.Module:
-    """The blueprint's float32 module on meta. Constructors that ask for values (`.tolist()`, `.item()`) get them."""
+    """The blueprint's float32 module on meta. Constructors that ask for values (`.tolist()`, `.item()`) get them.
+
+    Small buffers (strides, positions, scales) keep their values for the traces to come (`Recorder.load`).
+    """
     recorder = Recorder(Device("cpu"))
     with values_from_data(recorder.values), recorder, torch.device("meta"):
-        return blueprint.build()
+        module = blueprint.build()
+    recorder.values.keep(module)
+    return module
 
 
 def trace(
@@ -40,7 +47,9 @@ def trace(
     """
     module.to("meta").to(weight_dtype(work.dtype))
     example = blueprint.example(batch, work.mode == "training")
+    device.work = work.dtype
     recorder = Recorder(device)
+    recorder.samples = batch
     recorder.load(module)
     recorder.log.mark("load")
     with repeatable(), recording(recorder):
@@ -60,7 +69,9 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(device.installed())
         stack.enter_context(Autocast(device.kind).installed())
         stack.enter_context(optimizers_on(device.kind))
+        stack.enter_context(fast_path_on(device.kind))
         stack.enter_context(values_from_data(recorder.values))
+        stack.enter_context(boxes_assumed(recorder))
         stack.enter_context(recorder.paths)
         stack.enter_context(recorder)
         yield

@@ -11,15 +11,38 @@ import weakref
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LARGEST_INTEGERS = 2**24  # elements of an integer or boolean tensor that is still followed
 LARGEST_FLOATS = 2**20  # likewise of a floating-point tensor: schedules, thresholds, anchors and their overlaps
 LARGEST_UNDEFINED = 2**12  # of an integer tensor made without values
+LARGEST_ASSUMED = 2**20  # of an integer or boolean tensor whose unknown values get stand-ins
+LARGEST_KEPT_INTEGERS, LARGEST_KEPT_FLOATS = 2**16, 2**6  # of a buffer made by a constructor, or of `zeros_like`
 
+_KEPT = "_values_of_buffers"  # where a module carries them
 _aten = torch.ops.aten
 _UNDEFINED = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
               _aten.new_empty_strided.default, _aten.empty_permuted.default, _aten.resize_.default}  # fmt: skip
+_FILLED = {
+    _aten.zeros_like.default: lambda args, kwargs: 0,
+    _aten.new_zeros.default: lambda args, kwargs: 0,
+    _aten.ones_like.default: lambda args, kwargs: 1,
+    _aten.new_ones.default: lambda args, kwargs: 1,
+    _aten.full_like.default: lambda args, kwargs: args[1] if len(args) > 1 else kwargs["fill_value"],
+    _aten.new_full.default: lambda args, kwargs: args[2] if len(args) > 2 else kwargs["fill_value"],
+}
+
+
+LARGEST_INPUT = 2**23  # of a step's own floating-point input: pictures that code looks through for padding
+
+
+class _Kept:
+    """What a module carries for later traces; in a slot, where the census does not take it for a tensor of the model's own."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
 
 
 def is_small(tensor: Tensor) -> bool:
@@ -45,6 +68,8 @@ class KnownValues:
     def __init__(self) -> None:
         self._twins: dict[int, tuple[torch.UntypedStorage, weakref.ref]] = {}
         self._likely: dict[int, weakref.ref] = {}
+        self._unlikely: dict[int, weakref.ref] = {}
+        self._assumed: dict[int, str] = {}
         self._traits: dict[Any, tuple[bool, bool]] = {}
 
     def get(self, tensor: Tensor) -> Tensor | None:
@@ -70,18 +95,59 @@ class KnownValues:
             real = copy.copy_(real)
             if real.untyped_storage().nbytes() != storage.nbytes():
                 return
-        self._twins[key] = (real.untyped_storage(), weakref.ref(storage, lambda _, key=key: self._twins.pop(key, None)))
+        self._twins[key] = (real.untyped_storage(), weakref.ref(storage, lambda _, key=key: self._drop(key)))
+
+    def keep(self, module: nn.Module) -> None:
+        """Leaves the known values of the module's small buffers with it, for another trace to `recall`."""
+        kept = module.__dict__.setdefault(_KEPT, _Kept()).values
+        for name, buffer in module.named_buffers():
+            largest = LARGEST_KEPT_FLOATS if buffer.dtype.is_floating_point else LARGEST_KEPT_INTEGERS
+            if buffer.device.type == "meta" and buffer.numel() <= largest and (real := self.get(buffer)) is not None:
+                kept[name] = real.clone()
+
+    def recall(self, module: nn.Module) -> None:
+        """Remembers the values that `keep` left with the module, in the dtypes that its buffers have now."""
+        for name, real in getattr(module.__dict__.get(_KEPT), "values", {}).items():
+            buffer = module.get_buffer(name)
+            if buffer.shape == real.shape and buffer.is_contiguous():
+                self.remember(buffer, real.to(buffer.dtype, copy=True))
+
+    def assume(self, tensor: Tensor, real: Tensor, text: str) -> None:
+        """Remembers `real` as a stand-in for values that nobody can know; `text` says so to whoever comes to depend on it."""
+        self.remember(tensor, real)
+        self._assumed[tensor.untyped_storage()._cdata] = text
+
+    def assumption(self, tensors: list[Tensor]) -> str | None:
+        """The text of an `assume` that the values of one of the tensors go back to, None where all are true values."""
+        if not self._assumed:
+            return None
+        texts = (self._assumed.get(t.untyped_storage()._cdata) for t in tensors if t.device.type == "meta")
+        return next((text for text in texts if text is not None), None)
 
     def forget(self, tensor: Tensor) -> None:
         """Notes that the tensor's values are unknown from here on."""
         if tensor.device.type == "meta":
-            self._twins.pop(tensor.untyped_storage()._cdata, None)
+            self._drop(tensor.untyped_storage()._cdata)
+
+    def _drop(self, key: int) -> None:
+        self._twins.pop(key, None)
+        self._assumed.pop(key, None)
 
     def expect_true(self, tensor: Tensor) -> None:
         """Notes that the tensor's value, though unknown, is surely meant to be True: the result of an `all()`."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._likely[key] = weakref.ref(storage, lambda _: self._likely.pop(key, None))
+
+    def expect_false(self, tensor: Tensor) -> None:
+        """Notes that of the tensor's values, though unknown, none is True: somebody asked for `any()` and was told so."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._unlikely[key] = weakref.ref(storage, lambda _: self._unlikely.pop(key, None))
+
+    def is_expected_false(self, tensor: Tensor) -> bool:
+        """Whether `expect_false` was said of the tensor."""
+        return tensor.untyped_storage()._cdata in self._unlikely
 
     def is_expected_true(self, tensor: Tensor) -> bool:
         """Whether `expect_true` was said of the tensor."""
@@ -119,16 +185,33 @@ class KnownValues:
         if kwargs:
             inputs += tensors_of(kwargs.values())
         if inputs and not self.all_known(inputs):
+            self._follow_filled(func, args, kwargs, out)
             return
         outs = [out] if isinstance(out, Tensor) else tensors_of(out)
         fresh = [t for t in outs if t.device.type == "meta" and t.untyped_storage()._cdata not in self._twins]
         if not fresh or not all(is_small(t) for t in outs):
             return
-        results = self.run(func, args, kwargs)
+        try:
+            results = self.run(func, args, kwargs)
+        except NotImplementedError:  # the CPU has no such kernel for this dtype
+            return
         results = [results] if isinstance(results, Tensor) else tensors_of(results)
+        text = self.assumption(inputs)
         for tensor, real in zip(outs, results, strict=True):
             if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
                 self.remember(tensor, real)
+                if text is not None:
+                    self._assumed[tensor.untyped_storage()._cdata] = text
+
+    def _follow_filled(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+        """`full_like` and its like take nothing but the shape of a tensor whose values are unknown."""
+        fill = _FILLED.get(func)
+        if fill is None or out.device.type != "meta":
+            return
+        if out.numel() <= (LARGEST_KEPT_FLOATS if out.dtype.is_floating_point else LARGEST_INTEGERS):
+            value = fill(args, kwargs)
+            if not isinstance(value, Tensor):
+                self.remember(out, torch.full(out.shape, value, dtype=out.dtype, device="cpu"))
 
     def _follow_undefined(self, func: Any, out: Any) -> None:
         """Integers of `empty` are known as zeros: code writes them element by element before it reads them."""
@@ -146,8 +229,11 @@ class KnownValues:
             for tensor in written:
                 self.forget(tensor)
             return
+        text = self.assumption(inputs)
         for tensor in written:
             self._adopt(tensor)
+            if text is not None and tensor.device.type == "meta":
+                self._assumed[tensor.untyped_storage()._cdata] = text
         self.run(func, args, kwargs)
 
     def _can_mutate(self, func: Any, written: list[Tensor], inputs: list[Tensor]) -> bool:
@@ -177,6 +263,8 @@ class KnownValues:
 
 
 def _is_unpredictable(func: Any) -> bool:
+    if func.overloadpacket is _aten.randperm:  # as good a permutation as any: code only counts on its being one
+        return False
     return torch.Tag.nondeterministic_seeded in func.tags or func in _UNDEFINED
 
 

@@ -51,8 +51,8 @@ def test_peaks_are_the_allocators(report):
     # 2 MiB of small blocks, and 8 MiB out of a segment of 20
     assert row.peak_reserved_bytes == 22 * MIB
     assert row.process_bytes == (22 + 480) * MIB
-    assert row.process_low_bytes == (22 - 8 + 384) * MIB
-    assert row.process_high_bytes == (22 + 8 + 640) * MIB
+    assert row.process_low_bytes == (22 + 384) * MIB  # the workspace is one that PyTorch sizes itself
+    assert row.process_high_bytes == (22 + 640) * MIB
     assert row.fits is True
 
 

@@ -11,19 +11,9 @@ from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import BERT, GPT2, LLAMA, MIXTRAL, T5, VIT, WHISPER, classifier, text
 
-# Kernels whose inner blocks are not modelled on the CPU: oneDNN reorders weights and activations for convolutions and, in
-# half precision, for matrix products.
-UNMODELLED = (
-    "aten::mkldnn_convolution",
-    "aten::convolution",
-    "aten::convolution_backward",
-    "aten::mkldnn_convolution_backward",
-    "aten::_slow_conv2d_forward",
-    "aten::_slow_conv2d_backward",
-    "aten::thnn_conv2d",
-)
-# An operator with a Python number holds it in 8 bytes, and in 4 more in the dtype of the computation.
-WRAPPED_NUMBERS = 32
+# An operator with a Python number holds it in 8 bytes, and in 4 more in the dtype of the computation; oneDNN's buffers that go by
+# the size of the caches differ by some too (sizer/tracing/onednn.py).
+HAIR = 0.001  # of the peak
 
 MODELS = {
     "resnet18": lambda mode: classifier("resnet18", 64),
@@ -66,8 +56,5 @@ def test_trace_equals_profiler(name: str, dtype: str, mode: str) -> None:
     expected = {**truth.alive, "forward": truth.alive["forward"] - truth.saved_numbers}
     assert alive == expected
 
-    unexplained = {op: truth.scratch.get(op, 0) for op in UNMODELLED}
     for phase, measured in truth.peaks.items():
-        missing = measured - peaks[phase]
-        allowed = WRAPPED_NUMBERS + truth.saved_numbers + max(unexplained.values())
-        assert -WRAPPED_NUMBERS <= missing <= allowed, f"{phase}: {missing} bytes beyond {unexplained}"
+        assert abs(peaks[phase] - measured) <= HAIR * measured, f"{phase}: {peaks[phase] - measured} bytes beside {measured}"

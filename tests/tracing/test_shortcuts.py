@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -165,7 +165,24 @@ def zeros() -> Iterator[tuple]:
     yield (empty(large, dtype=torch.int64),)
 
 
+def pictures(*options: object) -> Callable[[], Iterator[tuple]]:
+    def arguments() -> Iterator[tuple]:
+        shapes = (
+            empty(2, 3, 4, 5),
+            empty(1, 2, 2, 2, dtype=torch.bfloat16),
+            empty(2, 3, 5, 4).transpose(2, 3),
+            empty(2, 3, 4),
+        )
+        for x, size in product(shapes, ([8, 10], [1, 1], [3, 7])):
+            yield (x, size, *options)
+
+    return arguments
+
+
 WRITTEN_OUT = {
+    "upsample_nearest2d": pictures(),
+    "upsample_bilinear2d": pictures(False),
+    "upsample_bicubic2d": pictures(True),
     "cudnn_batch_norm": batch_norms,
     "cudnn_batch_norm_backward": cudnn_batch_norms_backward,
     "native_batch_norm": batch_norms,

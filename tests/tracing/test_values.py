@@ -180,7 +180,6 @@ NEVER_KNOWN: list[tuple[str, Callable[[], Tensor]]] = [
     ("rand", lambda: torch.rand(3)),
     ("randn", lambda: torch.randn(3)),
     ("randint", lambda: torch.randint(0, 5, (3,))),
-    ("randperm", lambda: torch.randperm(3)),
     ("bernoulli", lambda: torch.bernoulli(torch.ones(3))),
     ("dropout", lambda: torch.dropout(torch.ones(3), 0.5, True)),
     ("normal in place", lambda: torch.zeros(3).normal_()),

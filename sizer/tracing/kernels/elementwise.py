@@ -15,14 +15,15 @@ _aten = torch.ops.aten
 
 def linear(device: Device, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """aten.linear (aten/src/ATen/native/Linear.cpp): the bias is added in place, which meta tensors would switch off."""
-    if bias is None or input.dim() <= 2 or (input.dim() == 3 and input.is_contiguous()):
+    if bias is None or input.dim() <= 2 or input.is_contiguous():
         return _aten.linear.default.decompose(input, weight, bias)
     out = torch.matmul(input, weight.t())
     return out.add_(bias)
 
 
 def activation_backward(device: Device, grad_output: Tensor, input: Tensor) -> Tensor:
-    """silu_backward and mish_backward: one kernel on every device, a chain of operators elsewhere."""
+    """silu_backward and mish_backward: one kernel on every device, a chain of operators elsewhere (math_silu_backward and
+    math_mish_backward in aten/src/ATen/native/Activation.cpp)."""
     return torch.mul(grad_output, input)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 if TYPE_CHECKING:
     from sizer.tracing.device import Device
@@ -17,9 +19,12 @@ def batch_norm_on_cuda(
 ):
     """aten.batch_norm: cuDNN or PyTorch's own kernel (Normalization.cpp, _batch_norm_impl_index)."""
     if cudnn_enabled and _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps):
-        return _aten.cudnn_batch_norm.default(
-            input.contiguous(), weight, bias, running_mean, running_var, training, momentum, eps
-        )[0]
+        device.note_choice("batch norm", "cuDNN", f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}")
+        kept = input.contiguous(memory_format=suggest_memory_format(input))
+        return _aten.cudnn_batch_norm.default(kept, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+    device.note_choice(
+        "batch norm", "PyTorch's own", f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}"
+    )
     return _aten.native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
@@ -33,7 +38,41 @@ def _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps) -
     ):
         return False
     batches = 880801 if training else 65535
-    return input.dim() >= 3 and input.shape[0] <= batches and eps >= 0.0 and input.numel() > 0
+    indexed = 0 < input.numel() < 2**31 - 1  # some of its kernels count in 32 bits
+    return input.dim() >= 3 and input.shape[0] <= batches and eps >= 0.0 and indexed
+
+
+def rms_norm_on_cuda(device: Device, input, normalized_shape, weight=None, eps=None):
+    """aten.rms_norm: one fused kernel that saves its input and the inverse root [.., 1] (layer_norm.cpp, rms_norm_symint).
+
+    Not for weights of another dtype or images in channels-last order: then a chain of operators.
+    """
+    channels_last = suggest_memory_format(input) not in (torch.contiguous_format, torch.preserve_format)
+    if channels_last or (weight is not None and weight.dtype != input.dtype):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the fused kernel is not for it: the user's own run will say so
+            return _aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)
+    device.note_choice("RMS norm", "fused", str(input.dtype)[6:])
+    return _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """_fused_rms_norm and its backward pass: on meta the former is a chain of operators."""
+
+    @staticmethod
+    def forward(ctx, input, shape, weight, eps):
+        rows = [*input.shape[: input.dim() - len(shape)], *[1] * len(shape)]
+        root = torch.empty(rows, dtype=torch.float32, device=input.device)
+        ctx.save_for_backward(input, weight, root)
+        ctx.shape = shape
+        return torch.empty(input.shape, dtype=input.dtype, device=input.device)
+
+    @staticmethod
+    def backward(ctx, grad):
+        input, weight, root = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2] and weight is not None]
+        grads = _aten._fused_rms_norm_backward.default(grad, input, ctx.shape, root, weight, wanted)
+        return grads[0], None, grads[1], None
 
 
 def _statistics_on_cpu(args: tuple, out: Any) -> Any:
@@ -42,9 +81,8 @@ def _statistics_on_cpu(args: tuple, out: Any) -> Any:
     Source: param_scalar_type in aten/src/ATen/native/cpu/mixed_data_type.h: float32 only if the weights are.
     """
     input, weights = args[0], [a for a in args[1:5] if isinstance(a, torch.Tensor)]
-    if input.dtype == torch.float32 or any(w.dtype == torch.float32 for w in weights):
-        return out
-    return (out[0], *(t.to(input.dtype) for t in out[1:]))
+    wide = torch.float32 if any(w.dtype == torch.float32 for w in weights) else input.dtype
+    return (out[0], *(t if t.dtype == wide else t.to(wide) for t in out[1:]))
 
 
 RESULTS_ON_CPU = {

@@ -1,0 +1,194 @@
+"""How a report was computed: which kernels were assumed and why, what kernels hold inside, what is exact and what is modelled.
+
+Plain values, and the same as sections of plain lines, which the command line and the page both show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from sizer.memory.tape import CATEGORIES, Tape
+from sizer.units import format_bytes
+
+_WORKSPACE = CATEGORIES.index("workspace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelUse:
+    """A kernel that was assumed for an operator, why, by which dtypes of the request, and in how many modules at most."""
+
+    operator: str
+    kernel: str
+    why: str
+    dtypes: tuple[str, ...]
+    modules: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceUse:
+    """What an operator's kernel held inside: the most bytes at once, at one batch size, over the dtypes named.
+
+    `calls` is how often in one traced piece of work, `kept` whether some of it stays to the end. `formula` says how the bytes
+    are found and in which source; `modelled` that only a closed library knows the true ones.
+    """
+
+    op: str
+    bytes: int
+    calls: int
+    kept: bool
+    dtypes: tuple[str, ...]
+    batch: int
+    formula: str
+    modelled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """How the bytes that an operator's kernel holds inside are found, and whether they are a model."""
+
+    text: str
+    modelled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """How a report was computed. `rules` names whose rules: the device and PyTorch's version."""
+
+    rules: str
+    kernels: tuple[KernelUse, ...] = ()
+    workspaces: tuple[WorkspaceUse, ...] = ()
+    stand_ins: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
+    modelled: tuple[str, ...] = ()
+    allocator: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A title with its lines of plain text."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+EXACT = (
+    "weights, buffers, gradients and optimizer state: the tensors themselves, each storage once",
+    "what autograd saves and when each tensor is released: PyTorch's own Python and autograd engine ran, on meta tensors",
+    "sizes at every batch size: two traces give each block's bytes as a + b * batch, a third one checks them",
+)
+MODELLED = {
+    "cuda": (
+        "cuDNN's workspaces: which engine it picks is its own business; the range of the process allows for it",
+        "the context outside PyTorch: a range by the device's family",
+        "not counted: staging buffers of reductions, some hundred KiB; split keys of attention in inference with few queries",
+    ),
+    "mps": (
+        "what Metal's graph kernels allocate inside is not counted",
+        "the heaps are those of PyTorch's MPS allocator; the rest of the system shares the memory",
+    ),
+    "cpu": ("oneDNN's scratch memory follows its own selection of kernels on x86 processors",),
+}
+ALLOCATOR = {
+    "cuda": (
+        "the CUDA caching allocator, event by event: sizes rounded up to 512 B, best fit in a small (up to 1 MiB) and a large pool",
+        "segments of 2 MiB, 20 MiB or the size rounded up to 2 MiB; blocks are split, and merge with free neighbours when released",
+        "reserved memory shrinks only on the way to an out-of-memory error: free segments are given back, then it tries again",
+    ),
+    "mps": ("PyTorch's MPS allocator: heaps of 8 MiB, 32 MiB, 1 GiB or the size rounded up to 2 MiB",),
+    "cpu": ("the plain sum of tensor bytes: the CPU's allocator keeps nothing back",),
+}
+
+
+def explain_workspaces(
+    tapes: Mapping[str, Tape], formulas: Mapping[str, Formula] | None = None
+) -> tuple[WorkspaceUse, ...]:
+    """The workspaces of tapes by dtype, largest first; dtypes in which an operator held the same share a row."""
+    rows: dict[tuple[str, int, int, bool], list[str]] = {}
+    for dtype, tape in tapes.items():
+        for op, (size, calls, kept) in _held(tape).items():
+            rows.setdefault((op, size, calls, kept), []).append(dtype)
+    batch = next(iter(tapes.values())).batch if tapes else 0
+    uses = []
+    for (op, size, calls, kept), dtypes in rows.items():
+        formula = (formulas or {}).get(op, Formula(text=""))
+        uses.append(
+            WorkspaceUse(
+                op=op,
+                bytes=size,
+                calls=calls,
+                kept=kept,
+                dtypes=tuple(dtypes),
+                batch=batch,
+                formula=formula.text,
+                modelled=formula.modelled,
+            )
+        )
+    return tuple(sorted(uses, key=lambda use: (-use.bytes, use.op)))
+
+
+def _held(tape: Tape) -> dict[str, tuple[int, int, bool]]:
+    """(most bytes of workspace at once, calls, whether some stays) by operator; stages of one call follow each other."""
+    alive: dict[int, int] = {}
+    most: dict[int, int] = {}
+    calls: dict[int, int] = {}
+    ended: dict[int, int] = {}
+    for position, event in enumerate(tape.order):
+        block = event if event >= 0 else ~event
+        if tape.categories[block] != _WORKSPACE:
+            continue
+        op = tape.ops[block]
+        now = alive.get(op, 0)
+        if event >= 0:
+            calls[op] = calls.get(op, 0) + (now == 0 and ended.get(op) != position - 1)
+            now += tape.sizes[block]
+            most[op] = max(most.get(op, 0), now)
+        else:
+            now -= tape.sizes[block]
+        alive[op], ended[op] = now, position
+    return {tape.op_names[op]: (size, calls[op], alive[op] > 0) for op, size in most.items()}
+
+
+def sections(explanation: Explanation) -> tuple[Section, ...]:
+    """The explanation as titled lines, without empty sections."""
+    uses = [*explanation.kernels, *explanation.workspaces]
+    every = tuple(dict.fromkeys(dtype for use in uses for dtype in use.dtypes))
+    batch = explanation.workspaces[0].batch if explanation.workspaces else 0
+    found = (
+        Section(
+            title=f"Kernels, by the rules of {explanation.rules}",
+            lines=tuple(_kernel_lines(explanation.kernels, every)),
+        ),
+        Section(
+            title=f"Held inside kernels beside their tensors, at batch {batch}",
+            lines=tuple(_workspace_lines(explanation.workspaces, every)),
+        ),
+        Section(title="Stand-ins for values that nobody can know", lines=explanation.stand_ins),
+        Section(title="Exact", lines=explanation.exact),
+        Section(title="Modelled or left out", lines=explanation.modelled),
+        Section(title="Allocator", lines=explanation.allocator),
+    )
+    return tuple(section for section in found if section.lines)
+
+
+def _kernel_lines(kernels: Iterable[KernelUse], every: tuple[str, ...]) -> Iterator[str]:
+    for use in kernels:
+        where = f", {use.modules} modules" if use.modules > 1 else ""
+        yield f"{use.operator}: {use.kernel} ({use.why}){where}{_dtypes(use.dtypes, every)}"
+
+
+def _workspace_lines(workspaces: Iterable[WorkspaceUse], every: tuple[str, ...]) -> Iterator[str]:
+    """One line for each formula, under it what it came to in each operator."""
+    by_formula: dict[tuple[str, bool], list[WorkspaceUse]] = {}
+    for use in workspaces:
+        by_formula.setdefault((use.formula, use.modelled), []).append(use)
+    for (formula, modelled), uses in by_formula.items():
+        yield f"{'Modelled: ' if modelled else ''}{formula or 'No formula is given.'}"
+        for use in uses:
+            calls = "1 call" if use.calls == 1 else f"{use.calls} calls"
+            op = use.op.removeprefix("aten.").removesuffix(".default")
+            yield f"  {op}: {format_bytes(use.bytes)}, {calls}{', kept' if use.kept else ''}{_dtypes(use.dtypes, every)}"
+
+
+def _dtypes(dtypes: tuple[str, ...], every: tuple[str, ...]) -> str:
+    return "" if set(dtypes) == set(every) else f"; {', '.join(dtypes)}"

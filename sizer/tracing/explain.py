@@ -1,0 +1,75 @@
+"""What a device's rules came to in one report: its kernels, and where the bytes inside them come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, Formula, KernelUse
+from sizer.tracing import libraries, scratch_cuda
+from sizer.tracing.device import Device
+
+_WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
+
+
+def explain(
+    device: Device, *, dtypes: Iterable[str], optimizer: str | None = None, implementation: str | None = None,
+    same: Mapping[str, str] | None = None,
+) -> Explanation:  # fmt: skip
+    """The explanation of a report, without its workspaces and stand-ins: those are on the tapes.
+
+    `optimizer` is None where none steps. `same` maps a dtype to the one whose trace stood for it, too.
+    """
+    dtypes = tuple(dtypes)
+    kernels = [_kernel(choice, dtypes, same or {}) for choice in device.choices.values()]
+    if optimizer not in (None, "none"):
+        kernels.append(_optimizer(device, optimizer, implementation, dtypes))
+    return Explanation(
+        rules=rules_of(device),
+        kernels=tuple(kernels),
+        exact=EXACT,
+        modelled=MODELLED[device.kind],
+        allocator=ALLOCATOR[device.kind],
+    )
+
+
+def rules_of(device: Device) -> str:
+    """The device and the version of PyTorch whose rules were followed."""
+    version = ".".join(map(str, device.version))
+    if device.capability is None:
+        return f"{device.kind.upper()} in PyTorch {version}"
+    return f"CUDA capability {device.capability[0]}.{device.capability[1]} in PyTorch {version}"
+
+
+def formulas(device: Device) -> dict[str, Formula]:
+    """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
+    found = {
+        str(operator): Formula(text=_first_paragraph(function.__doc__), modelled=function in scratch_cuda.MODELLED)
+        for operator, function in {**device.scratch, **device.inner}.items()
+    }
+    if device.blas is not None:
+        found |= dict.fromkeys(map(str, libraries.WORKSPACE_USERS), Formula(text=_blas(device.blas)))
+    return found
+
+
+def _blas(blas: libraries.Blas) -> str:
+    how = "one per thread, kept from its first use" if blas.kept else "for the time of each call"
+    light = f", {blas.lt_size:,} B where cuBLASLt adds a bias" if blas.lt_size is not None else ""
+    return f"cuBLAS's workspace of {blas.size:,} B, {how}{light}, and copies of strided operands (cuda/CublasHandlePool.cpp)"
+
+
+def _first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
+def _kernel(choice, dtypes: tuple[str, ...], same: Mapping[str, str]) -> KernelUse:  # type: ignore[no-untyped-def]
+    takers = tuple(dtype for dtype in dtypes if same.get(dtype, dtype) in choice.modules)
+    modules = max((len(paths) for paths in choice.modules.values()), default=0)
+    return KernelUse(
+        operator=choice.operator, kernel=choice.kernel, why=choice.why, dtypes=takers or dtypes, modules=modules
+    )
+
+
+def _optimizer(device: Device, name: str, implementation: str | None, dtypes: tuple[str, ...]) -> KernelUse:
+    by_default = "foreach" if device.kind == "cuda" and name not in _WITHOUT_FOREACH else "loop"
+    why = name if implementation else f"{name}, PyTorch's default there"
+    return KernelUse(operator="optimizer", kernel=implementation or by_default, why=why, dtypes=dtypes, modules=0)

@@ -1,0 +1,112 @@
+"""Memory formats: the strides of results where meta kernels return others than the device's kernels do.
+
+What follows an operator makes a copy or not by these strides. As of PyTorch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+_aten = torch.ops.aten
+_LAST = (torch.channels_last, torch.channels_last_3d)
+
+
+def memory_format(*tensors: Tensor) -> torch.memory_format:
+    """Channels last if it is the format of one of the tensors [N, C, ..], in double precision never."""
+    for tensor in tensors:
+        if tensor.dtype != torch.float64 and (found := suggest_memory_format(tensor)) in _LAST:
+            return found
+    return torch.contiguous_format
+
+
+def _in_format(tensor: Tensor | None, wanted: torch.memory_format) -> Tensor | None:
+    if tensor is None or tensor.is_contiguous(memory_format=wanted):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=wanted)
+
+
+def convolution(args: tuple, out: Tensor) -> Tensor:
+    """convolution(input, weight, ..): channels last where they are in the input or the weight, contiguous on meta.
+
+    Source: mkldnn_conv_use_channels_last and cudnn_conv_suggest_memory_format (aten/src/ATen/native/ConvUtils.h); in
+    torch/_meta_registrations.py, meta_conv: "Memory format is left as contiguous".
+    """
+    if args[0].is_contiguous() and args[1].is_contiguous():
+        return out
+    return _in_format(out, memory_format(args[0], args[1]))
+
+
+def convolution_backward(args: tuple, out: tuple) -> tuple:
+    """convolution_backward(gradient, input, weight, ..): the gradients of input and weight likewise.
+
+    Source: determine_backend_memory_format in aten/src/ATen/native/Convolution.cpp.
+    """
+    if args[1].is_contiguous() and args[2].is_contiguous():
+        return out
+    wanted = memory_format(args[1], args[2])
+    return (_in_format(out[0], wanted), _in_format(out[1], wanted), out[2])
+
+
+def layer_norm_backward(args: tuple, out: tuple) -> tuple:
+    """native_layer_norm_backward: the input's gradient is contiguous (layer_norm.cpp), on meta it has the gradient's strides."""
+    return (_in_format(out[0], torch.contiguous_format), *out[1:])
+
+
+def batch_norm(args: tuple, out: tuple) -> tuple:
+    """native_batch_norm(input [N, C, ..], ..): contiguous or channels last, on meta the input's strides (Normalization.cpp)."""
+    return (_in_format(out[0], memory_format(args[0])), *out[1:])
+
+
+def batch_norm_of_fixed_statistics(args: tuple, out: tuple) -> tuple:
+    """The same in evaluation: nothing is kept but the output (Normalization.cpp, batch_norm_cpu)."""
+    return (_in_format(out[0], memory_format(args[0])), *(torch.empty(0, dtype=t.dtype, device=t.device) for t in out[1:]))
+
+
+def batch_norm_backward(args: tuple, out: tuple) -> tuple:
+    """native_batch_norm_backward(gradient, input, ..): the input's gradient in the input's format."""
+    return (_in_format(out[0], memory_format(args[1])), *out[1:])
+
+
+def group_norm_backward(args: tuple, out: tuple) -> tuple:
+    """native_group_norm_backward(gradient, input, ..): the input's gradient in its dtype, on meta in the widest of the arguments
+    (group_norm.cpp)."""
+    input = args[1]
+    if out[0] is None or out[0].dtype == input.dtype:
+        return out
+    return (torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=memory_format(input)), *out[1:])
+
+
+def like_input(args: tuple, out: Tensor) -> Tensor:
+    """Channels last where they are in the input, contiguous on meta."""
+    return _in_format(out, memory_format(args[0])) if out.dim() == 4 else out
+
+
+EVERYWHERE = {
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+    _aten.native_layer_norm_backward.default: layer_norm_backward,
+    _aten.native_group_norm_backward.default: group_norm_backward,
+}
+ON_CPU = {
+    **EVERYWHERE,
+    _aten.native_batch_norm.default: batch_norm,
+    _aten._native_batch_norm_legit.default: batch_norm,
+    _aten._native_batch_norm_legit_no_training.default: batch_norm_of_fixed_statistics,
+    _aten.native_batch_norm_backward.default: batch_norm_backward,
+    _aten.roll.default: like_input,
+    _aten.reflection_pad2d.default: like_input,
+}
+
+
+def both(first: Any, second: Any) -> Any:
+    """A table of mends: where two tables mend the same operator, the first and then the second."""
+    chained = {
+        operator: lambda args, out, a=mend, b=second[operator]: b(args, a(args, out))
+        for operator, mend in first.items()
+        if operator in second
+    }
+    return {**first, **second, **chained}

@@ -1,0 +1,247 @@
+"""What CUDA's kernels allocate inside: bytes per operator as functions of shapes and dtypes, one function per operator.
+
+Each returns stages as in `scratch`. Sizes follow the C++ that the docstring names (PyTorch 2.11 to 2.15); `MODELLED` lists those
+whose true size a closed library decides. Sizes stay linear in the leading dimension, so that one tape serves every batch size:
+where a kernel counts distinct rows, a batch is taken to share none.
+
+*Known limitations*: not counted are staging buffers of reductions (Reduce.cuh: some hundred KiB, by the number of
+multiprocessors) and flash attention's split keys in inference with few queries.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.kernels import recurrent
+from sizer.tracing.scratch import Scratch, Stages, layer_norm, safe_softmax
+
+_aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+_ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in EmbeddingBackwardKernel.cu
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+def _copies_of_strided(*tensors: Tensor | None) -> list[int]:
+    """What `contiguous()` copies."""
+    return [_bytes(t) for t in tensors if t is not None and not t.is_contiguous()]
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+# ------------------------------------------------------------------------------------------------------------- attention
+
+
+def flash_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """In float32 softmax_d [batch, heads, queries to 128] and dq_accum [.., head_dim to 32, above 128 to 64]; for grouped heads
+    the gradients of key and value of every query head; a strided gradient copied (flash_attn/flash_api.cpp, mha_bwd)."""
+    grad, query, key = args[0], args[1], args[2]
+    batch, heads, queries, head = query.shape
+    rows = batch * heads * _up(queries, 128) * 4
+    sizes = [rows, rows * _up(head, 32 if head <= 128 else 64)]
+    if key.shape[1] != heads:
+        sizes += [batch * key.shape[2] * heads * head * query.itemsize] * 2
+    return [[*_copies_of_strided(grad.transpose(1, 2)), *sizes]]
+
+
+def cudnn_attention_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """Taken as flash attention's float32 accumulators, which cuDNN's kernel needs likewise (cudnn/MHA.cpp asks the library)."""
+    return flash_backward(device, args, kwargs, out)
+
+
+def efficient_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """delta [batch, heads, queries] in float32 and tiles of 4 bytes an element, 16 more a tile, that accumulate the gradient of
+    the query, for wide heads in half precision those of key and value too; a strided gradient copied, grouped heads expanded
+    (attention_backward.cu and mem_eff_attention/kernel_backward.h, workspace_size).
+
+    *Known limitations*: below 200 pairs of sample and head, wide heads may split their keys, which takes up to 26 MB more.
+    """
+    grad, query, key, value = args[:4]
+    batch, heads, queries, head = query.shape
+    half, widest = query.dtype in _HALVES, max(head, value.shape[-1])
+    rows, columns, in_registers = _efficient_blocks(device.capability, half, widest)
+    tiles = -(-queries // rows) * -(-head // columns)
+    elements = tiles * (4 + rows * columns)
+    if half and not in_registers:
+        elements += columns * (_up(head, rows) + _up(value.shape[-1], rows))
+    delta = batch * heads * queries * 4
+    copies = _copies_of_strided(grad.transpose(1, 2))
+    if key.shape[1] != heads:
+        copies += [batch * heads * key.shape[2] * t.shape[-1] * t.itemsize for t in (key, value)]
+    workspace = batch * heads * _up(elements, 4) * 4
+    if half:
+        return [[*copies, delta, workspace]]
+    # in float32 delta is the sum of a product as large as the output
+    return [[*copies, batch * heads * queries * value.shape[-1] * 4, delta, delta], [*copies, delta, workspace]]
+
+
+def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> tuple[int, int, bool]:
+    """(rows, columns, whether gradients of key and value stay in registers) of the first kernel that fits, in the order of
+    mem_eff_attention/kernels/cutlassB.h; devices with 100 KiB of shared memory cannot take the largest blocks."""
+    roomy = capability in ((8, 0), (8, 7)) or capability[0] in (9, 10)
+    if widest <= 64:
+        return 64, 64, True
+    if not half or capability < (8, 0):
+        return (128, 64, True) if roomy or (half and widest <= 128) else (64, 64, False)
+    if capability in ((8, 6), (8, 9)) and widest <= 96:
+        return 128, 64, True
+    if widest <= 128:
+        return (128, 128, True) if roomy else (64, 64, False)
+    return (128, 64, False) if roomy else (64, 64, False)
+
+
+# ------------------------------------------------------------------------------------------------------ matrix products
+
+
+def strided_operands(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """A copy of each operand that cuBLAS cannot read as rows or columns: neither of its last two strides is 1, or one is 0
+    (prepare_matrix_for_cublas in cuda/Blas.cpp, prepare_batch_matrix_for_cublas)."""
+    operands = args[1:3] if len(args) > 2 else args[:2]
+    return [[_bytes(t) for t in operands if not _is_readable(t)]]
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    if tensor.is_contiguous():
+        return True
+    (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+    if (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows)):
+        return True
+    return tensor.dim() == 2 and _aten.is_non_overlapping_and_dense.default(tensor)
+
+
+# ------------------------------------------------------------------------------------------------------------- indexing
+
+
+def embedding_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """Indices sorted (three vectors of int64 and as much again for the sort), then per distinct index and per tenth index a row
+    of the gradient in float32, at most; a strided gradient copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
+    grad, indices, rows = args[0], args[1], args[2]
+    if not indices.numel():
+        return []
+    lead = indices.shape[0] if indices.dim() else 1
+    each = indices.numel() // lead
+    partial = lambda width: lead * (min(each, rows) * width - (-each * width // _ROWS_PER_THREAD))  # noqa: E731
+    width = grad.shape[-1] * (4 if grad.dtype in _HALVES else grad.itemsize)
+    vector, segments = indices.numel() * indices.itemsize, lead * min(each, rows) * indices.itemsize
+    copies = _copies_of_strided(grad, indices)
+    summing = [*[vector] * 3, *[segments] * 2, partial(indices.itemsize), partial(width)]
+    return [[*copies, *[vector] * 5], [*copies, *summing]]
+
+
+def accumulating_index_put(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """Adding at indices: they are made linear and sorted, five vectors of int64 and the sort's own; strided values are copied
+    (cuda/Indexing.cu, index_put_with_sort_kernel)."""
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    indices = [index for index in args[1] if index is not None]
+    if not accumulate or not indices or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return []
+    places = torch.broadcast_shapes(*[index.shape for index in indices])
+    return [[*[prod(places) * 8] * 5, *_copies_of_strided(args[2])]]
+
+
+def sort(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """Rows of more than 4,096 elements are sorted through a copy of keys and places (cuda/Sort.cpp, SortStable.cu)."""
+    values, places = out
+    dim = kwargs.get("dim", -1)
+    if not values.dim() or values.shape[dim] <= 4096:
+        return []
+    return [[_bytes(values), _bytes(places), _bytes(places)]]
+
+
+# -------------------------------------------------------------------------------------------------------- normalization
+
+
+def softmax(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """The input made contiguous (cuda/SoftMax.cu, host_softmax)."""
+    return [_copies_of_strided(args[0])]
+
+
+def softmax_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """Gradient and output made contiguous (cuda/SoftMax.cu, host_softmax_backward)."""
+    return [_copies_of_strided(args[0], args[1])]
+
+
+def layer_norm_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """Gradient and input made contiguous (layer_norm_kernel.cu; its partial sums for more than 65,536 narrow rows stay below
+    the size of 32 rows a multiprocessor)."""
+    return [_copies_of_strided(args[0], args[1])]
+
+
+def group_norm(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """A scale and a shift per sample and channel in the accumulation dtype (group_norm_kernel.cu); the input made contiguous."""
+    return [[*_copies_of_strided(args[0]), *[args[3] * args[4] * 4] * 2]]
+
+
+def group_norm_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """In the accumulation dtype two sums per sample and channel, a factor likewise and two per group (group_norm_kernel.cu)."""
+    samples, channels, groups = args[5], args[6], args[8]
+    return [[*_copies_of_strided(args[0]), *[samples * channels * 4] * 3, *[samples * groups * 4] * 2]]
+
+
+# ---------------------------------------------------------------------------------------------------------- convolution
+
+
+def convolution(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """Where tensor cores serve NCHW tensors, copies of input, weight and output in NHWC; cuDNN's heuristic may pick an engine
+    that needs less (cudnn/Conv_v8.cpp asks it)."""
+    return [[_operand_copies(device, args[0], args[1], out, groups=args[8])]]
+
+
+def convolution_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """The same copies for the gradient of the input, then for the gradient of the weight (cudnn/Conv_v8.cpp)."""
+    grad, input, weight, groups = args[0], args[1], args[2], args[9]
+    return [[_operand_copies(device, input, weight, grad, groups=groups)] for wanted in args[10][:2] if wanted]
+
+
+def _operand_copies(device: Any, input: Tensor, weight: Tensor, output: Tensor, groups: int) -> int:
+    tensor_cores = device.capability >= ((8, 0) if input.dtype == torch.float32 else (7, 0))
+    depthwise = groups > 1 and groups == input.shape[1]
+    channels_last = (
+        input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
+    )
+    if not tensor_cores or depthwise or channels_last:
+        return 0
+    return sum(map(_bytes, (input, weight, output)))
+
+
+SCRATCH: dict[Any, Scratch] = {
+    _aten.native_layer_norm.default: layer_norm,
+    _aten.native_layer_norm_backward.default: layer_norm_backward,
+    _aten._fused_rms_norm.default: layer_norm,
+    _aten._fused_rms_norm_backward.default: layer_norm_backward,
+    _aten.native_group_norm.default: group_norm,
+    _aten.native_group_norm_backward.default: group_norm_backward,
+    _aten._safe_softmax.default: safe_softmax,
+    _aten._softmax.default: softmax,
+    _aten._log_softmax.default: softmax,
+    _aten._softmax_backward_data.default: softmax_backward,
+    _aten._log_softmax_backward_data.default: softmax_backward,
+    _aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
+    _aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
+    _aten.mm.default: strided_operands,
+    _aten.addmm.default: strided_operands,
+    _aten.bmm.default: strided_operands,
+    _aten.baddbmm.default: strided_operands,
+    _aten.embedding_dense_backward.default: embedding_backward,
+    _aten.index_put.default: accumulating_index_put,
+    _aten.index_put_.default: accumulating_index_put,
+    _aten._index_put_impl_.default: accumulating_index_put,
+    _aten.sort.default: sort,
+    _aten.sort.stable: sort,
+    _aten._cudnn_rnn.default: recurrent.workspace,
+    _aten._cudnn_rnn_backward.default: recurrent.workspace,
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+}
+
+# What cuDNN decides by itself.
+MODELLED = frozenset({recurrent.workspace, cudnn_attention_backward, convolution, convolution_backward})

@@ -1,0 +1,108 @@
+"""The explanation of a trace: kernels by dtype and module, and a source for every rule."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import sizer
+from sizer.memory.fit import CLOSED_KERNELS
+from sizer.memory.report import Report
+from sizer.tracing import device as devices
+from sizer.tracing import scratch_cuda
+from sizer.tracing.device import Device
+from sizer.tracing.explain import explain, formulas, rules_of
+from tests.tracing.test_mechanisms import Attend, run
+
+SOURCE = re.compile(r"\b[\w/{},]+\.(cu|cpp|h|py)\b")
+
+
+@pytest.mark.parametrize("kind", devices._KERNELS)
+def test_every_rule_names_its_source(kind: str) -> None:
+    for name, function in devices._KERNELS[kind].items():
+        told = f"{function.__doc__} {inspect.getmodule(function).__doc__}"
+        assert SOURCE.search(told), name
+
+
+def test_every_workspace_of_cuda_names_its_source_first() -> None:
+    for name, formula in formulas(Device("cuda", (8, 0))).items():
+        assert SOURCE.search(formula.text), name
+        assert len(formula.text) < 400, name
+
+
+def test_what_cudnn_decides_is_modelled() -> None:
+    told = formulas(Device("cuda", (8, 0)))
+    modelled = {name for name, formula in told.items() if formula.modelled}
+    assert modelled == {str(op) for op, function in scratch_cuda.SCRATCH.items() if function in scratch_cuda.MODELLED}
+    assert modelled == {name for name in told if name.startswith(CLOSED_KERNELS)}  # and so does the range of the process
+    assert "aten.convolution.default" in modelled
+    assert not told["aten._scaled_dot_product_flash_attention_backward.default"].modelled
+
+
+def test_formula_of_cublas_follows_the_version() -> None:
+    kept, called = (formulas(Device("cuda", (9, 0), version=v))["aten.mm.default"].text for v in ((2, 13), (2, 15)))
+    assert "33,554,432 B, one per thread, kept" in kept and "cuBLASLt" not in kept
+    assert "33,554,432 B, for the time of each call, 1,048,576 B where cuBLASLt adds a bias" in called
+
+
+def test_kernels_are_counted_by_module_and_dtype() -> None:
+    on = Device("cuda", (8, 0), version=(2, 15))
+    pair = lambda: nn.Sequential(Attend(), nn.Flatten(1), nn.Unflatten(1, (4, 16)), Attend())  # noqa: E731
+    for dtype in ("float32", "bfloat16"):
+        run(pair, torch.zeros(2, 4, 16), on=on, dtype=dtype)
+    told = explain(on, dtypes=["float32", "bfloat16", "float16"], optimizer="adamw", same={"float16": "bfloat16"})
+    assert told.rules == rules_of(on) == "CUDA capability 8.0 in PyTorch 2.15"
+    assert [(use.operator, use.kernel, use.dtypes, use.modules) for use in told.kernels] == [
+        ("attention", "efficient", ("float32",), 2),
+        ("attention", "flash", ("bfloat16", "float16"), 2),
+        ("optimizer", "foreach", ("float32", "bfloat16", "float16"), 0),
+    ]
+    assert told.kernels[0].why.endswith("not flash: it needs float16 or bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "implementation", "kernel"),
+    [
+        ("cuda", "adamw", None, "foreach"),
+        ("cuda", "adamw", "fused", "fused"),
+        ("cuda", "adafactor", None, "loop"),
+        ("cpu", "adamw", None, "loop"),
+        ("mps", "sgd", "loop", "loop"),
+    ],
+)
+def test_optimizer_as_pytorch_runs_it(kind: str, optimizer: str, implementation: str | None, kernel: str) -> None:
+    on = Device(kind, (8, 0) if kind == "cuda" else None)
+    told = explain(on, dtypes=["float32"], optimizer=optimizer, implementation=implementation)
+    assert [(use.operator, use.kernel) for use in told.kernels] == [("optimizer", kernel)]
+
+
+@pytest.mark.parametrize("optimizer", [None, "none"])
+def test_no_optimizer_no_line(optimizer: str | None) -> None:
+    assert explain(Device("cpu"), dtypes=["float32"], optimizer=optimizer).kernels == ()
+
+
+def test_a_report_explains_itself_and_survives_the_way_to_the_page() -> None:
+    report = sizer.estimate("arch=hf:gpt2&seq=64&batch=2&dtype=bfloat16,float16&gpu=a100-80gb")
+    told = report.explanation
+    attention, optimizer = told.kernels
+    assert (attention.kernel, attention.modules, attention.dtypes) == ("flash", 12, ("bfloat16", "float16"))
+    assert optimizer.kernel == "foreach"
+    backward = next(use for use in told.workspaces if "flash_attention_backward" in use.op)
+    # 12 layers, two steps; softmax_d [2, 12, 64 to 128] and dq_accum [.., 64] in float32
+    assert (backward.calls, backward.bytes) == (24, 2 * 12 * 128 * 4 * (1 + 64))
+    assert backward.dtypes == ("bfloat16", "float16")
+    assert report.assumptions == (f"attention: flash ({attention.why})",)
+    assert Report.from_dict(report.to_dict()) == report
+
+
+def test_stand_ins_are_part_of_it() -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (2.0 if float(super().forward(x).detach().sum()) > 0 else 1.0)
+
+    told = sizer.size_module(lambda: Reads(4, 4), (torch.zeros(2, 4),)).explanation
+    assert told.stand_ins == ("the value of a tensor was taken as 1.0",)

@@ -1,0 +1,592 @@
+"""CUDA's mechanisms one at a time: which kernel, and what it holds inside, added up by hand; shapes are in the comments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sizer.memory.tape import CATEGORIES, Tape
+from sizer.tracing.device import Device
+from sizer.tracing.kernels import attention
+from sizer.tracing.kernels.recurrent import reserve_bytes
+from sizer.tracing.libraries import DEFAULT_WORKSPACE, LARGE_WORKSPACE, LT_WORKSPACE, blas_of, uses_lt
+from tests.tracing.test_mechanisms import FLOAT16, FLOAT32, Attend, Mlp, Tied, alive, peaks, question, run
+
+VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
+HALF, FLOAT = torch.bfloat16, torch.float32
+
+
+def cuda(capability: tuple[int, int] = AMPERE, version: tuple[int, int] = (2, 15)) -> Device:
+    return Device("cuda", capability, version=version)
+
+
+def held(tape: Tape, op: str) -> list[list[int]]:
+    """The workspaces of an operator, those that were alive together in one list, in order."""
+    workspace, together, alive_now = CATEGORIES.index("workspace"), [], 0
+    for event in tape.order:
+        block = event if event >= 0 else ~event
+        if tape.categories[block] != workspace or tape.op_names[tape.ops[block]] != op:
+            continue
+        if event >= 0:
+            if not alive_now:
+                together.append([])
+            together[-1].append(tape.sizes[block])
+        alive_now += 1 if event >= 0 else -1
+    return together
+
+
+class Calls(nn.Module):
+    """One call between a weight that wants a gradient and the sum of the output."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor], *shape: int) -> None:
+        super().__init__()
+        self.weight, self.call = nn.Parameter(torch.empty(shape)), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.weight).pow(2)
+
+
+def call(function: Callable[[Tensor], Tensor], *shape: int, on: Device | None = None, dtype: str = "float32") -> Tape:
+    """Two training steps without optimizer over `function(weight [shape])`."""
+    return run(lambda: Calls(function, *shape), torch.zeros(1), on=on or cuda(), dtype=dtype, optimizer="none")
+
+
+# --- cuBLAS and cuBLASLt, by version and capability
+
+BLAS = [
+    ((2, 11), AMPERE, DEFAULT_WORKSPACE, LT_WORKSPACE, True),
+    ((2, 11), HOPPER, LARGE_WORKSPACE, LT_WORKSPACE, True),
+    ((2, 11), BLACKWELL, DEFAULT_WORKSPACE, LT_WORKSPACE, True),  # 9.0 alone took more
+    ((2, 13), AMPERE, DEFAULT_WORKSPACE, None, True),
+    ((2, 13), (12, 0), LARGE_WORKSPACE, None, True),
+    ((2, 15), AMPERE, DEFAULT_WORKSPACE, LT_WORKSPACE, False),
+    ((2, 15), BLACKWELL, LARGE_WORKSPACE, LT_WORKSPACE, False),
+]
+
+
+@pytest.mark.parametrize(("version", "capability", "size", "lt_size", "kept"), BLAS, ids=str)
+def test_workspaces_of_cublas(version, capability, size, lt_size, kept) -> None:
+    blas = blas_of(capability, version)
+    assert (blas.size, blas.lt_size, blas.kept) == (size, lt_size, kept)
+
+
+# 8,519,680 = 4096 KiB * 2 + 16 KiB * 8; a linear layer's bias goes to cuBLASLt
+KEPT = [((2, 11), 2 * 8_519_680 + 2**20), ((2, 13), 2 * 8_519_680), ((2, 15), 0)]
+
+
+@pytest.mark.parametrize(("version", "kept"), KEPT, ids=str)
+def test_what_cublas_keeps_after_a_training_step(version: tuple[int, int], kept: int) -> None:
+    tape = run(Mlp, torch.zeros(2, 8), on=cuda(version=version))
+    assert alive(tape, "optimizer").get("workspace", 0) == kept
+
+
+def test_since_2_15_each_call_has_its_own() -> None:
+    tape = run(Mlp, torch.zeros(2, 8), on=cuda(), mode="inference")
+    # two layers with a bias, two passes, 1 MiB each; nothing of it stays
+    assert held(tape, "aten.addmm.default") == [[2**20]] * 4
+    assert "workspace" not in alive(tape, "forward")
+
+
+def test_an_empty_product_needs_no_workspace() -> None:
+    tape = run(lambda: nn.Linear(8, 4, bias=False), torch.zeros(0, 8), on=cuda(), mode="inference")
+    assert held(tape, "aten.mm.default") == []
+
+
+def meta(*shape: int, dtype: torch.dtype = FLOAT) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("bias", "first", "second", "light"),
+    [
+        (meta(3), meta(2, 4), meta(4, 3), True),
+        (meta(2, 3), meta(2, 4), meta(4, 3), False),  # a matrix is no bias
+        (meta(1), meta(2, 4), meta(4, 3), False),  # one number for all columns
+        (meta(3), meta(1, 4), meta(4, 3), False),  # a single row
+        (meta(3), meta(2, 1), meta(1, 3), False),
+        (meta(3, dtype=torch.int64), meta(2, 4, dtype=torch.int64), meta(4, 3, dtype=torch.int64), False),
+        (meta(6)[::2], meta(2, 4), meta(4, 3), False),
+    ],
+)
+def test_which_products_go_to_cublaslt(bias: Tensor, first: Tensor, second: Tensor, light: bool) -> None:
+    assert uses_lt(bias, first, second) == light
+
+
+def test_expanded_operands_are_copied_for_the_product() -> None:
+    tape = run(lambda: nn.Linear(8, 4, bias=False), torch.zeros(2, 8), on=cuda(), optimizer="none")
+    # the gradient of the sum is one number expanded to [2, 4]: 2*4*4 bytes beside the workspace, in both steps
+    assert held(tape, "aten.mm.default") == [[DEFAULT_WORKSPACE], [32, DEFAULT_WORKSPACE]] * 2
+
+
+def test_strided_operands_are_copied_for_the_product() -> None:
+    tape = call(lambda w: w[:, ::2, ::2] @ w[:, ::2, ::2].transpose(1, 2), 2, 8, 8)
+    # [2, 4, 4] of every second row and column: neither stride is 1, so both operands are copied, 2*4*4*4 each
+    assert held(tape, "aten.bmm.default")[0] == [128, 128, DEFAULT_WORKSPACE]
+
+
+# --- attention: the order, the conditions, what each version changed
+
+VERSIONS = [
+    ((2, 11), AMPERE, {"key_heads": 2, **FLOAT32}, "math"),  # grouped heads: flash alone took them
+    ((2, 13), AMPERE, {"key_heads": 2, "mask": True}, "math"),
+    ((2, 14), AMPERE, {"key_heads": 2, **FLOAT32}, "efficient"),
+    ((2, 11), AMPERE, {"key_heads": 2}, "flash"),
+    ((2, 14), HOPPER, {"head": 256}, "flash"),
+    ((2, 15), HOPPER, {"head": 256}, "cudnn"),  # cuDNN newer than 9.22
+    ((2, 15), BLACKWELL, {"head": 256}, "cudnn"),
+    ((2, 15), HOPPER, {"head": 160}, "flash"),  # no backward pass for it
+    ((2, 15), HOPPER, {"head": 160, "trains": False}, "cudnn"),
+    ((2, 15), HOPPER, {"head": 192, "value_head": 128}, "cudnn"),
+    ((2, 11), HOPPER, {"head": 192, "value_head": 128}, "cudnn"),
+    ((2, 15), AMPERE, {"head": 256}, "flash"),
+]
+
+
+@pytest.mark.parametrize(("version", "capability", "asked", "backend"), VERSIONS, ids=str)
+def test_attention_backend_by_version(version, capability, asked: dict[str, Any], backend: str) -> None:
+    assert attention.choose(cuda(capability, version), question(**asked)) == backend
+
+
+def test_the_order_in_which_backends_are_asked() -> None:
+    assert attention.order(cuda(AMPERE)) == ("flash", "efficient", "math")
+    assert attention.order(cuda(HOPPER)) == attention.order(cuda(BLACKWELL)) == ("cudnn", "flash", "efficient", "math")
+    assert attention.order(cuda((12, 0))) == ("flash", "efficient", "math")
+
+
+def _changed(**changes: Any) -> attention.Attention:
+    asked = question()
+    return attention.Attention(**{name: getattr(asked, name) for name in attention.Attention.__slots__} | changes)
+
+
+STRIDED = meta(2, 4, 16, 128, dtype=HALF)[..., ::2]
+LATE = meta(2 * 4 * 16 * 64 + 1, dtype=HALF)[1:].view(2, 4, 16, 64)
+REFUSALS = {
+    "flash": [
+        (AMPERE, _changed(query=meta(4, 16, 64, dtype=HALF)), "query, key and value need four dimensions"),
+        (AMPERE, question(keys=0), "there are no queries or keys"),
+        (AMPERE, question(mask=True), "it takes no mask"),
+        (AMPERE, question(head=264), "it needs one head dim of at most 256"),
+        (TURING, question(), "it needs capability 8.0 to 12.1"),
+        (ADA, question(head=200), "its backward pass has no kernel for this head dim here"),
+        (AMPERE, question(causal=True, queries=8), "causal attention needs as many queries as keys"),
+        (AMPERE, question(**FLOAT32), "it needs float16 or bfloat16"),
+        (AMPERE, question(heads=65536, key_heads=65536), "batch or heads are above 65,535"),
+        (AMPERE, question(key_heads=3), "batches or heads do not match"),
+        (AMPERE, _changed(query=STRIDED), "the last dimension is strided"),
+    ],
+    "efficient": [
+        (AMPERE, _changed(query=meta(4, 16, 64, dtype=HALF)), "query, key and value need four dimensions"),
+        (AMPERE, question(queries=0), "there are no queries or keys"),
+        ((13, 0), question(), "it needs capability 5.0 to 12.1"),
+        (AMPERE, question(head=60), "head dims do not match or are not aligned"),
+        (AMPERE, _changed(key=LATE), "tensors do not begin at an aligned place"),
+        (AMPERE, _changed(value=STRIDED), "the last dimension is strided"),
+        (AMPERE, question(key_heads=3), "batches or heads do not match"),
+        (TURING, question(), "it has no kernel for this dtype here"),
+    ],
+    "cudnn": [
+        (HOPPER, _changed(query=meta(4, 16, 64, dtype=HALF)), "query, key and value need four dimensions"),
+        (HOPPER, question(keys=0), "there are no queries or keys"),
+        (HOPPER, question(**FLOAT32), "it needs float16 or bfloat16"),
+        (HOPPER, _changed(mask=meta(1, 16, 16, dtype=HALF)), "it does not take this mask"),
+        (TURING, question(**FLOAT16), "it needs capability 8.0 to 12.1"),
+        (HOPPER, question(dropout=0.1), "dropout is no multiple of 1/16"),
+        (HOPPER, _changed(query=STRIDED), "the last dimension is strided"),
+        (HOPPER, question(heads=65536, key_heads=65536), "batch or heads are above 65,535"),
+        (HOPPER, question(key_heads=3), "batches or heads do not match"),
+        (HOPPER, question(head=132), "it has no kernel for these head dims"),
+        (HOPPER, question(keys=1), "it needs more than one key"),
+    ],
+}
+
+
+@pytest.mark.parametrize("backend", REFUSALS)
+def test_every_condition_of_a_backend_can_fail_and_says_so(backend: str) -> None:
+    reached = [attention.refusal(backend, cuda(capability), asked) for capability, asked, _ in REFUSALS[backend]]
+    assert reached == [why for *_, why in REFUSALS[backend]]
+    assert set(reached) == {why for why, _ in attention.CONDITIONS[backend]}
+
+
+def test_a_mask_with_gradient_is_not_for_cudnn() -> None:
+    mask = torch.empty(2, 4, 16, 16, dtype=HALF, device="meta", requires_grad=True)
+    assert attention.refusal("cudnn", cuda(HOPPER), _changed(mask=mask)) == "it does not take this mask"
+    assert attention.choose(cuda(HOPPER), _changed(mask=mask)) == "efficient"
+
+
+def test_one_key_head_for_all_since_2_14() -> None:
+    one = _changed(key=meta(2, 1, 16, 64, dtype=HALF), value=meta(2, 1, 16, 64, dtype=HALF))
+    assert attention.choose(cuda(version=(2, 13)), one) == "math"
+    assert attention.choose(cuda(version=(2, 14)), one) == "flash"
+
+
+@pytest.mark.parametrize(("version", "kernel"), [((2, 13), "math"), ((2, 14), "flash")])
+def test_unbatched_attention_is_fused_since_2_14(version: tuple[int, int], kernel: str) -> None:
+    on = cuda(version=version)
+    tape = call(lambda w: F.scaled_dot_product_attention(w, w, w), 4, 16, 64, on=on, dtype="bfloat16")
+    assert [choice.kernel for choice in on.choices.values()] == [kernel]
+    assert tape.marks[-1][1] == "step2"
+
+
+# --- attention: what stays for the backward pass, and what that holds inside
+
+
+def test_flash_attention_backward() -> None:
+    tape = run(Attend, torch.zeros(2, 4, 16), dtype="bfloat16", on=cuda(), optimizer="none")
+    # gradient [2, 2, 4, 8] is an expanded number: copied, 2*4*2*8*2; softmax_d [2, 2, 128] in float32 2*2*128*4;
+    # dq_accum [2, 128, 2, 32]: 4 queries rounded to 128, 8 columns to 32, 2*128*2*32*4
+    assert held(tape, "aten._scaled_dot_product_flash_attention_backward.default") == [[256, 2048, 65536]] * 2
+
+
+def test_flash_attention_backward_of_grouped_heads() -> None:
+    grouped = lambda w: F.scaled_dot_product_attention(w, w[:, :1], w[:, :1], enable_gqa=True)  # noqa: E731
+    tape = call(grouped, 2, 4, 16, 64, dtype="bfloat16")
+    # softmax_d 2*4*128*4, dq_accum 2*128*4*64*4, and the key's and the value's gradient of every head 2*16*4*64*2
+    assert held(tape, "aten._scaled_dot_product_flash_attention_backward.default")[0][-4:] == [
+        4096,
+        262144,
+        16384,
+        16384,
+    ]
+
+
+def test_efficient_attention_keeps_its_random_state_on_the_host() -> None:
+    tape = run(Attend, torch.zeros(2, 4, 16), on=cuda(), optimizer="none")
+    # projection 2*4*16*4, output likewise, log sums [2, 2, 4 rounded to 32] in float32, the loss 4; no seed, no offset
+    assert alive(tape, "forward")["activation"] == 512 + 512 + 2 * 2 * 32 * 4 + 4
+
+
+def test_efficient_attention_backward_in_float32() -> None:
+    tape = run(Attend, torch.zeros(2, 4, 16), on=cuda(), optimizer="none")
+    # the expanded gradient copied, 2*4*2*8*4; then the product of gradient and output as large, and delta [2, 2, 4] twice;
+    # then delta and a tile of 64 x 64 for each of the 4 pairs: (4 + 64*64) * 4 bytes
+    stages = held(tape, "aten._scaled_dot_product_efficient_attention_backward.default")
+    assert stages == [[512, 512, 64, 64], [512, 64, 4 * (4 + 64 * 64) * 4]] * 2
+
+
+@pytest.mark.parametrize(
+    ("capability", "head", "elements"),
+    [
+        (AMPERE, 64, 4 + 64 * 64),  # one block of 64 rows and 64 columns covers 16 queries
+        (AMPERE, 128, 4 + 128 * 128),
+        (ADA, 96, 2 * (4 + 128 * 64)),  # two columns of blocks
+        (
+            ADA,
+            128,
+            2 * (4 + 64 * 64) + 2 * 64 * 128,
+        ),  # too little shared memory: key's and value's gradients go out, too
+        (AMPERE, 256, 4 * (4 + 128 * 64) + 2 * 64 * 256),
+    ],
+)
+def test_efficient_attention_backward_in_half_precision(capability, head: int, elements: int) -> None:
+    mask = torch.zeros(16, 16, dtype=torch.bool, device="meta")
+    attend = lambda w: F.scaled_dot_product_attention(w, w, w, attn_mask=mask).contiguous()  # noqa: E731
+    tape = call(attend, 2, 4, 16, head, on=cuda(capability), dtype="bfloat16")
+    stage = held(tape, "aten._scaled_dot_product_efficient_attention_backward.default")[0]
+    # delta [2, 4, 16] in float32; then for each of the 2*4 pairs the elements above
+    assert stage[-2:] == [2 * 4 * 16 * 4, 2 * 4 * elements * 4]
+
+
+def test_efficient_attention_backward_expands_grouped_heads() -> None:
+    grouped = lambda w: F.scaled_dot_product_attention(w, w[:, :1], w[:, :1], enable_gqa=True).contiguous()  # noqa: E731
+    tape = call(grouped, 2, 4, 16, 64)
+    # the key's and the value's gradient of every head, 2*4*16*64*4 each
+    assert held(tape, "aten._scaled_dot_product_efficient_attention_backward.default")[0][:2] == [32768] * 2
+
+
+# --- normalization
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "training", "kernel"),
+    [
+        ("float32", (2, 3, 4), True, "cuDNN"),
+        ("float32", (2, 3, 4), False, "cuDNN"),
+        ("float32", (2, 3), True, "PyTorch's own"),  # not for two dimensions
+        ("bfloat16", (2, 3, 4), True, "PyTorch's own"),
+        ("float16", (2, 3, 4), True, "PyTorch's own"),  # its weights are no float32
+        ("amp-float16", (2, 3, 4), True, "cuDNN"),
+        ("amp-bfloat16", (2, 3, 4), True, "PyTorch's own"),
+    ],
+)
+def test_batch_norm_kernel(dtype: str, shape: tuple[int, ...], training: bool, kernel: str) -> None:
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(shape[-1], shape[-1]), nn.BatchNorm1d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            n = self.norm
+            return F.batch_norm(self.linear(x), n.running_mean, n.running_var, n.weight, n.bias, training=training)
+
+    on = cuda()
+    run(Normalized, torch.zeros(shape), on=on, dtype=dtype)
+    assert [c.kernel for c in on.choices.values() if c.operator == "batch norm"] == [kernel]
+
+
+@pytest.mark.parametrize(
+    ("shape", "training", "kernel"),
+    [
+        ((65535, 1, 1), False, "cuDNN"),
+        ((65536, 1, 1), False, "PyTorch's own"),
+        ((65536, 1, 1), True, "cuDNN"),
+        ((880802, 1, 1), True, "PyTorch's own"),
+        ((2, 1, 2**30), True, "PyTorch's own"),  # 2**31 elements
+    ],
+)
+def test_batch_norm_of_very_large_tensors(shape: tuple[int, ...], training: bool, kernel: str) -> None:
+    on, one = cuda(), meta(1)
+    on.kernels["batch_norm"](meta(*shape), one, one, one, one, training, 0.1, 1e-5, True)
+    assert [c.kernel for c in on.choices.values()] == [kernel]
+
+
+def test_batch_norm_leaves_channels_last_images_as_they_are() -> None:
+    images = meta(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    one = meta(3)
+    out = cuda().kernels["batch_norm"](images, one, one, one, one, True, 0.1, 1e-5, True)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+class Rms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8, bias=False), nn.RMSNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x))
+
+
+def test_rms_norm_saves_its_input_and_one_number_a_row() -> None:
+    tape = run(Rms, torch.zeros(2, 4, 8), on=cuda(), optimizer="none")
+    # input 2*4*8*4, inverse root [2, 4, 1] in float32, the loss 4; the gradients are those of 8*8 + 8 weights
+    assert alive(tape, "forward")["activation"] == 256 + 32 + 4
+    assert alive(tape, "backward")["gradient"] == (64 + 8) * 4
+
+
+def test_rms_norm_of_mixed_dtypes_is_a_chain_of_operators() -> None:
+    on = cuda()
+    rms_norm = on.kernels["rms_norm"]
+    rms_norm(meta(2, 8, dtype=HALF), [8], meta(8), 1e-5)
+    rms_norm(meta(2, 3, 4, 8).to(memory_format=torch.channels_last), [8], meta(8), 1e-5)
+    assert not on.choices
+    rms_norm(meta(2, 8, dtype=HALF), [8], meta(8, dtype=HALF), 1e-5)
+    assert list(on.choices) == ["RMS norm: fused (bfloat16)"]
+
+
+def test_group_norm_holds_sums_per_sample_and_channel() -> None:
+    tape = call(lambda w: F.group_norm(w, 2), 2, 4, 3)
+    # scale and shift [2, 4] in float32; backward two sums and a factor [2, 4], two more [2, 2]
+    assert held(tape, "aten.native_group_norm.default")[0] == [32, 32]
+    assert held(tape, "aten.native_group_norm_backward.default")[0][-5:] == [32, 32, 32, 16, 16]
+
+
+def test_layer_norm_backward_copies_a_strided_gradient() -> None:
+    tape = call(lambda w: F.layer_norm(w, (8,)).sum(), 2, 3, 8)
+    # the gradient of the sum is an expanded number [2, 3, 8]: 2*3*8*4
+    assert held(tape, "aten.native_layer_norm_backward.default") == [[192]] * 2
+
+
+def test_softmax_copies_what_is_strided() -> None:
+    tape = call(lambda w: F.softmax(w.t(), -1).sum(), 3, 8)
+    # the transposed input [8, 3], then the gradient, one number expanded: 3*8*4 each
+    assert held(tape, "aten._softmax.default") == [[96]] * 2
+    assert held(tape, "aten._softmax_backward_data.default") == [[96]] * 2
+
+
+# --- indexing
+
+
+def test_embedding_backward_sorts_and_sums() -> None:
+    tape = run(Tied, torch.zeros(2, 3, dtype=torch.int64), on=cuda(), optimizer="none")
+    # a tied embedding [10, 8] of 2*3 indices, int64. Sorted: five vectors of 6*8. Then three of them, two of the distinct
+    # indices (at most 3 a sample) 6*8, and places and rows for those and for every tenth index, rounded up a sample:
+    # 2 * (3*8 + 3) = 54 and 2 * (3*32 + 10) = 212
+    stages = held(tape, "aten.embedding_dense_backward.default")[:2]
+    assert stages == [[48] * 5, [48] * 3 + [48] * 2 + [54, 212]]
+
+
+def test_embedding_backward_knows_that_a_small_table_has_few_rows() -> None:
+    class Types(nn.Embedding):
+        def forward(self, kinds: Tensor) -> Tensor:
+            return super().forward(kinds).pow(2)
+
+    tape = run(lambda: Types(2, 8), torch.zeros(2, 100, dtype=torch.int64), on=cuda(), optimizer="none")
+    # 100 indices a sample into 2 rows: 2 * (2*32 + 10*32) bytes of partial sums
+    assert held(tape, "aten.embedding_dense_backward.default")[1][-1] == 768
+
+
+def test_index_backward_sorts() -> None:
+    places = torch.zeros(6, dtype=torch.int64, device="meta")
+    tape = call(lambda w: w[places], 10, 8)
+    # the gradient is added at 6 places: five vectors of int64
+    assert held(tape, "aten.index_put.default")[0] == [48] * 5
+
+
+def test_long_rows_are_sorted_through_a_copy() -> None:
+    # keys 4097*4, places 4097*8 twice; up to 4,096 in place
+    assert held(call(lambda w: w.sort(-1)[0], 1, 4097), "aten.sort.default")[0] == [16388, 32776, 32776]
+    assert held(call(lambda w: w.sort(-1)[0], 1, 4096), "aten.sort.default") == []
+
+
+# --- convolution
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "copied"),
+    [
+        # input [2, 4, 8, 8], weight [6, 4, 1, 1], output [2, 6, 8, 8]: 512 + 24 + 768 elements
+        (AMPERE, "bfloat16", 1304 * 2),
+        (AMPERE, "float32", 1304 * 4),  # TensorFloat-32
+        (VOLTA, "float32", None),  # no tensor cores
+    ],
+)
+def test_convolution_for_tensor_cores_is_laid_out_anew(capability, dtype: str, copied: int | None) -> None:
+    tape = run(lambda: nn.Conv2d(4, 6, 1, bias=False), torch.zeros(2, 4, 8, 8), on=cuda(capability), dtype=dtype)
+    assert held(tape, "aten.convolution.default") == ([[copied]] * 2 if copied else [])
+    # the input needs no gradient, so one stage for the weight's
+    assert held(tape, "aten.convolution_backward.default") == ([[copied]] * 2 if copied else [])
+
+
+# --- recurrent layers
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.layer = kind(8, 16, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "kept"),
+    [
+        # 5 steps of 2 samples, 16 hidden: gates and cell of an LSTM 5 a unit, of a GRU 4, of a plain RNN 1
+        (nn.LSTM, {}, 10 * 16 * 5),
+        (nn.LSTM, {"num_layers": 2}, 10 * 16 * 5 * 2 + 10 * 16),  # and what the first layer hands to the second
+        (nn.LSTM, {"bidirectional": True}, 10 * 16 * 5 * 2),
+        (nn.GRU, {}, 10 * 16 * 4),
+        (nn.RNN, {}, 10 * 16),
+        (nn.RNN, {"nonlinearity": "relu"}, 10 * 16),
+    ],
+)
+def test_cudnn_runs_recurrent_layers_in_one_kernel(kind, options: dict[str, Any], kept: int) -> None:
+    tape = run(lambda: Recurrent(kind, **options), torch.zeros(5, 2, 8), on=cuda(), optimizer="none")
+    ways = 2 if options.get("bidirectional") else 1
+    layers = ways * options.get("num_layers", 1)
+    states = (2 if kind is nn.LSTM else 1) * layers * 2 * 16 * 4
+    # output [5, 2, 16 a way], which the next layer of it saved, the reserve, the initial states that were made, the loss 4
+    assert alive(tape, "forward")["activation"] == 10 * 16 * ways * 4 + kept * 4 + states + 4
+    weights = alive(tape, "load")["parameter"]
+    assert alive(tape, "backward")["gradient"] == weights
+    # one buffer holds the gradients of all weights
+    gradients = [s for s, c in zip(tape.sizes, tape.categories, strict=True) if CATEGORIES[c] == "gradient"]
+    assert gradients == [weights] * 2
+
+
+def test_reserve_of_recurrent_layers_with_dropout() -> None:
+    # LSTM, 10 steps times samples, 16 hidden, 2 layers: gates and cells, and what goes between the layers twice, 2 bytes each
+    assert reserve_bytes(2, 10, 16, 16, 2, 1, 0.1, 2) == (10 * 16 * 5 * 2 + 10 * 16 * 2) * 2
+
+
+def test_recurrent_layers_keep_nothing_in_inference_and_take_packed_sequences() -> None:
+    class Packed(Recurrent):
+        def forward(self, x: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3], device="cpu"))
+            return self.layer(packed)[0].data
+
+    tape = run(lambda: Packed(nn.LSTM), torch.zeros(5, 2, 8), on=cuda(), mode="inference")
+    # 5 + 3 rows of 16 numbers
+    assert alive(tape, "forward")["activation"] == 8 * 16 * 4
+
+
+def test_recurrent_layers_under_autocast_run_in_half_precision() -> None:
+    tape = run(lambda: Recurrent(nn.LSTM), torch.zeros(5, 2, 8), on=cuda(), mode="inference", dtype="amp-float16")
+    assert alive(tape, "forward")["activation"] == 10 * 16 * 2
+
+
+# --- the fast path of multi-head attention and of encoder layers
+
+
+class Encoder(nn.Module):
+    """One layer of width 16, 2 heads, 32 hidden, over [2, 4, 16]."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "first", "kernels"),
+    [
+        (AMPERE, "bfloat16", False, ["multi-head attention: fast path (evaluation, bfloat16, fused)",
+                                     "attention: flash (bfloat16, no mask, head dim 8)"]),
+        (AMPERE, "bfloat16", True, ["multi-head attention: fast path (evaluation, bfloat16, fused)",
+                                    "attention: flash (bfloat16, no mask, head dim 8)"]),
+        # cuDNN would be chosen, which this path does not take
+        (HOPPER, "bfloat16", False, ["multi-head attention: fast path (evaluation, bfloat16, with its scores)"]),
+        # autocast closes it
+        (AMPERE, "amp-bfloat16", False, ["attention: flash (bfloat16, no mask, head dim 8)"]),
+    ],
+)  # fmt: skip
+def test_encoder_layer_in_evaluation(capability, dtype: str, first: bool, kernels: list[str]) -> None:
+    on = cuda(capability)
+    tape = run(lambda: Encoder(norm_first=first), torch.zeros(2, 4, 16), on=on, dtype=dtype, mode="inference")
+    assert list(on.choices) == kernels
+    # the output alone: 2*4*16 numbers
+    assert alive(tape, "forward")["activation"] == 128 * (4 if dtype.startswith("amp") else 2)
+
+
+def test_encoder_layer_with_scores_holds_them() -> None:
+    tape = run(Encoder, torch.zeros(2, 4, 16), on=cuda(HOPPER), dtype="bfloat16", mode="inference")
+    # at the most the projection [2, 4, 48] and what it is rearranged into, 2*4*48*2 each; later the scores take less
+    assert peaks(tape, "temporary")["forward"] == 2 * 768
+
+
+def test_encoder_layers_train_as_written() -> None:
+    on = cuda()
+    run(Encoder, torch.zeros(2, 4, 16), on=on, dtype="bfloat16")
+    assert all("fast path" not in choice for choice in on.choices)
+
+
+def test_padding_masks_take_the_fast_path_without_nested_tensors() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.encoder(x, src_key_padding_mask=x[..., 0] > 1)
+
+    on = cuda()
+    tape = run(Masked, torch.zeros(2, 4, 16), on=on, mode="inference")
+    assert list(on.choices) == ["multi-head attention: fast path (evaluation, float32, with its scores)"]
+    assert alive(tape, "forward")["activation"] == 2 * 4 * 16 * 4
+
+
+def test_attention_weights_that_were_asked_for_are_averaged() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[1]
+
+    tape = run(Weighted, torch.zeros(2, 4, 16), on=cuda(), mode="inference")
+    # [2, 4, 4] in float32
+    assert alive(tape, "forward")["activation"] == 128
+
+
+def test_pytorchs_spare_backend_has_its_own_name_again() -> None:
+    before = torch.utils.backend_registration._privateuse1_backend_name
+    run(Mlp, torch.zeros(2, 8), on=cuda())
+    assert torch.utils.backend_registration._privateuse1_backend_name == before != "meta"
