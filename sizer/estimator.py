@@ -166,6 +166,9 @@ def _tapes(
             job.exceptional = _is_exceptional(affine, at, with_one=job.one_is_possible)
         if job.exceptional and 1 in batches:
             affine = replace(affine, exact=(at(1),))
+        beyond = job.device.changes_at
+        if beyond is not None:  # the line holds up to there
+            affine = replace(affine, exact=(*affine.exact, *(at(batch) for batch in batches if batch >= beyond)))
     except NotAffineError as error:
         notes.append(f"{dtype}: traced at each batch size by itself, because {error}")
         return {batch: at(batch) for batch in batches}

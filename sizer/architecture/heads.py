@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -139,7 +140,9 @@ def _modeling_modules(config: PreTrainedConfig) -> tuple[list[ModuleType], str |
     for found in pkgutil.iter_modules(package.__path__):
         if found.name.startswith("modeling_"):
             try:
-                modules.append(importlib.import_module(f"{package.__name__}.{found.name}"))
+                with warnings.catch_warnings():  # some files script functions as they are imported, which is deprecated
+                    warnings.simplefilter("ignore")
+                    modules.append(importlib.import_module(f"{package.__name__}.{found.name}"))
             except ImportError as error:
                 missing = missing or error.name or str(error)
     return modules, missing

@@ -200,7 +200,7 @@ def _padded(size: Size) -> Size:
 
 _UNCOUNTED = {
     "detection": (
-        "How many boxes survive score thresholds and non-maximum suppression depends on the images; a real run may need a "
-        "little more or less.",
+        "How many boxes survive score thresholds and non-maximum suppression depends on the images; as many are counted as the "
+        "model itself goes on with at most, so a real run usually needs less.",
     )
 }

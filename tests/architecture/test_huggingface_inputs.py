@@ -62,7 +62,8 @@ def test_the_forward_of_a_class_is_read_through_its_decorators():
 
 
 def test_the_text_of_a_model_with_two_decoders_is_the_one_that_reads():
-    assert text_config(AutoConfig.for_model("musicgen")).model_type == "t5"
+    parts = {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}, "decoder": {}}
+    assert text_config(AutoConfig.for_model("musicgen", **parts)).model_type == "t5"
 
 
 # ---- text -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import warnings
 from math import ceil, prod
 from typing import Any
 
@@ -44,7 +45,8 @@ def parse(config: dict[str, Any]) -> PreTrainedConfig:
 
 def count_parameters(config: PreTrainedConfig, head: str) -> int:
     """The parameters of the class under meta; `parameters()` gives tied ones once."""
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DeBERTa's file scripts functions as it is imported, which is deprecated
         model = getattr(transformers, head)._from_config(config, dtype=torch.float32)
     return sum(parameter.numel() for parameter in model.parameters())
 

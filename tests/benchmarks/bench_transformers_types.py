@@ -5,7 +5,8 @@ float32), each in a forked child with a wall clock. Prints what fails and why, t
 sorted list.
 
 Some defaults are no model: parts that do not fit together (Qwen2-VL's vision tower is narrower than its text), tokens or sizes
-left out. `completed_configs.json` says for those what a published config says; they are counted, and named in the last line.
+left out. `completed_configs.json` says for those what a published config says. The last lines give the share both ways: of the
+defaults as they are, and with those completed.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ SECONDS = 90
 COMPLETED = json.loads(Path(__file__).with_name("completed_configs.json").read_text(encoding="utf-8"))
 
 
-def attempt(model_type: str) -> str:
+def attempt(model_type: str, *, completed: bool = True) -> str:
     """How far a type comes: "no defaults", "not built: …", "counted: …" (not traced, with the reason) or "traced"."""
-    completion = COMPLETED.get(model_type, {})
+    completion = COMPLETED.get(model_type, {}) if completed else {}
     try:
         CONFIG_MAPPING[model_type](**copy.deepcopy(completion))
     except Exception as error:  # whatever a config class raises, it has no buildable defaults
@@ -53,14 +54,14 @@ def attempt(model_type: str) -> str:
     return "traced"
 
 
-def in_child(model_type: str) -> str:
+def in_child(model_type: str, *, completed: bool = True) -> str:
     """`attempt` in a forked process, killed after SECONDS."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         signal.alarm(SECONDS)
-        os.write(writing, attempt(model_type).replace("\n", " ")[:300].encode())
+        os.write(writing, attempt(model_type, completed=completed).replace("\n", " ")[:300].encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
@@ -78,14 +79,18 @@ def main() -> None:
         results[model_type] = in_child(model_type)
         if results[model_type] != "traced":
             print(f"{model_type}: {results[model_type]}", flush=True)
-    kinds = [text.partition(":")[0] for text in results.values()]
-    buildable = [kind for kind in kinds if kind not in ("no defaults", "not built")]
+    bare = {name: in_child(name, completed=False) for name in types if name in COMPLETED}
+    print(f"{len(types)} types, transformers {transformers.__version__}, {time.monotonic() - start:.0f} s")
+    print(f"defaults as they are: {share(results | bare)}")
+    print(f"{len(bare)} of them completed: {share(results)}")
+
+
+def share(results: dict[str, str]) -> str:
+    """How many types are counted, and how many and which part of them trace."""
+    buildable = [text for text in results.values() if not text.startswith(("no defaults", "not built"))]
     traced = buildable.count("traced")
-    print(f"{len(types)} types, {len(buildable)} build from defaults and are counted, {traced} trace a training step")
-    completed = sum(text == "traced" for name, text in results.items() if name in COMPLETED)
-    print(f"{completed} of them with a completed config")
-    print(
-        f"share {traced / max(1, len(buildable)):.1%} in {time.monotonic() - start:.0f} s, transformers {transformers.__version__}"
+    return (
+        f"{len(buildable)} are built and counted, {traced} trace a training step, {traced / max(1, len(buildable)):.1%}"
     )
 
 
