@@ -121,7 +121,9 @@ def _events(order: Iterable[int]) -> Iterator[int]:
     for event in order:
         if event >= 0:
             if event != count:
-                raise ValueError(f"block {event} is allocated after {count} others; number blocks in order of allocation")
+                raise ValueError(
+                    f"block {event} is allocated after {count} others; number blocks in order of allocation"
+                )
             count += 1
             yield 0
         else:

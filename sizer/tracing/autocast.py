@@ -79,6 +79,7 @@ class Autocast:
             library = torch.library.Library("aten", "IMPL")
             stack.callback(library._destroy)
             self._register(library)
+            self._register_torchvision(stack)
             for owner, name, replacement in self._replacements():
                 stack.enter_context(mock.patch.object(owner, name, replacement))
             try:
@@ -102,6 +103,28 @@ class Autocast:
                 operator = _operator(name, key=f"Autocast{self._kind.upper()}")
                 if operator is not None:
                     library.impl(name, self._outside_autocast(policy(operator)), _KEY)
+
+    def _register_torchvision(self, stack: ExitStack) -> None:
+        """torchvision's own operators, as torchvision/csrc/ops/autocast/*.cpp has them: in float32, the result as the input was."""
+        there = torch.ops.torchvision  # empty before torchvision is imported
+        key = f"Autocast{self._kind.upper()}"
+        names = [
+            name for name in lists.TORCHVISION if hasattr(there, name) and _has_kernel(f"torchvision::{name}", key)
+        ]
+        if names:
+            library = torch.library.Library("torchvision", "IMPL")
+            stack.callback(library._destroy)
+            for name in names:
+                operator = getattr(there, name).default
+                library.impl(name, self._outside_autocast(self._float32_and_back(operator)), _KEY)
+
+    def _float32_and_back(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            out = _call(operator, args, kwargs, lambda value: self.cast(torch.float32, value))
+            back = lambda value: value.to(args[0].dtype) if _eligible(value) else value  # noqa: E731
+            return tuple(map(back, out)) if isinstance(out, (list, tuple)) else back(out)
+
+        return kernel
 
     def _outside_autocast(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -238,9 +261,13 @@ def _operator(name: str, key: str) -> Any:
     """The operator, or None where the installed PyTorch does not have it on its own list."""
     packet, _, overload = name.partition(".")
     qualified = f"aten::{packet}" + (f".{overload}" if overload else "")
-    if not hasattr(_aten, packet) or not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
+    if not hasattr(_aten, packet) or not _has_kernel(qualified, key):
         return None
     return getattr(getattr(_aten, packet), overload or "default")
+
+
+def _has_kernel(qualified: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key)
 
 
 _fallbacks: list[torch.library.Library] = []

@@ -11,6 +11,9 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+# torchvision's own, run in float32 and given back in the dtype of their first argument (torchvision/csrc/ops/autocast, 0.26).
+TORCHVISION = names("nms roi_align roi_pool ps_roi_align ps_roi_pool deform_conv2d")
+
 # CUDA: run in the autocast dtype.
 LOWER_PRECISION = names("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input

@@ -18,7 +18,9 @@ from math import prod
 
 _ALIGNMENT = 128  # every scratchpad entry is aligned to it (src/common/memory_tracking.hpp)
 _PAGE = 4096
-_BRGEMM_BATCH = 4 * _PAGE  # jit_brgemm_conv_bwd_utils.cpp: 16 bytes for each of the elements that fill a page, per thread
+_BRGEMM_BATCH = (
+    4 * _PAGE
+)  # jit_brgemm_conv_bwd_utils.cpp: 16 bytes for each of the elements that fill a page, per thread
 _BARRIER = 2 * _PAGE  # what threads wait at, aligned (jit_avx512_core_bf16_conv_kernel.cpp, wei_bia_reduction_bctx)
 _LARGEST_COLUMNS = 2**19  # gemm_convolution_utils.cpp: the forward pass's columns are blocked to fit into the L2 cache
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -79,3 +79,24 @@ def _without_meta(data: Any, values: KnownValues) -> Any:
     if isinstance(data, (list, tuple)):
         return type(data)(_without_meta(d, values) for d in data)
     return data
+
+
+@contextmanager
+def random_states_seen(see: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
+    """Within the context `see` is given each copy of the CPU generator's state (5,056 bytes) that Python asks for.
+
+    Checkpointing keeps one per block to repeat its dropout (torch/utils/checkpoint.py). It is made in C++ below any dispatch, and
+    lives in host memory on every device: only the CPU counts it.
+    """
+    get = torch.random.get_rng_state
+
+    def get_rng_state() -> torch.Tensor:
+        state = get()
+        see(state, "torch.get_rng_state")
+        return state
+
+    with (
+        mock.patch.object(torch.random, "get_rng_state", get_rng_state),
+        mock.patch.object(torch, "get_rng_state", get_rng_state),
+    ):
+        yield

@@ -148,6 +148,10 @@ class Recorder(TorchDispatchMode):
         self._own(out, "input", "Tensor.to", "")
         return out
 
+    def see_new(self, tensor: Tensor, made_by: str) -> None:
+        """Logs a tensor that was made where no dispatch mode sees it."""
+        self._enter(tensor, made_by, self.paths.current(), "temporary")
+
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""
         entry = self._live.get(tensor.untyped_storage()._cdata)

@@ -37,9 +37,9 @@ def layer_norm_backward_cpu(device: Any, args: tuple, kwargs: dict, out: Any) ->
 
 
 def safe_softmax(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """_safe_softmax (native/SoftMax.cpp): softmax [.., N], where it equals minus infinity [.., N] and rows of that [.., 1]."""
-    rows = out.numel() // max(1, out.shape[args[1]])
-    return [[out.numel() * out.itemsize, args[0].numel(), rows]]
+    """_safe_softmax (native/SoftMax.cpp): beside the softmax, where the input is minus infinity [.., N] and which rows are so
+    altogether [.., 1], a byte an element; such rows are overwritten in place."""
+    return [[args[0].numel(), out.numel() // max(1, out.shape[args[1]])]]
 
 
 SCRATCH: dict[str, dict[Any, Scratch]] = {

@@ -182,7 +182,13 @@ def _weight_steps(c: Convolution, last: bool, copies: list[int], out: tuple) -> 
     computing = [*copies, layout.source, layout.weight, layout.result, layout.scratch, sums]
     if out[1] is None:
         return [computing, *bias]
-    return [computing, *bias, [layout.weight, sums], out[1], [*copies, layout.weight, sums, _bytes(out[1]) if last else 0]]
+    return [
+        computing,
+        *bias,
+        [layout.weight, sums],
+        out[1],
+        [*copies, layout.weight, sums, _bytes(out[1]) if last else 0],
+    ]
 
 
 def _columns(question: _Question, images: int) -> int:
@@ -250,7 +256,10 @@ def flash_attention_backward(device: Any, args: tuple, kwargs: dict, out: tuple)
     sizes = [threads * 2 * rows * columns * wide, threads * rows * wide]
     if half:
         sizes += [threads * 2 * rows * columns * query.itemsize]
-        products = _half_product(columns, rows, query.shape[3], True), _half_product(rows, columns, query.shape[3], False)
+        products = (
+            _half_product(columns, rows, query.shape[3], True),
+            _half_product(rows, columns, query.shape[3], False),
+        )
         sizes += [max(products) if _library_takes(query.dtype) else 0]
     copy = 0 if grad.transpose(1, 2).is_contiguous() else _bytes(grad)
     return [[copy], *out, [copy, *sizes]]
@@ -342,7 +351,9 @@ def promoted(device: Any, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     tensors = [a for a in args if isinstance(a, Tensor)]
     if len(tensors) < 2 or all(t.dtype == tensors[0].dtype for t in tensors):
         return [out]
-    wide = functools.reduce(torch.promote_types, (t.dtype for t in tensors if t.dim() or len(tensors) == 1), tensors[0].dtype)
+    wide = functools.reduce(
+        torch.promote_types, (t.dtype for t in tensors if t.dim() or len(tensors) == 1), tensors[0].dtype
+    )
     copies = [t.numel() * wide.itemsize for t in tensors if t.dtype != wide and t.dtype != torch.bool and t.dim()]
     return [copies, out, copies]
 

@@ -18,7 +18,7 @@ from sizer.tracing.boxes import boxes_assumed
 from sizer.tracing.device import Device
 from sizer.tracing.kernels.encoder import fast_path_on
 from sizer.tracing.optimizers import optimizers_on
-from sizer.tracing.patches import values_from_data
+from sizer.tracing.patches import random_states_seen, values_from_data
 from sizer.tracing.recipes import RECIPES, Work, weight_dtype
 from sizer.tracing.recorder import Recorder
 
@@ -72,6 +72,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(fast_path_on(device.kind))
         stack.enter_context(values_from_data(recorder.values))
         stack.enter_context(boxes_assumed(recorder))
+        if device.kind == "cpu":
+            stack.enter_context(random_states_seen(recorder.see_new))
         stack.enter_context(recorder.paths)
         stack.enter_context(recorder)
         yield

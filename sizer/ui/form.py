@@ -108,7 +108,9 @@ def _ask_architecture(torchvision_names: Sequence[str]) -> str:
 
 def _ask_config() -> str:
     limit = MAX_CONFIG_BYTES // MIB
-    st.file_uploader("Upload config.json", type=["json"], key="config_file", max_upload_size=limit, on_change=_take_upload)
+    st.file_uploader(
+        "Upload config.json", type=["json"], key="config_file", max_upload_size=limit, on_change=_take_upload
+    )
     text = st.text_area(
         "or paste it",
         key="config_name",

@@ -372,3 +372,30 @@ def test_no_warning_on_a_machine_without_the_device() -> None:
             with torch.autocast("cuda", dtype=FP16):
                 nn.Linear(4, 3, device="meta")(empty(2, 4))
             assert scaler.is_enabled()
+
+
+# --- torchvision's own operators
+
+
+@pytest.mark.parametrize("dtype", [HALF, FP16])
+def test_torchvisions_operators_run_in_float32_and_give_back_what_came(dtype: torch.dtype) -> None:
+    # torchvision/csrc/ops/autocast/roi_align_kernel.cpp: both cast to float32, the result to the input's dtype
+    from torchvision.ops import roi_align
+
+    with traced(), torch.autocast("cuda", dtype=dtype):
+        pooled = roi_align(empty(1, 3, 8, 8, dtype=dtype), empty(2, 5), output_size=4)
+        assert pooled.dtype == dtype
+        assert roi_align(empty(1, 3, 8, 8), empty(2, 5, dtype=dtype), output_size=4).dtype == FLOAT
+    with pytest.raises(RuntimeError, match="same type"):
+        roi_align(empty(1, 3, 8, 8, dtype=dtype), empty(2, 5), output_size=4)
+
+
+def test_torchvisions_operators_on_the_cpu_do_the_same() -> None:
+    from torchvision.ops import roi_align
+
+    boxes = torch.tensor([[0.0, 0.0, 0.0, 4.0, 4.0]])
+    with torch.autocast("cpu", dtype=HALF):
+        there = roi_align(torch.ones(1, 3, 8, 8, dtype=HALF), boxes, output_size=4)
+    with traced("cpu"), torch.autocast("cpu", dtype=HALF):
+        here = roi_align(empty(1, 3, 8, 8, dtype=HALF), empty(1, 5), output_size=4)
+    assert (here.dtype, here.shape) == (there.dtype, there.shape)

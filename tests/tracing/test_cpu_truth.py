@@ -57,4 +57,6 @@ def test_trace_equals_profiler(name: str, dtype: str, mode: str) -> None:
     assert alive == expected
 
     for phase, measured in truth.peaks.items():
-        assert abs(peaks[phase] - measured) <= HAIR * measured, f"{phase}: {peaks[phase] - measured} bytes beside {measured}"
+        assert abs(peaks[phase] - measured) <= HAIR * measured, (
+            f"{phase}: {peaks[phase] - measured} bytes beside {measured}"
+        )

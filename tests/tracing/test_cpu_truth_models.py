@@ -19,9 +19,24 @@ from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.zoo import ZOO
 
-DEEP = ("googlenet", "mnasnet", "densenet", "resnext", "shufflenet", "mobilenet_v2", "regnet", "segformer", "clip", "llava")
-CASES = [(name, "float32", "training", "sgd" if name in DEEP else "adamw") for name in ZOO]  # AdamW's many steps take long
-CASES += [(name, "float32", "inference", "none") for name in ("resnet", "convnext", "swin", "unet", "bert", "llama", "t5")]
+DEEP = (
+    "googlenet",
+    "mnasnet",
+    "densenet",
+    "resnext",
+    "shufflenet",
+    "mobilenet_v2",
+    "regnet",
+    "segformer",
+    "clip",
+    "llava",
+)
+CASES = [
+    (name, "float32", "training", "sgd" if name in DEEP else "adamw") for name in ZOO
+]  # AdamW's many steps take long
+CASES += [
+    (name, "float32", "inference", "none") for name in ("resnet", "convnext", "swin", "unet", "bert", "llama", "t5")
+]
 CASES += [
     (name, "amp-bfloat16", "training", "sgd")
     for name in ("resnet", "mobilenet_v3", "convnext", "vit", "bert", "mixtral", "bart", "wav2vec2")

@@ -38,7 +38,9 @@ def test_what_cudnn_decides_is_modelled() -> None:
     told = formulas(Device("cuda", (8, 0)))
     modelled = {name for name, formula in told.items() if formula.modelled}
     assert modelled == {str(op) for op, function in scratch_cuda.SCRATCH.items() if function in scratch_cuda.MODELLED}
-    assert modelled == {name for name in told if name.startswith(CLOSED_KERNELS)}  # and so does the range of the process
+    assert modelled == {
+        name for name in told if name.startswith(CLOSED_KERNELS)
+    }  # and so does the range of the process
     assert "aten.convolution.default" in modelled
     assert not told["aten._scaled_dot_product_flash_attention_backward.default"].modelled
 

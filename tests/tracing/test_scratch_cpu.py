@@ -34,7 +34,9 @@ def _one_thread():
 # --- oneDNN's layouts, on AVX-512: blocks of 16 channels
 
 
-def convolution(inputs: int, outputs: int, pixels: int, kernel: int, *, stride: int = 1, groups: int = 1) -> Convolution:
+def convolution(
+    inputs: int, outputs: int, pixels: int, kernel: int, *, stride: int = 1, groups: int = 1
+) -> Convolution:
     """Two square images [inputs, pixels, pixels], padded by half the kernel; channels per group."""
     result = (pixels + 2 * (kernel // 2) - kernel) // stride + 1
     return Convolution(
@@ -173,17 +175,29 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "attention with dropout": (lambda: Attend(0.1), images(40, 16)),
     "convolution": (lambda: nn.Conv2d(20, 24, 3, padding=1), images(20, 12, 12)),
     "convolution of one pixel": (lambda: nn.Conv2d(20, 24, 1), images(20, 12, 12)),
-    "strided convolution": (lambda: nn.Sequential(nn.Conv2d(20, 32, 3, 2, 1), nn.Conv2d(32, 8, 1, 2)), images(20, 12, 12)),
+    "strided convolution": (
+        lambda: nn.Sequential(nn.Conv2d(20, 32, 3, 2, 1), nn.Conv2d(32, 8, 1, 2)),
+        images(20, 12, 12),
+    ),
     "depthwise convolution": (lambda: nn.Conv2d(20, 20, 5, padding=2, groups=20), images(20, 12, 12)),
     "dilated convolution": (lambda: nn.Conv2d(16, 16, 3, padding=2, dilation=2), images(16, 12, 12)),
     "convolution over time": (lambda: nn.Sequential(nn.Conv1d(16, 32, 5), nn.Conv1d(32, 8, 3, 2)), images(16, 40)),
     "convolution over films": (lambda: nn.Conv3d(16, 16, 3, padding=1), images(16, 4, 8, 8)),
-    "transposed convolution": (lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ConvTranspose2d(16, 8, 2, 2)), images(3, 12, 12)),
-    "channels last": (lambda: Last(nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.Conv2d(16, 32, 2, 2)), images(16, 12, 12)),
+    "transposed convolution": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ConvTranspose2d(16, 8, 2, 2)),
+        images(3, 12, 12),
+    ),
+    "channels last": (
+        lambda: Last(nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.Conv2d(16, 32, 2, 2)),
+        images(16, 12, 12),
+    ),
     "batch norm": (lambda: Normalized(True), images(3, 12, 12)),
     "fixed batch norm": (lambda: Normalized(False), images(3, 12, 12)),
     "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)), images(3, 12, 12)),
-    "upsampling": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Upsample(scale_factor=2, mode="bilinear")), images(3, 12, 12)),
+    "upsampling": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Upsample(scale_factor=2, mode="bilinear")),
+        images(3, 12, 12),
+    ),
     "shared weight": (lambda: Twice(16, 16), images(16)),
     "checkpointing": (lambda: Saving(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)), images(16)),
 }
@@ -202,7 +216,9 @@ def test_bytes_equal_the_profilers(name: str, dtype: str) -> None:
     for phase, measured in truth.peaks.items():
         # a Python number is wrapped in 8 bytes and 4 more, which the trace does not see; every entry of oneDNN's scratchpads is
         # aligned by 128
-        assert abs(peaks[phase] - measured) <= 192 + truth.saved_numbers, f"{phase}: {peaks[phase] - measured} of {measured}"
+        assert abs(peaks[phase] - measured) <= 192 + truth.saved_numbers, (
+            f"{phase}: {peaks[phase] - measured} of {measured}"
+        )
 
 
 @pytest.mark.parametrize("name", ["linear", "convolution", "attention"])

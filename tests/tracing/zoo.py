@@ -61,7 +61,11 @@ def _vgg() -> nn.Module:
 
 def _mobilenet_v3() -> nn.Module:
     block = partial(InvertedResidualConfig, dilation=1, width_mult=1.0)
-    blocks = [block(16, 3, 16, 16, True, "RE", 2), block(16, 5, 72, 24, True, "HS", 2), block(24, 5, 96, 24, True, "HS", 1)]
+    blocks = [
+        block(16, 3, 16, 16, True, "RE", 2),
+        block(16, 5, 72, 24, True, "HS", 2),
+        block(24, 5, 96, 24, True, "HS", 1),
+    ]
     return vision.MobileNetV3(blocks, last_channel=64, num_classes=10)
 
 

@@ -63,7 +63,10 @@ def batch_norm(args: tuple, out: tuple) -> tuple:
 
 def batch_norm_of_fixed_statistics(args: tuple, out: tuple) -> tuple:
     """The same in evaluation: nothing is kept but the output (Normalization.cpp, batch_norm_cpu)."""
-    return (_in_format(out[0], memory_format(args[0])), *(torch.empty(0, dtype=t.dtype, device=t.device) for t in out[1:]))
+    return (
+        _in_format(out[0], memory_format(args[0])),
+        *(torch.empty(0, dtype=t.dtype, device=t.device) for t in out[1:]),
+    )
 
 
 def batch_norm_backward(args: tuple, out: tuple) -> tuple:
@@ -77,7 +80,10 @@ def group_norm_backward(args: tuple, out: tuple) -> tuple:
     input = args[1]
     if out[0] is None or out[0].dtype == input.dtype:
         return out
-    return (torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=memory_format(input)), *out[1:])
+    return (
+        torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=memory_format(input)),
+        *out[1:],
+    )
 
 
 def like_input(args: tuple, out: Tensor) -> Tensor:
