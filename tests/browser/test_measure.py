@@ -6,11 +6,13 @@ import json
 import re
 from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from sizer.packing import encode_config
 from tests.browser.conftest import ANSWER_MS
 from tests.browser.test_browser import LLAMA, LLAMA_PARAMETERS, headline, wait_for_the_whole
+from tests.device.models import REAL_MODELS
 from tests.ui.comparisons import CUDA, comparison_of, measured_on
 
 RESNET = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
@@ -89,6 +91,17 @@ def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
     assert re.search(r"/ledger\?comparison=\d+$", page.url)
     page.get_by_role("button", name="Back to the ledger").click()
     expect(page.get_by_text("1 comparison", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("query", REAL_MODELS)
+def test_real_models_hold(page: Page, app_url: str, query: str):
+    go_to_measure(page, app_url, query).click()
+    assert result(page).startswith("Measured on cpu: peak ")
+    width = 2 if "dtype=bfloat16" in query else 4
+    weights = f"{width * REAL_MODELS[query] / 2**20:.2f} MiB"
+    assert cells(page, "weights") == [weights, weights, "0", "✓\N{NO-BREAK SPACE}exact"]
+    assert cells(page, "forward: allocated at its end")[3].startswith("✓")
+    expect(page.get_by_test_id("stTable").filter(has_text="✕")).to_have_count(0)
 
 
 def test_measured_config_of_ones_own(page: Page, app_url: str):
