@@ -12,7 +12,7 @@ import sizer
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
-from sizer.errors import BuildError, RequestError, TraceError
+from sizer.errors import RequestError, TraceError
 from sizer.memory.explanation import Explanation
 from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report, build_report
@@ -130,14 +130,7 @@ def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Mod
     """
     module = build(blueprint)
     if checkpointing:
-        if blueprint.checkpoint is None:
-            raise BuildError(
-                f"{blueprint.class_name} has no gradient checkpointing",
-                given="checkpointing=1",
-                allowed="0",
-                todo="leave it out",
-            )
-        blueprint.checkpoint(module)
+        blueprint.switch_checkpointing_on(module)
     return module
 
 

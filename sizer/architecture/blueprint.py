@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from sizer.errors import BuildError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
@@ -51,3 +53,14 @@ class Blueprint:
     image_size: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
+
+    def switch_checkpointing_on(self, module: nn.Module) -> None:
+        """Nothing; the module checkpoints from now on. Raises BuildError where the architecture does not support it."""
+        if self.checkpoint is None:
+            raise BuildError(
+                f"{self.class_name} has no gradient checkpointing",
+                given="checkpointing=1",
+                allowed="0",
+                todo="leave it out",
+            )
+        self.checkpoint(module)

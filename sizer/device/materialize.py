@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.errors import BuildError
 
 STANDARD_DEVIATION = 0.02  # of the random weights: small enough that no half-precision activation overflows
 
@@ -23,14 +22,7 @@ def build_skeleton(blueprint: Blueprint, dtype: torch.dtype, *, checkpointing: b
     """
     module = _build(blueprint)
     if checkpointing:
-        if blueprint.checkpoint is None:
-            raise BuildError(
-                f"{blueprint.class_name} has no gradient checkpointing",
-                given="checkpointing=1",
-                allowed="0",
-                todo="leave it out",
-            )
-        blueprint.checkpoint(module)
+        blueprint.switch_checkpointing_on(module)
     for parameter in module.parameters():
         if not parameter.is_meta:
             _swap(parameter, parameter.detach().to("meta"))

@@ -112,3 +112,13 @@ def page(context: BrowserContext, app_url: str) -> Iterator[Page]:
 
 
 OWN = ("http://127.0.0.1:", "data:", "blob:")
+
+
+FITS = """width => innerWidth === width && document.documentElement.scrollWidth <= width
+    && (main => main.scrollWidth <= main.clientWidth)(document.querySelector("[data-testid=stMain]"))"""
+
+
+def fit(page: Page, width: int) -> None:
+    """Makes the window so wide, and waits until nothing sticks out of it to the right: tables and charts follow a moment later."""
+    page.set_viewport_size({"width": width, "height": 844})
+    page.wait_for_function(FITS, arg=width)

@@ -9,7 +9,7 @@ import re
 
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.browser.conftest import ANSWER_MS
+from tests.browser.conftest import ANSWER_MS, fit
 
 GIB = 2**30
 SMALL = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
@@ -197,6 +197,4 @@ def test_fits_a_phone(page: Page, app_url: str):
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "resnet18")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    main = page.get_by_test_id("stMain")
-    assert main.evaluate("element => element.scrollWidth <= element.clientWidth")
+    fit(page, 390)

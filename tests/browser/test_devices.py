@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import ANSWER_MS
+from tests.browser.conftest import ANSWER_MS, fit
 
 SMALL = "arch=torchvision:alexnet&dtype=float32&batch=1&image=64"
 
@@ -29,11 +29,6 @@ def test_shows_for_real_what_memory_does_here(devices: Page):
     expect(devices.get_by_test_id("stDataFrame")).to_have_count(tables + 1)
 
 
-FITS = """width => innerWidth === width && document.documentElement.scrollWidth <= width
-    && (main => main.scrollWidth <= main.clientWidth)(document.querySelector("[data-testid=stMain]"))"""
-
-
 @pytest.mark.parametrize("width", [390, 1400])
 def test_fits_the_screen(devices: Page, width: int):
-    devices.set_viewport_size({"width": width, "height": 844})
-    devices.wait_for_function(FITS, arg=width)
+    fit(devices, width)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from sizer.packing import encode_config
-from tests.browser.conftest import ANSWER_MS
+from tests.browser.conftest import ANSWER_MS, fit
 from tests.browser.test_browser import LLAMA, LLAMA_PARAMETERS, headline, wait_for_the_whole
 from tests.device.models import REAL_MODELS
 from tests.ui.comparisons import CUDA, comparison_of, measured_on
@@ -62,13 +62,6 @@ def measured_elsewhere(name: str) -> dict:
         "mimeType": "application/json",
         "buffer": json.dumps(comparison.to_dict()).encode(),
     }
-
-
-def fits(page: Page) -> bool:
-    """Whether nothing sticks out of the window to the right."""
-    main = page.get_by_test_id("stMain")
-    narrow = main.evaluate("element => element.scrollWidth <= element.clientWidth")
-    return narrow and page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
@@ -141,12 +134,10 @@ def test_fits_a_phone(page: Page, app_url: str):
     go_to_measure(page, app_url, RESNET)
     page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(measured_elsewhere("on a phone"))
     result(page)
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert fits(page)
+    fit(page, 390)
     page.set_viewport_size({"width": 1400, "height": 1000})
     find_in_ledger(page, "on a phone")
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert fits(page)
+    fit(page, 390)
 
 
 def test_a_link_to_the_page_has_its_frame(context: BrowserContext, app_url: str):

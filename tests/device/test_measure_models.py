@@ -46,7 +46,9 @@ def test_measured_and_held_against_its_estimate(query: str, client: OpenClient, 
     width = 2 if comparison.measurement.dtype == "bfloat16" else 4
     assert comparison.find("weights_bytes").measured_bytes == width * REAL_MODELS[query]
     exact = [row for row in comparison.rows if row.tolerance == 0]
-    assert {"weights_bytes", "phases.load.allocated_bytes", "phases.forward.allocated_bytes"} <= {r.quantity for r in exact}
+    assert {"weights_bytes", "phases.load.allocated_bytes", "phases.forward.allocated_bytes"} <= {
+        r.quantity for r in exact
+    }
     assert [row for row in exact if abs(row.difference_bytes) > row.allowance_bytes] == []
     assert all(row.allowance_bytes <= 1000 for row in exact)
     assert abs(comparison.find("peak_allocated_bytes").error) < 0.005
