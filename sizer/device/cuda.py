@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,14 +109,22 @@ class CudaReader:
 
     def end(self) -> None:
         if self._profiler is not None:
-            with contextlib.suppress(Exception):  # a lost device answers nothing any more
+            with self._doubting("the operators' names"):
                 self._profiled = self._profiler.stop()
-            with contextlib.suppress(Exception):
+            with self._doubting("the allocator's history"):
                 self._history = self._runtime.history()
                 self._runtime.stop_history()
             self._profiler = None
-        with contextlib.suppress(Exception):
+        with self._doubting("the counters of retries"):
             self._after_end = dict(self._runtime.stats())
+
+    @contextlib.contextmanager
+    def _doubting(self, what: str) -> Iterator[None]:
+        """Within the context a failure is a doubt: a lost device answers nothing any more, and what was read before stands."""
+        try:
+            yield
+        except Exception as error:  # the driver's and PyTorch's own, whatever they raise then
+            self._doubt(f"{what} could not be read at the end ({type(error).__name__})")
 
     def phases(self) -> tuple[PhaseReading, ...]:
         return tuple(self._phases)

@@ -156,6 +156,10 @@ def test_a_lost_device_is_no_lack_of_memory_and_does_not_stop_the_end() -> None:
     assert reader.out_of_memory(RuntimeError("CUDA error: unspecified launch failure"), "forward") is None
     assert [reading.phase for reading in reader.phases()] == ["load"]
     assert reader.retries() is None and reader.recording(1) is None
+    assert reader.doubts() == (
+        "the allocator's history could not be read at the end (RuntimeError)",
+        "the counters of retries could not be read at the end (RuntimeError)",
+    )
 
 
 def entry(action: str, address: int, size: int) -> dict:
