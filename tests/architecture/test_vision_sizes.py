@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from sizer.architecture.vision import vision_blueprint
+from sizer.device.confines import one_thread
 from sizer.errors import RequestError
-from tests.architecture.vision_facts import build_on_meta, one_thread
+from tests.architecture.vision_facts import build_on_meta
 
 TOO_SMALL = (RuntimeError, ValueError, AssertionError)
 

@@ -27,17 +27,6 @@ def no_initialisation() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and threads of several processes on few cores wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def build_on_meta(name: str) -> nn.Module:
     """The module of a torchvision name at its usual size, on meta (RegNet reads values when it is built: moved there)."""
     blueprint = vision_blueprint(name, image_size=None, checkpointing=False)

@@ -21,25 +21,10 @@ from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.routing import EVENLY, spread
 from sizer.tracing.stand_ins import EVERY, FINITE, NONZERO
-from sizer.tracing.trace import build, recording, trace
+from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
+from tests.tracing.known import known, under
 from tests.tracing.models import text
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder(Device("cuda", (8, 0)))
-
-
-def under(recorder: Recorder, code: Callable[[], Any]) -> Any:
-    """What the code returns, run as a trace runs it, constructors going to meta."""
-    with recording(recorder), torch.device("meta"):
-        return code()
-
-
-def known(recorder: Recorder, tensor: Tensor) -> Any:
-    real = recorder.values.get(tensor)
-    return None if real is None else real.tolist()
 
 
 def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

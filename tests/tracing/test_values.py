@@ -10,28 +10,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
 from sizer.tracing.values import LARGEST_FLOATS, LARGEST_INTEGERS
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder(Device("cuda", (8, 0)))
-
-
-def under(recorder: Recorder, code: Callable[[], Any]) -> Any:
-    """What the code returns, run as a trace runs it, constructors going to meta."""
-    with recording(recorder), torch.device("meta"):
-        return code()
-
-
-def known(recorder: Recorder, tensor: Tensor) -> Any:
-    """The values as a list or number, None where they are unknown."""
-    assert tensor.device.type == "meta"
-    real = recorder.values.get(tensor)
-    return None if real is None else real.tolist()
+from tests.tracing.known import known, under
 
 
 def unknown(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
