@@ -8,9 +8,9 @@ from torch import nn
 
 from sizer.architecture.heads import fitting_heads
 from sizer.architecture.huggingface import huggingface_blueprint, read_architecture, stand_in_loss
+from sizer.device.confines import one_thread
 from sizer.errors import BuildError, ConfigError, RequestError, TraceError
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY
-from tests.architecture.vision_facts import one_thread
 
 # Lengths that keep a real step on two cores short: tokens, samples of sound. The others run at their usual length.
 LENGTHS = {"t5": 32, "mamba": 16, "wav2vec2": 1600, "qwen2_vl": 300}

@@ -7,8 +7,8 @@ from torchvision.models import DenseNet
 
 from sizer.architecture.checkpointing import checkpoint_blocks, repeated_blocks
 from sizer.architecture.vision import vision_blueprint
+from sizer.device.confines import one_thread
 from sizer.errors import RequestError
-from tests.architecture.vision_facts import one_thread
 
 
 class Block(nn.Module):
