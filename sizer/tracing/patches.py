@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
+from torch.utils._device import DeviceContext, _device_constructors
 
 if TYPE_CHECKING:
     from sizer.tracing.values import KnownValues
@@ -22,6 +22,7 @@ def values_from_data(values: KnownValues) -> Iterator[None]:
     On a meta device the constructor drops the data before any dispatch (torch/csrc/utils/tensor_new.cpp), so it is built
     on the CPU first and moved, which the recorder sees.
     """
+    _device_constructors()  # PyTorch keeps the list from its first use on: it must not be of what stands here for a while
     tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
     write = torch.Tensor.__format__
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -262,3 +264,19 @@ def test_known_values_cost_the_traced_device_nothing(recorder: Recorder) -> None
     # arange 4*8 bytes, released; the comparison 4*1
     assert recorder.log.sizes == [32, 4]
     assert recorder.log.alive() == [recorder.block_of(tensor)] == [1]
+
+
+def test_constructors_go_to_meta_as_before_in_a_process_that_traced_first() -> None:
+    # torch/utils/_device.py keeps its list of constructors from its first use on
+    code = (
+        "import torch\n"
+        "from sizer.tracing.device import Device\n"
+        "from sizer.tracing.recorder import Recorder\n"
+        "from sizer.tracing.trace import recording\n"
+        "with recording(Recorder(Device('cuda', (8, 0)))), torch.device('meta'):\n"
+        "    torch.zeros(1)\n"
+        "with torch.device('meta'):\n"
+        "    print(torch.tensor(0).device)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "meta"
