@@ -9,8 +9,8 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.device import commands
-from sizer.device.compare import compare
-from sizer.device.comparison import Comparison, gpu_of
+from sizer.device.comparison import Comparison, compare
+from sizer.device.counterpart import gpu_of
 from sizer.device.ledger import Ledger
 from sizer.device.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
 from sizer.device.recording import Measured

@@ -2,71 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sizer.device.cases import Family
+from sizer.device.alignment import Alignment
+from sizer.device.curve import Level, curves_of
+from sizer.device.family import Family, family_of
+from sizer.device.judgement import explain, notes_on, verdict_of, wrong_fit
 from sizer.device.measurement import SCHEMA as MEASUREMENT_SCHEMA
-from sizer.device.measurement import DeviceFacts, Measurement
-from sizer.device.parting import Parting, Scratch
-from sizer.errors import DeviceError, quote
+from sizer.device.measurement import Measurement
+from sizer.device.parting import Parting, Scratch, first_parting, largest_partings, scratch_of
+from sizer.device.recording import Measured
+from sizer.device.row import Row, rows_of
+from sizer.device.sides import Sides
+from sizer.errors import RequestError
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.estimate import Estimate
-from sizer.memory.gpus import GPUS, Gpu
+from sizer.memory.gpus import Gpu
+from sizer.memory.report import Report
+from sizer.memory.tape import Tape
+from sizer.request import parse_query
 
 SCHEMA = 1
-KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One figure of the estimate beside the device's own, in bytes of the same kind.
-
-    `quantity` is the key of the estimate's JSON: "weights_bytes", "peak_reserved_bytes", "phases.forward.allocated_bytes";
-    `phase` is that of a phase's figure, None where the figure is one of the whole work. `tolerance` is the error that the
-    estimate may have, as a fraction of what was measured: 0 where it is promised exact, None where nothing is promised.
-    `allowance_bytes` may differ besides; `allowance` says what they are.
-    """
-
-    quantity: str
-    phase: str | None = None
-    estimated_bytes: int
-    measured_bytes: int
-    tolerance: float | None
-    allowance_bytes: int = 0
-    allowance: str = ""
-
-    @property
-    def difference_bytes(self) -> int:
-        """Estimated less measured: positive where the estimate is too high."""
-        return self.estimated_bytes - self.measured_bytes
-
-    @property
-    def error(self) -> float | None:
-        """The difference as a signed fraction of what was measured; None where that is 0 and the estimate is not."""
-        if self.measured_bytes:
-            return self.difference_bytes / self.measured_bytes
-        return None if self.difference_bytes else 0.0
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the error stays within the tolerance; None where nothing is promised."""
-        if self.tolerance is None:
-            return None
-        return abs(self.difference_bytes) <= self.tolerance * self.measured_bytes + self.allowance_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """Allocated bytes at a place of the work: `at` is the phase's number plus the part of the phase that is done.
-
-    Both curves have their points at the same places. A point is the most that was allocated since the one before it; the
-    last one of a phase (`at` is a whole number) is the level at the phase's end.
-    """
-
-    at: float
-    phase: str
-    allocated_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,50 +90,50 @@ class Comparison:
         return found
 
 
-def gpu_of(facts: DeviceFacts) -> Gpu:
-    """The device that an estimate is made for, so that it may be held against a measurement on `facts`.
+def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
+    """The measurement beside the estimate of the same dtype and batch, row by row, in bytes.
 
-    The catalogue's entry where name, capability and memory agree, else one made from the facts; its memory is what the
-    device itself reported. Raises DeviceError for a kind of device that no estimate has rules for.
+    `report` holds that one estimate, made for `gpu_of(measured.measurement.device)`, and `tape` is what it was made from. Raises
+    RequestError where the report has no such estimate.
     """
-    if facts.kind not in KINDS:
-        raise DeviceError(
-            "there is no estimate for this kind of device",
-            given=quote(facts.device),
-            allowed=", ".join(KINDS),
-            todo="measure on another one",
+    measurement = measured.measurement
+    estimate = report.find(measurement.dtype, measurement.batch)
+    if estimate is None:
+        raise RequestError(
+            "the report has no estimate of what was measured",
+            given=f"{measurement.dtype} at batch {measurement.batch}",
+            allowed=", ".join(f"{row.dtype} at batch {row.batch}" for row in report.estimates) or "none",
         )
-    known = next((gpu for gpu in GPUS.values() if _is_same(gpu, facts)), None)
-    if known is not None:
-        return known if facts.total_bytes is None else replace(known, total_bytes=facts.total_bytes)
-    typical = _typical(facts)
-    total, source = facts.total_bytes, "as the device reported"
-    if total is None:
-        total, source = typical.total_bytes, f"the device did not say how much memory it has; taken is {typical.name}'s"
-    return replace(
-        typical,
-        key=facts.kind,
-        name=facts.name or facts.device,
-        capability=facts.capability,
-        total_bytes=total,
-        source=source,
+    request = parse_query(measurement.query)
+    recording = measured.recording
+    sides = Sides(
+        estimate=estimate,
+        tape=tape,
+        gpu=report.gpu,
+        measured=measurement,
+        recording=recording,
+        alignment=None if recording is None else Alignment(tape, recording),
+        family=family_of(request),
     )
-
-
-def _is_same(gpu: Gpu, facts: DeviceFacts) -> bool:
-    """Whether a device is an entry of the catalogue: of one kind, the words of its model in the name, memory within a tenth."""
-    if gpu.backend != facts.kind:
-        return False
-    if gpu.backend == "cpu":
-        return True
-    words = [word for word in gpu.key.split("-") if not re.fullmatch(r"\d+gb", word)]
-    if not set(words) <= set(re.findall(r"[a-z0-9]+", facts.name.lower())):
-        return False
-    near = facts.total_bytes is None or abs(facts.total_bytes - gpu.total_bytes) <= gpu.total_bytes // 10
-    return near and (facts.capability is None or facts.capability == gpu.capability)
-
-
-def _typical(facts: DeviceFacts) -> Gpu:
-    """The entry of the catalogue whose context and kind a device unknown to it is given."""
-    same = [gpu for gpu in GPUS.values() if gpu.backend == facts.kind]
-    return next((gpu for gpu in same if facts.capability is not None and gpu.capability == facts.capability), same[0])
+    rows = tuple(rows_of(sides))
+    wrong = (*wrong_fit(sides), *(explain(sides, row) for row in rows if row.holds is False))
+    estimated_curve, measured_curve = curves_of(sides)
+    return Comparison(
+        architecture=report.model.name,
+        class_name=report.model.class_name,
+        family=sides.family,
+        mode=request.mode,
+        versions=dict(report.versions),
+        gpu=report.gpu,
+        estimate=estimate,
+        measurement=measurement,
+        rows=rows,
+        parting=None if sides.alignment is None else first_parting(sides.alignment),
+        largest_partings=() if sides.alignment is None else largest_partings(sides.alignment),
+        scratch=() if sides.alignment is None else scratch_of(sides.alignment),
+        estimated_curve=estimated_curve,
+        measured_curve=measured_curve,
+        verdict=verdict_of(sides, rows),
+        wrong=wrong,
+        notes=tuple(notes_on(sides, report)),
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sizer.device.comparison import Comparison, Row
+from sizer.device.comparison import Comparison
 from sizer.device.judgement import SMALLEST_PERCENT
 from sizer.device.ledger import LedgerRow
 from sizer.device.measurement import Measurement, Spread, Timing
 from sizer.device.parting import Scratch
+from sizer.device.row import Row
 from sizer.device.statistics import ErrorStatistics
 from sizer.terminal import format_table, to_printable
 from sizer.units import format_bytes

@@ -28,8 +28,8 @@ def _estimate(job: dict, progress: Progress) -> dict:
 def _compare(job: dict, progress: Progress) -> dict:
     """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
     from sizer.architecture.ingest import read_config
-    from sizer.device.compare import compare
-    from sizer.device.comparison import gpu_of
+    from sizer.device.comparison import compare
+    from sizer.device.counterpart import gpu_of
     from sizer.device.recording import Measured
     from sizer.estimator import estimate_cell
     from sizer.memory.codec import DecodeError

@@ -7,7 +7,8 @@ from dataclasses import replace
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from sizer.device.comparison import Comparison, gpu_of
+from sizer.device.comparison import Comparison
+from sizer.device.counterpart import gpu_of
 from sizer.device.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError
 from sizer.memory.estimate import Estimate

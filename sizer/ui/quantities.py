@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sizer.device.comparison import Row
 from sizer.device.measurement import DeviceFacts
+from sizer.device.row import Row
 from sizer.ui.palette import MARKS
 from sizer.ui.phases import PHASE_TITLES
 

@@ -21,11 +21,12 @@ from statistics import median
 import torch
 
 from sizer.architecture.ingest import read_config
-from sizer.device.compare import compare
-from sizer.device.comparison import Comparison, Row, gpu_of
+from sizer.device.comparison import Comparison, compare
+from sizer.device.counterpart import gpu_of
 from sizer.device.ledger import Ledger
 from sizer.device.recording import Measured
 from sizer.device.records import read_measured
+from sizer.device.row import Row
 from sizer.device.statistics import ErrorStatistics, SignedError, error_statistics
 from sizer.errors import SizerError
 from sizer.estimator import estimate_cell

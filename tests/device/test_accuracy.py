@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sizer.device.comparison import Row
 from sizer.device.ledger import Ledger
 from sizer.device.recording import Measured
 from sizer.device.records import read_measured
+from sizer.device.row import Row
 from sizer.tracing import scratch_cpu
 from tests.benchmarks.bench_accuracy import (
     Held,

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.device.compare import compare
-from sizer.device.comparison import Comparison, Row, gpu_of
+from sizer.device.comparison import Comparison, compare
+from sizer.device.counterpart import gpu_of
 from sizer.device.measurement import SAMPLED, DeviceFacts, DeviceOutOfMemory, TensorBytes
 from sizer.device.recording import Measured
+from sizer.device.row import Row
 from sizer.errors import DeviceError, RequestError
 from sizer.memory.codec import DecodeError
 from sizer.memory.gpus import GPUS

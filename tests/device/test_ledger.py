@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sizer.device.compare import compare
-from sizer.device.comparison import Comparison, gpu_of
+from sizer.device.comparison import Comparison, compare
+from sizer.device.counterpart import gpu_of
 from sizer.device.ledger import Filter, Ledger, ledger_path
 from sizer.device.ledger_schema import MIGRATIONS
 from sizer.device.measurement import DeviceOutOfMemory

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sizer.__main__ import main
-from sizer.device.cases import Case, cases_for, family_of, list_cases, list_small_cases
+from sizer.device.cases import Case, cases_for, list_cases, list_small_cases
+from sizer.device.family import family_of
 from sizer.device.inventory import Inventory
 from sizer.device.kernels import KernelRecord
 from sizer.device.measurement import DeviceFacts, DeviceOutOfMemory
@@ -241,23 +242,6 @@ def test_the_suite_covers_what_it_promises():
     assert {request.attention for request in requests} == {"sdpa", "eager"}
     assert any(request.checkpointing for request in requests)
     assert {family_of(request) for request in requests} == {"transformer", "CNN", "other"}
-
-
-@pytest.mark.parametrize(
-    ("arch", "family"),
-    [
-        ("torchvision:resnet50", "CNN"),
-        ("torchvision:swin_v2_b", "transformer"),
-        ("torchvision:maskrcnn_resnet50_fpn", "other"),
-        ("hf:gpt2", "transformer"),
-        ("hf:convnext-tiny-224", "CNN"),
-        ("hf:mamba-130m", "other"),
-        ("hf:detr-resnet-50", "other"),
-        ("hub:someone/Resnet-like", "CNN"),
-    ],
-)
-def test_families(arch, family):
-    assert family_of(parse_query(f"arch={arch}")) == family
 
 
 def test_cases_are_chosen_by_a_part_of_their_name():

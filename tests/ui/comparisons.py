@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sizer.device.comparison import Comparison, Level, Row, gpu_of
+from sizer.device.comparison import Comparison
+from sizer.device.counterpart import gpu_of
+from sizer.device.curve import Level
 from sizer.device.measurement import (
     COUNTED,
     PROFILED,
@@ -19,6 +21,7 @@ from sizer.device.measurement import (
 )
 from sizer.device.parting import Parting, Scratch
 from sizer.device.recording import Measured
+from sizer.device.row import Row
 from sizer.request import Request, format_query, parse_query
 from tests.ui.reports import MIB, report_for
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sizer.device.alignment import Alignment, Side
-from sizer.device.cases import Family
+from sizer.device.family import Family
 from sizer.device.measurement import Measurement
 from sizer.memory.estimate import Estimate
 from sizer.memory.gpus import Gpu
@@ -13,7 +13,7 @@ from sizer.memory.tape import Tape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Both:
+class Sides:
     """What every part of a comparison looks at; recording and alignment are None where the device was not recorded."""
 
     estimate: Estimate
@@ -37,8 +37,8 @@ class Both:
     @property
     def tapes(self) -> tuple[tuple[Side, Tape], ...]:
         """The tapes of both sides, the device's only where there is one."""
-        both = (("estimate", self.tape), ("device", self.recording))
-        return tuple((side, tape) for side, tape in both if tape is not None)
+        tapes = (("estimate", self.tape), ("device", self.recording))
+        return tuple((side, tape) for side, tape in tapes if tape is not None)
 
 
 def bounds_of(tape: Tape, phase: str | None) -> tuple[int, int] | None:
