@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+from sizer.device.gauges import Gauge, open_gauge
+from sizer.device.inventory import take_inventory
 from sizer.device.measurement import DeviceFacts, Spread
 from sizer.device.process import answer, ask
 from sizer.errors import DeviceError, JobError, quote
@@ -69,36 +70,6 @@ class Demonstration:
     def from_dict(cls, data: object) -> Demonstration:
         """The demonstration that `to_dict` came from. Raises DecodeError where `data` is anything else."""
         return decode(cls, data, "demonstration")
-
-
-class Gauge(Protocol):
-    """One device: blocks of memory on it, and its three figures. Tests script it.
-
-    `driver` says what the third figure is; `emptying` is the code that gives cached memory back, None where nothing is
-    cached.
-    """
-
-    driver: str
-    emptying: str | None
-    remarks: tuple[str, ...]
-
-    def make(self, size_bytes: int) -> Any:
-        """A block of so many bytes, as `torch.empty` makes it; freed when nobody refers to it."""
-
-    def fill(self, block: Any) -> None:
-        """Writes to all of the block."""
-
-    def double(self, block: Any) -> Any:
-        """A new block with the sum of the block and itself."""
-
-    def wait(self) -> None:
-        """Returns when the device has done all it was told."""
-
-    def read(self) -> tuple[int, int | None, int | None]:
-        """Bytes allocated, reserved, and taken from the system since this gauge was made."""
-
-    def empty_cache(self) -> None:
-        """Gives cached memory back to the system."""
 
 
 def demonstrate(device: str) -> Demonstration:
@@ -168,7 +139,9 @@ def _costs(gauge: Gauge, block: int, now: Callable[[], float]) -> Iterator[Cost]
         del kept
         return ended - began
 
-    make = lambda: gauge.make(block)  # noqa: E731
+    def make() -> object:
+        return gauge.make(block)
+
     make()  # fills the cache
     yield Cost(what=CACHED, spread=_spread([timed(make) for _ in range(RUNS)]))
     pairs = [(timed(gauge.empty_cache), timed(make)) for _ in range(RUNS)]
@@ -184,9 +157,6 @@ def _spread(seconds: list[float]) -> Spread:
 
 def main(name: str) -> dict:
     """The demonstration on the device of this name, as plain values. Imports torch. Raises DeviceError."""
-    from sizer.device.gauges import open_gauge
-    from sizer.device.inventory import take_inventory
-
     facts = take_inventory().find(name)
     import torch
 

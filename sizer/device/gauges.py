@@ -8,13 +8,42 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from sizer.device.demonstration import Gauge
 from sizer.device.host import Host
 from sizer.device.measurement import DeviceFacts
 from sizer.device.nvml import open_nvml
 from sizer.units import KIB
+
+
+class Gauge(Protocol):
+    """One device: blocks of memory on it, and its three figures. Tests script it.
+
+    `driver` says what the third figure is; `emptying` is the code that gives cached memory back, None where nothing is
+    cached.
+    """
+
+    driver: str
+    emptying: str | None
+    remarks: tuple[str, ...]
+
+    def make(self, size_bytes: int) -> Any:
+        """A block of so many bytes, as `torch.empty` makes it; freed when nobody refers to it."""
+
+    def fill(self, block: Any) -> None:
+        """Writes to all of the block."""
+
+    def double(self, block: Any) -> Any:
+        """A new block with the sum of the block and itself."""
+
+    def wait(self) -> None:
+        """Returns when the device has done all it was told."""
+
+    def read(self) -> tuple[int, int | None, int | None]:
+        """Bytes allocated, reserved, and taken from the system since this gauge was made."""
+
+    def empty_cache(self) -> None:
+        """Gives cached memory back to the system."""
 
 
 class _TensorGauge:

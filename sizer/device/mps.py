@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -88,20 +87,19 @@ class MpsReader:
             self._doubts[f"{format_bytes(held)} were allocated before the measurement began"] = None
         self._runtime.reset_peak()
         self.source = SAMPLED if self._runtime.peak_bytes() is None else COUNTED
-        sample: Callable[..., None] = lambda *ignored: self._sample()  # noqa: E731
         register = nn.modules.module
         self._handles = [
-            register.register_module_forward_pre_hook(sample),
-            register.register_module_forward_hook(sample, always_call=True),
-            optimizers.register_optimizer_step_pre_hook(sample),
-            optimizers.register_optimizer_step_post_hook(sample),
+            register.register_module_forward_pre_hook(self._sample),
+            register.register_module_forward_hook(self._sample, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self._sample),
+            optimizers.register_optimizer_step_post_hook(self._sample),
         ]
         self._most = self._runtime.allocated_bytes()
 
     def watch(self, module: nn.Module) -> None:
         for parameter in module.parameters():
             if parameter.requires_grad:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(lambda _: self._sample()))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._sample))
 
     def mark(self, phase: str, held: Held | None = None) -> None:
         self._runtime.synchronize()
@@ -153,7 +151,8 @@ class MpsReader:
             message=text,
         )
 
-    def _sample(self) -> None:
+    def _sample(self, *ignored: object) -> None:
+        """A hook of any kind, or a plain call."""
         self._most = max(self._most, self._runtime.allocated_bytes())
 
     def _positive(self, name: str, value: int) -> int | None:

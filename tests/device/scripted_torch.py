@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+from sizer.device.accelerators import Machine
 from sizer.device.host import Host
-from sizer.device.inventory import Machine
 from sizer.device.nvml import GpuMemory
 from sizer.units import GIB
 

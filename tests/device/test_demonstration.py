@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sizer.device import demonstration, gauges, inventory
+from sizer.device import demonstration
 from sizer.device.demonstration import (
     BLOCK_BYTES,
     CACHED,
@@ -220,13 +220,13 @@ def test_a_device_that_is_not_there_is_refused():
 def broken(monkeypatch):
     """A function that puts a device in place whose gauge raises this."""
     found = Inventory(devices=(CPU,), missing=(), line="", versions={})
-    monkeypatch.setattr(inventory, "take_inventory", lambda: found)
+    monkeypatch.setattr(demonstration, "take_inventory", lambda: found)
 
     def fail(error: Exception) -> None:
         def raise_it(torch: object, facts: DeviceFacts) -> None:
             raise error
 
-        monkeypatch.setattr(gauges, "open_gauge", raise_it)
+        monkeypatch.setattr(demonstration, "open_gauge", raise_it)
 
     return fail
 

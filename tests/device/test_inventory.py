@@ -17,7 +17,6 @@ from sizer.device.inventory import (
     Inventory,
     find_devices,
     find_inventory,
-    list_devices,
     safe_device_line,
     take_inventory,
 )
@@ -76,7 +75,7 @@ def test_the_cpu_as_the_system_describes_it():
         "/proc/cpuinfo": "processor\t: 0\nmodel name\t: A Fast One\nflags\t: x\nmodel name\t: A Fast One\n",
         "/proc/meminfo": "MemTotal:       67108864 kB\nMemAvailable:   33554432 kB\n",
     }
-    cpu = list_devices(machine(NOTHING, Scripted(files)))[0]
+    cpu = take_inventory(machine(NOTHING, Scripted(files))).devices[0]
     assert cpu == DeviceFacts(device="cpu", name="A Fast One", total_bytes=64 * GIB, free_bytes=32 * GIB)
 
 
@@ -94,7 +93,7 @@ def test_a_container_may_use_less_than_the_system_has_free():
 
 
 def test_meta_is_for_planning_only():
-    meta = list_devices(machine(NOTHING))[-1]
+    meta = take_inventory(machine(NOTHING)).devices[-1]
     assert (meta.device, meta.total_bytes, meta.free_bytes) == ("meta", None, None)
     assert meta.name.startswith("planning only")
 
@@ -137,7 +136,7 @@ def test_a_gpu_that_makes_no_context_has_no_free_memory():
 
     torch = torch_with(cuda=cuda([gpu()], free=refuse))
     host = Scripted(programs={"nvidia-smi": "570.86.15\n"})
-    assert list_devices(machine(torch, host))[1] == DeviceFacts(
+    assert take_inventory(machine(torch, host)).devices[1] == DeviceFacts(
         device="cuda:0",
         name="NVIDIA H100",
         total_bytes=80 * GIB,
