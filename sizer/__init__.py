@@ -69,7 +69,7 @@ def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb",
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
-    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.device.placement."""
-    from sizer.device import placement
+    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.device.rehearsal."""
+    from sizer.device import rehearsal
 
-    return placement.check_placement(module, inputs)
+    return rehearsal.check_placement(module, inputs)

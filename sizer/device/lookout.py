@@ -1,4 +1,4 @@
-"""Two modes that watch a forward pass on meta tensors for those of other devices and dtypes.
+"""A mode that watches a forward pass on meta tensors for those of other devices and dtypes.
 
 The pass runs with everything that is on the device of the weights on meta, and everything that is not on the CPU. An operator that
 gets tensors of both would raise on an accelerator; here it is noted, the odd tensor is moved, and the pass goes on.
@@ -10,17 +10,15 @@ import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.device import mistakes
-from sizer.device.frames import drops_result, is_hidden, line_of
+from sizer.device.frames import line_of
 from sizer.device.placement import Finding
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
@@ -42,12 +40,6 @@ _ONE_DTYPE = frozenset((
     _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.addmv, _aten.mv, _aten.dot, _aten.linear, _aten.convolution,
     _aten._convolution, _aten._scaled_dot_product_flash_attention, _aten._scaled_dot_product_efficient_attention,
 ))  # fmt: skip
-_MOVERS = {
-    Tensor.to: "to", Tensor.cuda: "cuda", Tensor.cpu: "cpu", Tensor.xpu: "xpu", Tensor.float: "float", Tensor.half: "half",
-    Tensor.bfloat16: "bfloat16", Tensor.double: "double", Tensor.type: "type", Tensor.type_as: "type_as",
-}  # fmt: skip
-_BY_NAME = {Tensor.cuda: "cuda", Tensor.xpu: "xpu"}
-_IS_CUDA = Tensor.is_cuda.__get__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +58,7 @@ def on_meta(tensor: Tensor) -> Tensor:
 
 
 class Lookout(TorchDispatchMode):
-    """Sees every operator before `recorder` does; `functions` goes with it and sees what only Python shows.
+    """Sees every operator before `recorder` does; `sizer.device.functions` sees what only Python shows.
 
     `home` is the device of the weights, for which meta stands, and `dtype` their dtype.
     """
@@ -75,7 +67,6 @@ class Lookout(TorchDispatchMode):
         super().__init__()
         self.home, self.dtype = home, dtype
         self.recorder = Recorder(Device("cuda", (9, 0)))
-        self.functions = Functions(self)
         self._origins: dict[int, tuple[Origin, weakref.ref]] = {}
         self._found: dict[tuple[str, str, str], Finding] = {}
         self._input_dtypes: dict[torch.dtype, list[str]] = {}
@@ -230,46 +221,6 @@ class Lookout(TorchDispatchMode):
     def _here(self) -> str | None:
         line, module = line_of(sys._getframe(2)), self.recorder.paths.current()
         return f"{line}, in module {module}" if line and module else line
-
-
-class Functions(TorchFunctionMode):
-    """Sees devices that are named in the code, and results that are dropped."""
-
-    def __init__(self, lookout: Lookout):
-        super().__init__()
-        self._lookout = lookout
-        self._asks = False  # code that asks whether a tensor is on CUDA may name CUDA
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs, caller = kwargs or {}, sys._getframe(1)
-        if func in _MOVERS and not is_hidden(caller) and drops_result(caller):
-            self._lookout.note(mistakes.dropped_result(_MOVERS[func], line_of(caller) or "the model"))
-        if func == _IS_CUDA and args[0].device.type == "meta":
-            self._asks = True
-            return self._lookout.home.type in ("cuda", "cpu", "meta")  # what will be on CUDA counts as there
-        if func in _BY_NAME:
-            self._name(_BY_NAME[func], caller)
-            return args[0].to("meta")
-        if func is torch.nn.functional.scaled_dot_product_attention:  # compares devices before any operator is called
-            tensors = tensors_of(args) + tensors_of(kwargs.values())
-            if odd := self._lookout.odd_ones(tensors):
-                self._lookout.report(_aten.scaled_dot_product_attention.default, odd)
-                args, kwargs = self._lookout.move_home(args, kwargs)
-        args = tuple(self._redirect(arg, caller) for arg in args)
-        return func(*args, **{key: self._redirect(value, caller) for key, value in kwargs.items()})
-
-    def _redirect(self, value: Any, caller: FrameType) -> Any:
-        """Meta in the place of an accelerator."""
-        named = isinstance(value, str) and value.partition(":")[0] in ACCELERATORS
-        if not named and not (isinstance(value, torch.device) and value.type in ACCELERATORS):
-            return value
-        self._name(str(value), caller)
-        return torch.device("meta")
-
-    def _name(self, device: str, caller: FrameType) -> None:
-        home = self._lookout.home
-        if device.partition(":")[0] != home.type and not self._asks:
-            self._lookout.note(mistakes.device_in_the_code(device, str(home), line_of(caller) or "the model"))
 
 
 def _name(dtype: torch.dtype) -> str:

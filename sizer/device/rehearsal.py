@@ -15,6 +15,7 @@ from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
 from sizer.architecture.census import take_census, unregistered_tensors
 from sizer.device import mistakes
+from sizer.device.functions import Functions
 from sizer.device.lookout import Lookout, on_meta
 from sizer.device.placement import Finding, Group, Placement
 from sizer.errors import TraceError
@@ -29,8 +30,29 @@ Progress = Callable[[str], None]
 Stray = list[tuple[str, Tensor]]
 
 
-def check_module(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
-    """What `sizer.check_placement` returns."""
+def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
+    """The tensors of a module and a batch by device and dtype (sizes in bytes), and the placement mistakes among them.
+
+        found = sizer.check_placement(model, (images,))
+        for finding in found.findings:
+            print(finding.what, finding.where, finding.todo, sep="\\n")
+
+    `inputs` are the forward pass's arguments, a tuple or a dict. Found are: weights on several devices; inputs on another
+    device than the weights; floating-point tensors of two dtypes in one matrix product or convolution; tensors that `forward`
+    makes on the CPU (a factory call without `device=`) and uses with the model's own; attributes that are neither parameter nor
+    buffer, so that `.to()` leaves them behind; devices named in the code; and `x.to(device)` for a tensor `x` as a statement,
+    whose result is lost.
+
+    The forward pass is rehearsed, not run: on a copy of the module whose weights are on the meta device, which stands for the
+    device of the weights. Your module, its gradients, buffers and random numbers are not touched, no accelerator is needed,
+    and what only a GPU would refuse is found on a CPU. A module that was built on meta can be checked with inputs anywhere.
+    Raises BuildError where a lazy parameter has no shape yet.
+
+    *Known limitations*: only code that this forward pass reaches is checked, backward hooks and the training loop around it
+    are not; kernels of other libraries (Triton, CUDA extensions) do not run on meta; where control flow reads values that
+    come from weights, stand-ins are taken and noted; dropped results are read from CPython's byte code; several accelerators in
+    one model (pipeline parallelism) are told as weights on several devices; the module's own hooks run in the rehearsal too.
+    """
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     return rehearse(module, (args, kwargs, None), lambda twin, given: twin(*given[0], **given[1]))
@@ -96,7 +118,7 @@ def _run(lookout: Lookout, module: nn.Module, stray: Stray, given: tuple, run: C
         lambda path, leaf: lookout.place_input(_input_name(path), leaf) if isinstance(leaf, Tensor) else leaf, given
     )
     try:
-        with repeatable(), recording(lookout.recorder), explained(lookout.recorder), lookout, lookout.functions:
+        with repeatable(), recording(lookout.recorder), explained(lookout.recorder), lookout, Functions(lookout):
             run(twin, given)
     except TraceError as error:
         return str(error)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import sizer
 from sizer.__main__ import main
 from sizer.device import mistakes
-from sizer.device.placement import Group, Placement, check_placement
-from sizer.device.rehearsal import check_request
+from sizer.device.placement import Group, Placement
+from sizer.device.rehearsal import check_placement, check_request
 from sizer.device.text import format_placement
 from sizer.errors import BuildError
 from sizer.request import parse_query
