@@ -14,12 +14,14 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sizer.device.comparison import Comparison
 from sizer.device.exchange import Parcel, digest_of, read_parcels
+from sizer.device.ledger_filter import Filter, where
+from sizer.device.ledger_row import COLUMNS, LedgerRow, columns_of, row_from
 from sizer.device.ledger_schema import BUSY_SECONDS, migrate
 from sizer.device.recording import Measured
 from sizer.device.statistics import ErrorStatistics, SignedError, error_statistics
@@ -33,51 +35,6 @@ Compare = Callable[[Measured], Comparison]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which rows are asked for; None takes all. `architecture` is a part of the name, whatever its case; `source` that of
-    the query's arch ("torchvision", "hf", ...); `since` and `until` are ISO dates (UTC), both included; the rest must be equal."""
-
-    architecture: str | None = None
-    source: str | None = None
-    family: str | None = None
-    mode: str | None = None
-    dtype: str | None = None
-    batch: int | None = None
-    device_name: str | None = None
-    device_kind: str | None = None
-    torch: str | None = None
-    holds: bool | None = None
-    since: str | None = None
-    until: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerRow:
-    """One comparison in a line. Figures (bytes) are None where the device has no such counter or the work did not end."""
-
-    id: int
-    measured_at: str
-    architecture: str
-    class_name: str
-    family: str
-    mode: str
-    dtype: str
-    batch: int
-    query: str
-    device_name: str
-    device_kind: str
-    torch: str
-    holds: bool
-    verdict: str
-    estimated_peak_allocated_bytes: int
-    measured_peak_allocated_bytes: int | None
-    estimated_peak_reserved_bytes: int
-    measured_peak_reserved_bytes: int | None
-    estimated_process_bytes: int
-    measured_process_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """What an import did: `added` are the ids of new rows, `known` how many were there already, `refused` why others were
     not taken."""
@@ -87,7 +44,6 @@ class Imported:
     refused: tuple[str, ...]
 
 
-_COLUMNS = tuple(field.name for field in fields(LedgerRow))
 _CHOICES = ("architecture", "family", "mode", "dtype", "batch", "device_name", "device_kind", "torch")
 
 
@@ -116,7 +72,7 @@ class Ledger:
     def add(self, comparison: Comparison) -> int:
         """The id of the comparison, kept from now on; the same measurement once more takes its old row's place."""
         digest = digest_of(comparison.measurement)
-        values = _values(comparison) | {
+        values = columns_of(comparison) | {
             "digest": digest,
             "added_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "data": json.dumps(comparison.to_dict(), separators=(",", ":"), allow_nan=False),
@@ -140,11 +96,11 @@ class Ledger:
 
     def rows(self, filter: Filter | None = None) -> tuple[LedgerRow, ...]:
         """The comparisons that a filter lets through, the newest measurement first."""
-        where, values = _where(filter)
+        condition, values = where(filter)
         found = self._read(
-            f"SELECT {', '.join(_COLUMNS)} FROM comparisons {where} ORDER BY measured_at DESC, id DESC", values
+            f"SELECT {', '.join(COLUMNS)} FROM comparisons {condition} ORDER BY measured_at DESC, id DESC", values
         )
-        return tuple(LedgerRow(**dict(zip(_COLUMNS, row, strict=True)) | {"holds": bool(row[12])}) for row in found)
+        return tuple(map(row_from, found))
 
     def choices(self) -> dict[str, tuple]:
         """The values that are in the ledger, per field of Filter that names one (not holds, since, until), sorted."""
@@ -173,10 +129,10 @@ class Ledger:
 
     def statistics(self, filter: Filter | None = None, *, by_family: bool = True) -> tuple[ErrorStatistics, ...]:
         """Signed errors per quantity, device (and family) over the rows that a filter lets through."""
-        where, values = _where(filter)
+        condition, values = where(filter)
         found = self._read(
             "SELECT quantity, device_name, family, error FROM figures "
-            f"JOIN (SELECT id, device_name, family FROM comparisons {where}) ON id = comparison "
+            f"JOIN (SELECT id, device_name, family FROM comparisons {condition}) ON id = comparison "
             "WHERE error IS NOT NULL ORDER BY device_name, place, comparison",
             values,
         )
@@ -212,7 +168,7 @@ class Ledger:
     def export_csv(self, filter: Filter | None = None) -> str:
         """The rows as CSV, one per comparison, with estimated, measured and error of every quantity."""
         rows = {row.id: asdict(row) for row in self.rows(filter)}
-        header = dict.fromkeys(_COLUMNS)
+        header = dict.fromkeys(COLUMNS)
         found = self._read(
             "SELECT comparison, quantity, estimated_bytes, measured_bytes, error FROM figures ORDER BY place, comparison"
         )
@@ -256,51 +212,9 @@ class Ledger:
                     if database.in_transaction:
                         database.execute("ROLLBACK")
         except (sqlite3.Error, OSError) as error:
-            where = quote(str(self.path), 200)
+            file = quote(str(self.path), 200)
             todo = f"set {LOCATION_VARIABLE} to another file, or move this one away"
-            raise JobError(f"the ledger cannot be used ({error})", given=where, todo=todo) from error
-
-
-def _values(comparison: Comparison) -> dict[str, object]:
-    """The columns of a comparison but its id."""
-    measurement, estimate = comparison.measurement, comparison.estimate
-    complete = measurement.out_of_memory is None and measurement.failure is None
-    figures: dict[str, object] = {}
-    for name in ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes"):
-        row = comparison.find(name) if complete else None
-        figures[f"estimated_{name}"] = getattr(estimate, name)
-        figures[f"measured_{name}"] = None if row is None else row.measured_bytes
-    return {
-        "measured_at": measurement.measured_at,
-        "architecture": comparison.architecture,
-        "class_name": comparison.class_name,
-        "family": comparison.family,
-        "mode": comparison.mode,
-        "dtype": measurement.dtype,
-        "batch": measurement.batch,
-        "query": measurement.query,
-        "device_name": measurement.device.name or measurement.device.device,
-        "device_kind": measurement.device.kind,
-        "torch": measurement.versions.get("torch", ""),
-        "holds": comparison.holds,
-        "verdict": comparison.verdict,
-        **figures,
-    }
-
-
-def _where(filter: Filter | None) -> tuple[str, dict[str, object]]:
-    """A filter as the WHERE clause of a SELECT, and its values."""
-    wanted = {} if filter is None else {name: value for name, value in asdict(filter).items() if value is not None}
-    conditions = [_CONDITIONS.get(name, f"{name} = :{name}") for name in wanted]
-    return f"WHERE {' AND '.join(conditions)}" if conditions else "", wanted
-
-
-_CONDITIONS = {
-    "architecture": "instr(lower(architecture), lower(:architecture)) > 0",
-    "source": "instr(query, 'arch=' || :source || ':') > 0",
-    "since": "substr(measured_at, 1, 10) >= :since",
-    "until": "substr(measured_at, 1, 10) <= :until",
-}
+            raise JobError(f"the ledger cannot be used ({error})", given=file, todo=todo) from error
 
 
 def _compared(parcel: Parcel, compare: Compare | None) -> Comparison:

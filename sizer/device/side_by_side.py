@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from sizer.device.comparison import Comparison
 from sizer.device.judgement import SMALLEST_PERCENT
-from sizer.device.ledger import LedgerRow
+from sizer.device.ledger_row import LedgerRow
 from sizer.device.measurement import Measurement, Spread, Timing
 from sizer.device.parting import Scratch
 from sizer.device.row import Row

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from sizer.device.ledger import Filter, Ledger, LedgerRow
+from sizer.device.ledger import Ledger
+from sizer.device.ledger_filter import Filter
+from sizer.device.ledger_row import LedgerRow
 from sizer.device.statistics import ErrorStatistics
 from sizer.errors import JobError
 from sizer.ui import machine, remarks

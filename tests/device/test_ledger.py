@@ -13,7 +13,8 @@ import pytest
 
 from sizer.device.comparison import Comparison, compare
 from sizer.device.counterpart import gpu_of
-from sizer.device.ledger import Filter, Ledger, ledger_path
+from sizer.device.ledger import Ledger, ledger_path
+from sizer.device.ledger_filter import Filter
 from sizer.device.ledger_schema import MIGRATIONS
 from sizer.device.measurement import DeviceOutOfMemory
 from sizer.device.recording import Measured
