@@ -286,7 +286,8 @@ def _minutes(text: str) -> float:
 
 
 def _suite(options: argparse.Namespace, make_client: MakeClient) -> int:
-    from sizer.device.suite import DeviceBench, choose_cases, find_device, folder_for, forget_failures, run_suite
+    from sizer.device.bench import DeviceBench
+    from sizer.device.suite import choose_cases, find_device, folder_for, forget_failures, run_suite
 
     if options.list:
         for case in choose_cases(options.device.partition(":")[0], options.only):

@@ -9,20 +9,17 @@ torch, torchvision and transformers; no torch in this process.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from sizer.device import launch
+from sizer.device.bench import Bench
 from sizer.device.cases import Case, cases_for
 from sizer.device.inventory import Inventory, find_inventory
 from sizer.device.kernels import KernelRecord
 from sizer.device.measurement import DeviceFacts, Measurement, TensorBytes
-from sizer.device.process import ask
 from sizer.device.recording import Measured
 from sizer.device.records import (
     are_kernels_recorded,
@@ -43,49 +40,6 @@ MEASURED = Path("tests/measured")
 NOTHING = "nothing was measured"  # the source of a measurement that failed before it began
 _COUNTS_KERNELS = ("cuda", "xpu", "cpu")
 _PATH = re.compile(r"(?<![\w./])(?:[A-Za-z]:\\|/)(?:[\w.+~-]+[\\/])+(?=[\w.+-])")
-
-
-class Bench(Protocol):
-    """What runs the cases and tells the time; tests put another one in its place."""
-
-    def measure(self, case: Case, seconds: float) -> Measured:
-        """The measurement of a case, from a process that is killed after so many seconds. Raises SizerError."""
-
-    def kernels(self, case: Case, seconds: float) -> KernelRecord:
-        """What the case's kernels hold inside, likewise."""
-
-    def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
-
-    def date(self) -> datetime:
-        """The date and time in UTC."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBench:
-    """The bench of a real device: fresh processes, each of which has it alone."""
-
-    device: str
-    record: bool
-
-    def measure(self, case: Case, seconds: float) -> Measured:
-        """Through `sizer.device.launch`; times the step as well, except on the CPU, where it would take longest of all."""
-        timing = not self.device.startswith("cpu")
-        return launch.measure(case.query, self.device, timing=timing, record=self.record, seconds=seconds)
-
-    def kernels(self, case: Case, seconds: float) -> KernelRecord:
-        """Through `sizer.device.kernel_log`."""
-        what = "the kernels could not be recorded"
-        answer = ask("sizer.device.kernel_log", case.query, self.device, seconds=seconds, what=what)
-        return KernelRecord.from_dict(answer)
-
-    def now(self) -> float:
-        """The process's own clock."""
-        return time.monotonic()
-
-    def date(self) -> datetime:
-        """The computer's date."""
-        return datetime.now(UTC)
 
 
 def choose_cases(kind: str, only: str) -> tuple[Case, ...]:
