@@ -35,6 +35,8 @@ ROOMS = {
     ),
     "sizer.device.suite": (*HEAVY, "streamlit", "pandas"),  # and all of its files: it runs where neither is installed
     "sizer.service.*": (*HEAVY, "streamlit"),
+    "sizer.commands.*": (*HEAVY, "streamlit", "pandas"),
+    "sizer.terminal.*": (*HEAVY, "streamlit", "pandas"),
     "sizer.ui.*": HEAVY,
 }
 # What the pages may import from the project: the components, and the errors that they show.

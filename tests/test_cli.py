@@ -15,7 +15,8 @@ from sizer.memory.report import Report
 from sizer.request import parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
-from sizer.terminal import format_explanation, format_report, format_table
+from sizer.terminal.report import format_explanation, format_report
+from sizer.terminal.table import format_table
 from sizer.units import format_bytes
 from tests.ui.reports import report_for
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sizer.__main__ import main
-from sizer.device import commands
+from sizer.commands import measure as command
 from sizer.device.comparison import Comparison, compare
 from sizer.device.counterpart import gpu_of
 from sizer.device.ledger import Ledger
@@ -86,7 +86,7 @@ def device(monkeypatch):
             values = {"query": query, "dtype": request.dtypes[0]} | changes
             return Done(measured_from(tape_of(steps or training(sides="device")), facts, **values))
 
-        monkeypatch.setattr(commands, "start", start)
+        monkeypatch.setattr(command, "start", start)
         return jobs
 
     return put

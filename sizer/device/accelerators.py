@@ -43,11 +43,10 @@ def without_kernels(torch: Any, devices: Iterable[DeviceFacts]) -> Iterator[tupl
             continue
         built = torch.cuda.get_arch_list()
         if built and not any(_runs(arch, facts.capability) for arch in built):
-            ours = ".".join(map(str, facts.capability))
             yield (
                 facts.device,
-                f"{facts.device} ({facts.name}) has compute capability {ours}, for which this build of PyTorch has no kernels "
-                f"(it has {', '.join(built)}); install a build that has.",
+                f"{facts.device} ({facts.name}) has compute capability {facts.capability_text}, for which this build of "
+                f"PyTorch has no kernels (it has {', '.join(built)}); install a build that has.",
             )
 
 
@@ -131,7 +130,7 @@ def _refusal(torch: Any) -> str:
         torch.cuda.init()
     except (
         Exception
-    ) as error:  # RuntimeError, AssertionError, DeferredCudaCallError: whatever it is, its words are wanted
+    ) as error:  # RuntimeError, AssertionError, DeferredCudaCallError: its words are wanted, whatever it is
         return str(error)
     return ""
 

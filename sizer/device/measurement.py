@@ -33,6 +33,11 @@ class DeviceFacts:
         """The device's type: "cuda", "mps", "xpu" or "cpu"."""
         return self.device.partition(":")[0]
 
+    @property
+    def capability_text(self) -> str | None:
+        """The compute capability as NVIDIA writes it ("9.0"); None where there is none."""
+        return None if self.capability is None else ".".join(map(str, self.capability))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseReading:

@@ -9,7 +9,6 @@ import streamlit as st
 from sizer.device import demonstration, inventory
 from sizer.device.demonstration import CACHED, EMPTIED, EMPTYING, Demonstration
 from sizer.device.inventory import PORTABLE, Inventory
-from sizer.device.text import capability_text
 from sizer.errors import SizerError
 from sizer.ui import machine, remarks
 from sizer.ui.palette import COLOURS
@@ -142,7 +141,7 @@ def _frame(found: Inventory) -> pd.DataFrame:
             "Device": [facts.device for facts in found.devices],
             "Name": [facts.name for facts in found.devices],
             **sizes,
-            "Compute capability": [capability_text(facts) for facts in found.devices],
+            "Compute capability": [facts.capability_text for facts in found.devices],
             "Beneath PyTorch": [_versions(facts.versions) or None for facts in found.devices],
         }
     )

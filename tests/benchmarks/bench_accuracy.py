@@ -31,7 +31,7 @@ from sizer.device.statistics import ErrorStatistics, SignedError, error_statisti
 from sizer.errors import SizerError
 from sizer.estimator import estimate_cell
 from sizer.request import parse_query
-from sizer.terminal import format_table
+from sizer.terminal.table import format_table
 
 MEASURED = Path(__file__).parent.parent / "measured"
 QUANTITIES = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")

@@ -23,8 +23,8 @@ from sizer.device.demonstration import (
 from sizer.device.gauges import CachingGauge, CpuGauge, MpsGauge, open_gauge, resident_bytes
 from sizer.device.inventory import Inventory
 from sizer.device.measurement import DeviceFacts
-from sizer.device.text import format_demonstration
 from sizer.errors import DeviceError, JobError
+from sizer.terminal.devices import format_demonstration
 from sizer.units import GIB, MIB
 from tests.device.scripted_torch import Scripted
 

@@ -16,10 +16,10 @@ from sizer.__main__ import main
 from sizer.device import mistakes
 from sizer.device.placement import Group, Placement
 from sizer.device.rehearsal import check_placement, check_request
-from sizer.device.text import format_placement
 from sizer.errors import BuildError
 from sizer.request import parse_query
 from sizer.service import work
+from sizer.terminal.placement import format_placement
 
 X = torch.arange(8.0).reshape(2, 4)
 

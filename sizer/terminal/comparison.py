@@ -1,35 +1,18 @@
-"""A comparison and the ledger as lines of plain text, for the command line."""
+"""A comparison, or a measurement that nothing is held against, as lines of plain text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from sizer.device.comparison import Comparison
-from sizer.device.judgement import SMALLEST_PERCENT
-from sizer.device.ledger_row import LedgerRow
 from sizer.device.measurement import Measurement, Spread, Timing
 from sizer.device.parting import Scratch
 from sizer.device.row import Row
-from sizer.device.statistics import ErrorStatistics
-from sizer.terminal import format_table, to_printable
+from sizer.terminal.figures import TITLES, percent
+from sizer.terminal.table import format_table, to_printable
 from sizer.units import format_bytes
 
 SCRATCH_SHOWN = 5
-IN_STATISTICS = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
-
-_TITLES = {
-    "weights_bytes": "weights",
-    "buffers_bytes": "buffers",
-    "inputs_bytes": "inputs",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer state",
-    "activations_bytes": "activations after forward",
-    "peak_allocated_bytes": "peak allocated",
-    "peak_reserved_bytes": "peak reserved",
-    "process_bytes": "process",
-    "allocated_bytes": "allocated",
-    "reserved_bytes": "reserved",
-}
 
 
 def format_comparison(comparison: Comparison) -> str:
@@ -69,42 +52,6 @@ def format_measurement(measurement: Measurement) -> str:
     return to_printable("\n".join([f"measured on {_device(measurement)}", "", *format_table(header, rows)]))
 
 
-def format_rows(rows: Sequence[LedgerRow]) -> Iterator[str]:
-    """The ledger's rows as a table, with the errors of the three peaks."""
-    header = (
-        "id",
-        "measured",
-        "architecture",
-        "mode",
-        "dtype",
-        "batch",
-        "device",
-        "torch",
-        "allocated",
-        "reserved",
-        "process",
-        "",
-    )
-    yield from format_table(header, map(_ledger_cells, rows), left=8)
-
-
-def format_statistics(statistics: Sequence[ErrorStatistics]) -> Iterator[str]:
-    """Signed errors of the figures that most is made of, per device and family."""
-    header = ("error of", "device", "family", "count", "median", "worst", "bias")
-    rows = (
-        (
-            _TITLES[row.quantity],
-            row.device,
-            row.family,
-            str(row.count),
-            *(_percent(error) for error in (row.median, row.worst, row.bias)),
-        )
-        for row in statistics
-        if row.quantity in IN_STATISTICS
-    )
-    yield from format_table(header, rows, left=3)
-
-
 # ---------------------------------------------------------------------------------------------------------- comparison
 
 
@@ -133,14 +80,14 @@ def _cells(row: Row) -> tuple[str, ...]:
         format_bytes(row.estimated_bytes),
         format_bytes(row.measured_bytes),
         _signed(row.difference_bytes),
-        "exact" if row.difference_bytes == 0 else _percent(row.error),
+        "exact" if row.difference_bytes == 0 else percent(row.error),
         _promise(row),
         {True: "", False: "WRONG", None: "not judged"}[row.holds],
     )
 
 
 def _title(row: Row) -> str:
-    name = _TITLES.get(row.quantity.rpartition(".")[2], row.quantity)
+    name = TITLES.get(row.quantity.rpartition(".")[2], row.quantity)
     return f"{row.phase}: {name}" if row.quantity.startswith("phases.") else name
 
 
@@ -194,28 +141,6 @@ def _duration(seconds: float) -> str:
 
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-
-
-# -------------------------------------------------------------------------------------------------------------- ledger
-
-
-def _ledger_cells(row: LedgerRow) -> tuple[str, ...]:
-    pairs = (
-        (row.estimated_peak_allocated_bytes, row.measured_peak_allocated_bytes),
-        (row.estimated_peak_reserved_bytes, row.measured_peak_reserved_bytes),
-        (row.estimated_process_bytes, row.measured_process_bytes),
-    )
-    errors = ("" if not measured else _percent((estimated - measured) / measured) for estimated, measured in pairs)
-    about = (row.architecture, row.mode, row.dtype, str(row.batch), row.device_name, row.torch)
-    return str(row.id), row.measured_at[:10], *about, *errors, "" if row.holds else "WRONG"
-
-
-def _percent(error: float | None) -> str:
-    if error is None:
-        return "nothing measured"
-    if 0 < abs(error) < SMALLEST_PERCENT:
-        return "< 0.01%"
-    return f"{error:+.2%}" if error else "0%"
 
 
 def _signed(size: int) -> str:

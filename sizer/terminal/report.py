@@ -1,13 +1,14 @@
-"""A report, and the lists of the command line, as plain text."""
+"""A report as lines of plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
+from sizer.terminal.table import format_table, to_printable
 from sizer.units import format_bytes, format_count
 
 FITS = {True: "yes", False: "no", "uncertain": "maybe"}
@@ -25,23 +26,6 @@ def format_explanation(report: Report) -> str:
         return "This report does not say how it was computed."
     parts = ("\n".join([f"{one.title}:", *(f"  {line}" for line in one.lines)]) for one in sections(report.explanation))
     return to_printable("\n\n".join(["How this was computed", *parts]))
-
-
-def to_printable(text: str) -> str:
-    """Text without control characters but line ends: a config's names must not move the cursor."""
-    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
-
-
-def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Iterator[str]:
-    """The lines of a table; the first `left` columns begin at the left, the others end at the right."""
-    lines = [list(header), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            cell.ljust(width) if index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        yield to_printable("  ".join(cells).rstrip())
 
 
 def _model(report: Report) -> Iterator[str]:

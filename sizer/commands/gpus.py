@@ -1,0 +1,22 @@
+"""The command `gpus`: the devices that an estimate can be made for."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from sizer.commands.job import MakeClient
+from sizer.commands.output import print_list
+from sizer.memory.gpus import GPUS
+from sizer.terminal.table import format_table
+from sizer.units import format_bytes
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Prints the catalogue."""
+    header = ("key", "name", "memory", "outside the allocator")
+    rows = (
+        (gpu.key, gpu.name, format_bytes(gpu.total_bytes), format_bytes(gpu.context_bytes)) for gpu in GPUS.values()
+    )
+    print_list(options, {"gpus": [asdict(gpu) for gpu in GPUS.values()]}, format_table(header, rows, left=2))
+    return 0

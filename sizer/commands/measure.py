@@ -1,0 +1,99 @@
+"""The command `measure`: run the work on a real device and hold the estimate against it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sizer.commands.job import MakeClient, wait
+from sizer.commands.query import query_of
+from sizer.device.comparison import Comparison
+from sizer.device.launch import start
+from sizer.device.ledger import Ledger
+from sizer.device.recording import Measured
+from sizer.errors import JobError, SizerError, quote
+from sizer.request import DTYPES, Request, format_query, parse_query
+from sizer.service.client import JobClient
+from sizer.terminal.comparison import format_comparison, format_measurement
+
+SCHEMA = 1
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Measures every cell of a query in a process of its own, holds the estimate against it, and keeps the comparison.
+
+    Raises, after all is printed, the first of: TraceError where a step was measured and cannot be traced, JobError where one
+    ended early. A lack of memory is a result.
+    """
+    query, problem = query_of(options), None
+    with contextlib.closing(make_client()) as client:
+        for cell in _cells(query):
+            measured = _measure_cell(options, cell)
+            comparison, failure = _compare(client, measured)
+            _print(options, measured, comparison, failure)
+            if comparison is not None and not options.no_ledger:
+                Ledger().add(comparison)
+            problem = problem or failure or _ended_early(measured)
+    if problem is not None:
+        raise problem
+    return 0
+
+
+def _cells(query: str) -> Iterator[Request]:
+    """Every dtype and batch size that a query names; where it names none, one is chosen and said on stderr."""
+    request = parse_query(query)
+    given = {item.partition("=")[0] for item in query.removeprefix("?").split("&")}
+    dtypes = request.dtypes if "dtype" in given else DTYPES[:1]
+    batches = request.batches if "batch" in given else (1,)
+    chosen = [f"{key}={value}" for key, value in (("dtype", dtypes[0]), ("batch", batches[0])) if key not in given]
+    if chosen:
+        print(f"sizer: measured is {' and '.join(chosen)}, since the query names none", file=sys.stderr)
+    for dtype in dtypes:
+        for batch in batches:
+            yield replace(request, dtypes=(dtype,), batches=(batch,))
+
+
+def _measure_cell(options: argparse.Namespace, cell: Request) -> Measured:
+    query = format_query(cell, complete=True)
+    job = start(query, options.device, timing=not options.no_timing, seconds=60 * options.minutes)
+    try:
+        return wait(job)
+    finally:
+        job.cancel()  # only where the waiting was cut short: a job that is done stays done
+
+
+def _compare(client: JobClient, measured: Measured) -> tuple[Comparison | None, SizerError | None]:
+    """The comparison, or why there is none: the measurement stands in any case."""
+    try:
+        return wait(client.submit_comparison(measured)), None
+    except SizerError as error:
+        return None, error
+
+
+def _ended_early(measured: Measured) -> JobError | None:
+    """What ended a measurement early, but a lack of memory: that is a result."""
+    failure = measured.measurement.failure
+    return None if failure is None else JobError("the device did not come to the end", given=quote(failure, 300))
+
+
+def _print(
+    options: argparse.Namespace, measured: Measured, comparison: Comparison | None, failure: SizerError | None
+) -> None:
+    measurement = measured.measurement
+    if options.json:
+        data = {
+            "schema": SCHEMA,
+            "measurement": measurement.to_dict(),
+            "comparison": comparison and comparison.to_dict(),
+        }
+        if failure is not None:
+            data["error"] = str(failure)
+        print(json.dumps(data, allow_nan=False), flush=True)
+    elif comparison is not None:
+        print(format_comparison(comparison), end="\n\n", flush=True)
+    else:
+        print(format_measurement(measurement), end="\n\n", flush=True)

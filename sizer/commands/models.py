@@ -1,0 +1,25 @@
+"""The command `models`: the architectures known by name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+from sizer.architecture.presets import list_presets
+from sizer.commands.job import MakeClient, wait
+from sizer.commands.output import print_list
+from sizer.terminal.table import format_table
+from sizer.units import format_count
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Prints the presets and torchvision's names."""
+    with contextlib.closing(make_client()) as client:
+        vision = wait(client.submit_models())["torchvision"]
+    keys = ("key", "title", "family", "modality", "hub_id", "head", "published_parameters", "published_as")
+    presets = [{key: getattr(preset, key) for key in keys} for preset in list_presets()]
+    header = ("arch", "family", "parameters, as published")
+    rows = [(f"hf:{row['key']}", row["family"], format_count(row["published_parameters"])) for row in presets]
+    rows += [(f"torchvision:{row['name']}", row["family"], "") for row in vision]
+    print_list(options, {"presets": presets, "torchvision": vision}, format_table(header, rows, left=2))
+    return 0

@@ -1,0 +1,36 @@
+"""The command `suite`: measure a list of models on a device, one process each; can be repeated."""
+
+from __future__ import annotations
+
+import argparse
+
+from sizer.commands.job import MakeClient
+from sizer.device.bench import DeviceBench
+from sizer.device.suite import choose_cases, find_device, folder_for, forget_failures, run_suite
+from sizer.terminal.table import to_printable
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Measures the cases that the folder lacks, or lists them."""
+    if options.list:
+        for case in choose_cases(options.device.partition(":")[0], options.only):
+            print(f"{case.name:46} {case.query}")
+        return 0
+    inventory, facts = find_device(options.device)
+    cases = choose_cases(facts.kind, options.only)
+    bench = DeviceBench(device=facts.device, record=options.record)
+    folder = options.out or folder_for(inventory, facts, bench.date())
+    print(f"{facts.name}: {len(cases)} cases, to {folder}", flush=True)
+    if options.again:
+        forget_failures(cases, folder)
+    left = run_suite(
+        cases,
+        facts,
+        folder,
+        bench,
+        record=options.record,
+        seconds=60 * options.minutes,
+        say=lambda text: print(to_printable(text), flush=True),
+    )
+    print(f"left for the same command again: {', '.join(left)}" if left else "nothing is left")
+    return 0
