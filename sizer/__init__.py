@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sizer.device.placement import Placement
+    from sizer.device.placement.placement import Placement
     from sizer.memory.report import Report
 
 __all__ = ["check_placement", "estimate", "size_module", "size_step"]
@@ -69,7 +69,7 @@ def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb",
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
-    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.device.rehearsal."""
-    from sizer.device import rehearsal
+    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.device.placement.rehearsal."""
+    from sizer.device.placement import rehearsal
 
     return rehearsal.check_placement(module, inputs)

@@ -15,28 +15,33 @@ import sizer
 
 PROJECT = Path(sizer.__file__).parent.parent
 HEAVY = ("torch", "torchvision", "transformers")
+PLAIN = (*HEAVY, "streamlit", "pandas")
 
 # Room → what importing any of its modules must not bring along. A name with ".*" stands for every module in it, also
 # those that are written later.
 ROOMS = {
-    "sizer": (*HEAVY, "streamlit", "pandas"),
-    "sizer.errors": (*HEAVY, "streamlit", "pandas"),
-    "sizer.units": (*HEAVY, "streamlit", "pandas"),
-    "sizer.packing": (*HEAVY, "streamlit", "pandas"),
-    "sizer.request": (*HEAVY, "streamlit", "pandas"),
+    "sizer": PLAIN,
+    "sizer.errors": PLAIN,
+    "sizer.units": PLAIN,
+    "sizer.packing": PLAIN,
+    "sizer.request": PLAIN,
     "sizer.architecture": (*HEAVY, "streamlit"),
     "sizer.architecture.ingest": (*HEAVY, "streamlit"),
     "sizer.architecture.hub": (*HEAVY, "streamlit"),
     "sizer.architecture.presets": (*HEAVY, "streamlit"),
     "sizer.memory.*": (*HEAVY, "streamlit"),
+    # Of the device's rooms these are plain as a whole, and of the others what is imported where torch is not: by the pages, and
+    # by the command line, which runs the suite where neither Streamlit nor pandas is installed.
+    **dict.fromkeys([f"sizer.device.{room}.*" for room in ("record", "machine", "comparison", "ledger")], PLAIN),
     **dict.fromkeys(
-        [f"sizer.device.{name}" for name in ("launch", "child", "recording", "reader", "events", "cuda_events")],
-        (*HEAVY, "streamlit", "pandas"),
+        [f"sizer.device.readers.{name}" for name in ("reader", "events", "cuda_events", "shortage")], PLAIN
     ),
-    "sizer.device.suite": (*HEAVY, "streamlit", "pandas"),  # and all of its files: it runs where neither is installed
+    **dict.fromkeys([f"sizer.device.trial.{name}" for name in ("launch", "process", "child")], PLAIN),
+    **dict.fromkeys([f"sizer.device.suite.{name}" for name in ("cases", "bench", "suite")], PLAIN),
+    **dict.fromkeys([f"sizer.device.placement.{name}" for name in ("placement", "mistakes")], PLAIN),
+    "sizer.commands.*": PLAIN,
+    "sizer.terminal.*": PLAIN,
     "sizer.service.*": (*HEAVY, "streamlit"),
-    "sizer.commands.*": (*HEAVY, "streamlit", "pandas"),
-    "sizer.terminal.*": (*HEAVY, "streamlit", "pandas"),
     "sizer.ui.*": HEAVY,
 }
 # What the pages may import from the project: the components, and the errors that they show.

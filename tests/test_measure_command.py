@@ -9,12 +9,12 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.commands import measure as command
-from sizer.device.comparison import Comparison, compare
-from sizer.device.counterpart import gpu_of
-from sizer.device.ledger import Ledger
-from sizer.device.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
-from sizer.device.recording import Measured
-from sizer.device.records import write_measured
+from sizer.device.comparison.comparison import Comparison, compare
+from sizer.device.comparison.counterpart import gpu_of
+from sizer.device.ledger.ledger import Ledger
+from sizer.device.record.files import write_measured
+from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
+from sizer.device.record.recording import Measured
 from sizer.errors import DeviceError, RequestError, TraceError
 from sizer.memory.timeline import running_bytes
 from sizer.packing import encode_config

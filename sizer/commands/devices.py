@@ -6,8 +6,8 @@ import argparse
 
 from sizer.commands.job import MakeClient
 from sizer.commands.output import print_list
-from sizer.device.demonstration import demonstrate
-from sizer.device.inventory import Inventory, find_inventory
+from sizer.device.machine.demonstration import demonstrate
+from sizer.device.machine.inventory import Inventory, find_inventory
 from sizer.terminal.devices import format_demonstration, format_inventory
 
 

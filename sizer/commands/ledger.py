@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sizer.commands.job import MakeClient, wait
-from sizer.device.exchange import LIMIT_CHARACTERS, Parcel, read_parcels
-from sizer.device.ledger import Imported, Ledger
-from sizer.device.records import read_measured
+from sizer.device.ledger.exchange import LIMIT_CHARACTERS, Parcel, read_parcels
+from sizer.device.ledger.ledger import Imported, Ledger
+from sizer.device.record.files import read_measured
 from sizer.errors import RequestError, quote
 from sizer.memory.codec import DecodeError, encode
 from sizer.terminal.ledger import format_rows, format_statistics

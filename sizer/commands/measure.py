@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.query import query_of
-from sizer.device.comparison import Comparison
-from sizer.device.launch import start
-from sizer.device.ledger import Ledger
-from sizer.device.recording import Measured
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.ledger.ledger import Ledger
+from sizer.device.record.recording import Measured
+from sizer.device.trial.launch import start
 from sizer.errors import JobError, SizerError, quote
 from sizer.request import DTYPES, Request, format_query, parse_query
 from sizer.service.client import JobClient

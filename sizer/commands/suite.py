@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from sizer.commands.job import MakeClient
-from sizer.device.bench import DeviceBench
-from sizer.device.suite import choose_cases, find_device, folder_for, forget_failures, run_suite
+from sizer.device.suite.bench import DeviceBench
+from sizer.device.suite.suite import choose_cases, find_device, folder_for, forget_failures, run_suite
 from sizer.terminal.table import to_printable
 
 

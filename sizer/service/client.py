@@ -17,9 +17,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from sizer.device.comparison import Comparison
-from sizer.device.placement import Placement
-from sizer.device.recording import Measured
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.placement.placement import Placement
+from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, SizerError, quote
 from sizer.memory.report import Report
 from sizer.request import Request, format_query, parse_query

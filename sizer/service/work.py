@@ -28,9 +28,9 @@ def _estimate(job: dict, progress: Progress) -> dict:
 def _compare(job: dict, progress: Progress) -> dict:
     """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
     from sizer.architecture.ingest import read_config
-    from sizer.device.comparison import compare
-    from sizer.device.counterpart import gpu_of
-    from sizer.device.recording import Measured
+    from sizer.device.comparison.comparison import compare
+    from sizer.device.comparison.counterpart import gpu_of
+    from sizer.device.record.recording import Measured
     from sizer.estimator import estimate_cell
     from sizer.memory.codec import DecodeError
     from sizer.request import parse_query
@@ -54,7 +54,7 @@ def _compare(job: dict, progress: Progress) -> dict:
 def _placement(job: dict, progress: Progress) -> dict:
     """Where the tensors of a query's model and batch are, and what is wrong with that."""
     from sizer.architecture.ingest import read_config
-    from sizer.device.rehearsal import check_request
+    from sizer.device.placement.rehearsal import check_request
     from sizer.request import parse_query
 
     text = job["config_text"]

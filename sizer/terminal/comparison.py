@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sizer.device.comparison import Comparison
-from sizer.device.measurement import Measurement, Spread, Timing
-from sizer.device.parting import Scratch
-from sizer.device.row import Row
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.comparison.parting import Scratch
+from sizer.device.comparison.row import Row
+from sizer.device.record.measurement import Measurement, Spread, Timing
 from sizer.terminal.figures import TITLES, percent
 from sizer.terminal.table import format_table, to_printable
 from sizer.units import format_bytes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.device.demonstration import Demonstration
-from sizer.device.inventory import Inventory
+from sizer.device.machine.demonstration import Demonstration
+from sizer.device.machine.inventory import Inventory
 from sizer.terminal.table import format_table, to_printable
 from sizer.units import format_bytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sizer.device.judgement import SMALLEST_PERCENT
+from sizer.device.comparison.judgement import SMALLEST_PERCENT
 
 TITLES = {
     "weights_bytes": "weights",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sizer.device.ledger_row import LedgerRow
-from sizer.device.statistics import ErrorStatistics
+from sizer.device.ledger.row import LedgerRow
+from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.terminal.figures import TITLES, percent
 from sizer.terminal.table import format_table
 

@@ -8,8 +8,8 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
-from sizer.device.comparison import Comparison
-from sizer.device.measurement import Spread, Timing, Transfer
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.record.measurement import Spread, Timing, Transfer
 from sizer.errors import RequestError
 from sizer.request import parse_query
 from sizer.ui import remarks

@@ -6,9 +6,9 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from sizer.device import demonstration, inventory
-from sizer.device.demonstration import CACHED, EMPTIED, EMPTYING, Demonstration
-from sizer.device.inventory import PORTABLE, Inventory
+from sizer.device.machine import demonstration, inventory
+from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Demonstration
+from sizer.device.machine.inventory import PORTABLE, Inventory
 from sizer.errors import SizerError
 from sizer.ui import machine, remarks
 from sizer.ui.palette import COLOURS

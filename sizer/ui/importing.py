@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.device.ledger import Imported
+from sizer.device.ledger.ledger import Imported
 from sizer.errors import JobError, RequestError, SizerError
 from sizer.ui import machine, remarks
 from sizer.ui.measuring import compare, working

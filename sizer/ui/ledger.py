@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from sizer.device.ledger import Ledger
-from sizer.device.ledger_filter import Filter
-from sizer.device.ledger_row import LedgerRow
-from sizer.device.statistics import ErrorStatistics
+from sizer.device.ledger.filter import Filter
+from sizer.device.ledger.ledger import Ledger
+from sizer.device.ledger.row import LedgerRow
+from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.errors import JobError
 from sizer.ui import machine, remarks
 from sizer.ui.errors_chart import FIGURES, errors_chart

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import streamlit as st
 
-from sizer.device.host import Host
-from sizer.device.inventory import find_devices
-from sizer.device.launch import MeasureJob, start
-from sizer.device.ledger import Ledger
-from sizer.device.measurement import DeviceFacts
+from sizer.device.ledger.ledger import Ledger
+from sizer.device.machine.host import Host
+from sizer.device.machine.inventory import find_devices
+from sizer.device.record.measurement import DeviceFacts
+from sizer.device.trial.launch import MeasureJob, start
 from sizer.request import Request, format_query
 
 MEASURING_VARIABLE = (

@@ -7,9 +7,9 @@ from dataclasses import replace
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from sizer.device.comparison import Comparison
-from sizer.device.counterpart import gpu_of
-from sizer.device.measurement import DeviceFacts
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.comparison.counterpart import gpu_of
+from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError
 from sizer.memory.estimate import Estimate
 from sizer.memory.gpus import GPUS

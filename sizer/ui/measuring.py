@@ -10,8 +10,8 @@ from typing import Protocol
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from sizer.device.comparison import Comparison
-from sizer.device.recording import Measured
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.record.recording import Measured
 from sizer.errors import SizerError
 from sizer.request import Request
 from sizer.ui import machine, service

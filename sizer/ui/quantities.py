@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sizer.device.measurement import DeviceFacts
-from sizer.device.row import Row
+from sizer.device.comparison.row import Row
+from sizer.device.record.measurement import DeviceFacts
 from sizer.ui.palette import MARKS
 from sizer.ui.phases import PHASE_TITLES
 

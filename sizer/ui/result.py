@@ -9,9 +9,9 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
-from sizer.device.comparison import Comparison
-from sizer.device.measurement import DeviceOutOfMemory
-from sizer.device.row import Row
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.comparison.row import Row
+from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.ui import remarks
 from sizer.ui.details import format_seconds, show_details
 from sizer.ui.palette import TINTS

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import altair as alt
 import pandas as pd
 
-from sizer.device.comparison import Comparison
-from sizer.device.curve import Level
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.comparison.curve import Level
 from sizer.ui.charts import HEADROOM, HEIGHT
 from sizer.ui.palette import INK
 from sizer.ui.phases import PHASE_TITLES

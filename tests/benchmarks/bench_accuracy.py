@@ -21,13 +21,13 @@ from statistics import median
 import torch
 
 from sizer.architecture.ingest import read_config
-from sizer.device.comparison import Comparison, compare
-from sizer.device.counterpart import gpu_of
-from sizer.device.ledger import Ledger
-from sizer.device.recording import Measured
-from sizer.device.records import read_measured
-from sizer.device.row import Row
-from sizer.device.statistics import ErrorStatistics, SignedError, error_statistics
+from sizer.device.comparison.comparison import Comparison, compare
+from sizer.device.comparison.counterpart import gpu_of
+from sizer.device.comparison.row import Row
+from sizer.device.ledger.ledger import Ledger
+from sizer.device.ledger.statistics import ErrorStatistics, SignedError, error_statistics
+from sizer.device.record.files import read_measured
+from sizer.device.record.recording import Measured
 from sizer.errors import SizerError
 from sizer.estimator import estimate_cell
 from sizer.request import parse_query

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from sizer.device.measurement import PhaseReading
-from sizer.device.recording import Segment
-from sizer.device.records import CaseRecord
+from sizer.device.record.files import CaseRecord
+from sizer.device.record.measurement import PhaseReading
+from sizer.device.record.recording import Segment
 from sizer.memory.allocator import Placement, place
 from sizer.memory.cuda import MIN_BLOCK, CudaCache
 from sizer.memory.tape import Tape

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 
-from sizer.device.measurement import COUNTED, PROFILED, DeviceFacts, Measurement, PhaseReading, TensorBytes
-from sizer.device.recording import Measured
+from sizer.device.record.measurement import COUNTED, PROFILED, DeviceFacts, Measurement, PhaseReading, TensorBytes
+from sizer.device.record.recording import Measured
 from sizer.memory.allocator import place
 from sizer.memory.census import Census
 from sizer.memory.gpus import Gpu

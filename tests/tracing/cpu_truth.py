@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.device.cpu import CpuReader
-from sizer.device.materialize import build_skeleton, fill, load
-from sizer.device.measurement import DeviceFacts
-from sizer.device.steps import Steps
+from sizer.device.readers.cpu import CpuReader
+from sizer.device.record.measurement import DeviceFacts
+from sizer.device.trial.skeleton import build_skeleton, fill, load
+from sizer.device.trial.steps import Steps
 from sizer.memory.tape import Tape
 from sizer.tracing.recipes import Work, weight_dtype
 from sizer.tracing.trace import repeatable

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sizer.device.comparison import Comparison
-from sizer.device.counterpart import gpu_of
-from sizer.device.curve import Level
-from sizer.device.measurement import (
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.comparison.counterpart import gpu_of
+from sizer.device.comparison.curve import Level
+from sizer.device.comparison.parting import Parting, Scratch
+from sizer.device.comparison.row import Row
+from sizer.device.record.measurement import (
     COUNTED,
     PROFILED,
     DeviceFacts,
@@ -19,9 +21,7 @@ from sizer.device.measurement import (
     Timing,
     Transfer,
 )
-from sizer.device.parting import Parting, Scratch
-from sizer.device.recording import Measured
-from sizer.device.row import Row
+from sizer.device.record.recording import Measured
 from sizer.request import Request, format_query, parse_query
 from tests.ui.reports import MIB, report_for
 

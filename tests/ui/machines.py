@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from sizer.device.comparison import Comparison
-from sizer.device.ledger import Ledger
-from sizer.device.measurement import DeviceFacts
-from sizer.device.recording import Measured
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.ledger.ledger import Ledger
+from sizer.device.record.measurement import DeviceFacts
+from sizer.device.record.recording import Measured
 from sizer.errors import SizerError
 from sizer.memory.report import Report
 from sizer.request import Request

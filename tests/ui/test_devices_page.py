@@ -10,9 +10,9 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from sizer.device.demonstration import CACHED, EMPTIED, EMPTYING, Cost, Demonstration, Stage
-from sizer.device.inventory import PORTABLE, Inventory
-from sizer.device.measurement import DeviceFacts, Spread
+from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Cost, Demonstration, Stage
+from sizer.device.machine.inventory import PORTABLE, Inventory
+from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.errors import DeviceError, JobError
 from sizer.ui import devices, machine
 from sizer.units import GIB, MIB

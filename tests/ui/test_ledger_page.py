@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizer.device.ledger import Ledger
-from sizer.device.ledger_filter import Filter
+from sizer.device.ledger.filter import Filter
+from sizer.device.ledger.ledger import Ledger
 from sizer.ui import machine as here
 from sizer.ui.errors_chart import FIGURES, errors_chart
 from sizer.ui.ledger import rows_frame, statistics_frame

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizer.device.ledger import Ledger
+from sizer.device.ledger.ledger import Ledger
 from sizer.errors import BuildError, DeviceError, JobError
 from sizer.request import parse_query
 from sizer.ui import importing, measuring

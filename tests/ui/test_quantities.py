@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.device.row import Row
+from sizer.device.comparison.row import Row
 from sizer.ui.quantities import OTHER, device_title, format_difference, format_error, marked_error, quantity_title
 from tests.ui.comparisons import CPU, CUDA
 

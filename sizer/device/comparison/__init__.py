@@ -1,0 +1,1 @@
+"""The estimate held against a measurement. No torch."""

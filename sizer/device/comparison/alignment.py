@@ -1,0 +1,252 @@
+"""Which block of an estimate's tape is which block of a device's recording: both in order, by size, operator and lifetime."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from sizer.device.comparison.course import Call, Course
+from sizer.device.comparison.pairing import NEARBY, pair_in_any_order, pair_in_order
+from sizer.memory.tape import Tape
+
+# What the estimate did, seen from the device.
+Kind = Literal["missing", "extra", "size", "later", "earlier"]
+Side = Literal["estimate", "device"]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A block that is not the same on both sides, from `start` to `end` on their common clock.
+
+    The clock counts the allocations that both sides make; what one side alone does between two of them lies between two whole
+    numbers. `block` is the estimate's and `device_block` the recording's, None where that side has none. Where a release
+    differs, `start` is the earlier one and `end` the later one. `is_scratch` says that one side alone has the block, and
+    releases it before another operator allocates.
+    """
+
+    kind: Kind
+    phase: str
+    start: float
+    end: float
+    block: int | None
+    device_block: int | None
+    estimated_bytes: int
+    measured_bytes: int
+    is_scratch: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that one side holds beyond the other from start to end."""
+        if self.kind == "size":
+            return abs(self.estimated_bytes - self.measured_bytes)
+        return max(self.estimated_bytes, self.measured_bytes)
+
+
+class Alignment:
+    """The blocks that an estimate's tape and a device's recording have in common, and what is left over on either side.
+
+    Blocks are paired phase by phase (see `sizer.device.comparison.pairing`). `estimate_partner` and `device_partner` hold the other
+    side's block, -1 for none. The order in which blocks are released between two allocations does not matter.
+    """
+
+    def __init__(self, estimate: Tape, device: Tape):
+        self._sides = {"estimate": Course(estimate), "device": Course(device)}
+        self.estimate, self.device = estimate, device
+        self.estimate_partner = [-1] * len(estimate.sizes)
+        self.device_partner = [-1] * len(device.sizes)
+        self.phases = tuple(phase for phase in self._own.bounds if phase in self._other.bounds)
+        self._anchors: dict[str, list[Pair]] = {}  # phase -> events that both have, ascending on both sides
+        self._crossed: set[int] = set()  # the estimate's blocks that come in another order than the device's
+        for phase in self.phases:
+            self._align(phase)
+        for course, place in ((self._own, 0), (self._other, 1)):
+            course.start_clock({pair[place] for pairs in self._anchors.values() for pair in pairs})
+
+    @property
+    def _own(self) -> Course:
+        return self._sides["estimate"]
+
+    @property
+    def _other(self) -> Course:
+        return self._sides["device"]
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """Every block that is not the same on both sides, in the order of the common clock; phases that one side alone has are
+        not compared."""
+        found = [*self._unpaired("extra", self._own), *self._unpaired("missing", self._other), *self._paired()]
+        return tuple(sorted(found, key=lambda one: one.start))
+
+    def level(self, side: Side, position: int) -> int:
+        """Bytes (as requested) alive on a side after so many of its events."""
+        return self._sides[side].levels[position]
+
+    def place(self, side: Side, difference: Difference) -> tuple[str, str]:
+        """The operator and module of a difference on one side: of its block there, else of the last one that both have."""
+        course = self._sides[side]
+        block = difference.block if side == "estimate" else difference.device_block
+        if block is None:
+            block = course.block_at(difference.start)
+        return ("", "") if block is None else course.names(block)
+
+    def names(self, side: Side, block: int) -> tuple[str, str]:
+        """The operator and module that allocated a block of one side."""
+        return self._sides[side].names(block)
+
+    def category(self, side: Side, block: int) -> str:
+        """What a block of one side is; the recording's own blocks have the category that the recorder knew."""
+        return self._sides[side].category(block)
+
+    def levels_after(self, difference: Difference) -> tuple[int, int]:
+        """Bytes alive on both sides just after a difference began."""
+        if difference.kind == "earlier":
+            side, position = "estimate", self._own.died[difference.block] + 1
+        elif difference.kind == "later":
+            side, position = "device", self._other.died[difference.device_block] + 1
+        else:
+            side = "device" if difference.block is None else "estimate"
+            born = self._other.born[difference.device_block] if side == "device" else self._own.born[difference.block]
+            position = born + 1
+        return tuple(
+            self.level(one, end) for one, end in zip(self._sides, self.same_place(side, position), strict=True)
+        )
+
+    def same_place(self, side: Side, position: int) -> tuple[int, int]:
+        """(events of the estimate, events of the device) done at the same place of the work, given those of one side.
+
+        Just after an event that both have, and at the end of a phase, it is exact. Between two such places the other side
+        has done the same part of the way.
+        """
+        phase = self._sides[side].phase_at(position)
+        if phase not in self.phases:
+            last = self.phases[-1] if self.phases else None
+            return tuple(course.bounds[last][1] if last else 0 for course in self._sides.values())
+        here = 0 if side == "estimate" else 1
+        points = self._points[phase]
+        index = min(bisect_right(points, position, key=lambda pair: pair[here]), len(points) - 1)
+        before, after = points[index - 1], points[index]
+        span, done = after[here] - before[here], position - before[here]
+        other = before[1 - here] + (done * (after[1 - here] - before[1 - here]) // span if span else 0)
+        return (position, other) if side == "estimate" else (other, position)
+
+    def alive(self, estimate_end: int, device_end: int) -> tuple[dict[int, None], dict[int, None]]:
+        """The blocks alive on either side after so many of its events, oldest first."""
+        return self._own.alive(estimate_end), self._other.alive(device_end)
+
+    def calls(self, phase: str) -> list[tuple[Call | None, Call | None]]:
+        """The calls of operators on both sides that go together, since they have blocks in common; None where one side has none.
+
+        One call of the estimate may be several on the device, and the other way round: then they are taken as one.
+        """
+        calls, others = self._own.calls(phase), self._other.calls(phase)
+        place = {block: number for number, call in enumerate(others) for block in self._other.blocks_in(call)}
+        pairs, taken = [], set()
+        for call in calls:
+            partners = {
+                self.estimate_partner[block] for block in self._own.blocks_in(call) if block not in self._crossed
+            }
+            found = sorted({place[block] for block in partners if block in place})
+            if found and pairs and pairs[-1][1] is not None and found[0] == max(taken):
+                before = pairs[-1][0]
+                whole = self._own.call(before.begin, call.end, before.op, before.module)
+                pairs[-1] = whole, _joined(self._other, pairs[-1][1], others[found[-1]])
+            elif found:
+                pairs.append((call, _joined(self._other, others[found[0]], others[found[-1]])))
+            else:
+                pairs.append((call, None))
+            taken.update(range(found[0], found[-1] + 1) if found else ())
+        return pairs + [(None, call) for number, call in enumerate(others) if number not in taken]
+
+    # --------------------------------------------------------------------------------------------------------- pairing
+
+    @cached_property
+    def _points(self) -> dict[str, list[Pair]]:
+        """Places (events done on either side) that are the same, per phase: its ends and what both have between them."""
+        points = {}
+        for phase in self.phases:
+            begin, end = zip(self._own.bounds[phase], self._other.bounds[phase], strict=True)
+            inner = ((one + 1, other + 1) for one, other in self._anchors[phase])
+            points[phase] = [begin, *inner, end]
+        return points
+
+    def _align(self, phase: str) -> None:
+        own, other = self._own, self._other
+        blocks, device_blocks = own.allocated_in(phase), other.allocated_in(phase)
+        if phase == "load":
+            ordered, crossed = [], pair_in_any_order(own, blocks, other, device_blocks)
+        else:
+            ordered, crossed = pair_in_order(own, blocks, other, device_blocks, phase)
+            self._crossed.update(block for block, _ in crossed)
+        for block, device_block in (*ordered, *crossed):
+            self.estimate_partner[block], self.device_partner[device_block] = device_block, block
+        self._anchors[phase] = [(own.born[one], other.born[two]) for one, two in ordered]
+
+    # ----------------------------------------------------------------------------------------------------- differences
+
+    def _unpaired(self, kind: Kind, course: Course) -> list[Difference]:
+        own = course is self._own
+        partner = self.estimate_partner if own else self.device_partner
+        found = []
+        for phase in self.phases:
+            for block in course.allocated_in(phase):
+                if partner[block] < 0:
+                    size = course.tape.sizes[block]
+                    start, end = course.lifetime(block)
+                    found.append(
+                        Difference(
+                            kind=kind,
+                            phase=phase,
+                            start=start,
+                            end=end,
+                            block=block if own else None,
+                            device_block=None if own else block,
+                            estimated_bytes=size if own else 0,
+                            measured_bytes=0 if own else size,
+                            is_scratch=course.within_one_operator(block),
+                        )
+                    )
+        return found
+
+    def _paired(self) -> list[Difference]:
+        """Pairs whose sizes differ, and pairs of one size that are not released at the same time."""
+        found = []
+        for block, device_block in enumerate(self.estimate_partner):
+            if device_block < 0:
+                continue
+            sizes = self.estimate.sizes[block], self.device.sizes[device_block]
+            lifetime, device_lifetime = self._own.lifetime(block), self._other.lifetime(device_block)
+            if sizes[0] != sizes[1]:
+                kind, (start, end) = "size", lifetime
+                phase = self._own.phase_at(self._own.born[block] + 1)
+            elif self._own.within_one_operator(block) and self._other.within_one_operator(device_block):
+                continue  # in which order a kernel lets go of its own is nobody's business
+            elif abs(int(lifetime[1]) - int(device_lifetime[1])) > (NEARBY if block in self._crossed else 0):
+                kind = "later" if lifetime[1] > device_lifetime[1] else "earlier"
+                start, end = sorted((lifetime[1], device_lifetime[1]))
+                first = self._own.died[block] if kind == "earlier" else self._other.died[device_block]
+                phase = (self._own if kind == "earlier" else self._other).phase_at(first + 1)
+                if phase not in self.phases:
+                    continue
+            else:
+                continue
+            found.append(
+                Difference(
+                    kind=kind,
+                    phase=phase,
+                    start=start,
+                    end=end,
+                    block=block,
+                    device_block=device_block,
+                    estimated_bytes=sizes[0],
+                    measured_bytes=sizes[1],
+                )
+            )
+        return found
+
+
+def _joined(course: Course, first: Call, last: Call) -> Call:
+    """The call from the first one's begin to the last one's end, under the last one's name."""
+    return course.call(first.begin, last.end, last.op, last.module)

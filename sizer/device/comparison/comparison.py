@@ -1,0 +1,139 @@
+"""The estimate held against the device: row by row, with signed errors, and what of the estimate is wrong. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sizer.device.comparison.alignment import Alignment
+from sizer.device.comparison.curve import Level, curves_of
+from sizer.device.comparison.family import Family, family_of
+from sizer.device.comparison.judgement import explain, notes_on, verdict_of, wrong_fit
+from sizer.device.comparison.parting import Parting, Scratch, first_parting, largest_partings, scratch_of
+from sizer.device.comparison.row import Row, rows_of
+from sizer.device.comparison.sides import Sides
+from sizer.device.record.measurement import SCHEMA as MEASUREMENT_SCHEMA
+from sizer.device.record.measurement import Measurement
+from sizer.device.record.recording import Measured
+from sizer.errors import RequestError
+from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.estimate import Estimate
+from sizer.memory.gpus import Gpu
+from sizer.memory.report import Report
+from sizer.memory.tape import Tape
+from sizer.request import parse_query
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One measurement beside the estimate of the same work by the rules of the same device.
+
+    `gpu` is what the estimate was made for: the measured device with its own memory. `rows` hold what both sides know;
+    `notes` say what was left out and why, and what else a reader must know. `parting` is the first place where estimate
+    and recording part, `largest_partings` the few that hold the most bytes, `scratch` what kernels held inside beyond the
+    estimate; all are empty where the measurement has no recording, and so is `measured_curve`. `wrong` has one text for
+    each row that does not hold: the line of the estimate that is wrong, its category, phase, operator and module.
+    `verdict` is the whole in a sentence. `versions` are those that the estimate was made with.
+    """
+
+    schema: int = SCHEMA
+    architecture: str
+    class_name: str
+    family: Family
+    mode: str
+    versions: dict[str, str]
+    gpu: Gpu
+    estimate: Estimate
+    measurement: Measurement
+    rows: tuple[Row, ...]
+    parting: Parting | None = None
+    largest_partings: tuple[Parting, ...] = ()
+    scratch: tuple[Scratch, ...] = ()
+    estimated_curve: tuple[Level, ...] = ()
+    measured_curve: tuple[Level, ...] = ()
+    verdict: str
+    wrong: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether every row with a tolerance stays within it, and both sides agree on whether the work fits."""
+        return not self.wrong
+
+    @property
+    def process_in_range(self) -> bool | None:
+        """Whether the estimate's range holds what the driver said of the process; None where the two do not compare."""
+        row = self.find("process_bytes")
+        if row is None:
+            return None
+        return self.estimate.process_low_bytes <= row.measured_bytes <= self.estimate.process_high_bytes
+
+    def find(self, quantity: str) -> Row | None:
+        """The row of a quantity, None where it was left out."""
+        return next((row for row in self.rows if row.quantity == quantity), None)
+
+    def to_dict(self) -> dict:
+        """Dicts, lists and scalars, as in the JSON of `measure`; `from_dict` reads them back."""
+        return encode(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Comparison:
+        """The comparison that `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        found = decode(cls, data, "comparison")
+        for name, schema, known in (
+            ("comparison", found.schema, SCHEMA),
+            ("comparison.measurement", found.measurement.schema, MEASUREMENT_SCHEMA),
+        ):
+            if schema != known:
+                raise DecodeError(f"{name}.schema was {schema}; allowed is {known}: read it with another version")
+        return found
+
+
+def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
+    """The measurement beside the estimate of the same dtype and batch, row by row, in bytes.
+
+    `report` holds that one estimate, made for `gpu_of(measured.measurement.device)`, and `tape` is what it was made from. Raises
+    RequestError where the report has no such estimate.
+    """
+    measurement = measured.measurement
+    estimate = report.find(measurement.dtype, measurement.batch)
+    if estimate is None:
+        raise RequestError(
+            "the report has no estimate of what was measured",
+            given=f"{measurement.dtype} at batch {measurement.batch}",
+            allowed=", ".join(f"{row.dtype} at batch {row.batch}" for row in report.estimates) or "none",
+        )
+    request = parse_query(measurement.query)
+    recording = measured.recording
+    sides = Sides(
+        estimate=estimate,
+        tape=tape,
+        gpu=report.gpu,
+        measured=measurement,
+        recording=recording,
+        alignment=None if recording is None else Alignment(tape, recording),
+        family=family_of(request),
+    )
+    rows = tuple(rows_of(sides))
+    wrong = (*wrong_fit(sides), *(explain(sides, row) for row in rows if row.holds is False))
+    estimated_curve, measured_curve = curves_of(sides)
+    return Comparison(
+        architecture=report.model.name,
+        class_name=report.model.class_name,
+        family=sides.family,
+        mode=request.mode,
+        versions=dict(report.versions),
+        gpu=report.gpu,
+        estimate=estimate,
+        measurement=measurement,
+        rows=rows,
+        parting=None if sides.alignment is None else first_parting(sides.alignment),
+        largest_partings=() if sides.alignment is None else largest_partings(sides.alignment),
+        scratch=() if sides.alignment is None else scratch_of(sides.alignment),
+        estimated_curve=estimated_curve,
+        measured_curve=measured_curve,
+        verdict=verdict_of(sides, rows),
+        wrong=wrong,
+        notes=tuple(notes_on(sides, report)),
+    )

@@ -1,0 +1,61 @@
+"""The device that an estimate is made for, so that it may be held against what was measured on another one. No torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from sizer.device.record.measurement import DeviceFacts
+from sizer.errors import DeviceError, quote
+from sizer.memory.gpus import GPUS, Gpu
+
+KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
+
+
+def gpu_of(facts: DeviceFacts) -> Gpu:
+    """The device that an estimate is made for, so that it may be held against a measurement on `facts`.
+
+    The catalogue's entry where name, capability and memory agree, else one made from the facts; its memory is what the
+    device itself reported. Raises DeviceError for a kind of device that no estimate has rules for.
+    """
+    if facts.kind not in KINDS:
+        raise DeviceError(
+            "there is no estimate for this kind of device",
+            given=quote(facts.device),
+            allowed=", ".join(KINDS),
+            todo="measure on another one",
+        )
+    known = next((gpu for gpu in GPUS.values() if _is_same(gpu, facts)), None)
+    if known is not None:
+        return known if facts.total_bytes is None else replace(known, total_bytes=facts.total_bytes)
+    typical = _typical(facts)
+    total, source = facts.total_bytes, "as the device reported"
+    if total is None:
+        total, source = typical.total_bytes, f"the device did not say how much memory it has; taken is {typical.name}'s"
+    return replace(
+        typical,
+        key=facts.kind,
+        name=facts.name or facts.device,
+        capability=facts.capability,
+        total_bytes=total,
+        source=source,
+    )
+
+
+def _is_same(gpu: Gpu, facts: DeviceFacts) -> bool:
+    """Whether a device is an entry of the catalogue: of one kind, the words of its model in the name, memory within a tenth."""
+    if gpu.backend != facts.kind:
+        return False
+    if gpu.backend == "cpu":
+        return True
+    words = [word for word in gpu.key.split("-") if not re.fullmatch(r"\d+gb", word)]
+    if not set(words) <= set(re.findall(r"[a-z0-9]+", facts.name.lower())):
+        return False
+    near = facts.total_bytes is None or abs(facts.total_bytes - gpu.total_bytes) <= gpu.total_bytes // 10
+    return near and (facts.capability is None or facts.capability == gpu.capability)
+
+
+def _typical(facts: DeviceFacts) -> Gpu:
+    """The entry of the catalogue whose context and kind a device unknown to it is given."""
+    same = [gpu for gpu in GPUS.values() if gpu.backend == facts.kind]
+    return next((gpu for gpu in same if facts.capability is not None and gpu.capability == facts.capability), same[0])

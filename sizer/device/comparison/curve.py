@@ -1,0 +1,55 @@
+"""Allocated bytes over the work, estimated and measured, at places that both sides have in common. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sizer.device.comparison.sides import Sides, bounds_of
+from sizer.memory.allocator import place
+from sizer.memory.timeline import running_bytes
+
+PARTS = 39  # of a phase; five phases with their ends stay within 200 points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Allocated bytes at a place of the work: `at` is the phase's number plus the part of the phase that is done.
+
+    Both curves have their points at the same places. A point is the most that was allocated since the one before it; the
+    last one of a phase (`at` is a whole number) is the level at the phase's end.
+    """
+
+    at: float
+    phase: str
+    allocated_bytes: int
+
+
+def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
+    """Allocated bytes over the work, as either side's counter would show them, at places that both have in common."""
+    levels = running_bytes(sides.tape.order, place(sides.tape, sides.kind).taken)
+    device_levels = (
+        None
+        if sides.recording is None
+        else running_bytes(sides.recording.order, place(sides.recording, sides.kind).taken)
+    )
+    curve, device_curve = [], []
+    for number, (_, phase) in enumerate(sides.tape.marks):
+        begin, end = bounds_of(sides.tape, phase)
+        on_device = device_levels is not None and phase in sides.alignment.phases
+        cuts = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
+        places = (
+            [sides.alignment.same_place("estimate", cut) for cut in cuts] if on_device else [(cut, 0) for cut in cuts]
+        )
+        if on_device:
+            places[0] = begin, bounds_of(sides.recording, phase)[0]
+        for part, ((start, device_start), (stop, device_stop)) in enumerate(pairwise(places)):
+            at = number + (part + 1) / (PARTS + 1)
+            curve.append(Level(at=at, phase=phase, allocated_bytes=max(levels[start : stop + 1])))
+            if on_device:
+                most = max(device_levels[device_start : device_stop + 1])
+                device_curve.append(Level(at=at, phase=phase, allocated_bytes=most))
+        curve.append(Level(at=number + 1, phase=phase, allocated_bytes=levels[end]))
+        if on_device:
+            device_curve.append(Level(at=number + 1, phase=phase, allocated_bytes=device_levels[places[-1][1]]))
+    return tuple(curve), tuple(device_curve)

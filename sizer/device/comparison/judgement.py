@@ -1,0 +1,211 @@
+"""What a comparison means in words: which line of the estimate is wrong and why, the verdict, and what a reader must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sizer.device.comparison.alignment import Side
+from sizer.device.comparison.parting import join_shares, place_text, shares_at
+from sizer.device.comparison.row import Row
+from sizer.device.comparison.sides import Sides, bounds_of
+from sizer.memory.allocator import place
+from sizer.memory.report import Report
+from sizer.memory.tape import Tape
+from sizer.memory.timeline import running_bytes
+from sizer.units import format_bytes
+
+SMALLEST_PERCENT = 0.00005  # a smaller error is told in bytes: it would read 0.00%
+
+
+def explain(sides: Sides, row: Row) -> str:
+    """Which line of the estimate is wrong: by how much, and what makes the difference."""
+    way = "too high" if row.difference_bytes > 0 else "too low"
+    percent = "" if row.error is None else f" ({abs(row.error):.2%})"
+    sizes = f"estimated {format_bytes(row.estimated_bytes)}, measured {format_bytes(row.measured_bytes)}"
+    promise = "promised exact" if row.tolerance == 0 else f"tolerance {row.tolerance:.1%}"
+    text = f"{row.quantity} is {format_bytes(abs(row.difference_bytes))}{percent} {way}: {sizes}, {promise}"
+    return f"{text}. {cause[0].upper()}{cause[1:]}" if (cause := _cause(sides, row)) else text
+
+
+def _cause(sides: Sides, row: Row) -> str:
+    name = row.quantity.rpartition(".")[2]
+    if name in _TENSORS:
+        return _TENSORS[name]
+    if name == "process_bytes":
+        return _process_cause(sides)
+    if sides.alignment is None:
+        return "without a recording of the device nobody can say where"
+    if name in ("reserved_bytes", "peak_reserved_bytes"):
+        return _reserved_cause(sides, row)
+    return _allocated_cause(sides, row, name)
+
+
+_TENSORS = {
+    "weights_bytes": "category parameter, phase load",
+    "buffers_bytes": "category buffer, phase load",
+    "inputs_bytes": "category input, phase forward: both sides did not get the same batch",
+    "gradients_bytes": "category gradient, phase backward",
+    "optimizer_bytes": "category optimizer state, phase optimizer",
+}
+
+
+def _allocated_cause(sides: Sides, row: Row, name: str) -> str:
+    """Who holds what the other side has not, at the phase's end, or where the larger of two peaks is."""
+    bounds = {side: bounds_of(tape, row.phase) for side, tape in sides.tapes}
+    if None in bounds.values():
+        return ""
+    side: Side = "estimate" if row.difference_bytes > 0 else "device"
+    begin, end = bounds[side]
+    where = f"at the end of {row.phase}"
+    if name == "peak_allocated_bytes":
+        levels = [sides.alignment.level(side, position) for position in range(begin, end + 1)]
+        end = begin + levels.index(max(levels))
+        tape = dict(sides.tapes)[side]
+        whose = "the estimate's" if side == "estimate" else "the device's"
+        where = f"at {whose} peak, {_event_text(tape, end)}"
+    shares = shares_at(sides.alignment, side, end)
+    return f"{where}: {join_shares(shares)}" if shares else f"{where} both hold the same tensors"
+
+
+def _reserved_cause(sides: Sides, row: Row) -> str:
+    """Whether the events or the allocator's rules are wrong: the device's own events, replayed by our rules, tell."""
+    reserved = place(sides.recording, sides.kind).reserved
+    end = bounds_of(sides.recording, row.phase)
+    ours = max(reserved, default=0) if row.quantity == "peak_reserved_bytes" else reserved[end[1] - 1] if end else 0
+    replayed = f"our replay of the device's own allocations reserves {format_bytes(ours)}"
+    if abs(ours - row.measured_bytes) < abs(row.difference_bytes) // 2:
+        return f"{replayed}: the allocations differ, see where both part"
+    return f"{replayed}: the rules of the allocator differ"
+
+
+def _process_cause(sides: Sides) -> str:
+    reserved = sides.measured.peak_reserved_bytes
+    if reserved is None:
+        return ""
+    outside = format_bytes(sides.measured.process_bytes - reserved)
+    assumed = format_bytes(sides.estimate.process_bytes - sides.estimate.peak_reserved_bytes)
+    return f"outside the allocator the device holds {outside}, the estimate assumes {assumed}"
+
+
+def wrong_fit(sides: Sides) -> Iterator[str]:
+    """Where one side ran out of memory and the other said that it would not."""
+    failed, fits = sides.measured.out_of_memory, sides.estimate.fits
+    if failed is not None and fits is True:
+        needed = format_bytes(sides.estimate.process_bytes)
+        yield f"the estimate says that it fits ({needed} for the process); the device ran out of memory in {failed.phase}"
+    if sides.is_complete and fits is False and sides.kind != "cpu":
+        yield f"the estimate says that it does not fit ({_where_estimate_fails(sides)}); the device did the work"
+
+
+def _where_estimate_fails(sides: Sides) -> str:
+    failed = sides.estimate.out_of_memory
+    if failed is None:
+        return f"at least {format_bytes(sides.estimate.process_low_bytes)} for the process"
+    return f"{place_text(failed.op, failed.module)} would fail in {failed.phase}"
+
+
+def _event_text(tape: Tape, position: int) -> str:
+    event = tape.order[position - 1] if position else -1
+    if event < 0:
+        return "where the phase begins"
+    return place_text(tape.op_names[tape.ops[event]], tape.module_names[tape.modules[event]])
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+def verdict_of(sides: Sides, rows: tuple[Row, ...]) -> str:
+    """The whole in a sentence or two."""
+    judged = [row for row in rows if row.holds is not None]
+    held = sum(row.holds for row in judged)
+    figures = f"{held} of {len(judged)} figures hold" if held < len(judged) else f"all {held} figures hold"
+    until = f"; up to there {figures}." if judged else ", before anything was read."
+    if sides.measured.failure is not None:
+        return f"The device did not come to the end ({sides.measured.failure}){until}"
+    if sides.measured.out_of_memory is not None:
+        return f"{_out_of_memory_text(sides)}{until}"
+    peak = next((row for row in rows if row.quantity == "peak_allocated_bytes"), None)
+    text = f"{figures[0].upper()}{figures[1:]}"
+    if peak is not None:
+        text += f"; the peak of allocated memory is {_error_text(peak)}"
+    fit = next(wrong_fit(sides), None)
+    return f"{text}. But {fit}." if fit else f"{text}."
+
+
+def _out_of_memory_text(sides: Sides) -> str:
+    failed = sides.measured.out_of_memory
+    asked = "" if failed.requested_bytes is None else f", asked for {format_bytes(failed.requested_bytes)}"
+    free = "" if failed.free_bytes is None else f" with {format_bytes(failed.free_bytes)} free"
+    said = {
+        True: "the estimate had said that it fits",
+        False: f"so the estimate had said ({_where_estimate_fails(sides)})",
+        "uncertain": "the estimate had said that it may or may not fit",
+    }[sides.estimate.fits]
+    return f"The device ran out of memory in {failed.phase}{asked}{free}; {said}"
+
+
+def _error_text(row: Row) -> str:
+    if row.difference_bytes == 0:
+        return f"exact ({format_bytes(row.measured_bytes)})"
+    way = "too high" if row.difference_bytes > 0 else "too low"
+    tiny = row.error is None or abs(row.error) < SMALLEST_PERCENT
+    size = format_bytes(abs(row.difference_bytes)) if tiny else f"{abs(row.error):.2%}"
+    return f"{size} {way} ({format_bytes(row.estimated_bytes)} for {format_bytes(row.measured_bytes)})"
+
+
+def notes_on(sides: Sides, report: Report) -> Iterator[str]:
+    """What was left out and why, and what else a reader must know before trusting a figure."""
+    yield from (f"the measurement may not be trusted: {doubt}" for doubt in sides.measured.doubts)
+    if sides.measured.retries:
+        yield (
+            f"the allocator gave memory back and tried again {sides.measured.retries} times: peaks and reserved memory are "
+            "those of a device that was nearly full"
+        )
+    yield from _left_out(sides)
+    yield from _version_notes(sides, report)
+    if sides.recording is None:
+        yield "the device's allocations were not recorded: where both part is not known"
+    else:
+        yield from _recording_notes(sides)
+    yield from (f"the estimate does not count: {text}" for text in report.uncounted)
+
+
+def _left_out(sides: Sides) -> Iterator[str]:
+    if sides.kind == "cpu":
+        yield (
+            "the CPU's allocator keeps no cache, so there is no reserved memory to compare; what the system says of the "
+            "process holds Python and its libraries too and is not compared either"
+        )
+    if sides.kind == "mps":
+        yield "on MPS peaks are sampled, and nothing is promised of them or of the heaps: those rows are shown, not judged"
+    if sides.kind == "cuda" and sides.measured.tensors.activations_bytes is not None:
+        own = format_bytes(sides.estimate.activations_bytes)
+        yield (
+            "activations are what the allocator's counter gained, on both sides: rounding and libraries' workspaces included "
+            f"(the tensors themselves take {own})"
+        )
+    if not sides.is_complete:
+        yield "the device did not come to the end: figures of the whole work are not compared"
+    elif sides.measured.peak_allocated_bytes is None:
+        yield "this device has no counter of its peak: peaks are not compared"
+    if sides.kind == "cuda" and sides.is_complete and sides.measured.process_bytes is None:
+        yield "the driver did not say what the process holds: it is not compared"
+
+
+def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
+    for name in ("torch", "torchvision", "transformers"):
+        ours, theirs = report.versions.get(name, ""), sides.measured.versions.get(name, "")
+        if ours.partition("+")[0] != theirs.partition("+")[0] and ours and theirs:
+            yield f"the estimate was made with {name} {ours}, the measurement with {theirs}"
+
+
+def _recording_notes(sides: Sides) -> Iterator[str]:
+    """Whether the recording adds up to the device's own counters."""
+    levels = running_bytes(sides.recording.order, place(sides.recording, sides.kind).taken)
+    ends = {phase: end for end, phase in sides.recording.marks}
+    for reading in sides.measured.phases:
+        if reading.phase in ends and levels[ends[reading.phase]] != reading.allocated_bytes:
+            found = f"{levels[ends[reading.phase]]:,} bytes at the end of {reading.phase}"
+            counted = f"{reading.allocated_bytes:,}"
+            yield f"the recording adds up to {found}, the counter says {counted}: where both part is less sure"
+            return

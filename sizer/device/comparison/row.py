@@ -1,0 +1,166 @@
+"""The figures of a comparison: each of the estimate's beside the device's own, with the error that it may have. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sizer.device.comparison.course import TINY_BYTES
+from sizer.device.comparison.family import Family
+from sizer.device.comparison.sides import Sides
+from sizer.device.record.measurement import SAMPLED
+from sizer.memory.tape import Tape
+from sizer.memory.timeline import live_by_category, running_bytes
+
+# The largest error that the estimate aims at, as a fraction of what was measured: (peak allocated, reserved, process).
+_AIMS: dict[Family, tuple[float, float, float]] = {
+    "transformer": (0.02, 0.05, 0.08),
+    "CNN": (0.08, 0.12, 0.08),
+    "other": (0.08, 0.12, 0.08),
+}
+_CPU_PEAK_AIM = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure of the estimate beside the device's own, in bytes of the same kind.
+
+    `quantity` is the key of the estimate's JSON: "weights_bytes", "peak_reserved_bytes", "phases.forward.allocated_bytes";
+    `phase` is that of a phase's figure, None where the figure is one of the whole work. `tolerance` is the error that the
+    estimate may have, as a fraction of what was measured: 0 where it is promised exact, None where nothing is promised.
+    `allowance_bytes` may differ besides; `allowance` says what they are.
+    """
+
+    quantity: str
+    phase: str | None = None
+    estimated_bytes: int
+    measured_bytes: int
+    tolerance: float | None
+    allowance_bytes: int = 0
+    allowance: str = ""
+
+    @property
+    def difference_bytes(self) -> int:
+        """Estimated less measured: positive where the estimate is too high."""
+        return self.estimated_bytes - self.measured_bytes
+
+    @property
+    def error(self) -> float | None:
+        """The difference as a signed fraction of what was measured; None where that is 0 and the estimate is not."""
+        if self.measured_bytes:
+            return self.difference_bytes / self.measured_bytes
+        return None if self.difference_bytes else 0.0
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the error stays within the tolerance; None where nothing is promised."""
+        if self.tolerance is None:
+            return None
+        return abs(self.difference_bytes) <= self.tolerance * self.measured_bytes + self.allowance_bytes
+
+
+def rows_of(sides: Sides) -> Iterator[Row]:
+    """What both sides know, like beside like: tensors, allocated, reserved and the process are never mixed."""
+    yield from _tensor_rows(sides)
+    yield from _phase_rows(sides)
+    if sides.is_complete:
+        yield from _whole_rows(sides)
+
+
+def _tensor_rows(sides: Sides) -> Iterator[Row]:
+    tensors, estimate = sides.measured.tensors, sides.estimate
+    for name in ("weights_bytes", "buffers_bytes", "gradients_bytes", "optimizer_bytes"):
+        if (found := getattr(tensors, name)) is not None:
+            yield Row(quantity=name, estimated_bytes=getattr(estimate, name), measured_bytes=found, tolerance=0)
+    if tensors.inputs_bytes is not None:
+        yield Row(
+            quantity="inputs_bytes", estimated_bytes=_inputs(sides), measured_bytes=tensors.inputs_bytes, tolerance=0
+        )
+    if tensors.activations_bytes is not None:
+        yield Row(
+            quantity="activations_bytes",
+            phase="forward",
+            estimated_bytes=_left_by_forward(sides),
+            measured_bytes=tensors.activations_bytes,
+            tolerance=_tolerance(sides, "allocated_bytes", "forward"),
+            **_numbers(sides, "forward"),
+        )
+
+
+def _phase_rows(sides: Sides) -> Iterator[Row]:
+    uses = {use.phase: use for use in sides.estimate.phases}
+    for reading in sides.measured.phases:
+        use = uses.get(reading.phase)
+        if use is None:
+            continue
+        for name in ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes"):
+            found = getattr(reading, name)
+            if found is None or (name == "reserved_bytes" and sides.kind == "cpu"):
+                continue
+            yield Row(
+                quantity=f"phases.{reading.phase}.{name}",
+                phase=reading.phase,
+                estimated_bytes=getattr(use, name),
+                measured_bytes=found,
+                tolerance=_tolerance(sides, name, reading.phase),
+                **(_numbers(sides, reading.phase) if name != "reserved_bytes" else {}),
+            )
+
+
+def _whole_rows(sides: Sides) -> Iterator[Row]:
+    names = ["peak_allocated_bytes"]
+    if sides.kind != "cpu":
+        names += ["peak_reserved_bytes", "process_bytes"]
+    for name in names:
+        if (found := getattr(sides.measured, name)) is not None:
+            yield Row(
+                quantity=name,
+                estimated_bytes=getattr(sides.estimate, name),
+                measured_bytes=found,
+                tolerance=_tolerance(sides, name, ""),
+                **(_numbers(sides, None) if name == "peak_allocated_bytes" else {}),
+            )
+
+
+def _tolerance(sides: Sides, name: str, phase: str) -> float | None:
+    """What the estimate promises of an allocator's figure on this device; None where it promises nothing."""
+    allocated, reserved, process = _AIMS[sides.family]
+    if sides.kind == "mps" and (sides.measured.source == SAMPLED or name != "allocated_bytes"):
+        return None
+    if name == "process_bytes":
+        return process
+    if name in ("reserved_bytes", "peak_reserved_bytes"):
+        return reserved
+    if sides.kind == "cpu":
+        return 0 if name == "allocated_bytes" else _CPU_PEAK_AIM
+    return 0 if (name, phase) == ("allocated_bytes", "load") else allocated
+
+
+def _numbers(sides: Sides, phase: str | None) -> dict[str, object]:
+    """The allowance for Python numbers that autograd saved, on the CPU: of a phase, or the most of all phases.
+
+    PyTorch wraps each in a tensor of 8 bytes, on the CPU whatever the device, that no dispatch mode sees.
+    """
+    if sides.kind != "cpu" or sides.recording is None:
+        return {}
+    found = max(0, _tiny_bytes(sides.recording, phase) - _tiny_bytes(sides.tape, phase))
+    return {"allowance_bytes": found, "allowance": "Python numbers that autograd saved"} if found else {}
+
+
+def _inputs(sides: Sides) -> int:
+    """The bytes of the batch, as the estimate has them."""
+    live = live_by_category(sides.tape)
+    return live["forward"]["input"] if "forward" in live else 0
+
+
+def _left_by_forward(sides: Sides) -> int:
+    """What the allocator's counter gains in the forward pass beyond the inputs: what a measurement calls activations."""
+    at_end = {use.phase: use.allocated_bytes for use in sides.estimate.phases}
+    return max(0, at_end["forward"] - at_end["load"] - _inputs(sides)) if {"load", "forward"} <= at_end.keys() else 0
+
+
+def _tiny_bytes(tape: Tape, phase: str | None) -> int:
+    """Bytes of the smallest blocks alive at a phase's end; with None the most at any time."""
+    levels = running_bytes(tape.order, [size if size <= TINY_BYTES else 0 for size in tape.sizes])
+    end = next((end for end, name in tape.marks if name == phase), None)
+    return max(levels) if end is None else levels[end]

@@ -1,0 +1,1 @@
+"""Comparisons kept, counted, and handed from machine to machine. No torch."""

@@ -1,0 +1,233 @@
+"""The ledger: every comparison kept in an embedded database, readable where there is no device and no torch.
+
+ledger = Ledger()                       # $SIZER_LEDGER, else a file in the user's data folder
+number = ledger.add(comparison)
+for row in ledger.rows(Filter(device_kind="cuda", family="CNN")):
+    show(row, ledger.comparison(row.id))
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.ledger.exchange import Parcel, digest_of, read_parcels
+from sizer.device.ledger.filter import Filter, where
+from sizer.device.ledger.row import COLUMNS, LedgerRow, columns_of, row_from
+from sizer.device.ledger.schema import BUSY_SECONDS, migrate
+from sizer.device.ledger.statistics import ErrorStatistics, SignedError, error_statistics
+from sizer.device.record.recording import Measured
+from sizer.errors import JobError, RequestError, SizerError, quote
+from sizer.memory.codec import DecodeError
+from sizer.memory.table import write_csv
+
+LOCATION_VARIABLE = "SIZER_LEDGER"
+SCHEMA = 1  # of the exported JSON
+Compare = Callable[[Measured], Comparison]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What an import did: `added` are the ids of new rows, `known` how many were there already, `refused` why others were
+    not taken."""
+
+    added: tuple[int, ...]
+    known: int
+    refused: tuple[str, ...]
+
+
+_CHOICES = ("architecture", "family", "mode", "dtype", "batch", "device_name", "device_kind", "torch")
+
+
+def ledger_path() -> Path:
+    """Where the ledger is kept: $SIZER_LEDGER, else `sizer/ledger.sqlite3` in the platform's folder for a user's data."""
+    if chosen := os.environ.get(LOCATION_VARIABLE):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Application Support"
+    else:
+        folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return folder / "sizer" / "ledger.sqlite3"
+
+
+class Ledger:
+    """Comparisons in a SQLite file, for any number of processes and threads at once; it is made when first written to.
+
+    Every method raises JobError where the file cannot be used: not a ledger, written by a newer version, disk full.
+    """
+
+    def __init__(self, path: Path | str | None = None):
+        self.path = ledger_path() if path is None else Path(path)
+
+    def add(self, comparison: Comparison) -> int:
+        """The id of the comparison, kept from now on; the same measurement once more takes its old row's place."""
+        digest = digest_of(comparison.measurement)
+        values = columns_of(comparison) | {
+            "digest": digest,
+            "added_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "data": json.dumps(comparison.to_dict(), separators=(",", ":"), allow_nan=False),
+        }
+        names = ", ".join(values)
+        marks = ", ".join(f":{name}" for name in values)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in values if name != "digest")
+        with self._open(write=True) as database:
+            (number,) = database.execute(
+                f"INSERT INTO comparisons ({names}) VALUES ({marks}) "
+                f"ON CONFLICT (digest) DO UPDATE SET {changes} RETURNING id",
+                values,
+            ).fetchone()
+            database.execute("DELETE FROM figures WHERE comparison = ?", (number,))
+            figures = (
+                (number, place, row.quantity, row.estimated_bytes, row.measured_bytes, row.error)
+                for place, row in enumerate(comparison.rows)
+            )
+            database.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?)", figures)
+        return number
+
+    def rows(self, filter: Filter | None = None) -> tuple[LedgerRow, ...]:
+        """The comparisons that a filter lets through, the newest measurement first."""
+        condition, values = where(filter)
+        found = self._read(
+            f"SELECT {', '.join(COLUMNS)} FROM comparisons {condition} ORDER BY measured_at DESC, id DESC", values
+        )
+        return tuple(map(row_from, found))
+
+    def choices(self) -> dict[str, tuple]:
+        """The values that are in the ledger, per field of Filter that names one (not holds, since, until), sorted."""
+        return {
+            name: tuple(row[0] for row in self._read(f"SELECT DISTINCT {name} FROM comparisons ORDER BY {name}"))
+            for name in _CHOICES
+        }
+
+    def comparison(self, id: int) -> Comparison | None:
+        """The whole comparison of a row, None where there is no such row. Raises JobError where it cannot be read any more."""
+        found = self._read("SELECT data FROM comparisons WHERE id = ?", (id,))
+        return None if not found else _decode(found[0][0], id)
+
+    def comparisons(self, filter: Filter | None = None) -> Iterator[Comparison]:
+        """Every comparison that a filter lets through, whole, the newest measurement first."""
+        for row in self.rows(filter):
+            if (found := self.comparison(row.id)) is not None:  # else deleted meanwhile
+                yield found
+
+    def delete(self, id: int) -> bool:
+        """Takes a row out of the ledger; whether there was one."""
+        if not self.path.exists():
+            return False
+        with self._open(write=True) as database:
+            return database.execute("DELETE FROM comparisons WHERE id = ?", (id,)).rowcount > 0
+
+    def statistics(self, filter: Filter | None = None, *, by_family: bool = True) -> tuple[ErrorStatistics, ...]:
+        """Signed errors per quantity, device (and family) over the rows that a filter lets through."""
+        condition, values = where(filter)
+        found = self._read(
+            "SELECT quantity, device_name, family, error FROM figures "
+            f"JOIN (SELECT id, device_name, family FROM comparisons {condition}) ON id = comparison "
+            "WHERE error IS NOT NULL ORDER BY device_name, place, comparison",
+            values,
+        )
+        errors = (
+            SignedError(quantity=q, device=device, family=family, error=error) for q, device, family, error in found
+        )
+        return error_statistics(errors, by_family=by_family)
+
+    def import_json(self, text: str, *, compare: Compare | None = None) -> Imported:
+        """Takes in what another machine measured; what is known already is passed over.
+
+        The text is the output of `measure --json` (one object, or one a line), a suite's file, or an exported ledger. A
+        measurement that comes without a comparison is compared here by `compare`; without that it is refused. Raises
+        RequestError where the text is not JSON of one of these kinds.
+        """
+        return self.take_in(read_parcels(text), compare=compare)
+
+    def take_in(self, parcels: Iterable[Parcel | str], *, compare: Compare | None = None) -> Imported:
+        """Adds what is not known yet, as `import_json` does; a text among the parcels says why one could not be read."""
+        added, known, refused = [], 0, []
+        for number, parcel in enumerate(parcels, 1):
+            if isinstance(parcel, str):
+                refused.append(f"number {number}: {parcel}")
+            elif self._knows(digest_of(parcel.measured.measurement)):
+                known += 1
+            else:
+                try:
+                    added.append(self.add(_compared(parcel, compare)))
+                except SizerError as error:
+                    refused.append(f"number {number}: {error}")
+        return Imported(added=tuple(added), known=known, refused=tuple(refused))
+
+    def export_csv(self, filter: Filter | None = None) -> str:
+        """The rows as CSV, one per comparison, with estimated, measured and error of every quantity."""
+        rows = {row.id: asdict(row) for row in self.rows(filter)}
+        header = dict.fromkeys(COLUMNS)
+        found = self._read(
+            "SELECT comparison, quantity, estimated_bytes, measured_bytes, error FROM figures ORDER BY place, comparison"
+        )
+        for number, quantity, *figures in found:
+            if number in rows:
+                cells = dict(
+                    zip((f"{quantity}.{name}" for name in ("estimated", "measured", "error")), figures, strict=True)
+                )
+                header |= dict.fromkeys(cells)
+                rows[number] |= cells
+        return write_csv(list(header), rows.values())
+
+    def export_json(self, filter: Filter | None = None) -> str:
+        """The comparisons as JSON that `import_json` takes: {"schema": 1, "comparisons": [...]}."""
+        comparisons = [comparison.to_dict() for comparison in self.comparisons(filter)]
+        return json.dumps({"schema": SCHEMA, "comparisons": comparisons}, allow_nan=False)
+
+    def _knows(self, digest: str) -> bool:
+        return bool(self._read("SELECT 1 FROM comparisons WHERE digest = ?", (digest,)))
+
+    def _read(self, statement: str, values: object = ()) -> list[tuple]:
+        """The rows of a SELECT; none where there is no ledger yet."""
+        if not self.path.exists():
+            return []
+        with self._open() as database:
+            return database.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """A connection of its own for one piece of work, in a transaction where it writes. Raises JobError."""
+        try:
+            if write:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)) as database:
+                migrate(database)
+                database.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                try:
+                    yield database
+                    database.execute("COMMIT")
+                finally:
+                    if database.in_transaction:
+                        database.execute("ROLLBACK")
+        except (sqlite3.Error, OSError) as error:
+            file = quote(str(self.path), 200)
+            todo = f"set {LOCATION_VARIABLE} to another file, or move this one away"
+            raise JobError(f"the ledger cannot be used ({error})", given=file, todo=todo) from error
+
+
+def _compared(parcel: Parcel, compare: Compare | None) -> Comparison:
+    if parcel.comparison is not None:
+        return parcel.comparison
+    if compare is None:
+        raise RequestError("it holds no comparison", todo="import it where Sizer can make estimates")
+    return compare(parcel.measured)
+
+
+def _decode(data: str, id: int) -> Comparison:
+    try:
+        return Comparison.from_dict(json.loads(data))
+    except (DecodeError, ValueError) as error:
+        text = f"comparison {id} cannot be read by this version ({quote(str(error), 200)})"
+        raise JobError(text, todo="delete it, or import the measurement again") from None

@@ -1,0 +1,1 @@
+"""What is here: the computer, the devices that PyTorch can use, and what their allocators do."""

@@ -1,0 +1,199 @@
+"""CUDA, ROCm, MPS and XPU devices as their drivers describe them, and in a sentence each why they are not there.
+
+Importing this imports no torch; the module itself is handed in.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sizer.device.machine.host import Host
+from sizer.device.machine.nvml import Nvml, open_nvml
+from sizer.device.record.measurement import DeviceFacts
+from sizer.errors import quote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Everything the inventory looks at: PyTorch, the operating system, NVIDIA's library. Tests script all three."""
+
+    torch: Any
+    host: Host
+    open_nvml: Callable[[], Nvml | None] = open_nvml
+
+
+def find_accelerators(machine: Machine) -> tuple[list[DeviceFacts], list[str]]:
+    """Each CUDA (or ROCm) device, MPS and each XPU, memory in bytes; and a sentence for each kind that this build of PyTorch
+    could use and does not find.
+
+    Makes no context on a CUDA device where NVIDIA's management library says how much memory is free.
+    """
+    found = [_cuda(machine), _mps(machine.torch, machine.host), _xpu(machine.torch)]
+    return [facts for devices, _ in found for facts in devices], [sentence for _, sentence in found if sentence]
+
+
+def without_kernels(torch: Any, devices: Iterable[DeviceFacts]) -> Iterator[tuple[str, str]]:
+    """The CUDA devices for which this build has no code, each with a sentence."""
+    for facts in devices:
+        if facts.kind != "cuda" or not torch.version.cuda or facts.capability is None:
+            continue
+        built = torch.cuda.get_arch_list()
+        if built and not any(_runs(arch, facts.capability) for arch in built):
+            yield (
+                facts.device,
+                f"{facts.device} ({facts.name}) has compute capability {facts.capability_text}, for which this build of "
+                f"PyTorch has no kernels (it has {', '.join(built)}); install a build that has.",
+            )
+
+
+def _runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether code for `arch` runs on a device: machine code (sm_86) within one major version, PTX (compute_86) on any later.
+
+    Source: CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
+    """
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", arch)
+    if match is None:
+        return True  # a name unknown to us is no reason to refuse
+    built = (int(match[2]), int(match[3]))
+    return built <= capability and (match[1] == "compute" or built[0] == capability[0])
+
+
+# ------------------------------------------------------------------------------------------------------------ CUDA, ROCm
+
+
+def _cuda(machine: Machine) -> tuple[Sequence[DeviceFacts], str | None]:
+    torch = machine.torch
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        return (), None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            nvml = machine.open_nvml() if torch.version.cuda else None
+            versions = _versions_under(machine, nvml)
+            return [_cuda_facts(torch, index, versions, nvml) for index in range(torch.cuda.device_count())], None
+        words = " ".join(str(warning.message) for warning in caught)
+    return (), _why_no_cuda(machine, words or _refusal(torch))
+
+
+def _cuda_facts(torch: Any, index: int, versions: dict[str, str], nvml: Nvml | None) -> DeviceFacts:
+    found = torch.cuda.get_device_properties(index)
+    return DeviceFacts(
+        device=f"cuda:{index}",
+        name=found.name,
+        total_bytes=found.total_memory,
+        free_bytes=_cuda_free_bytes(torch, index, found, nvml),
+        capability=(found.major, found.minor),
+        versions=versions,
+    )
+
+
+def _cuda_free_bytes(torch: Any, index: int, found: Any, nvml: Nvml | None) -> int | None:
+    """As NVML says, which costs no context; else as the runtime says, which takes some 0.5 GiB for one first."""
+    uuid = str(getattr(found, "uuid", ""))
+    memory = nvml.memory(uuid) if nvml and uuid else None
+    if memory:
+        return memory.free_bytes
+    try:
+        return torch.cuda.mem_get_info(index)[0]
+    except (RuntimeError, AssertionError):  # a device in exclusive use by another process, or broken
+        return None
+
+
+def _versions_under(machine: Machine, nvml: Nvml | None) -> dict[str, str]:
+    torch, host = machine.torch, machine.host
+    cudnn = torch.backends.cudnn.version()
+    rocm = getattr(torch.version, "hip", None)
+    ask_smi = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    driver = host.read("/sys/module/amdgpu/version") if rocm else (nvml and nvml.driver_version()) or host.run(*ask_smi)
+    known = {
+        "driver": driver and driver.split()[0],
+        "cuda": torch.version.cuda,
+        "rocm": rocm,
+        "cudnn" if not rocm else "miopen": cudnn and _cudnn_text(cudnn),
+    }
+    return {name: str(version) for name, version in known.items() if version}
+
+
+def _cudnn_text(version: int) -> str:
+    # cudnn_version.h: major * 10000 + minor * 100 + patch since 9, major * 1000 + ... before
+    major, rest = divmod(version, 10_000 if version >= 90_000 else 1_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _refusal(torch: Any) -> str:
+    """Why CUDA cannot be initialized, in PyTorch's own words."""
+    try:
+        torch.cuda.init()
+    except (
+        Exception
+    ) as error:  # RuntimeError, AssertionError, DeferredCudaCallError: its words are wanted, whatever it is
+        return str(error)
+    return ""
+
+
+def _why_no_cuda(machine: Machine, words: str) -> str:
+    """One sentence. The words compared are those of c10/cuda/CUDAFunctions.cpp, the same in PyTorch 2.11 to 2.15."""
+    torch, hidden = machine.torch, machine.host.environment("CUDA_VISIBLE_DEVICES")
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    if old := re.search(r"driver on your system is too old \(found version (\d+)\)", words):
+        knows = f"{int(old[1]) // 1000}.{int(old[1]) % 1000 // 10}"
+        return (
+            f"The NVIDIA driver is too old: it knows CUDA {knows}, this build of PyTorch is for {build}; update the driver, or "
+            "install a build for an older CUDA."
+        )
+    if "no NVIDIA driver" in words:
+        return f"No NVIDIA driver is installed; this build of PyTorch ({build}) could use an NVIDIA GPU with one."
+    if hidden is not None and ("No CUDA GPUs are available" in words or not words):
+        return (
+            f"CUDA_VISIBLE_DEVICES is {quote(hidden)}, which leaves PyTorch no GPU; unset it, or name those to be used."
+        )
+    if "No CUDA GPUs are available" in words or not words:
+        return f"No GPU was found that this build of PyTorch ({build}) can use, though its driver is installed."
+    return f"CUDA could not be started; PyTorch says {quote(' '.join(words.split()), 300)}."
+
+
+# -------------------------------------------------------------------------------------------------------------- MPS, XPU
+
+
+def _mps(torch: Any, host: Host) -> tuple[Sequence[DeviceFacts], str | None]:
+    if not torch.backends.mps.is_built():
+        return (), None
+    macos = host.macos()
+    if not torch.backends.mps.is_available():
+        return (
+            (),
+            f"MPS is not available: macOS {macos or 'of unknown version'} or its GPU does not offer what PyTorch needs.",
+        )
+    total = torch.mps.recommended_max_memory()
+    versions = {"macos": macos} if macos else {}
+    return [
+        DeviceFacts(device="mps", name=f"GPU of {host.processor_name()}", total_bytes=total, versions=versions)
+    ], None
+
+
+def _xpu(torch: Any) -> tuple[Sequence[DeviceFacts], str | None]:
+    if not (hasattr(torch, "xpu") and torch.xpu._is_compiled()):
+        return (), None
+    if not torch.xpu.is_available():
+        return (), "No Intel GPU was found, or its driver is missing; this build of PyTorch could use one."
+    return [_xpu_facts(torch, index) for index in range(torch.xpu.device_count())], None
+
+
+def _xpu_facts(torch: Any, index: int) -> DeviceFacts:
+    found = torch.xpu.get_device_properties(index)
+    driver = getattr(found, "driver_version", None)
+    try:
+        free = torch.xpu.mem_get_info(index)[0]
+    except (RuntimeError, AttributeError):  # not every Intel GPU tells
+        free = None
+    return DeviceFacts(
+        device=f"xpu:{index}",
+        name=found.name,
+        total_bytes=found.total_memory,
+        free_bytes=free,
+        versions={"driver": str(driver)} if driver else {},
+    )

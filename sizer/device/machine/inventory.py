@@ -1,0 +1,137 @@
+"""The devices that PyTorch can use here, what the driver says of each, and why the others are missing.
+
+`find_inventory` asks a process of its own, so that its caller imports no torch; run as a program this module is that process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from sizer.device.machine.accelerators import Machine, find_accelerators, without_kernels
+from sizer.device.machine.host import Host
+from sizer.device.machine.program import answer, ask
+from sizer.device.record.measurement import DeviceFacts
+from sizer.errors import DeviceError, JobError, quote
+from sizer.memory.codec import DecodeError, decode, encode
+
+SECONDS = 120.0
+PLANNING = "planning only: no memory, no results"
+
+# check_available: without it a build for CUDA answers "cuda" on a machine that has no GPU. Tried on torch 2.11 and 2.15.
+PORTABLE = 'device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The devices of one machine; `missing` says in a sentence each why others are not there or cannot be used.
+
+    `line` is Python that sets `device` and holds on this machine; `versions` are those of Python and torch.
+    """
+
+    devices: tuple[DeviceFacts, ...]
+    missing: tuple[str, ...]
+    line: str
+    versions: dict[str, str]
+
+    def find(self, name: str) -> DeviceFacts:
+        """The device of this name that can compute; "cuda" and "xpu" are the first of their kind.
+
+        Raises DeviceError with what is there, and with why others are not.
+        """
+        there = [facts for facts in self.devices if facts.kind != "meta"]
+        for facts in there:
+            if facts.device in (name, f"{name}:0"):
+                return facts
+        raise DeviceError(
+            "this device is not here",
+            given=quote(name),
+            allowed=", ".join(facts.device for facts in there),
+            todo=" ".join(self.missing) or None,
+        )
+
+    def to_dict(self) -> dict:
+        """Dicts, lists and scalars."""
+        return encode(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Inventory:
+        """The inventory that `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        return decode(cls, data, "inventory")
+
+
+# ------------------------------------------------------------------------------------------- from a process without torch
+
+
+def find_inventory() -> Inventory:
+    """The inventory of this machine, made by a process of its own that imports torch and ends.
+
+    Raises JobError where torch does not work.
+    """
+    try:
+        return Inventory.from_dict(
+            ask("sizer.device.machine.inventory", seconds=SECONDS, what="the devices could not be listed")
+        )
+    except DecodeError as error:
+        raise JobError(f"the devices could not be listed ({quote(str(error), 200)})") from None
+
+
+def find_devices() -> list[DeviceFacts]:
+    """The devices of `find_inventory`. Raises JobError where torch does not work."""
+    return list(find_inventory().devices)
+
+
+# ----------------------------------------------------------------------------------------------- in the process with torch
+
+
+def take_inventory(machine: Machine | None = None) -> Inventory:
+    """CPU, each CUDA (or ROCm) device, MPS, each XPU, and meta, memory in bytes; what is missing, and the safe line.
+
+    Imports torch; makes no context on a CUDA device where NVIDIA's management library says how much memory is free.
+    """
+    machine = machine or _this_machine()
+    torch, host = machine.torch, machine.host
+    cpu = DeviceFacts(
+        device="cpu", name=host.processor_name(), total_bytes=host.total_bytes(), free_bytes=host.free_bytes()
+    )
+    accelerators, missing = find_accelerators(machine)
+    unusable = dict(without_kernels(torch, accelerators))
+    if not accelerators and not missing:
+        missing = [
+            f"This build of PyTorch ({torch.__version__}) is for the CPU alone; an accelerator needs another build: see "
+            "https://pytorch.org/get-started/locally/."
+        ]
+    return Inventory(
+        devices=(cpu, *accelerators, DeviceFacts(device="meta", name=PLANNING, total_bytes=None)),
+        missing=(*missing, *unusable.values()),
+        line=safe_device_line(accelerators, unusable),
+        versions={"python": ".".join(map(str, sys.version_info[:3])), "torch": str(torch.__version__)},
+    )
+
+
+def safe_device_line(devices: Iterable[DeviceFacts], unusable: Collection[str] = ()) -> str:
+    """A line of Python that sets `device`, holds on a machine with these devices, and says in a comment what it gives there.
+
+    It holds on other machines too, unless an accelerator here is `unusable`: then the line names a device that works.
+    """
+    accelerators = [facts.device for facts in devices if facts.kind not in ("cpu", "meta")]
+    usable = [device for device in accelerators if device not in unusable]
+    if unusable:
+        return (
+            f'device = torch.device("{usable[0] if usable else "cpu"}")  # not {", ".join(unusable)}: no kernels for it'
+        )
+    here = accelerators[0] if accelerators else "cpu"
+    if len(accelerators) > 1:
+        here += f", the first of {len(accelerators)}"
+    return f"{PORTABLE}  # here: {here}"
+
+
+def _this_machine() -> Machine:
+    import torch
+
+    return Machine(torch=torch, host=Host())
+
+
+if __name__ == "__main__":
+    answer(lambda: take_inventory().to_dict())

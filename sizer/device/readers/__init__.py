@@ -1,0 +1,1 @@
+"""A device's own counters and events, one reader for each kind."""

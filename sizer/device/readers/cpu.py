@@ -1,0 +1,114 @@
+"""The CPU as a device: torch.profiler's memory events are its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from sizer.device.machine.host import Host
+from sizer.device.readers.events import Held, make_tape
+from sizer.device.readers.profiler import Profiled, Profiler
+from sizer.device.readers.shortage import read_words, says_out_of_memory
+from sizer.device.record.measurement import PROFILED, DeviceFacts, DeviceOutOfMemory, PhaseReading
+from sizer.device.record.recording import Segment
+from sizer.memory.tape import Tape
+
+
+class CpuReader:
+    """Bytes of PyTorch's tensors on the CPU (see `sizer.device.readers.reader.Reader`): every allocation, summed.
+
+    There is no cache and so nothing reserved. Tensors that were there before `begin` do not count.
+    *Known limitations*: allocations of the C++ runtime and of Python are not tensors and not counted.
+    """
+
+    source = PROFILED
+
+    def __init__(self, facts: DeviceFacts, *, free_bytes: Callable[[], int | None] | None = None) -> None:
+        self.device = torch.device("cpu")
+        self._facts = facts
+        self._free_bytes = free_bytes or Host().free_bytes
+        self._profiler = Profiler()
+        self._profiled = Profiled()
+        self._held: dict[str, Held] = {}
+        self._records = False
+
+    def facts(self) -> DeviceFacts:
+        return self._facts
+
+    def synchronize(self) -> None:
+        """Nothing: the CPU runs each operator before it returns."""
+
+    def begin(self, *, record: bool) -> None:
+        self._records = record
+        self._profiler.start()
+
+    def watch(self, module: nn.Module) -> None:
+        self._profiler.watch(module)
+
+    def mark(self, phase: str, held: Held | None = None) -> None:
+        self._held[phase] = held or {}
+        self._profiler.mark(phase)
+
+    def end(self) -> None:
+        stopped = self._profiler.stop()
+        self._profiled = stopped if stopped.events else self._profiled
+
+    def phases(self) -> tuple[PhaseReading, ...]:
+        return read_phases(self._tape(1))
+
+    def recording(self, batch: int) -> Tape | None:
+        return self._tape(batch) if self._records else None
+
+    def segments(self) -> tuple[Segment, ...]:
+        return ()
+
+    def retries(self) -> None:
+        return None
+
+    def doubts(self) -> tuple[str, ...]:
+        return ()
+
+    def scratch(self) -> dict[str, int]:
+        """Per operator the most bytes that one call held beyond what it found and what it left, after `end`."""
+        return self._profiled.scratch("cpu")
+
+    def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
+        text = " ".join(str(error).split())
+        if not isinstance(error, MemoryError) and not says_out_of_memory(text):
+            return None
+        return DeviceOutOfMemory(
+            phase=phase,
+            requested_bytes=read_words(text).requested_bytes,
+            free_bytes=self._free_bytes(),
+            allocated_bytes=self._most_since_last_mark(),
+            reserved_bytes=None,
+            message=text or type(error).__name__,
+        )
+
+    def _tape(self, batch: int) -> Tape:
+        return make_tape(self._profiled.on("cpu"), self._profiled.phase_ends("cpu", self._held), batch=batch)
+
+    def _most_since_last_mark(self) -> int | None:
+        """The error's own frames have let go of tensors since: the most that was alive in the phase that did not end."""
+        tape = self._tape(1)
+        now = most = 0
+        last = tape.marks[-1][0] if tape.marks else 0
+        for position, event in enumerate(tape.order):
+            now += tape.sizes[event] if event >= 0 else -tape.sizes[~event]
+            most = max(most, now) if position >= last else now
+        return most
+
+
+def read_phases(tape: Tape) -> tuple[PhaseReading, ...]:
+    """Bytes alive at each phase's end and the most within it, its first moment included, by plain addition."""
+    now, position, phases = 0, 0, []
+    for end, phase in tape.marks:
+        peak = now
+        for event in tape.order[position:end]:
+            now += tape.sizes[event] if event >= 0 else -tape.sizes[~event]
+            peak = max(peak, now)
+        position = end
+        phases.append(PhaseReading(phase=phase, allocated_bytes=now, peak_allocated_bytes=peak))
+    return tuple(phases)

@@ -1,0 +1,207 @@
+"""CUDA devices: the caching allocator's own counters and events, the driver's figure for the process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sizer.device.readers.cuda_events import read_trace
+from sizer.device.readers.cuda_runtime import ENTRIES, Runtime
+from sizer.device.readers.events import Held, PhaseEnd, make_recording
+from sizer.device.readers.profiler import Profiled, Profiler
+from sizer.device.readers.shortage import read_words, says_out_of_memory
+from sizer.device.record.measurement import COUNTED, DeviceFacts, DeviceOutOfMemory, PhaseReading
+from sizer.device.record.recording import Segment
+from sizer.memory.tape import Tape
+from sizer.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The counters at the moment an allocation failed, before the error let go of anything."""
+
+    requested_bytes: int
+    free_bytes: int
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+class CudaReader:
+    """Bytes of one CUDA device (see `sizer.device.readers.reader.Reader`) by the allocator's counters.
+
+    `driver_bytes` is what the device has in use more than before this process made its context, by the driver's management
+    library (NVML); without it, all that is in use on the device, which `doubts` then says. With `record` the allocator keeps its
+    own history, and torch.profiler says which operator of which module asked; neither takes memory of the device.
+    """
+
+    source = COUNTED
+
+    def __init__(self, facts: DeviceFacts, runtime: Runtime) -> None:
+        self.device = torch.device(facts.device)
+        self._facts, self._runtime = facts, runtime
+        self._before: int | None = None  # bytes in use before our context
+        self._before_begin: dict[str, int] = {}  # counters
+        self._phases: list[PhaseReading] = []
+        self._ends: list[PhaseEnd] = []
+        self._doubts: dict[str, None] = {}
+        self._failed: _Failed | None = None
+        self._profiler: Profiler | None = None
+        self._profiled = Profiled()
+        self._history: list[dict[str, Any]] | None = None
+        self._after_end: dict[str, int] = {}
+
+    def facts(self) -> DeviceFacts:
+        return self._facts
+
+    def synchronize(self) -> None:
+        self._runtime.synchronize()
+
+    def begin(self, *, record: bool) -> None:
+        runtime = self._runtime
+        self._before = runtime.used_bytes()
+        had_context = runtime.has_context()
+        others = (runtime.processes() or 0) - had_context
+        runtime.open()
+        if had_context and self._before is not None:
+            self._doubt("this process had a context before the measurement: the driver's figure leaves it out")
+        if self._before is None:
+            self._doubt("the driver's figure is that of the whole device, other processes included")
+        if others > 0:
+            self._doubt(
+                f"{others} other process(es) computed on the device: the driver's figure may include their changes"
+            )
+        with contextlib.suppress(AttributeError):  # a build without the observer: the error's text remains
+            runtime.on_out_of_memory(self._note_failure)
+        self._before_begin = dict(runtime.stats())
+        if held := self._before_begin.get("allocated_bytes.all.current", 0):
+            self._doubt(f"{format_bytes(held)} were allocated before the measurement began")
+        runtime.reset_peaks()
+        if record:
+            runtime.start_history()
+            self._profiler = Profiler()
+            self._profiler.start()
+
+    def watch(self, module: nn.Module) -> None:
+        if self._profiler is not None:
+            self._profiler.watch(module)
+
+    def mark(self, phase: str, held: Held | None = None) -> None:
+        self._runtime.synchronize()
+        stats = self._runtime.stats()
+        self._phases.append(
+            PhaseReading(
+                phase=phase,
+                allocated_bytes=self._counter(stats, "allocated_bytes.all.current") or 0,
+                peak_allocated_bytes=self._counter(stats, "allocated_bytes.all.peak"),
+                reserved_bytes=self._counter(stats, "reserved_bytes.all.current"),
+                peak_reserved_bytes=self._counter(stats, "reserved_bytes.all.peak"),
+                driver_bytes=self._driver_bytes(),
+            )
+        )
+        if self._profiler is not None:
+            self._ends.append(PhaseEnd(position=len(self._runtime.history()), phase=phase, held=held or {}))
+        self._runtime.reset_peaks()
+
+    def end(self) -> None:
+        if self._profiler is not None:
+            with self._doubting("the operators' names"):
+                self._profiled = self._profiler.stop()
+            with self._doubting("the allocator's history"):
+                self._history = self._runtime.history()
+                self._runtime.stop_history()
+            self._profiler = None
+        with self._doubting("the counters of retries"):
+            self._after_end = dict(self._runtime.stats())
+
+    @contextlib.contextmanager
+    def _doubting(self, what: str) -> Iterator[None]:
+        """Within the context a failure is a doubt: a lost device answers nothing any more, and what was read before stands."""
+        try:
+            yield
+        except Exception as error:  # the driver's and PyTorch's own, whatever they raise then
+            self._doubt(f"{what} could not be read at the end ({type(error).__name__})")
+
+    def phases(self) -> tuple[PhaseReading, ...]:
+        return tuple(self._phases)
+
+    def recording(self, batch: int) -> Tape | None:
+        made = self._recording(batch)
+        return None if made is None else made[0]
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments that the allocator got and gave back, placed among the events of `recording`."""
+        made = self._recording(1)
+        return () if made is None else made[1]
+
+    def retries(self) -> int | None:
+        return self._times("num_alloc_retries")
+
+    def doubts(self) -> tuple[str, ...]:
+        found = list(self._doubts)
+        if retries := self.retries():
+            found.append(f"the allocator was out of memory and emptied its cache {retries} time(s)")
+        if (failed := self._times("num_ooms")) and self._failed is not None:
+            found.append(f"{failed} allocation(s) failed; a kernel that can do with less was then given less")
+        if self._history is not None and len(self._history) >= ENTRIES:
+            found.append("the allocator's history was full and is not kept")
+        return tuple(found)
+
+    def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
+        text = " ".join(str(error).split())
+        if not isinstance(error, torch.OutOfMemoryError) and not says_out_of_memory(text):
+            return None
+        words, failed, self._failed = read_words(text), self._failed, None
+        return DeviceOutOfMemory(
+            phase=phase,
+            requested_bytes=failed.requested_bytes if failed else words.requested_bytes,
+            free_bytes=failed.free_bytes if failed else words.free_bytes,
+            allocated_bytes=(failed and failed.allocated_bytes) or words.allocated_bytes,
+            reserved_bytes=(failed and failed.reserved_bytes) or words.reserved_bytes,
+            message=text,
+        )
+
+    def _times(self, counter: str) -> int | None:
+        """How often something happened from `begin` to `end`; None without the counter."""
+        if counter not in self._after_end:
+            return None
+        return max(0, self._after_end[counter] - self._before_begin.get(counter, 0))
+
+    def _note_failure(self, requested_bytes: int, free_bytes: int) -> None:
+        stats: dict[str, int] = {}
+        with contextlib.suppress(Exception):
+            stats = self._runtime.stats()
+        allocated, reserved = (stats.get(f"{name}_bytes.all.current") for name in ("allocated", "reserved"))
+        self._failed = _Failed(requested_bytes, free_bytes, allocated, reserved)
+
+    def _recording(self, batch: int) -> tuple[Tape, tuple[Segment, ...]] | None:
+        if self._history is None or len(self._history) >= ENTRIES:
+            return None
+        events, ends = read_trace(self._history, self._ends, self._profiled.on("cuda"))
+        return make_recording(events, ends, batch=batch)
+
+    def _driver_bytes(self) -> int | None:
+        if self._before is None:
+            free, total = self._runtime.free_and_total_bytes()
+            return max(0, total - free)
+        used = self._runtime.used_bytes()
+        if used is None or used < self._before:
+            self._doubt(
+                "the driver's figure fell below what it was before the measurement: another process gave memory back"
+            )
+            return None
+        return used - self._before
+
+    def _counter(self, stats: dict[str, int], name: str) -> int | None:
+        value = stats.get(name)
+        if value is None or value < 0:
+            self._doubt(f"the counter {name} was {'missing' if value is None else value}")
+            return None
+        return value
+
+    def _doubt(self, text: str) -> None:
+        self._doubts.setdefault(text)

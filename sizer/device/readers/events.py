@@ -1,0 +1,141 @@
+"""From a device's allocations and releases, by address and in order, to a tape. No torch here."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sizer.device.record.recording import Segment
+from sizer.memory.tape import CATEGORIES, Tape
+
+_TEMPORARY, _ACTIVATION = CATEGORIES.index("temporary"), CATEGORIES.index("activation")
+
+Held = Mapping[int, tuple[str, str]]
+"""What is known to live at an address: (category of `sizer.memory.tape`, dotted path for where the events know no module)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorEvent:
+    """An allocation of so many bytes at an address, or with negative bytes the release of what is there."""
+
+    address: int
+    bytes: int
+    op: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentEvent:
+    """A segment of so many bytes that the allocator got from the driver, or with negative bytes gave back."""
+
+    address: int
+    bytes: int
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseEnd:
+    """Where a phase ends, as a position in the list of events, and what then lived where."""
+
+    position: int
+    phase: str
+    held: Held = field(default_factory=dict)
+
+
+def make_tape(events: Iterable[AllocatorEvent], ends: Iterable[PhaseEnd], *, batch: int) -> Tape:
+    """The tape of some events. Releases of what was there before the first event are left out, and allocations of 0 bytes.
+
+    What is alive when the forward pass ends and nobody knows is an activation; all else that nobody knows is temporary.
+    """
+    return make_recording(events, ends, batch=batch)[0]
+
+
+def make_recording(
+    events: Iterable[AllocatorEvent | SegmentEvent], ends: Iterable[PhaseEnd], *, batch: int
+) -> tuple[Tape, tuple[Segment, ...]]:
+    """The tape of `make_tape`, and the segments, each placed among its events."""
+    maker = _Maker()
+    waiting = sorted(ends, key=lambda end: end.position)
+    for position, event in enumerate(events):
+        while waiting and waiting[0].position <= position:
+            maker.end(waiting.pop(0))
+        if isinstance(event, SegmentEvent):
+            maker.segments.append((len(maker.order), event))
+        else:
+            maker.take(event)
+    for end in waiting:
+        maker.end(end)
+    return maker.tape(batch), _segments(maker.segments)
+
+
+def _segments(found: list[tuple[int, SegmentEvent]]) -> tuple[Segment, ...]:
+    """Addresses from the lowest one, streams in the order of first use."""
+    origin = min((event.address for _, event in found), default=0)
+    streams: dict[int, int] = {}
+    return tuple(
+        Segment(
+            position=position,
+            action="alloc" if event.bytes > 0 else "free",
+            address=event.address - origin,
+            bytes=abs(event.bytes),
+            stream=streams.setdefault(event.stream, len(streams)),
+        )
+        for position, event in found
+    )
+
+
+class _Maker:
+    """A tape in the making."""
+
+    def __init__(self) -> None:
+        self.order, self.sizes = array("q"), array("q")
+        self.categories = bytearray()
+        self.ops, self.modules = array("l"), array("l")
+        self.op_names: dict[str, int] = {}
+        self.module_names: dict[str, int] = {}
+        self.marks: list[tuple[int, str]] = []
+        self.alive: dict[int, int] = {}
+        self.segments: list[tuple[int, SegmentEvent]] = []
+
+    def take(self, event: AllocatorEvent) -> None:
+        if event.bytes > 0:
+            if event.address in self.alive:  # its release was not seen
+                self._release(event.address)
+            self.alive[event.address] = len(self.sizes)
+            self.order.append(len(self.sizes))
+            self.sizes.append(event.bytes)
+            self.categories.append(_TEMPORARY)
+            self.ops.append(self.op_names.setdefault(event.op, len(self.op_names)))
+            self.modules.append(self.module_names.setdefault(event.module, len(self.module_names)))
+        elif event.bytes < 0 and event.address in self.alive:
+            self._release(event.address)
+
+    def _release(self, address: int) -> None:
+        self.order.append(~self.alive.pop(address))
+
+    def end(self, end: PhaseEnd) -> None:
+        for address, (category, path) in end.held.items():
+            block = self.alive.get(address)
+            if block is not None and self.categories[block] == _TEMPORARY:
+                self.categories[block] = CATEGORIES.index(category)
+                if path and self.modules[block] == self.module_names.get("", -1):
+                    self.modules[block] = self.module_names.setdefault(path, len(self.module_names))
+        if end.phase == "forward":
+            for block in self.alive.values():
+                if self.categories[block] == _TEMPORARY:
+                    self.categories[block] = _ACTIVATION
+        self.marks.append((len(self.order), end.phase))
+
+    def tape(self, batch: int) -> Tape:
+        return Tape(
+            batch=batch,
+            order=self.order,
+            sizes=self.sizes,
+            categories=bytes(self.categories),
+            ops=self.ops,
+            modules=self.modules,
+            op_names=tuple(self.op_names),
+            module_names=tuple(self.module_names),
+            marks=tuple(self.marks),
+        )

@@ -1,0 +1,1 @@
+"""What a device showed, as plain values and as files. No torch."""

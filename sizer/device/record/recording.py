@@ -1,0 +1,196 @@
+"""A measurement with the allocator's own events, and both as JSON. No torch here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sizer.device.record.measurement import Measurement
+from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.tape import CATEGORIES, LIMIT_BYTES, PHASES, Tape
+
+LIMIT_EVENTS = 8_000_000
+LIMIT_NAMES = 200_000
+LIMIT_FILE_BYTES = 2**30  # of a recording's JSON, after decompression
+_COLUMNS = ("sizes", "ops", "modules")
+_TEXTS = ("op_names", "module_names", "stand_ins")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A segment that the CUDA allocator got from the driver or gave back, just before event `position` of the recording.
+
+    `address` counts from the lowest one seen; of two free blocks of one size the allocator takes the lower, so a replay that
+    is to be exact must know it. `stream` is numbered in the order of first use: 0 alone means that there was one stream.
+    """
+
+    position: int
+    action: str  # "alloc" or "free"
+    address: int
+    bytes: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one run on a device brought home: its figures, and where it was recorded the allocator's events.
+
+    The recording is a tape of the device's own allocations (bytes as requested) and releases in order, ended phases as marks.
+    Its ops are the profiler's names ("aten::addmm"), its modules dotted paths, "" where nobody knows. `segments` are the CUDA
+    allocator's, in order; empty elsewhere.
+    """
+
+    measurement: Measurement
+    recording: Tape | None = None
+    segments: tuple[Segment, ...] = ()
+
+    def to_dict(self) -> dict:
+        """Dicts, lists and scalars: {"measurement": ..., "recording": ... or None, "segments": [[...], ...]}."""
+        recording = None if self.recording is None else tape_to_dict(self.recording)
+        segments = segments_to_lists(self.segments)
+        return {"measurement": self.measurement.to_dict(), "recording": recording, "segments": segments}
+
+    @classmethod
+    def from_dict(cls, data: object) -> Measured:
+        """What `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        if not isinstance(data, dict) or set(data) - {*cls.__slots__} or "measurement" not in data:
+            raise DecodeError("a measured run is an object with the keys measurement, recording and segments")
+        recording = data.get("recording")
+        return cls(
+            measurement=Measurement.from_dict(data["measurement"]),
+            recording=None if recording is None else tape_from_dict(recording),
+            segments=segments_from_lists(data.get("segments", [])),
+        )
+
+
+def segments_to_lists(segments: tuple[Segment, ...]) -> list[list]:
+    """Each segment's fields in their order."""
+    return [list(encode(segment).values()) for segment in segments]
+
+
+def segments_from_lists(data: object) -> tuple[Segment, ...]:
+    """The segments that `segments_to_lists` came from. Raises DecodeError where `data` is anything else."""
+    if type(data) is not list or not all(type(row) is list and len(row) == len(Segment.__slots__) for row in data):
+        raise DecodeError(f"segments were no list of lists of {len(Segment.__slots__)} values")
+    rows = [dict(zip(Segment.__slots__, row, strict=True)) for row in data]
+    return decode(tuple[Segment, ...], rows, "segments")
+
+
+def tape_to_dict(tape: Tape) -> dict:
+    """The tape as dicts, lists and scalars, with a list per column.
+
+    Its order is written as "events": 0 allocates the next block, n > 0 releases the block that was allocated n blocks ago (1 is
+    the latest). Steps repeat themselves in that form, which makes a file ten times smaller. Raises ValueError for a tape whose
+    blocks are not numbered in the order of their allocation.
+    """
+    return {
+        "batch": tape.batch,
+        "events": list(_events(tape.order)),
+        **{name: getattr(tape, name).tolist() for name in _COLUMNS},
+        "categories": list(tape.categories),
+        **{name: list(getattr(tape, name)) for name in _TEXTS},
+        "marks": [list(mark) for mark in tape.marks],
+    }
+
+
+def tape_from_dict(data: object) -> Tape:
+    """The tape that `tape_to_dict` came from. Raises DecodeError where `data` breaks a promise of Tape."""
+    try:
+        _check_columns(data)
+        return Tape(
+            batch=data["batch"],
+            order=array("q", _order(data["events"])),
+            sizes=array("q", data["sizes"]),
+            categories=bytes(data["categories"]),
+            ops=array("l", data["ops"]),
+            modules=array("l", data["modules"]),
+            marks=tuple((position, phase) for position, phase in data["marks"]),
+            **{name: tuple(data[name]) for name in _TEXTS},
+        ).validate()
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DecodeError(f"recording is not a tape: {error!s:.300}") from None
+
+
+def _events(order: Iterable[int]) -> Iterator[int]:
+    count = 0
+    for event in order:
+        if event >= 0:
+            if event != count:
+                raise ValueError(
+                    f"block {event} is allocated after {count} others; number blocks in order of allocation"
+                )
+            count += 1
+            yield 0
+        else:
+            yield count + event + 1
+
+
+def _order(events: Iterable[int]) -> Iterator[int]:
+    count = 0
+    for event in events:
+        if not 0 <= event <= count:
+            raise ValueError(f"an event releases the block {event} blocks ago; {count} were allocated by then")
+        yield count if event == 0 else ~(count - event)
+        count += event == 0
+
+
+def write_recording(path: Path, tape: Tape, **facts: object) -> None:
+    """Writes a tape, and beside it `facts` (plain values), as gzipped JSON; the same tape gives the same bytes."""
+    write_packed(path, {**facts, "tape": tape_to_dict(tape)})
+
+
+def write_packed(path: Path, data: dict) -> None:
+    """Writes plain values as gzipped JSON, whole or not at all; the same values give the same bytes."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+        packed.write(text.encode("ascii"))
+    os.replace(part, path)
+
+
+def read_recording(path: Path) -> Tape:
+    """The tape that `write_recording` wrote. Raises DecodeError for any other content, OSError where it cannot be read."""
+    return tape_from_dict(read_facts(path).get("tape"))
+
+
+def read_facts(path: Path) -> dict:
+    """All that `write_recording` wrote, the tape as the dict "tape". Raises DecodeError, OSError."""
+    try:
+        with gzip.open(path, "rb") as packed:
+            text = packed.read(LIMIT_FILE_BYTES + 1)
+        if len(text) > LIMIT_FILE_BYTES:
+            raise DecodeError(f"{path.name} holds more than {LIMIT_FILE_BYTES} bytes of JSON")
+        data = json.loads(text)
+    except (gzip.BadGzipFile, EOFError, ValueError, RecursionError) as error:
+        raise DecodeError(f"{path.name} is not gzipped JSON: {error!s:.200}") from None
+    if not isinstance(data, dict):
+        raise DecodeError(f"{path.name} holds {type(data).__name__}; allowed is an object")
+    return data
+
+
+def _check_columns(data: dict) -> None:
+    if type(data["batch"]) is not int or not 0 < data["batch"] < 2**31:
+        raise ValueError(f"batch was {data['batch']!r:.80}; allowed are positive integers")
+    for name in (*_COLUMNS, "events", "categories"):
+        column = data[name]
+        if type(column) is not list or len(column) > LIMIT_EVENTS or not all(type(item) is int for item in column):
+            raise ValueError(f"{name} is no list of at most {LIMIT_EVENTS} integers")
+    if sum(data["sizes"]) >= LIMIT_BYTES:
+        raise ValueError(f"its blocks take {LIMIT_BYTES} bytes or more")
+    for name in _TEXTS:
+        texts = data[name]
+        if type(texts) is not list or len(texts) > LIMIT_NAMES or not all(_is_text(text) for text in texts):
+            raise ValueError(f"{name} is no list of short texts")
+    if len(data["marks"]) > len(PHASES) or not all(type(position) is int for position, _ in data["marks"]):
+        raise ValueError("marks are no list of [position, phase]")
+    if not all(0 <= category < len(CATEGORIES) for category in data["categories"]):
+        raise ValueError(f"categories go from 0 to {len(CATEGORIES) - 1}")
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str and len(value) <= 1000 and value.isprintable()

@@ -1,0 +1,1 @@
+"""Many measurements, one after the other, each written to files."""

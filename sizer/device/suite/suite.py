@@ -1,0 +1,212 @@
+"""The suite: every case measured in a process of its own, one file each, so that a run can stop and go on at any time.
+
+    python -m sizer suite --device cuda:0 [--record] [--minutes 9] [--only SUBSTRING] [--out FOLDER] [--again]
+
+A case whose file is there is passed over. A case that fails is a result with its reason; `--again` tries it once more. Needs
+torch, torchvision and transformers; no torch in this process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from sizer.device.machine.inventory import Inventory, find_inventory
+from sizer.device.record.files import (
+    are_kernels_recorded,
+    delete_case,
+    delete_kernels,
+    is_measured,
+    read_case,
+    write_kernels,
+    write_measured,
+)
+from sizer.device.record.kernels import KernelRecord
+from sizer.device.record.measurement import DeviceFacts, Measurement, TensorBytes
+from sizer.device.record.recording import Measured
+from sizer.device.suite.bench import Bench
+from sizer.device.suite.cases import Case, cases_for
+from sizer.errors import DeviceError, JobError, RequestError, quote
+from sizer.request import format_query, parse_query
+from sizer.units import format_bytes
+
+CASE_SECONDS = 300.0  # the most that one process may take
+START_SECONDS = 30.0  # with less time left no process is started
+MEASURED = Path("tests/measured")
+NOTHING = "nothing was measured"  # the source of a measurement that failed before it began
+_COUNTS_KERNELS = ("cuda", "xpu", "cpu")
+_PATH = re.compile(r"(?<![\w./])(?:[A-Za-z]:\\|/)(?:[\w.+~-]+[\\/])+(?=[\w.+-])")
+
+
+def choose_cases(kind: str, only: str) -> tuple[Case, ...]:
+    """The cases for a kind of device whose name holds `only`. Raises RequestError where there is none."""
+    cases = cases_for(kind)
+    chosen = tuple(case for case in cases if only in case.name)
+    if not chosen:
+        raise RequestError(
+            "no case of the suite has this in its name",
+            given=quote(only),
+            allowed=", ".join(case.name for case in cases[:3]) + ", ...",
+            todo="`python -m sizer suite --list` shows all",
+        )
+    return chosen
+
+
+def folder_for(inventory: Inventory, facts: DeviceFacts, today: datetime) -> Path:
+    """Where the files of a device go by default: tests/measured/<device>-<torch>-<date>, under the current folder."""
+    torch = ".".join(inventory.versions["torch"].split(".")[:2])
+    return MEASURED / f"{short_name(facts)}-{torch}-{today:%Y-%m-%d}"
+
+
+def short_name(facts: DeviceFacts) -> str:
+    """A device's name as part of a file's name: "h200", "rtx-4090", "cpu"."""
+    if facts.kind == "cpu":
+        return "cpu"
+    words = re.findall(r"[a-z0-9]+", facts.name.lower())
+    left = [word for word in words if word not in ("nvidia", "geforce", "tesla", "amd", "intel", "apple", "gpu", "of")]
+    return "-".join(left) or facts.kind
+
+
+def run_suite(
+    cases: Iterable[Case],
+    facts: DeviceFacts,
+    folder: Path,
+    bench: Bench,
+    *,
+    record: bool,
+    seconds: float,
+    say: Callable[[str], None],
+) -> tuple[str, ...]:
+    """Measures every case that `folder` does not hold yet, then with `record` its kernels; what is left for another run.
+
+    Ends within `seconds`: a process that would go beyond is not started, or is killed and its case left. Raises DeviceError
+    where the device is not there any more.
+    """
+    cases, end, left = tuple(cases), bench.now() + seconds, []
+    folder.mkdir(parents=True, exist_ok=True)
+    passes = [partial(_measure, facts=facts, folder=folder, bench=bench)]
+    if record and facts.kind in _COUNTS_KERNELS:
+        passes.append(partial(_record, facts=facts, folder=folder, bench=bench))
+    for do in passes:
+        for case in cases:
+            room = end - bench.now()
+            if (line := do(case, room=room)) is None:
+                left.append(case.name)
+            elif line:
+                say(line)
+    if record and facts.kind not in _COUNTS_KERNELS:
+        say(f"{facts.device} has no peak counter: what its kernels hold inside cannot be recorded")
+    return tuple(dict.fromkeys(left))
+
+
+def forget_failures(cases: Iterable[Case], folder: Path) -> None:
+    """Deletes the files of the cases that failed, so that they are measured again; out of memory is no failure."""
+    for case in cases:
+        if is_measured(folder, case.name):
+            record = read_case(folder, case.name)
+            if record.measured.measurement.failure is not None:
+                delete_case(folder, case.name)
+            elif record.kernels is not None and record.kernels.failure is not None:
+                delete_kernels(folder, case.name)
+
+
+def find_device(name: str) -> tuple[Inventory, DeviceFacts]:
+    """The machine and its device of this name. Raises DeviceError where it is not there or cannot be measured."""
+    inventory = find_inventory()
+    return inventory, inventory.find(name)
+
+
+# ------------------------------------------------------------------------------------------------------------ one case
+
+
+def _measure(case: Case, *, facts: DeviceFacts, folder: Path, bench: Bench, room: float) -> str | None:
+    """One line on a case that was measured or failed; "" where that was done before, None where there is no time for it."""
+    if is_measured(folder, case.name):
+        return ""
+    if room < START_SECONDS:
+        return None
+    start = bench.now()
+    try:
+        measured = bench.measure(case, min(room, CASE_SECONDS))
+    except DeviceError:
+        raise
+    except Exception as error:  # whatever goes wrong in one case must not cost the others, which wait for the device
+        if _was_cut_short(error, bench.now() - start, room):
+            return None
+        measured = _failed(case, facts, bench.date(), error)
+    failure = measured.measurement.failure
+    if failure is not None:
+        measured = replace(measured, measurement=replace(measured.measurement, failure=without_paths(failure)))
+    write_measured(folder, case.name, measured)
+    return f"{case.name:46} {_figures(measured.measurement)}  ({bench.now() - start:.0f} s)"
+
+
+def _record(case: Case, *, facts: DeviceFacts, folder: Path, bench: Bench, room: float) -> str | None:
+    """The same for the kernels of a case."""
+    if are_kernels_recorded(folder, case.name) or not is_measured(folder, case.name):
+        return ""
+    if room < START_SECONDS:
+        return None
+    start = bench.now()
+    try:
+        record = bench.kernels(case, min(room, CASE_SECONDS))
+    except DeviceError:
+        raise
+    except Exception as error:  # as in _measure
+        if _was_cut_short(error, bench.now() - start, room):
+            return None
+        record = KernelRecord(query=_complete(case), device=facts, versions={}, rows=(), failure=str(error))
+    if record.failure is not None:
+        record = replace(record, failure=without_paths(record.failure))
+    write_kernels(folder, case.name, record)
+    outcome = f"kernels: {len(record.rows)} kinds of calls" + (f", then {record.failure}" if record.failure else "")
+    return f"{case.name:46} {outcome}  ({bench.now() - start:.0f} s)"
+
+
+def _was_cut_short(error: Exception, spent: float, room: float) -> bool:
+    """Whether a process was killed for the end of this run, not because it took longer than any case may."""
+    return isinstance(error, JobError) and room < CASE_SECONDS and spent >= room - 1
+
+
+def _failed(case: Case, facts: DeviceFacts, date: datetime, error: Exception) -> Measured:
+    """What is written of a case that could not be measured at all."""
+    request = parse_query(case.query)
+    measurement = Measurement(
+        query=_complete(case),
+        dtype=request.dtypes[0],
+        batch=request.batches[0],
+        device=facts,
+        versions={},
+        measured_at=date.isoformat(timespec="seconds"),
+        source=NOTHING,
+        phases=(),
+        tensors=TensorBytes(),
+        failure=f"{type(error).__name__}: {error}"[:1000],
+    )
+    return Measured(measurement=measurement)
+
+
+def without_paths(text: str) -> str:
+    """A message without the folders of the machine that it comes from: files keep their names alone."""
+    return _PATH.sub("", text)
+
+
+def _complete(case: Case) -> str:
+    return format_query(parse_query(case.query), complete=True)
+
+
+def _figures(measurement: Measurement) -> str:
+    if measurement.failure is not None:
+        return f"failed: {measurement.failure}"
+    if measurement.out_of_memory is not None:
+        return f"out of memory in {measurement.out_of_memory.phase}"
+    figures = (
+        ("peak allocated", measurement.peak_allocated_bytes),
+        ("reserved", measurement.peak_reserved_bytes),
+        ("process", measurement.process_bytes),
+    )
+    return ", ".join(f"{name} {format_bytes(value)}" for name, value in figures if value is not None)

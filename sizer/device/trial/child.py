@@ -1,0 +1,104 @@
+"""The process that measures: reads its job from stdin, writes progress and one result as JSON lines, and is killed then.
+
+`python -m sizer.device.trial.child` is started by `sizer.device.trial.launch`; it ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from sizer.errors import DeviceError, SizerError
+from sizer.service.child import explain
+from sizer.service.sandbox import guard
+from sizer.service.wire import clip_progress, error_to_wire, from_line, to_line
+
+GRACE_SECONDS = 5.0  # after the limit at which the parent kills: for a parent that cannot any more
+
+
+def run(job: dict, progress: Callable[[str], None]) -> dict:
+    """The plain data of Measured for a job {"query", "config_text", "device", "timing", "record", "host_bytes", "seconds"}.
+
+    Confines this process for good before it looks at the architecture. Raises SizerError.
+    """
+    from sizer.request import parse_query
+
+    request = parse_query(job["query"])
+    progress("starting PyTorch")
+    from sizer.device.readers.reader import open_reader
+
+    reader = _open(open_reader, job["device"])
+    from sizer.device.trial.trial import measure_request
+
+    free_bytes = _free_host_bytes(job["host_bytes"])
+    guard(job["seconds"] + GRACE_SECONDS, compiles=reader.device.type != "cpu")
+    measured = measure_request(
+        request,
+        reader,
+        config=_config(job["config_text"]),
+        config_text=job["config_text"],
+        timing=job["timing"],
+        record=job["record"],
+        free_bytes=free_bytes,
+        progress=progress,
+    )
+    return measured.to_dict()
+
+
+def _open(open_reader: Callable, device: str) -> object:
+    try:
+        return open_reader(device)
+    except (RuntimeError, AssertionError) as error:  # PyTorch cannot start the driver
+        raise DeviceError(f"{device} cannot be used: {' '.join(str(error).split())[:300]}") from error
+
+
+def _config(text: str | None) -> dict | None:
+    from sizer.architecture.ingest import read_config
+
+    return None if text is None else read_config(text)
+
+
+def _free_host_bytes(limit: int | None) -> int | None:
+    """What this computer can still give, at most `limit`; None where neither is known."""
+    from sizer.device.machine.host import Host
+
+    known = [value for value in (Host().free_bytes(), limit) if value is not None]
+    return min(known, default=None)
+
+
+def main() -> None:
+    """Does the job on stdin; what was stdout is for its lines alone."""
+    job = from_line(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    pipe = os.dup(1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+
+    def say(message: dict) -> None:
+        rest = memoryview(to_line(message))
+        while rest:
+            rest = rest[os.write(pipe, rest) :]
+
+    try:
+        answer = {"result": run(job, lambda text: say({"progress": clip_progress(text)}))}
+    except SizerError as error:
+        answer = {"error": error_to_wire(error)}
+    except BaseException as error:  # a job must always answer
+        answer = {"error": error_to_wire(explain(error))}
+    say(answer)
+    os._exit(0)
+
+
+def _end_with_stdin() -> None:
+    """Ends this process when whoever started it is gone, on every system, whatever it is doing."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

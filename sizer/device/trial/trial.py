@@ -1,0 +1,247 @@
+"""One measurement in this process: the request's module on the reader's device, two steps, every figure that can be read."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sizer.architecture import make_blueprint
+from sizer.architecture.blueprint import Blueprint, Example
+from sizer.device.readers.events import Held
+from sizer.device.readers.reader import Reader
+from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
+from sizer.device.record.recording import Measured
+from sizer.device.trial.confines import data_limited, one_thread
+from sizer.device.trial.skeleton import build_skeleton, fill, give_memory, load, skeleton_bytes, storage_bytes
+from sizer.device.trial.steps import Steps
+from sizer.device.trial.timing import measure_timing
+from sizer.estimator import versions
+from sizer.memory.codec import LIMIT_TEXT
+from sizer.request import Request, format_query
+from sizer.tracing.recipes import Work, place, weight_dtype
+from sizer.tracing.trace import repeatable
+from sizer.units import format_bytes
+
+Progress = Callable[[str], None]
+
+_AFTER = {"load": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "step2", "step2": "step2"}
+_DOING = {
+    "load": "loading the module",
+    "forward": "first forward pass",
+    "backward": "first backward pass",
+    "optimizer": "first optimizer step",
+    "step2": "second step",
+}
+
+
+def work_of(request: Request) -> Work:
+    """The work of a request's one dtype."""
+    (dtype,) = request.dtypes
+    return Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
+
+
+def measure_request(
+    request: Request,
+    reader: Reader,
+    *,
+    config: dict | None = None,
+    config_text: str | None = None,
+    timing: bool = True,
+    record: bool = True,
+    free_bytes: int | None = None,
+    progress: Progress = lambda text: None,
+) -> Measured:
+    """What the request's one cell takes on the reader's device, in bytes and seconds; with `record` the allocator's events too.
+
+    `free_bytes` is what the host can still give: on the CPU weights that are larger are not even tried. Out of memory and whatever
+    else ends the steps are results. Raises RequestError, ConfigError and BuildError for the question itself.
+    """
+    work = work_of(request)
+    progress("building the module")
+    blueprint = make_blueprint(request, config)
+    example = blueprint.example(request.batches[0], work.mode == "training")
+    module = build_skeleton(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
+    free_bytes = free_bytes if reader.device.type == "cpu" else None
+    trial = _Trial(blueprint, module, example, work, reader, progress)
+    if refusal := _too_large(module, free_bytes):
+        trial.out_of_memory = refusal
+    else:
+        trial.run(record=record, free_bytes=free_bytes)
+        if timing and trial.steps is not None:
+            trial.take_time()
+    return trial.result(request, config_text, record=record)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A measurement under way; what was found so far stands when something ends it."""
+
+    blueprint: Blueprint
+    module: nn.Module
+    example: Example
+    work: Work
+    reader: Reader
+    progress: Progress
+    phase: str = "load"
+    tensors: dict[str, int] = field(default_factory=dict)
+    phases: tuple[PhaseReading, ...] = ()
+    doubts: list[str] = field(default_factory=list)
+    steps: Steps | None = None  # after two steps that nothing ended
+    out_of_memory: DeviceOutOfMemory | None = None
+    failure: str | None = None
+    timing: Timing | None = None
+
+    def run(self, *, record: bool, free_bytes: int | None) -> None:
+        """The phases. Whatever ends them is noted."""
+        error: Exception | None = None
+        with one_thread(), repeatable():
+            gc.collect()
+            try:
+                with data_limited(free_bytes):
+                    self._run_phases(record)
+            except Exception as caught:  # the model's code and the device's can raise anything: all of it is a result
+                error = caught
+            self.reader.end()
+        self.phases = self.reader.phases()
+        if error is not None:
+            self._explain(error, free_bytes)
+
+    def _explain(self, error: Exception, free_bytes: int | None) -> None:
+        found = self.reader.out_of_memory(error, self.phase)
+        if found is None:
+            self.failure = f"{type(error).__name__} in the phase {self.phase}: {_one_line(error)}{_hint(error)}"
+        elif free_bytes is not None:  # of what it could have had, it had so much
+            found = replace(found, free_bytes=max(0, free_bytes - (found.allocated_bytes or 0)))
+        self.out_of_memory = found
+
+    def _run_phases(self, record: bool) -> None:
+        device = self.reader.device
+        if device.type != "cpu":
+            give_memory(self.module)
+        self.progress(_DOING["load"])
+        self.reader.begin(record=record)
+        self.module = load(self.module, device)
+        self.reader.watch(self.module)
+        self._mark("load", self._loaded())
+        fill(self.module)
+        steps = Steps(self.blueprint, self.module, self.example, self.work, device=device)
+        for phase in steps.run():
+            self._mark(phase, self._held(phase, steps))
+        self.steps = steps
+        if steps.skipped:
+            self.doubts.append("the gradient scaler met an overflow and left out an optimizer's step")
+
+    def _mark(self, phase: str, held: Held) -> None:
+        self.reader.mark(phase, held)
+        self.phase = "step2" if self.work.mode == "inference" and phase == "forward" else _AFTER[phase]
+        if phase != "step2":
+            self.progress(_DOING[self.phase])
+
+    def _loaded(self) -> Held:
+        self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = skeleton_bytes(self.module)
+        parameters = _at_addresses("parameter", dict(self.module.named_parameters()))
+        return _at_addresses("buffer", dict(self.module.named_buffers())) | parameters
+
+    def _held(self, phase: str, steps: Steps) -> Held:
+        """Counts the tensors that a phase brought, and says where they live."""
+        kind = self.reader.device.type
+        if phase == "forward":
+            inputs = [t for t in _tensors(steps.example) if t.device.type == kind]
+            self.tensors["inputs_bytes"] = storage_bytes(inputs)
+            return _at_addresses("input", {"": inputs})
+        if phase == "backward":
+            gradients = {path: p.grad for path, p in self.module.named_parameters() if p.grad is not None}
+            self.tensors["gradients_bytes"] = storage_bytes(list(gradients.values()))
+            owners = {path: path.rpartition(".")[0] for path in gradients}
+            return {
+                address: (category, owners[path])
+                for address, (category, path) in _at_addresses("gradient", gradients).items()
+            }
+        if phase == "optimizer":
+            states = [t for t in steps.optimizers.state_tensors() if t.device.type == kind]
+            self.tensors["optimizer_bytes"] = storage_bytes(states)
+            return _at_addresses("optimizer state", {"": states})
+        return {}
+
+    def take_time(self) -> None:
+        """The time of one step and of the batch's way to the device; a doubt where that failed."""
+        self.progress("timing steps")
+        try:
+            batch = place(self.example, weight_dtype(self.work.dtype), lambda tensor: tensor)
+            self.timing = measure_timing(self.steps.step, batch, self.reader.device)
+        except Exception as error:  # memory figures stand without it
+            self.doubts.append(f"the time could not be measured: {type(error).__name__} {_one_line(error)}")
+
+    def result(self, request: Request, config_text: str | None, *, record: bool) -> Measured:
+        """All that was found."""
+        measurement = Measurement(
+            query=format_query(request, complete=True),
+            dtype=self.work.dtype,
+            batch=request.batches[0],
+            config_text=config_text,
+            device=self.reader.facts(),
+            versions=versions(),
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            source=self.reader.source,
+            phases=self.phases,
+            tensors=TensorBytes(**self.tensors, activations_bytes=self._activations()),
+            retries=self.reader.retries() if self.phases else None,
+            doubts=(*self.reader.doubts(), *self.doubts),
+            out_of_memory=self.out_of_memory,
+            failure=self.failure,
+            timing=self.timing,
+        )
+        recording = self.reader.recording(request.batches[0]) if record and self.phases else None
+        return Measured(
+            measurement=measurement,
+            recording=recording,
+            segments=() if recording is None else self.reader.segments(),
+        )
+
+    def _activations(self) -> int | None:
+        """What the forward pass left beside what was loaded and the inputs, by the device's counters."""
+        read = {reading.phase: reading.allocated_bytes for reading in self.phases}
+        if "forward" not in read or "inputs_bytes" not in self.tensors:
+            return None
+        return max(0, read["forward"] - read["load"] - self.tensors["inputs_bytes"])
+
+
+def _too_large(module: nn.Module, free_bytes: int | None) -> DeviceOutOfMemory | None:
+    """Out of memory before anything was tried: the weights alone are more than the host can give."""
+    needed = sum(skeleton_bytes(module))
+    if free_bytes is None or needed <= free_bytes:
+        return None
+    return DeviceOutOfMemory(
+        phase="load",
+        requested_bytes=needed,
+        free_bytes=free_bytes,
+        allocated_bytes=0,
+        reserved_bytes=None,
+        message=f"not tried: weights and buffers are {format_bytes(needed)}, this computer has {format_bytes(free_bytes)} free",
+    )
+
+
+def _at_addresses(category: str, tensors: Mapping[str, Tensor | list[Tensor]]) -> dict[int, tuple[str, str]]:
+    return {
+        tensor.untyped_storage().data_ptr(): (category, path)
+        for path, found in tensors.items()
+        for tensor in (found if isinstance(found, list) else [found])
+    }
+
+
+def _tensors(example: Example) -> Iterator[Tensor]:
+    leaves = pytree.tree_leaves((example.args, example.kwargs, example.targets))
+    return (leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _hint(error: BaseException) -> str:
+    return " (oneDNN says so where memory has run out, too)" if "could not create a primitive" in str(error) else ""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[: LIMIT_TEXT // 100]

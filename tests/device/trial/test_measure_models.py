@@ -1,0 +1,56 @@
+"""Real models through the command line on this computer's CPU: measured, compared, kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from sizer.__main__ import main
+from sizer.device.comparison.comparison import Comparison
+from sizer.device.ledger.ledger import Ledger
+from sizer.device.record.recording import Measured
+from sizer.service.client import Job, JobClient
+from sizer.service.settings import Settings
+from tests.device.models import REAL_MODELS
+
+
+class OpenClient:
+    """A job client that several commands use, one after another."""
+
+    def __init__(self, client: JobClient) -> None:
+        self._client = client
+
+    def submit_comparison(self, measured: Measured) -> Job:
+        return self._client.submit_comparison(measured)
+
+    def close(self) -> None:
+        """Nothing: the next command goes on with it."""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[OpenClient]:
+    client = JobClient(Settings(max_jobs=1))
+    yield OpenClient(client)
+    client.close()
+
+
+@pytest.mark.parametrize("query", REAL_MODELS)
+def test_measured_and_held_against_its_estimate(query: str, client: OpenClient, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SIZER_LEDGER", str(tmp_path / "ledger.sqlite3"))
+    status = main(["measure", query, "--device", "cpu", "--json", "--no-timing"], make_client=lambda: client)
+    captured = capsys.readouterr()
+    assert (status, captured.err) == (0, "")
+    comparison = Comparison.from_dict(json.loads(captured.out)["comparison"])
+    width = 2 if comparison.measurement.dtype == "bfloat16" else 4
+    assert comparison.find("weights_bytes").measured_bytes == width * REAL_MODELS[query]
+    exact = [row for row in comparison.rows if row.tolerance == 0]
+    assert {"weights_bytes", "phases.load.allocated_bytes", "phases.forward.allocated_bytes"} <= {
+        r.quantity for r in exact
+    }
+    assert [row for row in exact if abs(row.difference_bytes) > row.allowance_bytes] == []
+    assert all(row.allowance_bytes <= 1000 for row in exact)
+    assert abs(comparison.find("peak_allocated_bytes").error) < 0.005
+    assert comparison.wrong == ()
+    assert len(Ledger(tmp_path / "ledger.sqlite3").rows()) == 1
