@@ -18,6 +18,11 @@ def format_count(n: int) -> str:
     return _scale(n, _COUNT_UNITS, "")
 
 
+def counted(n: int, one: str, many: str | None = None) -> str:
+    """A count with what is counted: "1 case", "1,200 cases"; `many` is the plural where it is not `one` and an s."""
+    return f"{n:,} {one if n == 1 else many or f'{one}s'}"
+
+
 def _scale(n: int, units: tuple[tuple[int, str], ...], plain: str) -> str:
     sign, size = ("-", -n) if n < 0 else ("", n)
     if size < units[-1][0]:

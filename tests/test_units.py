@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.units import GIB, format_bytes, format_count
+from sizer.units import GIB, counted, format_bytes, format_count
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,20 @@ def test_bytes_as_text(n: int, text: str):
 )
 def test_counts_as_text(n: int, text: str):
     assert format_count(n) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "nouns", "text"),
+    [
+        (0, ("case",), "0 cases"),
+        (1, ("case",), "1 case"),
+        (1200, ("case",), "1,200 cases"),
+        (1, ("process", "processes"), "1 process"),
+        (2, ("process", "processes"), "2 processes"),
+    ],
+)
+def test_what_is_counted(n: int, nouns: tuple[str, ...], text: str):
+    assert counted(n, *nouns) == text
 
 
 def test_text_grows_with_the_number():

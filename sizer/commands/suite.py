@@ -8,6 +8,7 @@ from sizer.commands.job import MakeClient
 from sizer.device.suite.bench import DeviceBench
 from sizer.device.suite.suite import choose_cases, find_device, folder_for, forget_failures, run_suite
 from sizer.terminal.table import to_printable
+from sizer.units import counted
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
@@ -20,7 +21,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     cases = choose_cases(facts.kind, options.only)
     bench = DeviceBench(device=facts.device, record=options.record)
     folder = options.out or folder_for(inventory, facts, bench.date())
-    print(f"{facts.name}: {len(cases)} cases, to {folder}", flush=True)
+    print(f"{facts.name}: {counted(len(cases), 'case')}, to {folder}", flush=True)
     if options.again:
         forget_failures(cases, folder)
     left = run_suite(

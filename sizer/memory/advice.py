@@ -8,7 +8,7 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
 from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report
-from sizer.units import MIB, format_bytes
+from sizer.units import MIB, counted, format_bytes
 
 LARGE_SHARE = 0.2  # of the peak: from here on a category is worth an advice
 FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.1, 256 * MIB  # of reserved; both must be passed
@@ -140,7 +140,7 @@ def _room(report: Report, estimate: Estimate) -> Iterator[str]:
     yield f"It fits: {format_bytes(left)} of {format_bytes(report.gpu.total_bytes)} stay free on the {report.gpu.name}."
     if estimate.retries:
         yield (
-            f"It fits only because the allocator gives cached memory back and tries again ({estimate.retries} times), "
+            f"It fits only because the allocator gives cached memory back and tries again ({counted(estimate.retries, 'time')}), "
             "which is slow: a smaller batch runs faster."
         )
     largest = _largest(report, estimate.dtype)

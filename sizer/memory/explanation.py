@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sizer.memory.tape import CATEGORIES, Tape
-from sizer.units import format_bytes
+from sizer.units import counted, format_bytes
 
 _WORKSPACE = CATEGORIES.index("workspace")
 
@@ -185,7 +185,7 @@ def _workspace_lines(workspaces: Iterable[WorkspaceUse], every: tuple[str, ...])
     for (formula, modelled), uses in by_formula.items():
         yield f"{'Modelled: ' if modelled else ''}{formula or 'No formula is given.'}"
         for use in uses:
-            calls = "1 call" if use.calls == 1 else f"{use.calls} calls"
+            calls = counted(use.calls, "call")
             op = use.op.removeprefix("aten.").removesuffix(".default")
             yield f"  {op}: {format_bytes(use.bytes)}, {calls}{', kept' if use.kept else ''}{_dtypes(use.dtypes, every)}"
 

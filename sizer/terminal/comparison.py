@@ -10,7 +10,7 @@ from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import Measurement, Spread, Timing
 from sizer.terminal.figures import TITLES, percent
 from sizer.terminal.table import format_table, to_printable
-from sizer.units import format_bytes
+from sizer.units import counted, format_bytes
 
 SCRATCH_SHOWN = 5
 
@@ -117,11 +117,11 @@ def _scratch(scratch: Sequence[Scratch]) -> Iterator[str]:
     for one in scratch[:SCRATCH_SHOWN]:
         where = f" in {one.module}" if one.module else ""
         size = f"{format_bytes(one.most_bytes)} (the estimate: {format_bytes(one.estimated_bytes)})"
-        yield f"  {one.phase}: {one.op or 'code outside operators'}{where}, {one.times} times, up to {size}"
+        yield f"  {one.phase}: {one.op or 'code outside operators'}{where}, {counted(one.times, 'time')}, up to {size}"
 
 
 def _timing(timing: Timing) -> Iterator[str]:
-    yield f"A step takes {_seconds(timing.step)} ({timing.clock}, after {timing.warm_up} steps of warm-up)."
+    yield f"A step takes {_seconds(timing.step)} ({timing.clock}, after {counted(timing.warm_up, 'step')} of warm-up)."
     yield f"Without waiting for the device one would have read {_seconds(timing.unsynchronized)}."
     for one in timing.transfers:
         memory = "pinned" if one.pinned else "plain"
@@ -132,7 +132,7 @@ def _timing(timing: Timing) -> Iterator[str]:
 
 def _seconds(spread: Spread) -> str:
     low, median, high = map(_duration, (spread.low_seconds, spread.median_seconds, spread.high_seconds))
-    return f"{median} ({low} to {high}, {spread.runs} runs)"
+    return f"{median} ({low} to {high}, {counted(spread.runs, 'run')})"
 
 
 def _duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from sizer.ui.links import measure_command
 from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.quantities import device_title
 from sizer.ui.tables import HEADINGS
-from sizer.units import format_bytes
+from sizer.units import counted, format_bytes
 
 LAUNCHED = (
     "A device works through its queue while the program runs on. A clock that does not wait for it reads how long it took to "
@@ -40,7 +40,7 @@ def _show_time(comparison: Comparison) -> None:
         return
     rows = [("One step, waited for", timing.step), ("One step, not waited for", timing.unsynchronized)]
     st.table(_spread_table(rows))
-    st.text(f"Clock: {timing.clock}. After {timing.warm_up:,} steps to warm up.")
+    st.text(f"Clock: {timing.clock}. After {counted(timing.warm_up, 'step')} to warm up.")
     if comparison.measurement.device.kind != "cpu":
         st.caption(LAUNCHED)
     _show_transfers(timing)

@@ -22,7 +22,7 @@ from sizer.ui.importing import ask_import
 from sizer.ui.links import show_way_to_question
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
 from sizer.ui.result import SIGNS, format_moment, show_comparison
-from sizer.units import GIB
+from sizer.units import GIB, counted
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
 OPEN = "comparison"  # key of the address: the comparison that is shown whole
@@ -123,7 +123,7 @@ def _show_rows(ledger: Ledger) -> None:
         st.info("No comparison in the ledger is like that. Take a filter away.")
         return
     held = sum(row.holds for row in rows)
-    st.markdown(f"**{len(rows):,} {'comparison' if len(rows) == 1 else 'comparisons'}**, {held:,} within tolerance")
+    st.markdown(f"**{counted(len(rows), 'comparison')}**, {held:,} within tolerance")
     _show_table(rows)
     left, right = st.columns(2, gap="medium")
     with left:

@@ -12,7 +12,7 @@ from sizer.memory.allocator import place
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import running_bytes
-from sizer.units import format_bytes
+from sizer.units import counted, format_bytes
 
 SMALLEST_PERCENT = 0.00005  # a smaller error is told in bytes: it would read 0.00%
 
@@ -118,7 +118,8 @@ def verdict_of(sides: Sides, rows: tuple[Row, ...]) -> str:
     """The whole in a sentence or two."""
     judged = [row for row in rows if row.holds is not None]
     held = sum(row.holds for row in judged)
-    figures = f"{held} of {len(judged)} figures hold" if held < len(judged) else f"all {held} figures hold"
+    every = "the one figure holds" if held == 1 else f"all {held} figures hold"
+    figures = every if held == len(judged) else f"{held} of {len(judged)} figures hold"
     until = f"; up to there {figures}." if judged else ", before anything was read."
     if sides.measured.failure is not None:
         return f"The device did not come to the end ({sides.measured.failure}){until}"
@@ -158,8 +159,8 @@ def notes_on(sides: Sides, report: Report) -> Iterator[str]:
     yield from (f"the measurement may not be trusted: {doubt}" for doubt in sides.measured.doubts)
     if sides.measured.retries:
         yield (
-            f"the allocator gave memory back and tried again {sides.measured.retries} times: peaks and reserved memory are "
-            "those of a device that was nearly full"
+            f"the allocator gave memory back and tried again {counted(sides.measured.retries, 'time')}: peaks and reserved "
+            "memory are those of a device that was nearly full"
         )
     yield from _left_out(sides)
     yield from _version_notes(sides, report)

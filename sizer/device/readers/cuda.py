@@ -18,7 +18,7 @@ from sizer.device.readers.shortage import read_words, says_out_of_memory
 from sizer.device.record.measurement import COUNTED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.memory.tape import Tape
-from sizer.units import format_bytes
+from sizer.units import counted, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class CudaReader:
             self._doubt("the driver's figure is that of the whole device, other processes included")
         if others > 0:
             self._doubt(
-                f"{others} other process(es) computed on the device: the driver's figure may include their changes"
+                f"{counted(others, 'other process', 'other processes')} computed on the device: the driver's figure may "
+                "include what changed there"
             )
         with contextlib.suppress(AttributeError):  # a build without the observer: the error's text remains
             runtime.on_out_of_memory(self._note_failure)
@@ -144,9 +145,9 @@ class CudaReader:
     def doubts(self) -> tuple[str, ...]:
         found = list(self._doubts)
         if retries := self.retries():
-            found.append(f"the allocator was out of memory and emptied its cache {retries} time(s)")
+            found.append(f"the allocator was out of memory and emptied its cache {counted(retries, 'time')}")
         if (failed := self._times("num_ooms")) and self._failed is not None:
-            found.append(f"{failed} allocation(s) failed; a kernel that can do with less was then given less")
+            found.append(f"{counted(failed, 'allocation')} failed; a kernel that can do with less was then given less")
         if self._history is not None and len(self._history) >= ENTRIES:
             found.append("the allocator's history was full and is not kept")
         return tuple(found)

@@ -32,7 +32,7 @@ from sizer.device.suite.bench import Bench
 from sizer.device.suite.cases import Case, cases_for
 from sizer.errors import DeviceError, JobError, RequestError, quote
 from sizer.request import format_query, parse_query
-from sizer.units import format_bytes
+from sizer.units import counted, format_bytes
 
 CASE_SECONDS = 300.0  # the most that one process may take
 START_SECONDS = 30.0  # with less time left no process is started
@@ -163,7 +163,8 @@ def _record(case: Case, *, facts: DeviceFacts, folder: Path, bench: Bench, room:
     if record.failure is not None:
         record = replace(record, failure=without_paths(record.failure))
     write_kernels(folder, case.name, record)
-    outcome = f"kernels: {len(record.rows)} kinds of calls" + (f", then {record.failure}" if record.failure else "")
+    kinds = counted(len(record.rows), "kind of calls", "kinds of calls")
+    outcome = f"kernels: {kinds}" + (f", then {record.failure}" if record.failure else "")
     return f"{case.name:46} {outcome}  ({bench.now() - start:.0f} s)"
 
 

@@ -55,7 +55,7 @@ def test_without_the_management_library_the_whole_device_is_read() -> None:
 def test_others_on_the_device_are_told(others: int | None, doubts: int) -> None:
     reader = begun(ScriptedCuda(others=others))
     assert len(reader.doubts()) == doubts
-    assert all("2 other process(es) computed on the device" in doubt for doubt in reader.doubts())
+    assert all("2 other processes computed on the device" in doubt for doubt in reader.doubts())
 
 
 def test_a_context_that_was_there_before_is_told() -> None:
@@ -80,7 +80,7 @@ def test_retries_are_those_of_the_measurement_and_are_doubted() -> None:
     device.stats_now = counters(0, 0, 0, 0, retries=5)
     reader.end()
     assert reader.retries() == 2
-    assert reader.doubts() == ("the allocator was out of memory and emptied its cache 2 time(s)",)
+    assert reader.doubts() == ("the allocator was out of memory and emptied its cache 2 times",)
 
 
 def test_without_a_peak_counter_there_is_no_peak() -> None:
@@ -141,7 +141,7 @@ def test_an_allocation_that_failed_and_was_tried_smaller_is_doubted() -> None:
     device.stats_now = counters(0, 0, 0, 0, ooms=1)
     device.fail(10**9, 5)
     reader.end()
-    assert reader.doubts() == ("1 allocation(s) failed; a kernel that can do with less was then given less",)
+    assert reader.doubts() == ("1 allocation failed; a kernel that can do with less was then given less",)
 
 
 def test_a_lost_device_is_no_lack_of_memory_and_does_not_stop_the_end() -> None:

@@ -277,6 +277,7 @@ def test_the_command_measures_and_records_on_the_cpu(tmp_path, capsys):
     assert main(["suite", "--device", "cpu", "--only", "mobilenet_v2", "--record", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 4  # the device, the measurement, the kernels, and what is left
+    assert f": 1 case, to {tmp_path}" in said[0]
     assert said[-1] == "nothing is left"
     (case,) = read_measured(tmp_path)
     assert case.measured.measurement.failure is None
