@@ -128,7 +128,10 @@ def embedding_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stag
         return []
     lead = indices.shape[0] if indices.dim() else 1
     each = indices.numel() // lead
-    partial = lambda width: lead * (min(each, rows) * width - (-each * width // _ROWS_PER_THREAD))  # noqa: E731
+
+    def partial(width: int) -> int:
+        return lead * (min(each, rows) * width - (-each * width // _ROWS_PER_THREAD))
+
     width = grad.shape[-1] * (4 if grad.dtype in _HALVES else grad.itemsize)
     vector, segments = indices.numel() * indices.itemsize, lead * min(each, rows) * indices.itemsize
     copies = _copies_of_strided(grad, indices)
