@@ -378,6 +378,8 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *nam
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction f, int threads, size_t shared) {
     return (CUresult)cudaOccupancyMaxActiveBlocksPerMultiprocessor(out, f, threads, shared);
 }
+/* The driver's private interfaces are not answered. */
+EXPORT CUresult cuGetExportTable(const void **out, const CUuuid *id) { *out = NULL; return CUDA_ERROR_NOT_FOUND; }
 EXPORT CUresult cuCtxGetLimit(size_t *out, CUlimit limit) { *out = 1024; return CUDA_SUCCESS; }
 
 struct entry { const char *name; void *function; };
