@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sizer.tracing import libraries, scratch, scratch_cpu, scratch_cuda
+from sizer.tracing import convolution_cuda, libraries, scratch, scratch_cpu, scratch_cuda
 from sizer.tracing.kernels import (
     attention,
     dropout,
@@ -47,7 +47,7 @@ _RESULTS = {
 }
 _ANSWERS = {"cuda": recurrent.HANDLERS}
 _SCRATCH = {**scratch.SCRATCH, "cuda": scratch_cuda.SCRATCH}
-_INNER = {"cpu": scratch_cpu.INNER}
+_INNER = {"cpu": scratch_cpu.INNER, "cuda": convolution_cuda.INNER}
 
 
 def _operator(name: str) -> Any:
@@ -91,6 +91,7 @@ class Device:
         self.work = ""
         self.where: Callable[[], str] = str
         self.halves_differ = False  # whether a traced operator treats float16 and bfloat16 differently
+        self.differs_at_one = False  # whether a traced operator takes another kernel for a batch of one
         self.changes_at: int | None = None  # the batch size from which a traced operator takes another kernel
         self.kernels = {name: partial(function, self) for name, function in _KERNELS[kind].items()}
         self.kernels_by_operator = {_operator(name): function for name, function in self.kernels.items()}

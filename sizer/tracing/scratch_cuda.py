@@ -186,32 +186,6 @@ def group_norm_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Sta
     return [[*_copies_of_strided(args[0]), *[samples * channels * 4] * 3, *[samples * groups * 4] * 2]]
 
 
-# ---------------------------------------------------------------------------------------------------------- convolution
-
-
-def convolution(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """Where tensor cores serve NCHW tensors, copies of input, weight and output in NHWC; cuDNN's heuristic may pick an engine
-    that needs less (cudnn/Conv_v8.cpp asks it)."""
-    return [[_operand_copies(device, args[0], args[1], out, groups=args[8])]]
-
-
-def convolution_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """The same copies for the gradient of the input, then for the gradient of the weight (cudnn/Conv_v8.cpp)."""
-    grad, input, weight, groups = args[0], args[1], args[2], args[9]
-    return [[_operand_copies(device, input, weight, grad, groups=groups)] for wanted in args[10][:2] if wanted]
-
-
-def _operand_copies(device: Any, input: Tensor, weight: Tensor, output: Tensor, groups: int) -> int:
-    tensor_cores = device.capability >= ((8, 0) if input.dtype == torch.float32 else (7, 0))
-    depthwise = groups > 1 and groups == input.shape[1]
-    channels_last = (
-        input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
-    )
-    if not tensor_cores or depthwise or channels_last:
-        return 0
-    return sum(map(_bytes, (input, weight, output)))
-
-
 SCRATCH: dict[Any, Scratch] = {
     _aten.native_layer_norm.default: layer_norm,
     _aten.native_layer_norm_backward.default: layer_norm_backward,
@@ -239,9 +213,7 @@ SCRATCH: dict[Any, Scratch] = {
     _aten.sort.stable: sort,
     _aten._cudnn_rnn.default: recurrent.workspace,
     _aten._cudnn_rnn_backward.default: recurrent.workspace,
-    _aten.convolution.default: convolution,
-    _aten.convolution_backward.default: convolution_backward,
 }
 
 # What cuDNN decides by itself.
-MODELLED = frozenset({recurrent.workspace, cudnn_attention_backward, convolution, convolution_backward})
+MODELLED = frozenset({recurrent.workspace, cudnn_attention_backward})
