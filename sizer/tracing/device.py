@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sizer.tracing import convolution_cuda, libraries, scratch, scratch_cpu, scratch_cuda
+from sizer.tracing import convolution_cuda, libraries, reductions_cuda, scratch, scratch_cpu, scratch_cuda
 from sizer.tracing.kernels import (
     attention,
     dropout,
@@ -46,7 +46,7 @@ _RESULTS = {
     "cpu": formats.both(formats.ON_CPU, normalization.RESULTS_ON_CPU),
 }
 _ANSWERS = {"cuda": recurrent.HANDLERS}
-_SCRATCH = {**scratch.SCRATCH, "cuda": scratch_cuda.SCRATCH}
+_SCRATCH = {**scratch.SCRATCH, "cuda": {**scratch_cuda.SCRATCH, **reductions_cuda.SCRATCH}}
 _INNER = {"cpu": scratch_cpu.INNER, "cuda": convolution_cuda.INNER}
 
 

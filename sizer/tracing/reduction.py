@@ -18,14 +18,6 @@ _LEAST_VALUES, _MOST_VALUES = 16, 256  # per thread
 _INDEXED = 2**31 - 1  # elements (and bytes of reach) that 32-bit indices can tell apart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processors:
-    """A device's multiprocessors and the threads that each can hold."""
-
-    count: int
-    threads: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Dim:
     size: int
@@ -51,8 +43,11 @@ class Reduction:
 
 
 @lru_cache(maxsize=4096)
-def staging_bytes(work: Reduction, processors: Processors) -> tuple[tuple[int, ...], ...]:
-    """The blocks (bytes) that a reduction holds, as stages: partial results and semaphores, once per piece that 32 bits index."""
+def staging_bytes(work: Reduction, processors: int, threads: int) -> tuple[tuple[int, ...], ...]:
+    """The blocks (bytes) that a reduction holds, as stages: partial results and semaphores, once per piece that 32 bits index.
+
+    `processors` and `threads` are the device's multiprocessors and what each of them can hold.
+    """
     if not prod(work.shape):
         return ()
     dims = _iterator_order(work.shape, work.strides, work.reduced)
@@ -60,11 +55,11 @@ def staging_bytes(work: Reduction, processors: Processors) -> tuple[tuple[int, .
     waiting = ()
     if len(pieces) > 1 and not work.converts:
         waiting = (prod(dim.size for dim in dims if dim.out) * work.accumulator,)
-    stages = [(*waiting, *_staging(piece, work, processors)) for piece in pieces]
+    stages = [(*waiting, *_staging(piece, work, processors, threads)) for piece in pieces]
     return tuple(stage for stage in stages if stage)
 
 
-def _staging(dims: list[_Dim], work: Reduction, processors: Processors) -> tuple[int, ...]:
+def _staging(dims: list[_Dim], work: Reduction, processors: int, threads: int) -> tuple[int, ...]:
     inner = sum(1 for dim in dims if dim.out == 0)  # num_reduce_dims
     inputs = prod(dim.size for dim in dims[:inner])
     outputs = prod(dim.size for dim in dims[inner:])
@@ -83,7 +78,7 @@ def _staging(dims: list[_Dim], work: Reduction, processors: Processors) -> tuple
         return ()  # each warp has outputs of its own, and blocks do not share
     grid = -(-(outputs // lanes) // step_output)
     values = -(-inputs // (step_input * down))
-    target = processors.count * (processors.threads // (across * down))
+    target = processors * (threads // (across * down))
     if values < _MOST_VALUES or grid > target:
         return ()
     fewest, most = -(-values // _MOST_VALUES), -(-values // _LEAST_VALUES)
