@@ -26,6 +26,17 @@ _HOST_DEFINES = "".join(
 ) + "#define __align__(a) __attribute__((aligned(a)))\n#define __builtin_align__(a) __align__(a)\n#define __annotate__(a)\n"
 
 
+# The management library, which expandable segments ask for NVLink and fabric: it knows the device and supports nothing (3).
+_NVML = (
+    "int nvmlInit_v2(void) { return 0; }\n"
+    "int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **out) { *out = 0; return 0; }\n"
+) + "".join(
+    f"int nvml{name}(void) {{ return 3; }}\n" for name in
+    ("DeviceGetGpuFabricInfoV", "DeviceGetNvLinkRemoteDeviceType", "DeviceGetNvLinkRemotePciInfo_v2",
+     "DeviceGetComputeRunningProcesses", "SystemGetCudaDriverVersion_v2")
+)
+
+
 def header(device: Hardware) -> str:
     """The C header that runtime.c is compiled with."""
     numbers = [
@@ -69,6 +80,8 @@ def build(folder: Path, device: Hardware) -> dict[str, str]:
     )
     _run("gcc", "-shared", "-fPIC", "-O1", "-w", str(stubs), str(objects), "-Wl,-soname,libcudart.so.13", "-lpthread", "-o", str(runtime))
     _run("gcc", "-shared", "-Wl,--no-as-needed,-soname,libcuda.so.1", str(runtime), "-o", str(folder / "libcuda.so.1"))
+    (folder / "nvml.c").write_text(_NVML)
+    _run("gcc", "-shared", "-fPIC", str(folder / "nvml.c"), "-Wl,-soname,libnvidia-ml.so.1", "-o", str(folder / "libnvidia-ml.so.1"))
     return {"LD_PRELOAD": str(runtime), "LD_LIBRARY_PATH": str(folder)}
 
 
