@@ -16,8 +16,8 @@ from sizer.memory.timeline import Timeline, running_bytes
 Fits = bool | Literal["uncertain"]
 
 LARGEST_BATCH = 2**20
-# Operators whose workspaces only a closed library (cuDNN) knows: what a tape holds for them is a model, the rest are formulas
-# read in PyTorch's source. `scratch_cuda.MODELLED` is the same list, by function.
+# Operators whose workspaces only a closed library (cuDNN) knows: what a tape holds for them is a model unless the library was
+# asked; the rest are formulas read in PyTorch's source. `scratch_cuda.MODELLED` is the same list, by function.
 CLOSED_KERNELS = ("aten.convolution", "aten._cudnn_rnn", "aten._scaled_dot_product_cudnn_attention")
 _WORKSPACE = CATEGORIES.index("workspace")
 
@@ -177,8 +177,13 @@ def _first_guess(tape: AffineTape, bound: int, capacity: int, gpu: Gpu, expandab
 
 
 def _batch_bound(tape: AffineTape, capacity: int, *, with_modelled: bool) -> int:
-    """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits."""
+    """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits.
+
+    Blocks whose size is asked for are left out, since it is on no line.
+    """
     counted = [with_modelled or not modelled for modelled in _modelled(tape)]
+    for block in tape.answered:
+        counted[block] = False
     constants = running_bytes(tape.order, [a * keep for a, keep in zip(tape.constant, counted, strict=True)])
     slopes = running_bytes(tape.order, [b * keep for b, keep in zip(tape.per_item, counted, strict=True)])
     bound = LARGEST_BATCH
@@ -199,9 +204,12 @@ def _reason(sure: int, possible: int, gpu: Gpu) -> str:
 
 
 def _modelled(tape: Tape | AffineTape) -> list[bool]:
-    """Per block whether it is a workspace whose size is a model."""
+    """Per block whether it is a workspace whose size is a model and nobody's answer."""
     closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
-    return [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
+    modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
+    for block in tape.answered:
+        modelled[block] = False
+    return modelled
 
 
 def _modelled_bytes(tape: Tape) -> int:

@@ -111,7 +111,7 @@ class AffineTape:
     answer: Answer | None = field(default=None, compare=False, repr=False)
 
     @property
-    def asked(self) -> frozenset[int]:
+    def answered(self) -> frozenset[int]:
         """The blocks whose size somebody is there to be asked for."""
         return frozenset(block for q in self.questions for block in q.blocks) if self.answer else frozenset()
 
