@@ -51,9 +51,12 @@ class Tape:
         """The tape with the sizes (bytes) that its questions are answered with; itself where nobody answers."""
         if answer is None or not self.questions:
             return self
+        return self.sized([answer(q.kind, q.words, q.numbers) for q in self.questions])
+
+    def sized(self, answers: Sequence[int | None]) -> Tape:
+        """The tape with an answer (bytes) to each of its questions; where that is None the model stands."""
         sizes, answered = self.sizes[:], set()
-        for question in self.questions:
-            size = answer(question.kind, question.words, question.numbers)
+        for question, size in zip(self.questions, answers, strict=True):
             if size is not None:
                 answered.update(question.blocks)
                 for block in question.blocks:
@@ -93,6 +96,7 @@ class AffineTape:
 
     `exact` holds the tapes of batch sizes that are an exception (a batch of 1 often is) and were traced by themselves.
     `questions` are those whose answers by `answer` are no line; the line is then a model, which stands where none answers.
+    `settled` holds lines (constant, per item) through two answers to each, by which a search goes before it asks.
     """
 
     fitted_at: tuple[int, int]
@@ -109,9 +113,10 @@ class AffineTape:
     exact: tuple[Tape, ...] = ()
     questions: tuple[AffineQuestion, ...] = ()
     answer: Answer | None = field(default=None, compare=False, repr=False)
+    settled: tuple[tuple[int, int] | None, ...] = ()
 
     @property
-    def asked(self) -> frozenset[int]:
+    def answered(self) -> frozenset[int]:
         """The blocks whose size somebody is there to be asked for."""
         return frozenset(block for q in self.questions for block in q.blocks) if self.answer else frozenset()
 
@@ -149,7 +154,7 @@ class AffineTape:
                 f"({self.constant[block]} + {self.per_item[block]}*batch); sizes are 0 bytes or more: "
                 f"trace batch {batch} by itself"
             )
-        return Tape(
+        tape = Tape(
             batch=batch,
             order=self.order,
             sizes=array("q", sizes),
@@ -161,7 +166,21 @@ class AffineTape:
             marks=self.marks,
             stand_ins=self.stand_ins,
             questions=tuple([question.at(batch) for question in self.questions]),
-        ).ask(self.answer)
+        )
+        if self.settled:
+            return tape.sized([line and line[0] + line[1] * batch for line in self.settled])
+        return tape.ask(self.answer)
+
+    def settle(self, low: int, high: int) -> AffineTape:
+        """The tape with lines through the answers at two batch sizes instead of answers; they never fall below 0 bytes."""
+        return replace(self, exact=(), settled=tuple(self._line(q, low, high) for q in self.questions if self.answer))
+
+    def _line(self, question: AffineQuestion, low: int, high: int) -> tuple[int, int] | None:
+        first, second = (self.answer(q.kind, q.words, q.numbers) for q in (question.at(low), question.at(high)))
+        if first is None or second is None:
+            return None
+        slope = max(0, (second - first) // (high - low))
+        return max(0, second - slope * high), slope
 
     def check(self, third: Tape) -> None:
         """None where a third trace (or its beginning) is predicted to the byte, its questions to the number.

@@ -173,13 +173,11 @@ def convolution(device: Any, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     if backend == "empty":
         yield out
         return
-    copies = [*_copies(_CONTIGUOUS, call.input), *_copies(_CONTIGUOUS, call.weight)]
+    yield (*_copies(_CONTIGUOUS, call.input), *_copies(_CONTIGUOUS, call.weight))
     columns = _columns(call, result, bias is not None)
     for _ in range(call.groups if call.groups > 1 else 0):
         yield (_bytes(out) // call.groups,)
         yield [*_narrowed(call.input, call.groups), *columns, PRODUCT]
-    if call.groups == 1:
-        yield tuple(copies)
     yield out
     if call.groups == 1:
         yield [*columns, PRODUCT]
@@ -225,13 +223,13 @@ def _backward_by_products(call: _Call, backend: str, grad: Tensor, results: list
     """Columns and matrix products; groups one after another, put together at the end."""
     columns = _columns(call, grad, False)
     parts = [one for one in (results[0], results[1]) if one is not None]
+    yield tuple(_copies(_CONTIGUOUS, call.input, grad, call.weight))
     if call.groups > 1:
         for _ in range(call.groups):
             yield tuple(_bytes(one) // call.groups for one in parts)
             yield [*_narrowed(call.input, call.groups), *_narrowed(grad, call.groups), *columns, PRODUCT]
         yield from (one for one in results if one is not None)
         return
-    yield tuple(_copies(_CONTIGUOUS, call.input, grad, call.weight))
     if backend == "slow dilated":
         yield from (one for one in results if one is not None)
         yield [*columns, PRODUCT]
