@@ -37,14 +37,23 @@ _NVML = (
 )
 
 
+def _compiled_for(capability: tuple[int, int]) -> int:
+    """The kernels of this PyTorch that the device runs: those for the highest capability of its generation that is not above it.
+
+    Raises ValueError where there are none.
+    """
+    built = [int(name.removeprefix("sm_")) for name in torch._C._cuda_getArchFlags().split() if name.startswith("sm_")]
+    return max(arch for arch in built if arch // 10 == capability[0] and arch % 10 <= capability[1])
+
+
 def header(device: Hardware) -> str:
     """The C header that runtime.c is compiled with."""
     numbers = [
-        *device.capability, device.processors, device.threads, device.blocks, device.shared_kib, device.reserved_kib, device.l2_kib,
+        *device.capability, _compiled_for(device.capability), device.processors, device.threads, device.blocks, device.shared_kib, device.reserved_kib, device.l2_kib,
     ]  # fmt: skip
     text = json.dumps(json.dumps(device.as_cudnn()))
     return (
-        "static const struct { int major, minor, processors, threads, blocks, shared_kib, reserved_kib, l2_kib; size_t total;"
+        "static const struct { int major, minor, compiled, processors, threads, blocks, shared_kib, reserved_kib, l2_kib; size_t total;"
         f" const char *name, *json; }} device = {{{', '.join(map(str, numbers))}, (size_t){device.gpu.total_bytes},"
         f" {json.dumps(device.name)}, {text}}};\n"
     )

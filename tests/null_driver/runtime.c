@@ -262,7 +262,7 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const v
     memset(out, 0, sizeof *out);
     out->maxThreadsPerBlock = 1024;
     out->numRegs = 32;
-    out->binaryVersion = out->ptxVersion = device.major * 10 + device.minor;
+    out->binaryVersion = out->ptxVersion = device.compiled;
     out->maxDynamicSharedSizeBytes = (device.shared_kib - device.reserved_kib) * 1024;
     return cudaSuccess;
 }
@@ -403,19 +403,6 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out
    their order and the sizes of their workspaces are cuDNN's own. Only what needs a handle is answered here. */
 
 #define REAL(name) ((__typeof__(&name))real(#name))
-
-/* Asked for a described device, the library is to be as on a machine without a driver, for which that was made: a driver that
-   answers public calls alone makes engines fail that a GPU would run, or break. (A tail call: dlopen looks at its caller.) */
-static __attribute__((noinline)) int is_cudnn(const void *code) {
-    Dl_info from;
-    return dladdr(code, &from) && strstr(from.dli_fname, "libcudnn") != NULL;
-}
-EXPORT __attribute__((optimize("O2"))) void *dlopen(const char *name, int flags) {
-    static void *(*next)(const char *, int);
-    if (!next) next = dlsym(RTLD_NEXT, "dlopen");
-    if (name && !strncmp(name, "libcuda.so", 10) && is_cudnn(__builtin_return_address(0))) return NULL;
-    return next(name, flags);
-}
 
 static void *real(const char *name) { /* PyTorch has loaded the library by the time it calls it */
     void *library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
