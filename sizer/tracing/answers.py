@@ -7,11 +7,12 @@ from collections.abc import Callable
 from sizer.memory.gpus import Gpu
 from sizer.memory.hardware import HARDWARE
 from sizer.memory.questions import Answer
-from sizer.tracing import convolution_cuda, cudnn, cudnn_convolution, reductions_cuda
+from sizer.tracing import convolution_cuda, cudnn, cudnn_convolution, embedding_cuda, reductions_cuda
 
 # Each takes the key of a GPU, the question's words and numbers, and returns bytes, or None where it cannot tell.
 KINDS: dict[str, Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]] = {
     convolution_cuda.CUDNN: cudnn_convolution.workspace_bytes,
+    embedding_cuda.EMBEDDING: embedding_cuda.answer,
     reductions_cuda.REDUCTION: reductions_cuda.answer,
 }
 

@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 
-from sizer.tracing import convolution_cuda, libraries, reductions_cuda, scratch, scratch_cpu, scratch_cuda
+from sizer.tracing import (
+    convolution_cuda,
+    embedding_cuda,
+    libraries,
+    normalization_cuda,
+    reductions_cuda,
+    scratch,
+    scratch_cpu,
+    scratch_cuda,
+)
 from sizer.tracing.kernels import (
     attention,
     dropout,
@@ -47,7 +56,8 @@ _RESULTS = {
 }
 _ANSWERS = {"cuda": recurrent.HANDLERS}
 _SCRATCH = {**scratch.SCRATCH, "cuda": {**scratch_cuda.SCRATCH, **reductions_cuda.SCRATCH}}
-_INNER = {"cpu": scratch_cpu.INNER, "cuda": convolution_cuda.INNER}
+_ON_CUDA = {**convolution_cuda.INNER, **embedding_cuda.INNER, **normalization_cuda.INNER, **scratch_cuda.INNER}
+_INNER = {"cpu": scratch_cpu.INNER, "cuda": _ON_CUDA}
 
 
 def _operator(name: str) -> Any:
