@@ -17,6 +17,7 @@ from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
 from sizer.request import MODES, OPTIMIZERS
+from sizer.tracing.answers import answers_for
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
 from sizer.tracing.recipes import Work
@@ -112,7 +113,7 @@ def _report(
         query="",
         versions=versions(),
         census=census,
-        tapes={dtype: {tape.batch: tape}},
+        tapes={dtype: {tape.batch: tape.ask(answers_for(gpu))}},
         batches=[tape.batch],
         gpu=gpu,
         mode=mode,

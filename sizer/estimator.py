@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 
 from torch import nn
@@ -15,9 +15,11 @@ from sizer.architecture.census import take_census
 from sizer.errors import RequestError, TraceError
 from sizer.memory.explanation import Explanation
 from sizer.memory.gpus import GPUS, Gpu
+from sizer.memory.questions import Answer
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from sizer.request import Request, format_query
+from sizer.tracing.answers import answers_for
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
 from sizer.tracing.recipes import Work
@@ -40,8 +42,10 @@ class _Job:
     module: nn.Module
     device: Device
     progress: Progress
+    answer: Answer | None
     exceptional: bool | None = None  # whether batch 1 is off the line, once known
     one_is_possible: bool = True
+    same: dict[str, str] = field(default_factory=dict)  # dtypes that are not traced, and those that stand for them
 
 
 def estimate(
@@ -80,7 +84,7 @@ def _answer(
     module = build_module(blueprint, checkpointing=request.checkpointing)
     census = take_census(module, name=blueprint.name)
     device = Device(gpu.backend, gpu.capability)
-    job = _Job(request, blueprint, module, device, report_progress)
+    job = _Job(request, blueprint, module, device, report_progress, answers_for(gpu))
     tapes: dict[str, AffineTape | dict[int, Tape]] = {}
     failures: dict[str, str] = {}
     notes: list[str] = []
@@ -113,13 +117,12 @@ def _answer(
 def _explanation(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> Explanation:
     """The kernels and rules behind the tapes of a job; dtypes may share one."""
     request = job.request
-    same = {d: other for d, tape in tapes.items() for other, one in tapes.items() if one is tape and other != d}
     return explain(
         job.device,
         dtypes=[dtype for dtype in request.dtypes if dtype in tapes],
         optimizer=request.optimizer if request.mode == "training" else None,
         implementation=request.optimizer_impl,
-        same={d: other for d, other in same.items() if d == "float16"},
+        same=job.same,
     )
 
 
@@ -145,7 +148,8 @@ def _tapes(
     """One tape for all batch sizes, or where the work is not affine in the batch a tape for each that was asked for."""
     request = job.request
     if dtype == "float16" and isinstance(done.get("bfloat16"), AffineTape) and _halves_alike(job.device):
-        return done["bfloat16"]
+        job.same["float16"] = "bfloat16"
+        return done["bfloat16"].in_words({"bfloat16": "float16"})
 
     work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
 
@@ -154,29 +158,29 @@ def _tapes(
         return trace(job.blueprint, job.module, work, batch=batch, device=job.device, short=short)
 
     try:
-        affine = _affine(at)
+        affine = _affine(at, job.answer)
         if job.exceptional is None:
             job.exceptional = _is_exceptional(affine, at, with_one=job.one_is_possible)
-        if job.exceptional and 1 in batches:
+        if (job.exceptional or job.device.differs_at_one) and 1 in batches and job.one_is_possible:
             affine = replace(affine, exact=(at(1),))
         beyond = job.device.changes_at
         if beyond is not None:  # the line holds up to there
             affine = replace(affine, exact=(*affine.exact, *(at(batch) for batch in batches if batch >= beyond)))
     except NotAffineError as error:
         notes.append(f"{dtype}: traced at each batch size by itself, because {error}")
-        return {batch: at(batch) for batch in batches}
+        return {batch: at(batch).ask(job.answer) for batch in batches}
     return affine
 
 
-def _affine(at: Callable[..., Tape]) -> AffineTape:
+def _affine(at: Callable[..., Tape], answer: Answer | None) -> AffineTape:
     """The affine tape of two traces, the second cut short where the steps repeat each other.
 
     Else of two whole ones, both made anew: a module may keep something from the first step that it ever did.
     """
     try:
-        return fit_affine(at(FITTED_AT[0]), at(FITTED_AT[1], short=True))
+        return fit_affine(at(FITTED_AT[0]), at(FITTED_AT[1], short=True), answer=answer)
     except NotAffineError:
-        return fit_affine(*map(at, FITTED_AT))
+        return fit_affine(*map(at, FITTED_AT), answer=answer)
 
 
 def _is_exceptional(affine: AffineTape, at: Callable[..., Tape], *, with_one: bool) -> bool:

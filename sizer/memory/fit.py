@@ -16,8 +16,8 @@ from sizer.memory.timeline import Timeline, running_bytes
 Fits = bool | Literal["uncertain"]
 
 LARGEST_BATCH = 2**20
-# Operators whose workspaces only a closed library (cuDNN) knows: what a tape holds for them is a model, the rest are formulas
-# read in PyTorch's source. `scratch_cuda.MODELLED` is the same list, by function.
+# Operators whose workspaces only a closed library (cuDNN) knows: what a tape holds for them is a model unless the library was
+# asked; the rest are formulas read in PyTorch's source. `scratch_cuda.MODELLED` is the same list, by function.
 CLOSED_KERNELS = ("aten.convolution", "aten._cudnn_rnn", "aten._scaled_dot_product_cudnn_attention")
 _WORKSPACE = CATEGORIES.index("workspace")
 
@@ -88,22 +88,26 @@ def largest_batch(
 ) -> MaxBatch:
     """The largest batch whose work surely fits, and the largest that may, up to 2**20; above 128 within 1 %.
 
-    `known` holds verdicts that were already found; the search starts from them and takes some ten replays. It assumes
-    that what fits at one batch fits at every smaller one, which fragmentation can break by an item or two.
+    `known` holds verdicts that were already found; the search starts from them and takes some ten replays. Where sizes are
+    asked for it goes by lines through their answers first, and asks at the end alone. It assumes that what fits at one batch
+    fits at every smaller one, which fragmentation can break by an item or two.
     Raises NotAffineError where the tape has no batch that the search comes upon.
     """
     known = known or {}
     capacity = gpu.total_bytes - gpu.context_high_bytes
     bound = _batch_bound(tape, capacity, with_modelled=True)
-    sure = _search(
-        lambda batch: _surely(tape.at(batch), gpu, expandable_segments),
+    quick = _settled(tape, known, bound)
+    sure = _search_twice(
+        lambda one, batch: _surely(one.at(batch), gpu, expandable_segments),
+        (quick, tape),
         bound,
         {batch: fits is True for batch, fits in known.items()},
-        start=_first_guess(tape, bound, capacity, gpu, expandable_segments),
+        start=_first_guess(quick or tape, bound, capacity, gpu, expandable_segments),
     )
     ceiling = _batch_bound(tape, gpu.total_bytes - gpu.context_low_bytes, with_modelled=False)
-    possible = _search(
-        lambda batch: _possibly(tape.at(batch), gpu, expandable_segments),
+    possible = _search_twice(
+        lambda one, batch: _possibly(one.at(batch), gpu, expandable_segments),
+        (quick, tape),
         ceiling,
         {batch: fits is not False for batch, fits in known.items()} | {sure: True},
         start=ceiling * sure // bound if bound else ceiling,
@@ -146,15 +150,41 @@ def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
     return place(_without_modelled(tape), gpu.backend, capacity, expandable_segments).failed_at is None
 
 
-def _search(holds: Callable[[int], bool], bound: int, known: Mapping[int, bool], *, start: int) -> int:
+def _settled(tape: AffineTape, known: Mapping[int, bool | str], bound: int) -> AffineTape | None:
+    """The tape with lines through the answers at the two largest batches that are known; None where nothing is asked."""
+    if not tape.answered or bound < 2:
+        return None
+    low, high = (sorted({1, 2, *known})[-2:]) if known else (max(1, bound // 8), max(2, bound // 4))
+    return tape.settle(low, high)
+
+
+def _search_twice(
+    holds: Callable[[AffineTape, int], bool],
+    tapes: tuple[AffineTape | None, AffineTape],
+    bound: int,
+    known: Mapping[int, bool],
+    *,
+    start: int,
+) -> int:
+    """What `_search` finds on the second tape, begun where the first one's search ended, if there is a first."""
+    quick, tape = tapes
+    if quick is None:
+        return _search(lambda batch: holds(tape, batch), bound, known, start=start)
+    near = _search(lambda batch: holds(quick, batch), bound, known, start=start)
+    return _search(lambda batch: holds(tape, batch), bound, known, start=near, step=1 + near // 128)
+
+
+def _search(
+    holds: Callable[[int], bool], bound: int, known: Mapping[int, bool], *, start: int, step: int | None = None
+) -> int:
     """The largest batch up to `bound` for which `holds`, 0 where none does; above 128 within 1 % below it.
 
-    Goes from `start` in growing steps towards the answer, then bisects what is left.
+    Goes from `start` in growing steps towards the answer, the first a `step` wide, then bisects what is left.
     """
     high = min((batch for batch, held in known.items() if not held), default=bound + 1)
     high = min(high, bound + 1)
     low = max((batch for batch, held in known.items() if held and batch < high), default=0)
-    guess, step, verdicts = start, max(1, start // 64), set()
+    guess, step, verdicts = start, step or max(1, start // 64), set()
     while high - low > 1 + low // 128:
         if len(verdicts) == 2:
             guess = (low + high) // 2
@@ -177,8 +207,13 @@ def _first_guess(tape: AffineTape, bound: int, capacity: int, gpu: Gpu, expandab
 
 
 def _batch_bound(tape: AffineTape, capacity: int, *, with_modelled: bool) -> int:
-    """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits."""
+    """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits.
+
+    Blocks whose size is asked for are left out, since it is on no line.
+    """
     counted = [with_modelled or not modelled for modelled in _modelled(tape)]
+    for block in tape.answered:
+        counted[block] = False
     constants = running_bytes(tape.order, [a * keep for a, keep in zip(tape.constant, counted, strict=True)])
     slopes = running_bytes(tape.order, [b * keep for b, keep in zip(tape.per_item, counted, strict=True)])
     bound = LARGEST_BATCH
@@ -199,9 +234,12 @@ def _reason(sure: int, possible: int, gpu: Gpu) -> str:
 
 
 def _modelled(tape: Tape | AffineTape) -> list[bool]:
-    """Per block whether it is a workspace whose size is a model."""
+    """Per block whether it is a workspace whose size is a model and nobody's answer."""
     closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
-    return [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
+    modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
+    for block in tape.answered:
+        modelled[block] = False
+    return modelled
 
 
 def _modelled_bytes(tape: Tape) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from sizer.memory.questions import AffineQuestion, Answer, Question, by_block, fit_questions, gather
 
 CATEGORIES = ("parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "input", "workspace")
 PHASES = ("load", "forward", "backward", "optimizer", "step2")
@@ -27,6 +29,8 @@ class Tape:
         (dotted path, "" for the root) per block.
     marks: (position in `order` where the phase ends, phase name), ascending; the phases are slices of `order`.
     stand_ins: what was assumed where a value was unknown; every report lists them as uncounted.
+    questions: by what the size of some blocks is asked of a library; what stands in `sizes` until then is a model.
+    answered: the blocks whose size is such an answer.
     A kernel's inner workspace is an ordinary block of category "workspace" around its op.
     """
 
@@ -40,6 +44,28 @@ class Tape:
     module_names: tuple[str, ...]
     marks: tuple[tuple[int, str], ...]
     stand_ins: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
+    answered: frozenset[int] = frozenset()
+
+    def ask(self, answer: Answer | None) -> Tape:
+        """The tape with the sizes (bytes) that its questions are answered with; itself where nobody answers."""
+        if answer is None or not self.questions:
+            return self
+        return self.sized([answer(q.kind, q.words, q.numbers) for q in self.questions])
+
+    def sized(self, answers: Sequence[int | None]) -> Tape:
+        """The tape with an answer (bytes) to each of its questions; where that is None the model stands."""
+        sizes, answered = self.sizes[:], set()
+        for question, size in zip(self.questions, answers, strict=True):
+            if size is not None:
+                answered.update(question.blocks)
+                for block in question.blocks:
+                    sizes[block] = size
+        return replace(self, sizes=sizes, answered=frozenset(answered))
+
+    def in_words(self, others: dict[str, str]) -> Tape:
+        """The tape whose questions have some words in the place of others."""
+        return replace(self, questions=tuple(question.in_words(others) for question in self.questions))
 
     def describe(self, block: int) -> str:
         """The op and module that allocated a block, as text for messages."""
@@ -69,6 +95,8 @@ class AffineTape:
     """A tape whose sizes are `constant[i] + per_item[i] * batch` bytes; the other columns are those of Tape.
 
     `exact` holds the tapes of batch sizes that are an exception (a batch of 1 often is) and were traced by themselves.
+    `questions` are those whose answers by `answer` are no line; the line is then a model, which stands where none answers.
+    `settled` holds lines (constant, per item) through two answers to each, by which a search goes before it asks.
     """
 
     fitted_at: tuple[int, int]
@@ -83,6 +111,27 @@ class AffineTape:
     marks: tuple[tuple[int, str], ...]
     stand_ins: tuple[str, ...] = ()
     exact: tuple[Tape, ...] = ()
+    questions: tuple[AffineQuestion, ...] = ()
+    answer: Answer | None = field(default=None, compare=False, repr=False)
+    settled: tuple[tuple[int, int] | None, ...] = ()
+
+    @property
+    def answered(self) -> frozenset[int]:
+        """The blocks whose size somebody is there to be asked for."""
+        return frozenset(block for q in self.questions for block in q.blocks) if self.answer else frozenset()
+
+    def in_words(self, others: dict[str, str]) -> AffineTape:
+        """The tape whose questions have some words in the place of others: float16 where it takes bfloat16's kernels.
+
+        Itself where it asks nothing.
+        """
+        if not self.questions and not any(tape.questions for tape in self.exact):
+            return self
+        return replace(
+            self,
+            exact=tuple(tape.in_words(others) for tape in self.exact),
+            questions=tuple(question.in_words(others) for question in self.questions),
+        )
 
     def at(self, batch: int) -> Tape:
         """The tape (bytes per block) of the same work at another batch size.
@@ -94,7 +143,7 @@ class AffineTape:
             raise ValueError(f"batch was {batch}; it must be at least 1: give a positive integer")
         for tape in self.exact:
             if tape.batch == batch:
-                return tape
+                return tape.ask(self.answer)
         sizes = [a + b * batch for a, b in zip(self.constant, self.per_item, strict=True)]
         if sum(sizes) >= LIMIT_BYTES:
             raise ValueError(f"batch was {batch}; its blocks would take {sum(sizes):.1e} bytes: give a smaller batch")
@@ -105,7 +154,7 @@ class AffineTape:
                 f"({self.constant[block]} + {self.per_item[block]}*batch); sizes are 0 bytes or more: "
                 f"trace batch {batch} by itself"
             )
-        return Tape(
+        tape = Tape(
             batch=batch,
             order=self.order,
             sizes=array("q", sizes),
@@ -116,15 +165,31 @@ class AffineTape:
             module_names=self.module_names,
             marks=self.marks,
             stand_ins=self.stand_ins,
+            questions=tuple([question.at(batch) for question in self.questions]),
         )
+        if self.settled:
+            return tape.sized([line and line[0] + line[1] * batch for line in self.settled])
+        return tape.ask(self.answer)
+
+    def settle(self, low: int, high: int) -> AffineTape:
+        """The tape with lines through the answers at two batch sizes instead of answers; they never fall below 0 bytes."""
+        return replace(self, exact=(), settled=tuple(self._line(q, low, high) for q in self.questions if self.answer))
+
+    def _line(self, question: AffineQuestion, low: int, high: int) -> tuple[int, int] | None:
+        first, second = (self.answer(q.kind, q.words, q.numbers) for q in (question.at(low), question.at(high)))
+        if first is None or second is None:
+            return None
+        slope = max(0, (second - first) // (high - low))
+        return max(0, second - slope * high), slope
 
     def check(self, third: Tape) -> None:
-        """None where a third trace (or its beginning) is predicted to the byte.
+        """None where a third trace (or its beginning) is predicted to the byte, its questions to the number.
 
         Raises NotAffineError naming the first op that differs.
         """
-        expected = _beginning(self.at(third.batch), third)
+        expected = _beginning(replace(self, answer=None).at(third.batch), third)
         _check_same_work(expected, third)
+        _check_same_questions(expected, third)
         if expected.sizes == third.sizes:
             return
         block = next(i for i, size in enumerate(expected.sizes) if size != third.sizes[i])
@@ -135,14 +200,15 @@ class AffineTape:
         )
 
 
-def fit_affine(first: Tape, second: Tape) -> AffineTape:
-    """The affine tape through two traces of the same work at two batch sizes.
+def fit_affine(first: Tape, second: Tape, *, answer: Answer | None = None) -> AffineTape:
+    """The affine tape through two traces of the same work at two batch sizes; `answer` sizes the blocks that it asks for.
 
     The second may be the beginning of the work, up to the end of a phase before the second step: what follows in the first
     tape is then the same step once more, whose blocks grow as their counterparts of the first step do, and the
     optimizer's, which do not grow.
-    Raises NotAffineError where order, categories, ops, modules or phases differ, or a size does not grow by whole bytes
-    per item; the message names the first op that differs. Raises ValueError where both tapes have the same batch.
+    Raises NotAffineError where order, categories, ops, modules or phases differ, or a size or a question's number does not
+    grow by whole bytes or units per item; the message names the first op that differs. Raises ValueError where both tapes
+    have the same batch.
     Two traces always define a line: check a third with AffineTape.check.
     """
     if first.batch == second.batch:
@@ -158,8 +224,21 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
                 f"{second.sizes[block]} at batch {second.batch}, which is not a whole "
                 "number of bytes per item: trace each batch by itself"
             )
+    asked, asked_later = by_block(first.questions), by_block(second.questions)
     if begun is not first:
-        slopes += _slopes_of_second_step(first, slopes)
+        counterparts = _counterparts(first, len(slopes))
+        for later, block in enumerate(counterparts, len(slopes)):
+            if block is not None and asked.get(later) != asked.get(block):
+                raise NotAffineError(
+                    f"{_where(first, later)} asks another question in the second step: trace both twice"
+                )
+            if block in asked_later:
+                asked_later[later] = asked_later[block]
+        slopes += [0 if block is None else slopes[block] for block in counterparts]
+    try:
+        questions = fit_questions(asked, asked_later, (first.batch, second.batch))
+    except ValueError as error:
+        raise NotAffineError(f"{error}: trace each batch by itself") from error
     return AffineTape(
         fitted_at=(first.batch, second.batch),
         order=first.order,
@@ -172,6 +251,8 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
         module_names=first.module_names,
         marks=first.marks,
         stand_ins=tuple(dict.fromkeys(first.stand_ins + second.stand_ins)),
+        questions=questions,
+        answer=answer,
     )
 
 
@@ -190,11 +271,12 @@ def _beginning(tape: Tape, other: Tape) -> Tape:
         ops=tape.ops[:blocks],
         modules=tape.modules[:blocks],
         marks=tape.marks[: len(other.marks)],
+        questions=gather({block: question for block, question in by_block(tape.questions).items() if block < blocks}),
     )
 
 
-def _slopes_of_second_step(tape: Tape, slopes: list[int]) -> list[int]:
-    """The bytes per item of the blocks after the first ones, whose slopes are known.
+def _counterparts(tape: Tape, known: int) -> list[int | None]:
+    """For each block after the first `known` ones, the block of the first step that it repeats; None where it repeats none.
 
     Blocks of the first step that are released come again in the second, in the same order and size; those that stay
     (inputs, library workspaces, optimizer state) do not. Raises NotAffineError where the second step differs.
@@ -204,15 +286,15 @@ def _slopes_of_second_step(tape: Tape, slopes: list[int]) -> list[int]:
     loaded = max(tape.order[: ends.get("load", 0)], default=-1) + 1
     second = max(tape.order[:begin], default=-1) + 1
     released = {~event for event in tape.order if event < 0}
-    again = [block for block in range(loaded, len(slopes)) if block in released]
-    rest = [0] * (len(tape.sizes) - len(slopes))
+    again = [block for block in range(loaded, known) if block in released]
+    repeated: list[int | None] = [None] * (len(tape.sizes) - known)
     for block, counterpart in zip(again, range(second, second + len(again)), strict=True):
         if counterpart >= len(tape.sizes) or _shape(tape, block) != _shape(tape, counterpart):
             raise NotAffineError(
                 f"{_where(tape, block)} does not come again in the second step: trace both steps twice"
             )
-        rest[counterpart - len(slopes)] = slopes[block]
-    return rest
+        repeated[counterpart - known] = block
+    return repeated
 
 
 def _shape(tape: Tape, block: int) -> tuple[int, int, int]:
@@ -235,6 +317,17 @@ def _check_same_work(one: Tape, other: Tape) -> None:
         raise _different_work(one, other, shorter, texts[0], texts[1])
     if one.marks != other.marks:
         raise _different_work(one, other, shorter, f"phases {one.marks}", f"phases {other.marks}")
+
+
+def _check_same_questions(one: Tape, other: Tape) -> None:
+    """Raise NotAffineError naming the first block for which two tapes do not ask the same."""
+    expected, found = by_block(one.questions), by_block(other.questions)
+    if expected != found:
+        block = min(block for block in expected.keys() | found.keys() if expected.get(block) != found.get(block))
+        raise NotAffineError(
+            f"{_where(other, block)} asks {found.get(block)} at batch {other.batch}; it should ask {expected.get(block)}: "
+            "trace each batch by itself"
+        )
 
 
 def _different_work(one: Tape, other: Tape, position: int, text: str, other_text: str) -> NotAffineError:

@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 
-from sizer.tracing import libraries, scratch, scratch_cpu, scratch_cuda
+from sizer.tracing import (
+    convolution_cuda,
+    embedding_cuda,
+    libraries,
+    normalization_cuda,
+    reductions_cuda,
+    scratch,
+    scratch_cpu,
+    scratch_cuda,
+)
 from sizer.tracing.kernels import (
     attention,
     dropout,
@@ -46,8 +55,9 @@ _RESULTS = {
     "cpu": formats.both(formats.ON_CPU, normalization.RESULTS_ON_CPU),
 }
 _ANSWERS = {"cuda": recurrent.HANDLERS}
-_SCRATCH = {**scratch.SCRATCH, "cuda": scratch_cuda.SCRATCH}
-_INNER = {"cpu": scratch_cpu.INNER}
+_SCRATCH = {**scratch.SCRATCH, "cuda": {**scratch_cuda.SCRATCH, **reductions_cuda.SCRATCH}}
+_ON_CUDA = {**convolution_cuda.INNER, **embedding_cuda.INNER, **normalization_cuda.INNER, **scratch_cuda.INNER}
+_INNER = {"cpu": scratch_cpu.INNER, "cuda": _ON_CUDA}
 
 
 def _operator(name: str) -> Any:
@@ -91,6 +101,7 @@ class Device:
         self.work = ""
         self.where: Callable[[], str] = str
         self.halves_differ = False  # whether a traced operator treats float16 and bfloat16 differently
+        self.differs_at_one = False  # whether a traced operator takes another kernel for a batch of one
         self.changes_at: int | None = None  # the batch size from which a traced operator takes another kernel
         self.kernels = {name: partial(function, self) for name, function in _KERNELS[kind].items()}
         self.kernels_by_operator = {_operator(name): function for name, function in self.kernels.items()}

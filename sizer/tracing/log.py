@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from array import array
 
+from sizer.memory.questions import gather
 from sizer.memory.tape import CATEGORIES, Tape
 
 CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
+
+
+class Asked(int):
+    """A block's bytes by a model, with the question (sizer.memory.questions) that its true size is asked by."""
+
+    kind: str
+    words: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+    def __new__(cls, modelled: int, kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> Asked:
+        made = super().__new__(cls, modelled)
+        made.kind, made.words, made.numbers = kind, words, numbers
+        return made
 
 
 class BlockLog:
@@ -23,12 +37,15 @@ class BlockLog:
         self.ops: list[int] = []
         self.modules: list[int] = []
         self.marks: list[tuple[int, str]] = []
+        self._asked: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
         self._op_names: dict[str, int] = {}
         self._module_names: dict[str, int] = {"": 0}
 
     def allocate(self, size: int, op: str, module: str, category: str = "temporary") -> int:
         """The number of a new block of `size` bytes."""
         block = len(self.sizes)
+        if isinstance(size, Asked):
+            self._asked[block] = (size.kind, size.words, size.numbers)
         self.sizes.append(size)
         self.categories.append(CATEGORY[category])
         self.ops.append(self._op_names.setdefault(op, len(self._op_names)))
@@ -75,4 +92,5 @@ class BlockLog:
             module_names=tuple(self._module_names),
             marks=tuple(self.marks),
             stand_ins=stand_ins,
+            questions=gather(self._asked),
         )

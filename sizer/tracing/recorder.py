@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from sizer.tracing import boxes, libraries, observer, routing, stand_ins
 from sizer.tracing.device import Device
 from sizer.tracing.kernels import ctc, grouped
-from sizer.tracing.log import BlockLog
+from sizer.tracing.log import Asked, BlockLog
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.shortcuts import SHORTCUTS
+from sizer.tracing.steps import PRODUCT, Inner, Steps
 from sizer.tracing.values import LARGEST_INPUT, KnownValues, is_small, tensors_of
 
 _CONTIGUOUS = torch.contiguous_format
@@ -40,7 +41,7 @@ class _Plan:
     mend: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
     multiplies: bool  # matrices, so that cuBLAS works
     scratch: Callable[..., list[list[int]]] | None
-    inner: Callable[..., Iterable[list[int] | Tensor]] | None  # what is held before and between the results
+    inner: Inner | None  # what is held before and between the results
     lifts: bool  # what `torch.tensor(data)` calls last: its argument is new
 
 
@@ -93,11 +94,7 @@ class Recorder(TorchDispatchMode):
                 out = plan.mend(args, out)
             self.values.follow(func, args, kwargs, out)
         if plan.inner is not None:
-            for step in plan.inner(self.device, args, kwargs, out):
-                if isinstance(step, Tensor):
-                    self._see(plan, step, args)
-                else:
-                    self._hold(plan, step)
+            self._follow(plan, plan.inner(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
             self._see(plan, out, args)
         elif isinstance(out, (list, tuple)):
@@ -210,17 +207,43 @@ class Recorder(TorchDispatchMode):
         if not self.device.blas.kept:
             self._hold(plan, [*copies, *sizes])
             return
+        self._keep_workspaces(plan, sizes)
+        self._hold(plan, copies)
+
+    def _keep_workspaces(self, plan: _Plan, sizes: tuple[int, ...]) -> None:
+        """cuBLAS's workspaces that stay from a thread's first product on."""
         thread = torch._C._current_graph_task_id() != -1
         for size in sizes:
             if (thread, size) not in self._workspaces:
                 self._workspaces.add((thread, size))
                 self.log.allocate(size, plan.name, self.paths.current(), "workspace")
-        self._hold(plan, copies)
+
+    def _follow(self, plan: _Plan, steps: Steps, args: tuple) -> None:
+        """Logs what a kernel holds and its results, in its own order."""
+        kept: list[int] = []
+        for step in steps:
+            if isinstance(step, Tensor):
+                self._see(plan, step, args)
+            elif isinstance(step, tuple):
+                kept += self._allocate(plan, step)
+            elif PRODUCT not in step:
+                self._hold(plan, step)
+            elif self.device.blas.kept:
+                self._keep_workspaces(plan, (self.device.blas.size,))
+                self._hold(plan, [size for size in step if size != PRODUCT])
+            else:
+                self._hold(plan, [self.device.blas.size if size == PRODUCT else size for size in step])
+        for block in reversed(kept):
+            self.log.release(block)
+
+    def _allocate(self, plan: _Plan, sizes: Iterable[int]) -> list[int]:
+        """New blocks of workspace; none for 0 bytes unless they are only a model of what is to be asked."""
+        where = self.paths.current()
+        return [self.log.allocate(s, plan.name, where, "workspace") for s in sizes if s or isinstance(s, Asked)]
 
     def _hold(self, plan: _Plan, sizes: Iterable[int]) -> None:
         """Logs a kernel's inner workspaces: all allocated, then all released."""
-        blocks = [self.log.allocate(s, plan.name, self.paths.current(), "workspace") for s in sizes if s]
-        for block in reversed(blocks):
+        for block in reversed(self._allocate(plan, sizes)):
             self.log.release(block)
 
 

@@ -4,8 +4,7 @@ Each returns stages as in `scratch`. Sizes follow the C++ that the docstring nam
 whose true size a closed library decides. Sizes stay linear in the leading dimension, so that one tape serves every batch size:
 where a kernel counts distinct rows, a batch is taken to share none.
 
-*Known limitations*: not counted are staging buffers of reductions (Reduce.cuh: some hundred KiB, by the number of
-multiprocessors) and flash attention's split keys in inference with few queries.
+*Known limitations*: flash attention's split keys in inference with few queries are not counted.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.kernels import recurrent
-from sizer.tracing.scratch import Scratch, Stages, layer_norm, safe_softmax
+from sizer.tracing.scratch import Scratch, Stages, safe_softmax
+from sizer.tracing.steps import Inner, Steps
+from sizer.tracing.values import tensors_of
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
-_ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in EmbeddingBackwardKernel.cu
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -42,14 +42,14 @@ def _up(value: int, multiple: int) -> int:
 
 def flash_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
     """In float32 softmax_d [batch, heads, queries to 128] and dq_accum [.., head_dim to 32, above 128 to 64]; for grouped heads
-    the gradients of key and value of every query head; a strided gradient copied (flash_attn/flash_api.cpp, mha_bwd)."""
-    grad, query, key = args[0], args[1], args[2]
+    the gradients of key and value of every query head (flash_attn/flash_api.cpp, mha_bwd)."""
+    query, key = args[1], args[2]
     batch, heads, queries, head = query.shape
     rows = batch * heads * _up(queries, 128) * 4
     sizes = [rows, rows * _up(head, 32 if head <= 128 else 64)]
     if key.shape[1] != heads:
         sizes += [batch * key.shape[2] * heads * head * query.itemsize] * 2
-    return [[*_copies_of_strided(grad.transpose(1, 2)), *sizes]]
+    return [sizes]
 
 
 def cudnn_attention_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
@@ -59,12 +59,12 @@ def cudnn_attention_backward(device: Any, args: tuple, kwargs: dict, out: Any) -
 
 def efficient_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
     """delta [batch, heads, queries] in float32 and tiles of 4 bytes an element, 16 more a tile, that accumulate the gradient of
-    the query, for wide heads in half precision those of key and value too; a strided gradient copied, grouped heads expanded
+    the query, for wide heads in half precision those of key and value too; grouped heads expanded
     (attention_backward.cu and mem_eff_attention/kernel_backward.h, workspace_size).
 
     *Known limitations*: below 200 pairs of sample and head, wide heads may split their keys, which takes up to 26 MB more.
     """
-    grad, query, key, value = args[:4]
+    query, key, value = args[1:4]
     batch, heads, queries, head = query.shape
     half, widest = query.dtype in _HALVES, max(head, value.shape[-1])
     rows, columns, in_registers = _efficient_blocks(device.capability, half, widest)
@@ -73,9 +73,9 @@ def efficient_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stag
     if half and not in_registers:
         elements += columns * (_up(head, rows) + _up(value.shape[-1], rows))
     delta = batch * heads * queries * 4
-    copies = _copies_of_strided(grad.transpose(1, 2))
+    copies = []
     if key.shape[1] != heads:
-        copies += [batch * heads * key.shape[2] * t.shape[-1] * t.itemsize for t in (key, value)]
+        copies = [batch * heads * key.shape[2] * t.shape[-1] * t.itemsize for t in (key, value)]
     workspace = batch * heads * _up(elements, 4) * 4
     if half:
         return [[*copies, delta, workspace]]
@@ -98,6 +98,12 @@ def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> t
     return (128, 64, False) if roomy else (64, 64, False)
 
 
+def copied_gradient(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """A strided gradient is copied before the results (transformers/attention.cpp and cuda/attention_backward.cu)."""
+    yield tuple(_copies_of_strided(args[0].transpose(1, 2)))
+    yield from tensors_of(out)
+
+
 # ------------------------------------------------------------------------------------------------------ matrix products
 
 
@@ -118,25 +124,6 @@ def _is_readable(tensor: Tensor) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------- indexing
-
-
-def embedding_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """Indices sorted (three vectors of int64 and as much again for the sort), then per distinct index and per tenth index a row
-    of the gradient in float32, at most; a strided gradient copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
-    grad, indices, rows = args[0], args[1], args[2]
-    if not indices.numel():
-        return []
-    lead = indices.shape[0] if indices.dim() else 1
-    each = indices.numel() // lead
-
-    def partial(width: int) -> int:
-        return lead * (min(each, rows) * width - (-each * width // _ROWS_PER_THREAD))
-
-    width = grad.shape[-1] * (4 if grad.dtype in _HALVES else grad.itemsize)
-    vector, segments = indices.numel() * indices.itemsize, lead * min(each, rows) * indices.itemsize
-    copies = _copies_of_strided(grad, indices)
-    summing = [*[vector] * 3, *[segments] * 2, partial(indices.itemsize), partial(width)]
-    return [[*copies, *[vector] * 5], [*copies, *summing]]
 
 
 def accumulating_index_put(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
@@ -172,12 +159,6 @@ def softmax_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages
     return [_copies_of_strided(args[0], args[1])]
 
 
-def layer_norm_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """Gradient and input made contiguous (layer_norm_kernel.cu; its partial sums for more than 65,536 narrow rows stay below
-    the size of 32 rows a multiprocessor)."""
-    return [_copies_of_strided(args[0], args[1])]
-
-
 def group_norm(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
     """A scale and a shift per sample and channel in the accumulation dtype (group_norm_kernel.cu); the input made contiguous."""
     return [[*_copies_of_strided(args[0]), *[args[3] * args[4] * 4] * 2]]
@@ -189,37 +170,13 @@ def group_norm_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Sta
     return [[*_copies_of_strided(args[0]), *[samples * channels * 4] * 3, *[samples * groups * 4] * 2]]
 
 
-# ---------------------------------------------------------------------------------------------------------- convolution
-
-
-def convolution(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """Where tensor cores serve NCHW tensors, copies of input, weight and output in NHWC; cuDNN's heuristic may pick an engine
-    that needs less (cudnn/Conv_v8.cpp asks it)."""
-    return [[_operand_copies(device, args[0], args[1], out, groups=args[8])]]
-
-
-def convolution_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """The same copies for the gradient of the input, then for the gradient of the weight (cudnn/Conv_v8.cpp)."""
-    grad, input, weight, groups = args[0], args[1], args[2], args[9]
-    return [[_operand_copies(device, input, weight, grad, groups=groups)] for wanted in args[10][:2] if wanted]
-
-
-def _operand_copies(device: Any, input: Tensor, weight: Tensor, output: Tensor, groups: int) -> int:
-    tensor_cores = device.capability >= ((8, 0) if input.dtype == torch.float32 else (7, 0))
-    depthwise = groups > 1 and groups == input.shape[1]
-    channels_last = (
-        input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
-    )
-    if not tensor_cores or depthwise or channels_last:
-        return 0
-    return sum(map(_bytes, (input, weight, output)))
-
+INNER: dict[Any, Inner] = {
+    _aten._scaled_dot_product_flash_attention_backward.default: copied_gradient,
+    _aten._scaled_dot_product_efficient_attention_backward.default: copied_gradient,
+    _aten._scaled_dot_product_cudnn_attention_backward.default: copied_gradient,
+}
 
 SCRATCH: dict[Any, Scratch] = {
-    _aten.native_layer_norm.default: layer_norm,
-    _aten.native_layer_norm_backward.default: layer_norm_backward,
-    _aten._fused_rms_norm.default: layer_norm,
-    _aten._fused_rms_norm_backward.default: layer_norm_backward,
     _aten.native_group_norm.default: group_norm,
     _aten.native_group_norm_backward.default: group_norm_backward,
     _aten._safe_softmax.default: safe_softmax,
@@ -234,7 +191,6 @@ SCRATCH: dict[Any, Scratch] = {
     _aten.addmm.default: strided_operands,
     _aten.bmm.default: strided_operands,
     _aten.baddbmm.default: strided_operands,
-    _aten.embedding_dense_backward.default: embedding_backward,
     _aten.index_put.default: accumulating_index_put,
     _aten.index_put_.default: accumulating_index_put,
     _aten._index_put_impl_.default: accumulating_index_put,
@@ -242,9 +198,7 @@ SCRATCH: dict[Any, Scratch] = {
     _aten.sort.stable: sort,
     _aten._cudnn_rnn.default: recurrent.workspace,
     _aten._cudnn_rnn_backward.default: recurrent.workspace,
-    _aten.convolution.default: convolution,
-    _aten.convolution_backward.default: convolution_backward,
 }
 
 # What cuDNN decides by itself.
-MODELLED = frozenset({recurrent.workspace, cudnn_attention_backward, convolution, convolution_backward})
+MODELLED = frozenset({recurrent.workspace, cudnn_attention_backward})

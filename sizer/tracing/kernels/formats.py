@@ -29,13 +29,18 @@ def _in_format(tensor: Tensor | None, wanted: torch.memory_format) -> Tensor | N
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=wanted)
 
 
+def _is_surely_contiguous(tensor: Tensor) -> bool:
+    """Contiguous and not in channels last as well, as a tensor of one channel or one pixel may be."""
+    return tensor.stride(1) != 1 and tensor.is_contiguous()
+
+
 def convolution(args: tuple, out: Tensor) -> Tensor:
     """convolution(input, weight, ..): channels last where they are in the input or the weight, contiguous on meta.
 
     Source: mkldnn_conv_use_channels_last and cudnn_conv_suggest_memory_format (aten/src/ATen/native/ConvUtils.h); in
     torch/_meta_registrations.py, meta_conv: "Memory format is left as contiguous".
     """
-    if args[0].is_contiguous() and args[1].is_contiguous():
+    if _is_surely_contiguous(args[0]) and _is_surely_contiguous(args[1]):
         return out
     return _in_format(out, memory_format(args[0], args[1]))
 
@@ -45,7 +50,7 @@ def convolution_backward(args: tuple, out: tuple) -> tuple:
 
     Source: determine_backend_memory_format in aten/src/ATen/native/Convolution.cpp.
     """
-    if args[1].is_contiguous() and args[2].is_contiguous():
+    if _is_surely_contiguous(args[1]) and _is_surely_contiguous(args[2]):
         return out
     wanted = memory_format(args[1], args[2])
     return (_in_format(out[0], wanted), _in_format(out[1], wanted), out[2])

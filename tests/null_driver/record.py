@@ -1,0 +1,41 @@
+"""Records what PyTorch's host code allocates for a request, in a process that runs over the null driver.
+
+    python -m tests.null_driver.record QUERY FOLDER NAME
+
+writes the files of a case as the suite does; a case that fails is not written. The source says what it is: no measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from sizer.device.readers.reader import open_reader
+from sizer.device.record.recording import Measured
+from sizer.device.record.files import write_measured
+from sizer.device.trial.trial import measure_request
+from sizer.request import parse_query
+from tests.null_driver.values import KnownValues
+
+SOURCE = "PyTorch's and cuDNN's host code on a null driver: no device was measured"
+
+
+def record(query: str) -> Measured:
+    """What was allocated for a query's one cell, in bytes."""
+    with KnownValues():
+        measured = measure_request(parse_query(query), open_reader("cuda:0"), timing=False, record=True)
+    found = measured.measurement
+    device = replace(found.device, name=f"{found.device.name} (null driver)")
+    return replace(measured, measurement=replace(found, device=device, source=SOURCE))
+
+
+if __name__ == "__main__":
+    recorded = record(sys.argv[1])
+    failure = recorded.measurement.failure
+    if failure is None:
+        write_measured(Path(sys.argv[2]), sys.argv[3], recorded)
+    print(json.dumps({"failure": failure}), flush=True)
+    os._exit(0 if failure is None else 1)  # PyTorch's threads wait for a device that never answers

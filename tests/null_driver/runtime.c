@@ -1,0 +1,452 @@
+/* A CUDA runtime and driver that account for memory and compute nothing.
+
+   Preloaded under the name of libcudart, it lets PyTorch's own CUDA build run on a machine without a GPU: every operator
+   takes the host code that it takes on a device (dispatch, choice of kernel, sizes of workspaces, the caching allocator),
+   every launch and every library call returns at once, and nothing is written. So what is allocated, freed and kept is
+   PyTorch's own doing, and what a tensor on the device holds is zeros. Control flow that reads device memory is therefore
+   not to be trusted, and neither are timings; nothing that runs over this is a measurement of a device.
+
+   "Device memory" is reserved address space without pages behind it, so 80 GiB cost nothing. Copies to and from it are made
+   up to COPIED bytes, beyond which the pages would be real.
+
+   The device is written into device.h before this is compiled. Types and constants are those of NVIDIA's own headers. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+
+#include "device.h" /* static const struct { major, minor, processors, threads, blocks, shared_kib, reserved_kib, l2_kib; total; name; json; } device */
+
+#define EXPORT __attribute__((visibility("default")))
+#define MIB ((size_t)1 << 20)
+#define SPACE ((size_t)1 << 42)    /* address space of the device: 4 TiB, never handed out twice */
+#define SEGMENT (2 * MIB)          /* the driver's own granularity for what the caching allocator asks for */
+#define COPIED (64 * MIB)
+#define CHUNKS 65536
+
+static char *space;
+static size_t next_offset, used;
+static struct { char *at; size_t bytes; } chunks[CHUNKS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread cudaError_t last_error;
+
+__attribute__((constructor)) static void begin(void) {
+    space = mmap(NULL, SPACE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) { perror("null driver: no address space"); abort(); }
+    space = (char *)(((uintptr_t)space + SEGMENT - 1) & ~(SEGMENT - 1));
+}
+
+static cudaError_t say(cudaError_t error) { return last_error = error; }
+static int on_device(const void *at) { return (const char *)at >= space && (const char *)at < space + SPACE; }
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static char *reserve(size_t bytes) { /* address space only; the caller holds the lock */
+    size_t whole = (bytes + SEGMENT - 1) & ~(SEGMENT - 1);
+    if (next_offset + whole > SPACE - SEGMENT) return NULL;
+    char *at = space + next_offset;
+    next_offset += whole;
+    return at;
+}
+
+EXPORT cudaError_t cudaMalloc(void **at, size_t bytes) {
+    cudaError_t error = cudaErrorMemoryAllocation;
+    *at = NULL;
+    if (!bytes) return cudaSuccess;
+    pthread_mutex_lock(&lock);
+    if (used + bytes <= device.total)
+        for (int i = 0; i < CHUNKS; i++)
+            if (!chunks[i].at) {
+                if ((*at = chunks[i].at = reserve(bytes))) used += chunks[i].bytes = bytes, error = cudaSuccess;
+                break;
+            }
+    pthread_mutex_unlock(&lock);
+    return error ? say(error) : error;
+}
+
+EXPORT cudaError_t cudaFree(void *at) {
+    cudaError_t error = at ? cudaErrorInvalidValue : cudaSuccess;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; at && i < CHUNKS; i++)
+        if (chunks[i].at == at) {
+            madvise(at, chunks[i].bytes, MADV_DONTNEED);
+            used -= chunks[i].bytes, chunks[i].at = NULL, error = cudaSuccess;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    return error ? say(error) : error;
+}
+
+EXPORT cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    *total = device.total, *free_bytes = device.total - used;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaHostAlloc(void **at, size_t bytes, unsigned flags) {
+    return posix_memalign(at, 4096, bytes ? bytes : 1) ? say(cudaErrorMemoryAllocation) : cudaSuccess;
+}
+EXPORT cudaError_t cudaMallocHost(void **at, size_t bytes) { return cudaHostAlloc(at, bytes, 0); }
+EXPORT cudaError_t cudaFreeHost(void *at) { free(at); return cudaSuccess; }
+
+static void copy(void *to, const void *from, size_t bytes) {
+    if (bytes <= COPIED && to && from) memmove(to, from, bytes);
+}
+EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+    copy(to, from, bytes);
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s) {
+    copy(to, from, bytes);
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaMemset(void *at, int value, size_t bytes) {
+    if (bytes <= COPIED) memset(at, value, bytes);
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t s) { return cudaMemset(at, value, bytes); }
+
+EXPORT cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *at) {
+    memset(out, 0, sizeof *out);
+    out->type = on_device(at) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    out->devicePointer = on_device(at) ? (void *)at : NULL;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaGetSymbolAddress(void **at, const void *symbol) {
+    pthread_mutex_lock(&lock);
+    *at = reserve(SEGMENT);
+    pthread_mutex_unlock(&lock);
+    return cudaSuccess;
+}
+
+/* --- the device ---------------------------------------------------------------------------------------------------- */
+
+EXPORT cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return cudaSuccess; }
+EXPORT cudaError_t cudaGetDevice(int *at) { *at = 0; return cudaSuccess; }
+EXPORT cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+EXPORT cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+
+EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index) {
+    memset(out, 0, sizeof *out);
+    snprintf(out->name, sizeof out->name, "%s", device.name);
+    out->major = device.major, out->minor = device.minor;
+    out->totalGlobalMem = device.total;
+    out->multiProcessorCount = device.processors;
+    out->maxThreadsPerMultiProcessor = device.threads;
+    out->sharedMemPerMultiprocessor = (size_t)device.shared_kib * 1024;
+    out->sharedMemPerBlockOptin = (size_t)(device.shared_kib - device.reserved_kib) * 1024;
+    out->sharedMemPerBlock = 48 * 1024;
+    out->reservedSharedMemPerBlock = (size_t)device.reserved_kib * 1024;
+    out->regsPerBlock = out->regsPerMultiprocessor = 65536;
+    out->warpSize = 32;
+    out->maxThreadsPerBlock = 1024;
+    out->maxThreadsDim[0] = out->maxThreadsDim[1] = 1024, out->maxThreadsDim[2] = 64;
+    out->maxGridSize[0] = 2147483647, out->maxGridSize[1] = out->maxGridSize[2] = 65535;
+    out->maxBlocksPerMultiProcessor = device.blocks;
+    out->totalConstMem = 65536;
+    out->textureAlignment = 512, out->texturePitchAlignment = 32;
+    out->l2CacheSize = device.l2_kib * 1024;
+    out->memoryBusWidth = 5120;
+    out->unifiedAddressing = out->managedMemory = out->concurrentManagedAccess = 1;
+    out->concurrentKernels = out->canMapHostMemory = out->cooperativeLaunch = out->streamPrioritiesSupported = 1;
+    out->asyncEngineCount = 3;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int index) {
+    struct cudaDeviceProp all;
+    cudaGetDeviceProperties(&all, index);
+    switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor: *value = device.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = device.minor; break;
+    case cudaDevAttrMultiProcessorCount: *value = device.processors; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = device.threads; break;
+    case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
+    case cudaDevAttrWarpSize: *value = 32; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = all.sharedMemPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = all.sharedMemPerBlockOptin; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = all.sharedMemPerMultiprocessor; break;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = all.reservedSharedMemPerBlock; break;
+    case cudaDevAttrMaxRegistersPerBlock:
+    case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor: *value = all.maxBlocksPerMultiProcessor; break;
+    case cudaDevAttrMaxGridDimX: *value = all.maxGridSize[0]; break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ: *value = all.maxGridSize[1]; break;
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY: *value = 1024; break;
+    case cudaDevAttrMaxBlockDimZ: *value = 64; break;
+    case cudaDevAttrL2CacheSize: *value = all.l2CacheSize; break;
+    case cudaDevAttrClockRate: *value = 1755000; break;
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrCooperativeLaunch:
+    case cudaDevAttrManagedMemory: *value = 1; break;
+    default: *value = 0;
+    }
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaDeviceGetPCIBusId(char *out, int bytes, int index) {
+    snprintf(out, bytes, "0000:00:00.0");
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int one, int other) { *can = 0; return cudaSuccess; }
+EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0, *greatest = -5;
+    return cudaSuccess;
+}
+
+/* --- errors, streams, events ---------------------------------------------------------------------------------------- */
+
+EXPORT cudaError_t cudaGetLastError(void) { cudaError_t error = last_error; last_error = cudaSuccess; return error; }
+EXPORT cudaError_t cudaPeekAtLastError(void) { return last_error; }
+EXPORT const char *cudaGetErrorName(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : error ? "cudaErrorUnknown" : "cudaSuccess";
+}
+EXPORT const char *cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "out of memory" : error ? "an error of the null driver" : "no error";
+}
+
+static void *handle(void) { return calloc(1, 4096); } /* opaque to PyTorch; large enough for what libraries look into */
+
+EXPORT cudaError_t cudaStreamCreate(cudaStream_t *out) { *out = handle(); return cudaSuccess; }
+EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned f) { *out = handle(); return cudaSuccess; }
+EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned f, int p) { *out = handle(); return cudaSuccess; }
+EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t s, int *priority) { *priority = 0; return cudaSuccess; }
+EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *out) {
+    *out = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *out, unsigned long long *id,
+                                            cudaGraph_t *graph, const cudaGraphNode_t **nodes,
+                                            const cudaGraphEdgeData **edges, size_t *count) {
+    *out = cudaStreamCaptureStatusNone;
+    if (id) *id = 0;
+    if (graph) *graph = NULL;
+    if (count) *count = 0;
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaEventCreate(cudaEvent_t *out) { *out = handle(); return cudaSuccess; }
+EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned f) { *out = handle(); return cudaSuccess; }
+EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
+EXPORT cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) { *ms = 0; return cudaSuccess; }
+
+/* --- kernels --------------------------------------------------------------------------------------------------------- */
+
+static __thread struct { dim3 grid, block; size_t shared; cudaStream_t stream; } configuration;
+
+EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+    configuration.grid = grid, configuration.block = block, configuration.shared = shared, configuration.stream = stream;
+    return 0;
+}
+EXPORT cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream) {
+    *grid = configuration.grid, *block = configuration.block, *shared = configuration.shared;
+    *(cudaStream_t *)stream = configuration.stream;
+    return cudaSuccess;
+}
+EXPORT void **__cudaRegisterFatBinary(void *binary) { return handle(); }
+EXPORT cudaError_t __cudaGetKernel(cudaKernel_t *out, const void *function) { *out = (cudaKernel_t)function; return cudaSuccess; }
+
+/* Nothing is compiled for this device, so registers and static shared memory of a kernel are not known: 32 and 0. */
+EXPORT cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *function) {
+    memset(out, 0, sizeof *out);
+    out->maxThreadsPerBlock = 1024;
+    out->numRegs = 32;
+    out->binaryVersion = out->ptxVersion = device.compiled;
+    out->maxDynamicSharedSizeBytes = (device.shared_kib - device.reserved_kib) * 1024;
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, const void *function, int threads,
+                                                                          size_t shared, unsigned flags) {
+    int by_threads = device.threads / (threads > 0 ? threads : 1);
+    size_t each = shared + (size_t)device.reserved_kib * 1024;
+    int by_shared = each ? (int)((size_t)device.shared_kib * 1024 / each) : device.blocks;
+    *out = by_threads < by_shared ? by_threads : by_shared;
+    if (*out > device.blocks) *out = device.blocks;
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *out, const void *function, int threads, size_t shared) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out, function, threads, shared, 0);
+}
+
+/* --- cuBLAS and cuBLASLt: PyTorch allocates their workspaces, the libraries do not ---------------------------------------- */
+
+EXPORT cublasStatus_t cublasCreate_v2(cublasHandle_t *out) { *out = handle(); return CUBLAS_STATUS_SUCCESS; }
+EXPORT cublasStatus_t cublasDestroy_v2(cublasHandle_t it) { free(it); return CUBLAS_STATUS_SUCCESS; }
+EXPORT cublasStatus_t cublasGetMathMode(cublasHandle_t it, cublasMath_t *out) { *out = 0; return CUBLAS_STATUS_SUCCESS; }
+EXPORT cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t it, cublasPointerMode_t *out) {
+    *out = CUBLAS_POINTER_MODE_HOST;
+    return CUBLAS_STATUS_SUCCESS;
+}
+EXPORT size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+EXPORT cublasStatus_t cublasLtCreate(cublasLtHandle_t *out) { *out = handle(); return CUBLAS_STATUS_SUCCESS; }
+EXPORT cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t c, cudaDataType_t t) {
+    *out = handle();
+    return CUBLAS_STATUS_SUCCESS;
+}
+EXPORT cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t it) { free(it); return CUBLAS_STATUS_SUCCESS; }
+EXPORT cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
+    *out = handle();
+    return CUBLAS_STATUS_SUCCESS;
+}
+EXPORT cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t it) { free(it); return CUBLAS_STATUS_SUCCESS; }
+EXPORT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType t, uint64_t r, uint64_t c, int64_t ld) {
+    *out = handle();
+    return CUBLAS_STATUS_SUCCESS;
+}
+EXPORT cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t it) { free(it); return CUBLAS_STATUS_SUCCESS; }
+EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t it, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                                     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
+                                                     cublasLtMatmulPreference_t p, int asked,
+                                                     cublasLtMatmulHeuristicResult_t results[], int *count) {
+    memset(results, 0, sizeof *results);
+    *count = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* --- the driver's interface: asked for by name, for expandable segments and contexts ------------------------------------------ */
+
+EXPORT CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
+EXPORT CUresult cuDriverGetVersion(int *version) { *version = CUDART_VERSION; return CUDA_SUCCESS; }
+EXPORT CUresult cuDeviceGet(CUdevice *out, int index) { *out = index; return CUDA_SUCCESS; }
+EXPORT CUresult cuDeviceGetCount(int *count) { *count = 1; return CUDA_SUCCESS; }
+EXPORT CUresult cuCtxGetCurrent(CUcontext *out) { *out = (CUcontext)space; return CUDA_SUCCESS; }
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) {
+    *flags = 0, *active = 1;
+    return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice d) { *out = (CUcontext)space; return CUDA_SUCCESS; }
+EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice d) {
+    return (CUresult)cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, d);
+}
+EXPORT CUresult cuGetErrorString(CUresult error, const char **out) {
+    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the null driver";
+    return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *p, CUmemAllocationGranularity_flags f) {
+    *out = SEGMENT;
+    return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr at, unsigned long long f) {
+    pthread_mutex_lock(&lock);
+    *out = (CUdeviceptr)reserve(bytes);
+    pthread_mutex_unlock(&lock);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+EXPORT CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) { return CUDA_SUCCESS; }
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *p, unsigned long long f) {
+    CUresult error = CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    if (used + bytes <= device.total) used += bytes, *out = bytes, error = CUDA_SUCCESS;
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle bytes) { /* the handle of a piece is its size */
+    pthread_mutex_lock(&lock);
+    used -= bytes;
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+/* Engines that cuDNN compiles load their code through these. */
+EXPORT CUresult cuGetErrorName(CUresult error, const char **out) { return cuGetErrorString(error, out); }
+EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *o, void **v, unsigned n, CUlibraryOption *l,
+                                  void **lv, unsigned ln) {
+    *out = handle();
+    return CUDA_SUCCESS;
+}
+EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name) { *out = handle(); return CUDA_SUCCESS; }
+EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) { *out = (CUfunction)kernel; return CUDA_SUCCESS; }
+EXPORT CUresult cuKernelGetAttribute(int *out, CUfunction_attribute a, CUkernel k, CUdevice d) { *out = 0; return CUDA_SUCCESS; }
+EXPORT CUresult cuFuncGetAttribute(int *out, CUfunction_attribute a, CUfunction f) { *out = 0; return CUDA_SUCCESS; }
+EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *code) { *out = handle(); return CUDA_SUCCESS; }
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *code, unsigned n, CUjit_option *o, void **v) {
+    *out = handle();
+    return CUDA_SUCCESS;
+}
+EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) { *out = handle(); return CUDA_SUCCESS; }
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction f, int threads, size_t shared) {
+    return (CUresult)cudaOccupancyMaxActiveBlocksPerMultiprocessor(out, f, threads, shared);
+}
+/* The driver's private interfaces are not answered. */
+EXPORT CUresult cuGetExportTable(const void **out, const CUuuid *id) { *out = NULL; return CUDA_ERROR_NOT_FOUND; }
+EXPORT CUresult cuCtxGetLimit(size_t *out, CUlimit limit) { *out = 1024; return CUDA_SUCCESS; }
+
+struct entry { const char *name; void *function; };
+extern const struct entry null_entries[]; /* every cu* function here and in the stubs, ended by a NULL name */
+
+static void *entry_of(const char *name) {
+    for (const struct entry *entry = null_entries; entry->name; entry++)
+        if (!strcmp(entry->name, name)) return entry->function;
+    return NULL;
+}
+EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version, unsigned long long f,
+                                                    enum cudaDriverEntryPointQueryResult *status) {
+    *out = entry_of(name);
+    if (status) *status = *out ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+/* --- cuDNN: its own heuristics, asked for a described device as its deviceless compilation allows --------------------------
+
+   "Deviceless ahead-of-time compilation" (cuDNN 9.8 on) takes a device as JSON where it would take a handle, so engines,
+   their order and the sizes of their workspaces are cuDNN's own. Only what needs a handle is answered here. */
+
+#define REAL(name) ((__typeof__(&name))real(#name))
+
+static void *real(const char *name) { /* PyTorch has loaded the library by the time it calls it */
+    void *library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
+    return dlsym(library, name);
+}
+
+static cudnnBackendDescriptor_t described_device(void) {
+    static cudnnBackendDescriptor_t described;
+    static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&making);
+    if (!described) {
+        cudnnBackendDescriptor_t made = NULL;
+        if (REAL(cudnnBackendCreateDescriptor)(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &made) ||
+            REAL(cudnnBackendSetAttribute)(made, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, strlen(device.json), device.json) ||
+            REAL(cudnnBackendFinalize)(made))
+            fprintf(stderr, "null driver: cuDNN refuses this device\n"), abort();
+        described = made;
+    }
+    pthread_mutex_unlock(&making);
+    return described;
+}
+
+EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t it, cudnnBackendAttributeName_t name,
+                                              cudnnBackendAttributeType_t type, int64_t count, const void *values) {
+    cudnnBackendDescriptor_t device = NULL;
+    cudnnBackendAttributeName_t described = 0;
+    if (name == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) return CUDNN_STATUS_SUCCESS;
+    if (name == CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH) described = CUDNN_ATTR_ENGINEHEUR_DEVICEPROP;
+    if (name == CUDNN_ATTR_ENGINE_OPERATION_GRAPH) described = CUDNN_ATTR_ENGINE_DEVICEPROP;
+    if (name == CUDNN_ATTR_EXECUTION_PLAN_HANDLE) described = CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP;
+    if (described) {
+        device = described_device();
+        cudnnStatus_t status = REAL(cudnnBackendSetAttribute)(it, described, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+        if (status || name == CUDNN_ATTR_EXECUTION_PLAN_HANDLE) return status;
+    }
+    return REAL(cudnnBackendSetAttribute)(it, name, type, count, values);
+}
+EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h, cudnnBackendDescriptor_t p, cudnnBackendDescriptor_t v) {
+    return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnCreate(cudnnHandle_t *out) { *out = handle(); return CUDNN_STATUS_SUCCESS; }
+EXPORT cudnnStatus_t cudnnDestroy(cudnnHandle_t it) { free(it); return CUDNN_STATUS_SUCCESS; }
+EXPORT cudnnStatus_t cudnnSetStream(cudnnHandle_t it, cudaStream_t s) { return CUDNN_STATUS_SUCCESS; }
+EXPORT cudnnStatus_t cudnnGetStream(cudnnHandle_t it, cudaStream_t *out) { *out = NULL; return CUDNN_STATUS_SUCCESS; }
+
+/* What else runs on a handle returns at once (stubs.c). The sizes that batch norm and recurrent layers ask for are cuDNN's own
+   answers for a handle that knows no device. */

@@ -1,0 +1,32 @@
+"""The estimate against what PyTorch's own host code allocated over the null driver: cases of the suite, to the byte."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from sizer.device.record.files import CaseRecord, read_measured
+from tests.benchmarks.bench_accuracy import hold
+from tests.device.replayed import disagreements
+
+RECORDED = Path(__file__).parent / "recorded"
+FOLDERS = sorted(RECORDED.iterdir())
+CASES = {f"{folder.name}/{case.name}": case for folder in FOLDERS for case in read_measured(folder)}
+
+# Rows of `measure` that are asked for, and how far off each may be: nothing. What is known to differ stands below, with why.
+EXACT = ("peak_allocated_bytes", "peak_reserved_bytes")
+
+
+def _versions_are_those(case: CaseRecord) -> bool:
+    """Whether the models' own code and the rules by PyTorch's version are those of the recording."""
+    found = case.measured.measurement.versions
+    return all(found[name] == version(name).split("+")[0] for name in ("torch", "torchvision", "transformers"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_allocators_replay_gives_pytorchs_own_figures(folder: Path):
+    recorded = read_measured(folder)
+    assert len(recorded) > 10
+    assert [text for case in recorded for text in disagreements(case)] == []
