@@ -98,10 +98,15 @@ def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> t
     return (128, 64, False) if roomy else (64, 64, False)
 
 
-def copied_gradient(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """A strided gradient is copied before the results (transformers/attention.cpp and cuda/attention_backward.cu)."""
-    yield tuple(_copies_of_strided(args[0].transpose(1, 2)))
-    yield from tensors_of(out)
+def _with_copied_gradient(work: Scratch) -> Inner:
+    """A strided gradient is copied before the results and held to the end (transformers/attention.cpp, cuda/attention_backward.cu)."""
+
+    def steps(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+        yield tuple(_copies_of_strided(args[0].transpose(1, 2)))
+        yield from tensors_of(out)
+        yield from work(device, args, kwargs, out)
+
+    return steps
 
 
 # ------------------------------------------------------------------------------------------------------ matrix products
@@ -171,9 +176,9 @@ def group_norm_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Sta
 
 
 INNER: dict[Any, Inner] = {
-    _aten._scaled_dot_product_flash_attention_backward.default: copied_gradient,
-    _aten._scaled_dot_product_efficient_attention_backward.default: copied_gradient,
-    _aten._scaled_dot_product_cudnn_attention_backward.default: copied_gradient,
+    _aten._scaled_dot_product_flash_attention_backward.default: _with_copied_gradient(flash_backward),
+    _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied_gradient(efficient_backward),
+    _aten._scaled_dot_product_cudnn_attention_backward.default: _with_copied_gradient(cudnn_attention_backward),
 }
 
 SCRATCH: dict[Any, Scratch] = {
@@ -184,9 +189,6 @@ SCRATCH: dict[Any, Scratch] = {
     _aten._log_softmax.default: softmax,
     _aten._softmax_backward_data.default: softmax_backward,
     _aten._log_softmax_backward_data.default: softmax_backward,
-    _aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
-    _aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
-    _aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
     _aten.mm.default: strided_operands,
     _aten.addmm.default: strided_operands,
     _aten.bmm.default: strided_operands,

@@ -23,7 +23,7 @@ _HEADERS = _PACKAGES / "nvidia" / "cu13" / "include"
 _CUDNN_HEADERS = _PACKAGES / "nvidia" / "cudnn" / "include"
 _CALLERS = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_python.so", "libcaffe2_nvrtc.so")
 
-# What is answered: the runtime, the driver (not its private interfaces), cuBLAS, and what of cuDNN runs on a handle.
+# What is answered: the runtime, the driver (not its private interfaces), cuBLAS, and what runs on a handle of cuDNN
 _ANSWERED = re.compile(
     r"(__)?cuda[A-Z]|cublas|cu(?!File|GetProcAddress|GetExportTable)[A-Z]"
     r"|cudnn(BatchNormalization|RNN|CTCLoss|Set(Restore)?DropoutDescriptor)"
@@ -62,8 +62,8 @@ int nvmlSystemGetCudaDriverVersion_v2(void) { return 3; }
 def build(folder: Path, device: Hardware, *, management: bool = False) -> dict[str, str]:
     """The environment in which `import torch` finds the null driver of a device, built into a folder.
 
-    Needs gcc, binutils and a CUDA build of PyTorch with NVIDIA's headers beside it. `management` adds the management library, without
-    which expandable segments do not start. Raises subprocess.CalledProcessError where the compiler refuses, ValueError
+    Needs gcc, binutils and a CUDA build of PyTorch with NVIDIA's headers beside it. `management` adds the management library,
+    without which expandable segments do not start. Raises subprocess.CalledProcessError where the compiler refuses, ValueError
     where this PyTorch has no kernels for the device.
     """
     (folder / "device.h").write_text(_device_header(device))
@@ -104,7 +104,7 @@ def _device_header(device: Hardware) -> str:
 
 
 def _compiled_for(capability: tuple[int, int]) -> int:
-    """The kernels of this PyTorch that the device runs: those for the highest capability of its generation that is not above it."""
+    """The kernels of this PyTorch that the device runs: of its generation's, those for the highest capability not above it."""
     built = [int(name.removeprefix("sm_")) for name in torch._C._cuda_getArchFlags().split() if name.startswith("sm_")]
     fitting = [arch for arch in built if arch // 10 == capability[0] and arch % 10 <= capability[1]]
     if not fitting:

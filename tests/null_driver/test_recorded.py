@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from sizer.device.record.files import CaseRecord, read_measured
-from tests.benchmarks.bench_accuracy import hold
 from tests.device.replayed import disagreements
 
 RECORDED = Path(__file__).parent / "recorded"
