@@ -151,8 +151,8 @@ def _note_differences(device: Any, call: _Call) -> None:
 
 
 def convolution(device: Any, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """cuDNN's workspace, as its own heuristics choose the engine, and copies of operands in another layout (cudnn/Conv_v8.cpp,
-    ConvShared.cpp); where PyTorch does not take cuDNN, columns and cuBLAS's workspace (ConvolutionMM2d.cu and its like)."""
+    """Copies of operands in another layout and cuDNN's workspace, taken as copies of all operands in NHWC where tensor cores
+    serve NCHW tensors (cudnn/ConvShared.cpp, Conv_v8.cpp); without cuDNN columns and cuBLAS's (ConvolutionMM2d.cu)."""
     input, weight, bias, *options = args
     call = _call(input, weight, tuple(options))
     _note_differences(device, call)
@@ -184,7 +184,7 @@ def convolution(device: Any, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def convolution_backward(device: Any, args: tuple, kwargs: dict, out: tuple) -> Steps:
-    """The same for the gradient of the input, then for the gradient of the weight, in which order they come to be."""
+    """The same for the gradient of the input, then for the gradient of the weight, as they come to be (cudnn/ConvShared.cpp)."""
     grad, input, weight, _, *options, wanted = args
     call = _call(input, weight, tuple(options))
     _note_differences(device, call)
@@ -301,4 +301,8 @@ def _view4d(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
+ASKED = (
+    "Copies of operands in another layout and the workspace of the engine that {} (cudnn/ConvShared.cpp, "
+    "Conv_v8.cpp); without cuDNN columns and cuBLAS's workspace (ConvolutionMM2d.cu)."
+)
 INNER = {_aten.convolution.default: convolution, _aten.convolution_backward.default: convolution_backward}

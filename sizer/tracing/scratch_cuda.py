@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sizer.tracing import convolution_cuda
 from sizer.tracing.kernels import recurrent
 from sizer.tracing.scratch import Scratch, Stages, layer_norm, safe_softmax
 
@@ -215,5 +216,7 @@ SCRATCH: dict[Any, Scratch] = {
     _aten._cudnn_rnn_backward.default: recurrent.workspace,
 }
 
-# What cuDNN decides by itself.
-MODELLED = frozenset({recurrent.workspace, cudnn_attention_backward})
+# What cuDNN decides by itself; for convolutions it can be asked.
+MODELLED = frozenset(
+    {recurrent.workspace, cudnn_attention_backward, convolution_cuda.convolution, convolution_cuda.convolution_backward}
+)
