@@ -13,17 +13,39 @@ import torch
 from sizer.memory.hardware import HARDWARE, Hardware
 
 SOURCE = Path(__file__).with_name("runtime.c")
-_LIBRARIES = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_python.so", "libcaffe2_nvrtc.so")
-_ANSWERED = re.compile(r"(__)?cuda[A-Z]|cublas|cu(?!File|GetProcAddress|GetExportTable)[A-Z]|cudnn(BatchNormalization|RNN|CTCLoss|Set(Restore)?DropoutDescriptor)")
+_LIBRARIES = (
+    "libc10_cuda.so",
+    "libtorch_cuda.so",
+    "libtorch_cuda_linalg.so",
+    "libtorch_python.so",
+    "libcaffe2_nvrtc.so",
+)
+_ANSWERED = re.compile(
+    r"(__)?cuda[A-Z]|cublas|cu(?!File|GetProcAddress|GetExportTable)[A-Z]"
+    r"|cudnn(BatchNormalization|RNN|CTCLoss|Set(Restore)?DropoutDescriptor)"
+)
 _DECLARED = re.compile(r"^CUresult CUDAAPI\s+(cu[A-Z]\w+)\(", re.MULTILINE)
 
 
 # What NVIDIA's headers take from their compiler's own package, as plain C sees it.
-_HOST_DEFINES = "".join(
-    f"#define {name}\n" for name in
-    ("CUDARTAPI", "CUDARTAPI_CDECL", "CUDART_CB", "__host__", "__device__", "__cudart_builtin__", "__device_builtin__",
-     "__device_builtin_surface_type__", "__device_builtin_texture_type__", "__location__(a)")
-) + "#define __align__(a) __attribute__((aligned(a)))\n#define __builtin_align__(a) __align__(a)\n#define __annotate__(a)\n"
+_HOST_DEFINES = (
+    "".join(
+        f"#define {name}\n"
+        for name in (
+            "CUDARTAPI",
+            "CUDARTAPI_CDECL",
+            "CUDART_CB",
+            "__host__",
+            "__device__",
+            "__cudart_builtin__",
+            "__device_builtin__",
+            "__device_builtin_surface_type__",
+            "__device_builtin_texture_type__",
+            "__location__(a)",
+        )
+    )
+    + "#define __align__(a) __attribute__((aligned(a)))\n#define __builtin_align__(a) __align__(a)\n#define __annotate__(a)\n"
+)
 
 
 def header(device: Hardware) -> str:
@@ -51,9 +73,23 @@ def build(folder: Path, device: Hardware) -> dict[str, str]:
     (folder / "crt").mkdir(exist_ok=True)
     (folder / "crt" / "host_defines.h").write_text(_HOST_DEFINES)
     objects, runtime = folder / "runtime.o", folder / "libcudart.so.13"
-    _run("gcc", "-c", "-O1", "-fPIC", "-w", f"-I{folder}", f"-I{headers}", f"-I{packages / 'nvidia' / 'cudnn' / 'include'}", str(SOURCE), "-o", str(objects))
+    _run(
+        "gcc",
+        "-c",
+        "-O1",
+        "-fPIC",
+        "-w",
+        f"-I{folder}",
+        f"-I{headers}",
+        f"-I{packages / 'nvidia' / 'cudnn' / 'include'}",
+        str(SOURCE),
+        "-o",
+        str(objects),
+    )
     defined = _symbols("--defined-only", objects)
-    called = set().union(*(_symbols("--undefined-only", packages / "torch" / "lib" / name, "-D") for name in _LIBRARIES))
+    called = set().union(
+        *(_symbols("--undefined-only", packages / "torch" / "lib" / name, "-D") for name in _LIBRARIES)
+    )
     runtimes = _symbols("--defined-only", packages / "nvidia" / "cu13" / "lib" / "libcudart.so.13", "-D")
     drivers = set(_DECLARED.findall((headers / "cuda.h").read_text()))
     drivers |= {re.sub(r"_v\d+$", "", name) for name in drivers}
@@ -67,7 +103,19 @@ def build(folder: Path, device: Hardware) -> dict[str, str]:
         + "".join(f'    {{"{name}", (void *){name}}},\n' for name in drivers)
         + "    {0, 0}};\n"
     )
-    _run("gcc", "-shared", "-fPIC", "-O1", "-w", str(stubs), str(objects), "-Wl,-soname,libcudart.so.13", "-lpthread", "-o", str(runtime))
+    _run(
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-w",
+        str(stubs),
+        str(objects),
+        "-Wl,-soname,libcudart.so.13",
+        "-lpthread",
+        "-o",
+        str(runtime),
+    )
     _run("gcc", "-shared", "-Wl,--no-as-needed,-soname,libcuda.so.1", str(runtime), "-o", str(folder / "libcuda.so.1"))
     return {"LD_PRELOAD": str(runtime), "LD_LIBRARY_PATH": str(folder)}
 

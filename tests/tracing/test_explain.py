@@ -12,8 +12,8 @@ from torch import nn
 import sizer
 from sizer.memory.fit import CLOSED_KERNELS
 from sizer.memory.report import Report
-from sizer.tracing import device as devices
 from sizer.tracing import convolution_cuda, scratch_cuda
+from sizer.tracing import device as devices
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas, rules_of
 from tests.tracing.test_mechanisms import Attend, run
