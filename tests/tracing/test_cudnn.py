@@ -14,7 +14,7 @@ from sizer.memory.hardware import HARDWARE
 from sizer.memory.report import Report
 from sizer.tracing import convolution_cuda, cudnn, cudnn_convolution
 from sizer.tracing.answers import answers_for, who_answers
-from sizer.tracing.convolution_cuda import backend_of
+from sizer.tracing.convolution_backend import as_call, backend_of
 from sizer.tracing.cudnn_convolution import strides_of, workspace_bytes
 
 WORDS = ("forward", "float32", "contiguous", "tf32")
@@ -101,7 +101,7 @@ def test_strides(sizes: tuple[int, ...], layout: str, strides: list[int]) -> Non
 def test_backend(input, weight, groups, dtype, capability, backend) -> None:  # type: ignore[no-untyped-def]
     tensors = (torch.empty(sizes, dtype=dtype, device="meta") for sizes in (input, weight))
     rank = len(input) - 2
-    call = convolution_cuda._call(*tensors, ([1] * rank, [1] * rank, [1] * rank, False, [0] * rank, groups))
+    call = as_call(*tensors, ([1] * rank, [1] * rank, [1] * rank, False, [0] * rank, groups))
     assert backend_of(call, capability) == backend
 
 
