@@ -118,8 +118,8 @@ def _report(
         gpu=gpu,
         mode=mode,
         assumptions=tuple(device.choices),
-        explanation=explain(device, dtypes=[dtype], optimizer=optimizer if mode == "training" else None),
-        formulas=formulas(device),
+        explanation=explain(device, dtypes=[dtype], optimizer=optimizer if mode == "training" else None, gpu=gpu),
+        formulas=formulas(device, gpu),
     )
 
 

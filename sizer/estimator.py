@@ -19,9 +19,9 @@ from sizer.memory.questions import Answer
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from sizer.request import Request, format_query
-from sizer.tracing.answers import answers_for
+from sizer.tracing.answers import answers_for, who_answers
 from sizer.tracing.device import Device
-from sizer.tracing.explain import explain, formulas
+from sizer.tracing.explain import convolutions, explain, formulas
 from sizer.tracing.recipes import Work
 from sizer.tracing.trace import build, trace
 
@@ -40,6 +40,7 @@ class _Job:
     request: Request
     blueprint: Blueprint
     module: nn.Module
+    gpu: Gpu
     device: Device
     progress: Progress
     answer: Answer | None
@@ -84,7 +85,7 @@ def _answer(
     module = build_module(blueprint, checkpointing=request.checkpointing)
     census = take_census(module, name=blueprint.name)
     device = Device(gpu.backend, gpu.capability)
-    job = _Job(request, blueprint, module, device, report_progress, answers_for(gpu))
+    job = _Job(request, blueprint, module, gpu, device, report_progress, answers_for(gpu))
     tapes: dict[str, AffineTape | dict[int, Tape]] = {}
     failures: dict[str, str] = {}
     notes: list[str] = []
@@ -107,9 +108,9 @@ def _answer(
         failures=failures,
         notes=(*blueprint.notes, *notes),
         assumptions=tuple(device.choices),
-        uncounted=blueprint.uncounted,
+        uncounted=(*blueprint.uncounted, *_unanswered(job, tapes)),
         explanation=_explanation(job, tapes),
-        formulas=formulas(device),
+        formulas=formulas(device, gpu),
     )
     return report, tapes
 
@@ -123,7 +124,18 @@ def _explanation(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> E
         optimizer=request.optimizer if request.mode == "training" else None,
         implementation=request.optimizer_impl,
         same=job.same,
+        gpu=job.gpu,
     )
+
+
+def _unanswered(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> tuple[str, ...]:
+    """What to say of the workspaces of convolutions where nobody is there to be asked for them."""
+    asks = any(one.questions for tape in tapes.values() for one in _every(tape))
+    return (convolutions(job.gpu),) if asks and who_answers(job.gpu) is None else ()
+
+
+def _every(tape: AffineTape | dict[int, Tape]) -> tuple[AffineTape | Tape, ...]:
+    return (tape, *tape.exact) if isinstance(tape, AffineTape) else tuple(tape.values())
 
 
 def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:

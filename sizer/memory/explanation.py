@@ -45,10 +45,12 @@ class WorkspaceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """How the bytes that an operator's kernel holds inside are found, and whether they are a model."""
+    """How the bytes that an operator's kernel holds inside are found, and whether they are a model; `asked` says it where they
+    are a library's own answers."""
 
     text: str
     modelled: bool = False
+    asked: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ EXACT = (
 )
 MODELLED = {
     "cuda": (
-        "cuDNN's workspaces: which engine it picks is its own business; the range of the process allows for it",
+        "cuDNN's workspaces in recurrent layers and attention: the range of the process allows for them",
         "the context outside PyTorch: a range by the device's family",
         "not counted: staging buffers of reductions, some hundred KiB; split keys of attention in inference with few queries",
     ),
@@ -104,13 +106,14 @@ def explain_workspaces(
     tapes: Mapping[str, Tape], formulas: Mapping[str, Formula] | None = None
 ) -> tuple[WorkspaceUse, ...]:
     """The workspaces of tapes by dtype, largest first; dtypes in which an operator held the same share a row."""
-    rows: dict[tuple[str, int, int, bool], list[str]] = {}
+    rows: dict[tuple[str, int, int, bool, bool], list[str]] = {}
     for dtype, tape in tapes.items():
+        answered = _answered(tape)
         for op, (size, calls, kept) in _held(tape).items():
-            rows.setdefault((op, size, calls, kept), []).append(dtype)
+            rows.setdefault((op, size, calls, kept, op in answered), []).append(dtype)
     batch = next(iter(tapes.values())).batch if tapes else 0
     uses = []
-    for (op, size, calls, kept), dtypes in rows.items():
+    for (op, size, calls, kept, answered), dtypes in rows.items():
         formula = (formulas or {}).get(op, Formula(text=""))
         uses.append(
             WorkspaceUse(
@@ -120,11 +123,23 @@ def explain_workspaces(
                 kept=kept,
                 dtypes=tuple(dtypes),
                 batch=batch,
-                formula=formula.text,
-                modelled=formula.modelled,
+                formula=formula.asked if answered else formula.text,
+                modelled=formula.modelled and not answered,
             )
         )
     return tuple(sorted(uses, key=lambda use: (-use.bytes, use.op)))
+
+
+def _answered(tape: Tape) -> set[str]:
+    """The operators all of whose questions were answered."""
+    asked = {tape.op_names[tape.ops[block]] for question in tape.questions for block in question.blocks}
+    open_ = {
+        tape.op_names[tape.ops[block]]
+        for question in tape.questions
+        for block in question.blocks
+        if block not in tape.answered
+    }
+    return asked - open_
 
 
 def _held(tape: Tape) -> dict[str, tuple[int, int, bool]]:

@@ -16,9 +16,10 @@ from sizer.memory.timeline import Timeline, running_bytes
 Fits = bool | Literal["uncertain"]
 
 LARGEST_BATCH = 2**20
-# Operators whose workspaces only a closed library (cuDNN) knows: what a tape holds for them is a model unless the library was
-# asked; the rest are formulas read in PyTorch's source. `scratch_cuda.MODELLED` is the same list, by function.
-CLOSED_KERNELS = ("aten.convolution", "aten._cudnn_rnn", "aten._scaled_dot_product_cudnn_attention")
+# Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
+# model, as it is for questions that nobody answered; the rest are formulas read in PyTorch's source.
+# `scratch_cuda.MODELLED` is the same list, by function.
+CLOSED_KERNELS = ("aten._cudnn_rnn", "aten._scaled_dot_product_cudnn_attention")
 _WORKSPACE = CATEGORIES.index("workspace")
 
 
@@ -237,8 +238,9 @@ def _modelled(tape: Tape | AffineTape) -> list[bool]:
     """Per block whether it is a workspace whose size is a model and nobody's answer."""
     closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
     modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
-    for block in tape.answered:
-        modelled[block] = False
+    for question in tape.questions:
+        for block in question.blocks:
+            modelled[block] = block not in tape.answered
     return modelled
 
 

@@ -117,7 +117,7 @@ class AffineTape:
 
     @property
     def answered(self) -> frozenset[int]:
-        """The blocks whose size somebody is there to be asked for."""
+        """The blocks whose size is asked for, and somebody is there to answer."""
         return frozenset(block for q in self.questions for block in q.blocks) if self.answer else frozenset()
 
     def in_words(self, others: dict[str, str]) -> AffineTape:

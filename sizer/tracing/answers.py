@@ -32,4 +32,4 @@ def who_answers(gpu: Gpu) -> str | None:
     """Whose answers they are, in words for a report; None where nobody answers and workspaces are modelled."""
     if gpu.key not in HARDWARE or cudnn.version() is None:
         return None
-    return f"cuDNN {cudnn.version_text()}, asked for a described {HARDWARE[gpu.key].name}"
+    return f"cuDNN {cudnn.version_text()} chooses for a described {HARDWARE[gpu.key].name}"

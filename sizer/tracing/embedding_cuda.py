@@ -25,7 +25,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def dense_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Gradient and indices made contiguous; then around the result what `answer` lists, block by block."""
+    """Above 3,072 indices: they are sorted through copies, counted into segments, and partial sums of rows kept in float32; strided
+    operands copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
     grad, indices, rows = args[0], args[1], args[2]
     yield tuple(t.numel() * t.itemsize for t in (grad, indices) if not t.is_contiguous())
     width = grad.shape[-1] * (4 if grad.dtype in _HALVES else grad.itemsize)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, Formula, KernelUse
-from sizer.tracing import libraries, scratch_cuda
+from sizer.memory.gpus import Gpu
+from sizer.tracing import convolution_cuda, libraries, scratch_cuda
+from sizer.tracing.answers import who_answers
 from sizer.tracing.device import Device
 
 _WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
@@ -13,11 +15,12 @@ _WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
 
 def explain(
     device: Device, *, dtypes: Iterable[str], optimizer: str | None = None, implementation: str | None = None,
-    same: Mapping[str, str] | None = None,
+    same: Mapping[str, str] | None = None, gpu: Gpu | None = None,
 ) -> Explanation:  # fmt: skip
     """The explanation of a report, without its workspaces and stand-ins: those are on the tapes.
 
-    `optimizer` is None where none steps. `same` maps a dtype to the one whose trace stood for it, too.
+    `gpu` is the device where it is one of the catalogue. `optimizer` is None where none steps. `same` maps a dtype to the one
+    whose trace stood for it, too.
     """
     dtypes = tuple(dtypes)
     kernels = [_kernel(choice, dtypes, same or {}) for choice in device.choices.values()]
@@ -27,7 +30,7 @@ def explain(
         rules=rules_of(device),
         kernels=tuple(kernels),
         exact=EXACT,
-        modelled=MODELLED[device.kind],
+        modelled=(*([convolutions(gpu)] if device.kind == "cuda" else ()), *MODELLED[device.kind]),
         allocator=ALLOCATOR[device.kind],
     )
 
@@ -40,10 +43,26 @@ def rules_of(device: Device) -> str:
     return f"CUDA capability {device.capability[0]}.{device.capability[1]} in PyTorch {version}"
 
 
-def formulas(device: Device) -> dict[str, Formula]:
+def convolutions(gpu: Gpu | None) -> str:
+    """Where the workspaces of convolutions on CUDA come from, in words."""
+    if who := gpu and who_answers(gpu):
+        return f"workspaces of convolutions: those of the engines that {who}; what a GPU takes may still differ"
+    return (
+        "workspaces of convolutions: modelled, since no cuDNN from 9.8 on that knows this device is installed here; "
+        "the range of the process allows for it"
+    )
+
+
+def formulas(device: Device, gpu: Gpu | None = None) -> dict[str, Formula]:
     """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
+    who = who_answers(gpu) if gpu is not None else None
+    asked = convolution_cuda.ASKED.format(who) if who else ""
     found = {
-        str(operator): Formula(text=_first_paragraph(function.__doc__), modelled=function in scratch_cuda.MODELLED)
+        str(operator): Formula(
+            text=_first_paragraph(function.__doc__),
+            modelled=function in scratch_cuda.MODELLED,
+            asked=asked if operator in convolution_cuda.INNER else "",
+        )
         for operator, function in {**device.scratch, **device.inner}.items()
     }
     if device.blas is not None:

@@ -17,13 +17,13 @@ _aten = torch.ops.aten
 
 
 def forward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The input made contiguous, then the results."""
+    """The input made contiguous (cuda/layer_norm_kernel.cu)."""
     yield tuple(_copies(args[0]))
     yield from tensors_of(out)
 
 
 def backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The input made contiguous, then the results, then the gradient made contiguous.
+    """The input made contiguous, then beside the results the gradient (cuda/layer_norm_kernel.cu).
 
     *Known limitations*: partial sums for more than 65,536 narrow rows (two of a 32nd of the input) are not counted.
     """

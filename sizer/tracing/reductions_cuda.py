@@ -40,6 +40,8 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
     """
 
     def held(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+        """Where blocks of threads share an output, their partial results and a semaphore each (cuda/Reduce.cuh); integers that
+        are summed are brought to the result's dtype first."""
         input, result = args[0], out if isinstance(out, Tensor) else out[0]
         if input.numel() <= 1:
             return []

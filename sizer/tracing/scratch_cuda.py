@@ -9,12 +9,14 @@ where a kernel counts distinct rows, a batch is taken to share none.
 
 from __future__ import annotations
 
+from functools import wraps
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sizer.tracing import convolution_cuda
 from sizer.tracing.kernels import recurrent
 from sizer.tracing.scratch import Scratch, Stages, safe_softmax
 from sizer.tracing.steps import Inner, Steps
@@ -99,8 +101,9 @@ def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> t
 
 
 def _with_copied_gradient(work: Scratch) -> Inner:
-    """A strided gradient is copied before the results and held to the end (transformers/attention.cpp, cuda/attention_backward.cu)."""
+    """What an operator holds whose strided gradient is copied before the results (transformers/cuda/attention_backward.cu)."""
 
+    @wraps(work)
     def steps(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
         yield tuple(_copies_of_strided(args[0].transpose(1, 2)))
         yield from tensors_of(out)
@@ -202,5 +205,7 @@ SCRATCH: dict[Any, Scratch] = {
     _aten._cudnn_rnn_backward.default: recurrent.workspace,
 }
 
-# What cuDNN decides by itself.
-MODELLED = frozenset({recurrent.workspace, cudnn_attention_backward})
+# What cuDNN decides by itself; for convolutions it can be asked.
+MODELLED = frozenset(
+    {recurrent.workspace, cudnn_attention_backward, convolution_cuda.convolution, convolution_cuda.convolution_backward}
+)

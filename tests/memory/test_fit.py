@@ -26,8 +26,8 @@ def work(batch: int = 1, *, workspace: int = 64):
         [
             ("weight", 100 * MIB, "parameter"),
             ("relu", 50 * MIB * batch),
-            ("convolution", workspace * MIB, "workspace"),
-            "-convolution",
+            ("_cudnn_rnn", workspace * MIB, "workspace"),
+            "-_cudnn_rnn",
             "-relu",
         ],
         batch=batch,
@@ -63,7 +63,7 @@ def test_the_verdict_turns_at_the_ends_of_the_range(total, fits):
 
 def test_what_would_fail_is_told_beside_the_roomy_numbers():
     result = fit(work(), card(200))  # 200 - 20 = 180 < 214
-    assert result.timeline.out_of_memory.op == "aten.convolution"
+    assert result.timeline.out_of_memory.op == "aten._cudnn_rnn"
     assert result.timeline.peak_reserved_bytes == 214 * MIB
     assert result.process_bytes == 234 * MIB
 

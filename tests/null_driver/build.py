@@ -23,7 +23,7 @@ _HEADERS = _PACKAGES / "nvidia" / "cu13" / "include"
 _CUDNN_HEADERS = _PACKAGES / "nvidia" / "cudnn" / "include"
 _CALLERS = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_python.so", "libcaffe2_nvrtc.so")
 
-# What is answered: the runtime, the driver (not its private interfaces), cuBLAS, and what runs on a handle of cuDNN
+# What is answered: the runtime, the driver (not its private interfaces), cuBLAS, and what runs on a handle of cuDNN.
 _ANSWERED = re.compile(
     r"(__)?cuda[A-Z]|cublas|cu(?!File|GetProcAddress|GetExportTable)[A-Z]"
     r"|cudnn(BatchNormalization|RNN|CTCLoss|Set(Restore)?DropoutDescriptor)"

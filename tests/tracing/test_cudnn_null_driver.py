@@ -1,0 +1,44 @@
+"""Convolutions by Sizer's rules against PyTorch's own CUDA code, which runs over a driver that only accounts for memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sizer.memory.gpus import GPUS
+from sizer.memory.hardware import HARDWARE
+from sizer.tracing.answers import answers_for
+from sizer.tracing.device import Device
+from sizer.tracing.recorder import Recorder
+from sizer.tracing.trace import recording
+from tests.null_driver.build import build
+from tests.tracing.convolutions import CASES, most, once, run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("gpu", ["h100-80gb", "t4"])
+def test_events_are_pytorchs_own(gpu: str, tmp_path: Path) -> None:
+    environment = {**os.environ, **build(tmp_path, HARDWARE[gpu]), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.tracing.convolutions"]
+    answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    for case, true in zip(CASES, json.loads(answer.stdout), strict=True):
+        found = run(case, "meta", lambda function: _by_rules(gpu, function))
+        assert [*map(most, found)] == [*map(most, true)], case
+        if case.groups == 1 or gpu == "h100-80gb":  # a group's gradients come one after the other, here both at first
+            assert found == [*map(once, true)], case
+
+
+def _by_rules(gpu: str, function):  # type: ignore[no-untyped-def]
+    recorder = Recorder(Device("cuda", GPUS[gpu].capability))
+    with recording(recorder):
+        out = function()
+        recorder.log.mark("forward")
+    tape = recorder.log.tape(batch=1, stand_ins=()).ask(answers_for(GPUS[gpu]))
+    events = (tape.sizes[event] if event >= 0 else -tape.sizes[~event] for event in tape.order)
+    return out, [event for event in events if event]
