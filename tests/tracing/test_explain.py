@@ -18,7 +18,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas, rules_of
 from tests.tracing.test_mechanisms import Attend, run
 
-SOURCE = re.compile(r"\b[\w/{},]+\.(cu|cpp|h|py)\b")
+SOURCE = re.compile(r"\b[\w/{},]+\.(cuh?|cpp|h|py)\b")
 
 
 @pytest.mark.parametrize("kind", devices._KERNELS)

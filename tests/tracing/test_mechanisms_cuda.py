@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sizer.memory.gpus import GPUS
 from sizer.memory.tape import CATEGORIES, Tape
+from sizer.tracing.answers import answers_for
 from sizer.tracing.device import Device
 from sizer.tracing.kernels import attention
 from sizer.tracing.kernels.recurrent import reserve_bytes
 from sizer.tracing.libraries import DEFAULT_WORKSPACE, LARGE_WORKSPACE, LT_WORKSPACE, blas_of, uses_lt
-from tests.tracing.test_mechanisms import FLOAT16, FLOAT32, Attend, Mlp, Tied, alive, peaks, question, run
+from tests.tracing.test_mechanisms import FLOAT16, FLOAT32, Attend, Mlp, alive, peaks, question, run
 
 VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
 HALF, FLOAT = torch.bfloat16, torch.float32
@@ -264,10 +266,10 @@ def test_efficient_attention_keeps_its_random_state_on_the_host() -> None:
 
 def test_efficient_attention_backward_in_float32() -> None:
     tape = run(Attend, torch.zeros(2, 4, 16), on=cuda(), optimizer="none")
-    # the expanded gradient copied, 2*4*2*8*4; then the product of gradient and output as large, and delta [2, 2, 4] twice;
-    # then delta and a tile of 64 x 64 for each of the 4 pairs: (4 + 64*64) * 4 bytes
+    # the expanded gradient copied, 2*4*2*8*4, and held to the end; then the product of gradient and output as large, and delta
+    # [2, 2, 4] twice; then delta and a tile of 64 x 64 for each of the 4 pairs: (4 + 64*64) * 4 bytes
     stages = held(tape, "aten._scaled_dot_product_efficient_attention_backward.default")
-    assert stages == [[512, 512, 64, 64], [512, 64, 4 * (4 + 64 * 64) * 4]] * 2
+    assert stages == [[512, 512, 64, 64, 64, 4 * (4 + 64 * 64) * 4]] * 2
 
 
 @pytest.mark.parametrize(
@@ -407,23 +409,33 @@ def test_softmax_copies_what_is_strided() -> None:
 # --- indexing
 
 
-def test_embedding_backward_sorts_and_sums() -> None:
-    tape = run(Tied, torch.zeros(2, 3, dtype=torch.int64), on=cuda(), optimizer="none")
-    # a tied embedding [10, 8] of 2*3 indices, int64. Sorted: five vectors of 6*8. Then three of them, two of the distinct
-    # indices (at most 3 a sample) 6*8, and places and rows for those and for every tenth index, rounded up a sample:
-    # 2 * (3*8 + 3) = 54 and 2 * (3*32 + 10) = 212
-    stages = held(tape, "aten.embedding_dense_backward.default")[:2]
-    assert stages == [[48] * 5, [48] * 3 + [48] * 2 + [54, 212]]
+def _embedding_blocks(indices: int, rows: int, capability: tuple[int, int] = (9, 0)) -> list[int]:
+    tape = run(lambda: _Looked(rows, 8), torch.zeros(2, indices // 2, dtype=torch.int64), on=cuda(capability), optimizer="none")
+    key = {(9, 0): "h100-80gb", (8, 0): "a100-80gb"}[capability]
+    answered = tape.ask(answers_for(GPUS[key]))
+    blocks = held(answered, "aten.embedding_dense_backward.default")
+    return [size for stage in blocks[: len(blocks) // 2] for size in stage]
 
 
-def test_embedding_backward_knows_that_a_small_table_has_few_rows() -> None:
-    class Types(nn.Embedding):
-        def forward(self, kinds: Tensor) -> Tensor:
-            return super().forward(kinds).pow(2)
+class _Looked(nn.Embedding):
+    def forward(self, kinds: Tensor) -> Tensor:
+        return super().forward(kinds).pow(2)
 
-    tape = run(lambda: Types(2, 8), torch.zeros(2, 100, dtype=torch.int64), on=cuda(), optimizer="none")
-    # 100 indices a sample into 2 rows: 2 * (2*32 + 10*32) bytes of partial sums
-    assert held(tape, "aten.embedding_dense_backward.default")[1][-1] == 768
+
+def test_embedding_backward_of_few_indices_takes_nothing() -> None:
+    assert sum(_embedding_blocks(3072, 10)) == 0
+
+
+@pytest.mark.parametrize(("capability", "sort"), [((9, 0), 71167), ((8, 0), 72191)])
+def test_embedding_backward_sorts_and_sums(capability, sort: int) -> None:
+    # Of 4,096 indices, int64: 32,768 bytes a vector. Sorted through one more and CUB's storage: 2 * 32,768 again, 18 * 256
+    # for counts, a KiB a tile (4,608 pairs on an H100, 3,840 on an A100: 1 and 2) less 1. Then two more with a count and two scans,
+    # segments twice, and for each of 1,000 rows and every tenth index a place (8 bytes) and a row (8 * 4): 1,000 + 409.
+    assert sort == 2 * 32768 + 18 * 256 + 1024 * (1 if capability == (9, 0) else 2) - 1
+    segments, parts = 1000 * 8, 1409
+    assert _embedding_blocks(4096, 1000, capability) == [
+        *[32768] * 3, sort, 32768, 8, 32768, 1279, segments, segments, 1279, 8, parts * 8, parts * 32,
+    ]  # fmt: skip
 
 
 def test_index_backward_sorts() -> None:
