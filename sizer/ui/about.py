@@ -47,7 +47,8 @@ another machine measured.
 
 LIMITS = """
 - **One process on one device.** Data loading, other programs and other devices are not counted.
-- **Kernels are chosen at run time.** cuDNN may pick another convolution with another workspace; the process range allows for it.
+- **Kernels are chosen at run time.** cuDNN's heuristics are asked which convolution they would pick on a GPU as described; with
+  benchmarking, or where no cuDNN is installed to be asked, the workspace is a model and the process range allows for it.
   Under each answer, "How this was computed" names the kernels that were assumed, and why.
 - **The context is a range.** It depends on the driver, the card and which kernels get loaded. "May or may not fit" means
   that the device's memory lies inside that range.
