@@ -19,7 +19,7 @@ LARGEST_BATCH = 2**20
 # Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
 # model, as it is for questions that nobody answered; the rest are formulas read in PyTorch's source.
 # `scratch_cuda.MODELLED` is the same list, by function.
-CLOSED_KERNELS = ("aten._cudnn_rnn", "aten._scaled_dot_product_cudnn_attention")
+CLOSED_KERNELS = ("aten._cudnn_rnn",)
 _WORKSPACE = CATEGORIES.index("workspace")
 
 

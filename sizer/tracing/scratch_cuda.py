@@ -54,9 +54,21 @@ def flash_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
     return [sizes]
 
 
+def cudnn_attention(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """256 bytes (cudnn/MHA.cpp asks cuDNN, which answered so for every shape tried: 9.19 and 9.26, capability 9.0)."""
+    return [[256]]
+
+
 def cudnn_attention_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """Taken as flash attention's float32 accumulators, which cuDNN's kernel needs likewise (cudnn/MHA.cpp asks the library)."""
-    return flash_backward(device, args, kwargs, out)
+    """In float32 the query's gradient [batch, heads, queries, head_dim] and a number a row, and 256 bytes; for grouped heads the
+    gradients of key and value of every query head (cudnn/MHA.cpp asks cuDNN; its answers for 24 shapes by 9.26 on capability
+    9.0, met to the byte)."""
+    query, key, value = args[1:4]
+    batch, heads, queries, head = query.shape
+    size = batch * heads * queries * (head + 1) * 4 + 256
+    if key.shape[1] != heads:
+        size += batch * heads * key.shape[2] * (head + value.shape[-1]) * query.itemsize
+    return [[size]]
 
 
 def efficient_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
@@ -185,6 +197,7 @@ INNER: dict[Any, Inner] = {
 }
 
 SCRATCH: dict[Any, Scratch] = {
+    _aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
     _aten.native_group_norm.default: group_norm,
     _aten.native_group_norm_backward.default: group_norm_backward,
     _aten._safe_softmax.default: safe_softmax,
@@ -206,6 +219,4 @@ SCRATCH: dict[Any, Scratch] = {
 }
 
 # What cuDNN decides by itself; for convolutions it can be asked.
-MODELLED = frozenset(
-    {recurrent.workspace, cudnn_attention_backward, convolution_cuda.convolution, convolution_cuda.convolution_backward}
-)
+MODELLED = frozenset({recurrent.workspace, convolution_cuda.convolution, convolution_cuda.convolution_backward})

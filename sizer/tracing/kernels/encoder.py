@@ -52,7 +52,7 @@ def multi_head_attention(device: Device, query, key, value, embed_dim, num_head,
     if fused:
         q = split(query)
         asked = Attention(query=q, key=q, value=q, mask=None, dropout=0.0, is_causal=False, scale=None, grouped=False)
-        fused = choose(device, asked) in ("flash", "efficient")
+        fused = choose(device, asked) in ("flash", "efficient", "cudnn")
     device.note_choice(
         "multi-head attention",
         "fast path",
@@ -66,7 +66,7 @@ def multi_head_attention(device: Device, query, key, value, embed_dim, num_head,
 
 
 def _with_scores(query, heads, head, qkv_weight, proj_weight, proj_bias, need_weights, average):
-    """The path that is left, also where cuDNN would be chosen: it makes the scores [batch, heads, tokens, tokens]."""
+    """The path that is left: it makes the scores [batch, heads, tokens, tokens]."""
     rows, tokens, width = query.shape
     projected = torch.matmul(query, qkv_weight.t())
     q, k, v = projected.new_empty(3, rows, heads, tokens, head).unbind(0)  # _transform_bias_rescale_qkv
