@@ -121,7 +121,10 @@ class Autocast:
     def _float32_and_back(self, operator: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             out = _call(operator, args, kwargs, lambda value: self.cast(torch.float32, value))
-            back = lambda value: value.to(args[0].dtype) if _eligible(value) else value  # noqa: E731
+
+            def back(value: Any) -> Any:
+                return value.to(args[0].dtype) if _eligible(value) else value
+
             return tuple(map(back, out)) if isinstance(out, (list, tuple)) else back(out)
 
         return kernel
@@ -141,8 +144,7 @@ class Autocast:
 
     def _float32(self, operator: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            cast = lambda value: self.cast(torch.float32, value)  # noqa: E731
-            return _call(operator, args, kwargs, cast)
+            return _call(operator, args, kwargs, lambda value: self.cast(torch.float32, value))
 
         return kernel
 
@@ -163,8 +165,8 @@ class Autocast:
     def _promote(self, operator: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             wide = any(t.dtype == torch.float32 for t in _float_tensors((args, tuple(kwargs.values()))))
-            cast = lambda value: self.cast(torch.float32 if wide else self.dtype, value)  # noqa: E731
-            return _call(operator, args, kwargs, cast)
+            dtype = torch.float32 if wide else self.dtype
+            return _call(operator, args, kwargs, lambda value: self.cast(dtype, value))
 
         return kernel
 
@@ -215,7 +217,9 @@ class Autocast:
             clear()
             state.clear_cache()
 
-        mine = lambda device: device in state.device_types  # noqa: E731
+        def mine(device: str) -> bool:
+            return device in state.device_types
+
         answers = {
             "is_autocast_enabled": lambda d=None: state.enabled if d is None or mine(d) else is_enabled(d),
             "get_autocast_dtype": lambda d: state.dtype if mine(d) else get_dtype(d),

@@ -93,7 +93,10 @@ def boxes_assumed(recorder: Recorder) -> Iterator[None]:
     detection, poolers = sys.modules["torchvision.models.detection"], sys.modules["torchvision.ops.poolers"]
     matcher = detection._utils.Matcher
     with ExitStack() as stack:
-        patch = lambda cls, name, function: stack.enter_context(mock.patch.object(cls, name, function))  # noqa: E731
+
+        def patch(cls: type, name: str, function: Any) -> None:
+            stack.enter_context(mock.patch.object(cls, name, function))
+
         patch(matcher, "__call__", _matching(recorder.values, matcher.__call__))
         patch(poolers.LevelMapper, "__call__", _spreading(recorder.values, poolers.LevelMapper.__call__))
         for module, name in (("fcos", "FCOS"), ("retinanet", "RetinaNet"), ("roi_heads", "RoIHeads"), ("ssd", "SSD")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -77,11 +77,11 @@ def optimizers_on(kind: str) -> Iterator[None]:
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
 
-    foreach: Callable[[], list[str]] = lambda: ["cuda", "meta"] if kind == "cuda" else ["cuda"]  # noqa: E731
-    fused: Callable[[], list[str]] = lambda: ["meta", "cuda", "mps", "cpu", "xpu"]  # noqa: E731
+    foreach = ["cuda", "meta"] if kind == "cuda" else ["cuda"]
+    fused = ["meta", "cuda", "mps", "cpu", "xpu"]
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", foreach))
-        stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", fused))
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: foreach))
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: fused))
         for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
             stack.enter_context(mock.patch.object(torch, kernel, nothing))
         yield

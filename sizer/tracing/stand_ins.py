@@ -123,7 +123,10 @@ def from_values(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any
 
 def _unknown_shape(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     packet, tensor = func.overloadpacket, args[0]
-    empty = lambda *shape, dtype=torch.int64: torch.empty(shape, dtype=dtype, device="meta")  # noqa: E731
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
     if packet is _aten.nonzero:
         return _found(recorder, tensor, NONZERO, apart=False)[0]
     if packet is _aten.masked_select:

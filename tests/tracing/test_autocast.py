@@ -152,7 +152,9 @@ def _on(device: str) -> list[tuple[str, Callable[[], Tensor]]]:
     def make(*shape: int, dtype: torch.dtype = FLOAT) -> Tensor:
         return torch.ones(shape, dtype=dtype, device=device)
 
-    half = lambda *shape: make(*shape, dtype=HALF)  # noqa: E731
+    def half(*shape: int) -> Tensor:
+        return make(*shape, dtype=HALF)
+
     return [
         ("linear", lambda: F.linear(make(2, 4), make(3, 4), make(3))),
         ("conv2d", lambda: F.conv2d(make(1, 2, 4, 4), make(3, 2, 1, 1))),

@@ -53,7 +53,10 @@ def test_formula_of_cublas_follows_the_version() -> None:
 
 def test_kernels_are_counted_by_module_and_dtype() -> None:
     on = Device("cuda", (8, 0), version=(2, 15))
-    pair = lambda: nn.Sequential(Attend(), nn.Flatten(1), nn.Unflatten(1, (4, 16)), Attend())  # noqa: E731
+
+    def pair() -> nn.Module:
+        return nn.Sequential(Attend(), nn.Flatten(1), nn.Unflatten(1, (4, 16)), Attend())
+
     for dtype in ("float32", "bfloat16"):
         run(pair, torch.zeros(2, 4, 16), on=on, dtype=dtype)
     told = explain(on, dtypes=["float32", "bfloat16", "float16"], optimizer="adamw", same={"float16": "bfloat16"})

@@ -169,7 +169,9 @@ def test_inference_mode_within_a_step_of_ones_own() -> None:
 
 
 def test_dropout_saves_bytes_on_cuda_and_floats_on_cpu() -> None:
-    factory = lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))  # noqa: E731
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+
     # mask of 2*8 elements: 1 byte each on CUDA, 4 on the CPU; and the loss 4
     assert alive(run(factory, torch.zeros(2, 8)), "forward")["activation"] == 16 + 4
     assert alive(run(factory, torch.zeros(2, 8), on=device("cpu")), "forward")["activation"] == 64 + 4
@@ -496,7 +498,9 @@ def test_gradients_that_meet_take_the_bytes_that_the_profiler_saw(factory: Calla
 
 
 def test_without_undoing_the_observer_the_peak_would_be_higher(monkeypatch: pytest.MonkeyPatch) -> None:
-    factory = lambda: Fanned(10, 8)  # noqa: E731
+    def factory() -> nn.Module:
+        return Fanned(10, 8)
+
     # the gradient of the loss 4, two gradients of x 2*3*8*4 each, the second added to the first
     assert peaks(run(factory, TOKENS), "temporary")["backward"] == 4 + 2 * 192
     monkeypatch.setattr(observer, "in_backward", lambda: False)

@@ -243,7 +243,9 @@ def test_flash_attention_backward() -> None:
 
 
 def test_flash_attention_backward_of_grouped_heads() -> None:
-    grouped = lambda w: F.scaled_dot_product_attention(w, w[:, :1], w[:, :1], enable_gqa=True)  # noqa: E731
+    def grouped(w: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(w, w[:, :1], w[:, :1], enable_gqa=True)
+
     tape = call(grouped, 2, 4, 16, 64, dtype="bfloat16")
     # softmax_d 2*4*128*4, dq_accum 2*128*4*64*4, and the key's and the value's gradient of every head 2*16*4*64*2
     assert held(tape, "aten._scaled_dot_product_flash_attention_backward.default")[0][-4:] == [
@@ -284,7 +286,10 @@ def test_efficient_attention_backward_in_float32() -> None:
 )
 def test_efficient_attention_backward_in_half_precision(capability, head: int, elements: int) -> None:
     mask = torch.zeros(16, 16, dtype=torch.bool, device="meta")
-    attend = lambda w: F.scaled_dot_product_attention(w, w, w, attn_mask=mask).contiguous()  # noqa: E731
+
+    def attend(w: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(w, w, w, attn_mask=mask).contiguous()
+
     tape = call(attend, 2, 4, 16, head, on=cuda(capability), dtype="bfloat16")
     stage = held(tape, "aten._scaled_dot_product_efficient_attention_backward.default")[0]
     # delta [2, 4, 16] in float32; then for each of the 2*4 pairs the elements above
@@ -292,7 +297,9 @@ def test_efficient_attention_backward_in_half_precision(capability, head: int, e
 
 
 def test_efficient_attention_backward_expands_grouped_heads() -> None:
-    grouped = lambda w: F.scaled_dot_product_attention(w, w[:, :1], w[:, :1], enable_gqa=True).contiguous()  # noqa: E731
+    def grouped(w: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(w, w[:, :1], w[:, :1], enable_gqa=True).contiguous()
+
     tape = call(grouped, 2, 4, 16, 64)
     # the key's and the value's gradient of every head, 2*4*16*64*4 each
     assert held(tape, "aten._scaled_dot_product_efficient_attention_backward.default")[0][:2] == [32768] * 2

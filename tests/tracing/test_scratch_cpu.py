@@ -263,8 +263,8 @@ def test_flash_attention_holds_a_block_of_weights() -> None:
     # output 2*2*40*8*4 and logsumexp 2*2*40*4; a block of 32 rows x 40 columns, two numbers a row, the rows' output 32*8
     left = 5120 + 640
     block = (32 * 40 + 2 * 32 + 32 * 8) * 4
-    call = lambda x: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)  # noqa: E731
-    recorded = steps(lambda x: call(x)[0], torch.zeros(2, 2, 40, 8))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    recorded = steps(lambda x: attend(x, x, x)[0], torch.zeros(2, 2, 40, 8))
     assert recorded[0] == left + block
 
 

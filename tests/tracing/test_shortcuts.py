@@ -262,6 +262,9 @@ def test_batch_norm_backward_without_gradient_of_the_input_is_like_the_cpu_kerne
 
 def test_the_comparison_can_fail() -> None:
     add = torch.ops.aten.add.Tensor
-    wrong = lambda args: torch.empty(args[0].shape, dtype=args[0].dtype, device="meta")  # noqa: E731
+
+    def wrong(args: tuple) -> Tensor:
+        return torch.empty(args[0].shape, dtype=args[0].dtype, device="meta")
+
     with pytest.raises(AssertionError, match=r"aten\.add\.Tensor"):
         check(add, wrong)

@@ -22,7 +22,10 @@ def ctc_loss(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     time, batch = log_probs.shape[0], log_probs.shape[1]
     longest = _longest(recorder, targets, target_lengths)
-    make = lambda *shape: torch.empty(shape, dtype=log_probs.dtype, device="meta")  # noqa: E731
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=log_probs.dtype, device="meta")
+
     return make(batch), make(batch, time, 2 * longest + 1)
 
 

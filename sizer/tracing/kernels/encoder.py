@@ -44,7 +44,10 @@ def multi_head_attention(device: Device, query, key, value, embed_dim, num_head,
     """aten._native_multi_head_attention: (output [batch, tokens, embed_dim], weights or nothing), query being key and value."""
     head = embed_dim // num_head
     rows = query.shape[0]
-    split = lambda t: t.view(rows, -1, num_head, head).transpose(1, 2)  # noqa: E731
+
+    def split(t: Tensor) -> Tensor:
+        return t.view(rows, -1, num_head, head).transpose(1, 2)
+
     fused = query is key and key is value and head % 8 == 0 and not need_weights and mask is None
     if fused:
         q = split(query)
@@ -68,7 +71,10 @@ def _with_scores(query, heads, head, qkv_weight, proj_weight, proj_bias, need_we
     projected = torch.matmul(query, qkv_weight.t())
     q, k, v = projected.new_empty(3, rows, heads, tokens, head).unbind(0)  # _transform_bias_rescale_qkv
     del projected
-    pairs = lambda t: t.reshape(rows * heads, tokens, head)  # noqa: E731
+
+    def pairs(t: Tensor) -> Tensor:
+        return t.reshape(rows * heads, tokens, head)
+
     scores = torch.bmm(pairs(q), pairs(k).transpose(1, 2))
     scores = _aten._softmax.default(scores.view(rows, heads, tokens, tokens), -1, False)
     _aten.bmm.out(scores.view(rows * heads, tokens, tokens), pairs(v), out=pairs(q))
@@ -85,7 +91,10 @@ def encoder_layer(device: Device, src, embed_dim, num_heads, qkv_weight, qkv_bia
                   eps, norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2,
                   ffn_bias_2, mask=None, mask_type=None) -> Tensor:  # fmt: skip
     """aten._transformer_encoder_layer_fwd: attention, residual in place, norm, feed-forward with its activation fused, likewise."""
-    norm = lambda x, weight, bias: torch.layer_norm(x, (embed_dim,), weight, bias, eps)  # noqa: E731
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.layer_norm(x, (embed_dim,), weight, bias, eps)
+
     x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
     x = multi_head_attention(device, x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask,
                              False, True, mask_type)[0]  # fmt: skip

@@ -88,7 +88,10 @@ def forward(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     ways, width = 2 if both_ways else 1, projected or hidden
     steps, samples = _steps(input, sizes, batch_first)
-    empty = lambda *shape: torch.empty(shape, dtype=input.dtype, device="meta")  # noqa: E731
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=input.dtype, device="meta")
+
     output = empty(steps, width * ways) if sizes else empty(*input.shape[:2], width * ways)
     kept = reserve_bytes(mode, steps, hidden, width, layers, ways, dropout, input.itemsize) if train else 0
     reserve = torch.empty(kept, dtype=torch.uint8, device="meta")
@@ -101,7 +104,10 @@ def backward(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     input, weights, hx, cx, wanted = args[0], args[1], args[4], args[5], args[-1]
     if input.device.type != "meta":
         return NotImplemented
-    like = lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")  # noqa: E731
+
+    def like(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
     grads: list[Tensor] = []
     if wanted[3]:
         buffer = torch.empty(sum(w.numel() for w in weights), dtype=weights[0].dtype, device="meta")
