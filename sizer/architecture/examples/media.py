@@ -31,9 +31,14 @@ class Medium:
     kind: str = "picture"
 
 
+def placeholder_names(kind: str) -> tuple[str, ...]:
+    """Where configs name the id that stands for one feature of an "image", a "video" or an "audio" in the text."""
+    return f"{kind}_token_id", f"{kind}_token_index", f"text_config.{kind}_token_id"
+
+
 def placeholder(config: PreTrainedConfig, kind: str) -> int:
-    """The id that stands for one feature of an "image", a "video" or an "audio" in the text."""
-    token = read(config, f"{kind}_token_id", f"{kind}_token_index", f"text_config.{kind}_token_id")
+    """The id that stands for one feature of an "image", a "video" or an "audio" in the text. Raises BuildError without one."""
+    token = read(config, *placeholder_names(kind))
     if token is None:
         raise BuildError(f"the config names no {kind}_token_id", todo="use the config.json of a published checkpoint")
     return token

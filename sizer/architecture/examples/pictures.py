@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.image_processing_utils import select_best_resolution
 
 from sizer.architecture.examples import patches, vision
-from sizer.architecture.examples.media import Medium, count_features, placeholder
+from sizer.architecture.examples.media import Medium, count_features, placeholder, placeholder_names
 from sizer.architecture.examples.setting import Setting, read
 from sizer.architecture.examples.tensors import floats, ones, zeros
 
@@ -28,6 +28,12 @@ def picture(setting: Setting) -> Medium:
     if own is not None:
         return own(setting)
     return grid_of_patches(setting) if setting.takes("image_grid_thw") else pixels(setting)
+
+
+def kind_of(setting: Setting) -> str:
+    """What the placeholders stand for: an "image", or a "video" where there is a token for nothing else."""
+    has = lambda kind: any(hasattr(setting.config, name) for name in placeholder_names(kind))  # noqa: E731
+    return "video" if has("video") and not has("image") else "image"
 
 
 def pixels(setting: Setting, **more: Tensor) -> Medium:
@@ -69,8 +75,8 @@ def queries(setting: Setting) -> Medium:
     if setting.takes("qformer_input_ids"):
         words = question(setting.config.qformer_config.vocab_size, setting.batch)
         inputs |= {"qformer_input_ids": words, "qformer_attention_mask": torch.ones_like(words)}
-    kind = "video" if hasattr(setting.config, "video_token_index") else "image"
-    return Medium(inputs=inputs, token=placeholder(setting.config, kind), count=setting.config.num_query_tokens)
+    token = placeholder(setting.config, kind_of(setting))
+    return Medium(inputs=inputs, token=token, count=setting.config.num_query_tokens)
 
 
 def video_queries(setting: Setting) -> Medium:
