@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LARGEST_INTEGERS = 2**24  # elements of an integer or boolean tensor that is still followed
+LARGEST_INTEGERS = (
+    2**26
+)  # elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take
 LARGEST_FLOATS = 2**20  # likewise of a floating-point tensor: schedules, thresholds, anchors and their overlaps
 LARGEST_UNDEFINED = 2**12  # of an integer tensor made without values
 LARGEST_ASSUMED = 2**20  # of an integer or boolean tensor whose unknown values get stand-ins

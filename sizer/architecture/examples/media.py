@@ -22,13 +22,14 @@ class Medium:
 
     `inputs` are keyword arguments for the whole batch; `token` is the id of the placeholder and `count` how many of them each
     text needs: as many as the encoder yields features. `kind` names it in the notes. Without a token (cross-attention) the text
-    has no placeholders.
+    has no placeholders. `marks` are the ids right before and after the placeholders, where the model looks for them.
     """
 
     inputs: dict[str, object]
     token: int | None
     count: int
     kind: str = "picture"
+    marks: tuple[int, int] | None = None
 
 
 def placeholder_names(kind: str) -> tuple[str, ...]:
@@ -65,6 +66,22 @@ def count_features(setting: Setting, method: str, inputs: dict[str, object]) -> 
             f"the encoder of {setting.class_name} could not be asked how many features it yields: {error}"
         ) from error
     return sum(tensor.shape[:-1].numel() for tensor in _features_in(output))
+
+
+def asked_picture(setting: Setting, inputs: dict[str, object]) -> Medium:
+    """A medium whose encoder says itself how many features it yields."""
+    first = {name: value[: len(value) // setting.batch] for name, value in inputs.items()}
+    return picture_medium(setting, inputs, count_features(setting, "get_image_features", first))
+
+
+def picture_medium(setting: Setting, inputs: dict[str, object], count: int) -> Medium:
+    """A picture of so many features, in the place of the config's token for one."""
+    return Medium(inputs=inputs, token=placeholder(setting.config, "image"), count=count)
+
+
+def sizes_of_pictures(setting: Setting, height: int, width: int) -> Tensor:
+    """The true size of every picture, (batch, 2) as height and width."""
+    return torch.tensor([[height, width]]).repeat(setting.batch, 1)
 
 
 def _on_meta(value: object) -> object:

@@ -49,7 +49,7 @@ def clvp(setting: Setting) -> dict[str, Tensor]:
 
 
 def synthesis(setting: Setting) -> dict[str, Tensor]:
-    """FastSpeech 2: phonemes, and in training how long, how high and how loud each is, and the spectrogram of two frames each."""
+    """FastSpeech 2: phonemes; in training how long, how high and how loud each is, and the spectrogram of two frames each."""
     config = read(setting.config, "model_config", default=setting.config)
     count = setting.length
     ids = integers(config.vocab_size - 1, setting.batch, count) + 1
@@ -151,9 +151,9 @@ def streamed_frames(setting: Setting) -> dict[str, Tensor]:
 
 
 def streamed_speech(setting: Setting) -> dict[str, Tensor]:
-    """Voxtral Realtime: a word for every stretch of sound, added to it: mel frames (batch, bins, frames), and words (batch, length).
+    """Voxtral Realtime: a word (batch, length) for every stretch of sound, to which it is added: mel frames (batch, bins, frames).
 
-    A convolution of stride 2 halves the frames, and `downsample_factor` of those become one step (modeling_voxtral_realtime.py).
+    A convolution of stride 2 halves the frames; `downsample_factor` of what is left become one step.
     """
     ids = text.sentence(setting)
     frames = 2 * setting.config.downsample_factor * setting.length

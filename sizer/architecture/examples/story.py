@@ -87,6 +87,8 @@ def story(setting: Setting, medium: Medium) -> dict[str, object]:
     ids = sentence(inner(setting))
     if medium.token is not None:
         ids[:, 1 : 1 + medium.count] = medium.token
+    if medium.marks is not None:
+        ids[:, 0], ids[:, 1 + medium.count] = medium.marks
     inputs = {"input_ids": ids, "attention_mask": ones(setting.batch, setting.length), **medium.inputs}
     marked = (ids == medium.token).long() if medium.token is not None else torch.zeros_like(ids)
     if setting.takes("mm_token_type_ids"):
