@@ -19,7 +19,6 @@ from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.examples import has_own_loss, make_example, medium_of
 from sizer.architecture.examples.setting import Setting, takes, text_config
 from sizer.architecture.examples.story import TEXT_BESIDE
-from sizer.architecture.examples.text import end_token
 from sizer.architecture.heads import choose_head, has_no_forward
 from sizer.architecture.sizes import (
     RECURRENT_TYPES,
@@ -31,6 +30,7 @@ from sizer.architecture.sizes import (
     usual_image,
     usual_length,
 )
+from sizer.architecture.special_tokens import with_special_tokens
 from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
 ERROR_LIMIT = 160
@@ -56,7 +56,7 @@ def huggingface_blueprint(
     """
     parsed = read_architecture(config)
     cls, notes = choose_head(parsed, head)
-    parsed, padding_notes = _padded(parsed, cls)
+    parsed, token_notes = with_special_tokens(parsed, cls)
     length, length_notes = _length(parsed, cls, sequence_length)
     parsed, size, image_notes = _image(parsed, cls, image_size)
     try:
@@ -78,7 +78,7 @@ def huggingface_blueprint(
         checkpoint=_checkpoint if cls.supports_gradient_checkpointing else None,
         sequence_length=length,
         image_size=size,
-        notes=notes + padding_notes + length_notes + image_notes + _attention_note(cls, attention) + more,
+        notes=notes + token_notes + length_notes + image_notes + _attention_note(cls, attention) + more,
     )
 
 
@@ -146,17 +146,6 @@ def _build(cls: type[PreTrainedModel], config: PreTrainedConfig, attention: str)
         raise
     except Exception as error:
         raise BuildError(f"{cls.__name__} could not be built from this config: {_short(error)}") from error
-
-
-def _padded(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> tuple[PreTrainedConfig, tuple[str, ...]]:
-    """The config with a padding token where a head that classifies whole texts needs one to find where they end."""
-    text = text_config(config)
-    if "ForSequenceClassification" not in cls.__name__ or getattr(text, "pad_token_id", 0) is not None:
-        return config, ()
-    config = copy.deepcopy(config)
-    end = end_token(text)
-    text_config(config).pad_token_id = 0 if end is None else end
-    return config, (f"The config names no padding token; {cls.__name__} needs one, and {end or 0} was taken.",)
 
 
 def _length(

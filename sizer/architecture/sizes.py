@@ -5,6 +5,7 @@ The rule of `usual_length`, in tokens, never more than the model has positions:
   an encoder-decoder (T5, BART)      1024, for the text it reads and for the text it writes
   an encoder (BERT)                   512
   a recurrence in plain PyTorch        64 (Mamba without its own kernels runs token by token)
+  speech from a sentence (VITS)         64 phonemes
   a long-document encoder            4096 (BigBird, LED: shorter texts would not use their sparse attention)
   sound alone                        10 s: samples of `input_values` (160,000 at 16 kHz), mel frames of `input_features` (1000)
 `usual_image` is the size in the config, else the size that the model's paper trains on, else 224 x 224; 448 x 448 for a model
@@ -21,9 +22,10 @@ from sizer.architecture.examples.setting import forward_parameters, read, takes,
 from sizer.architecture.examples.text import is_causal
 
 DECODER_TOKENS, ENCODER_DECODER_TOKENS, ENCODER_TOKENS, LONG_DOCUMENT_TOKENS = 2048, 1024, 512, 4096
-RECURRENT_TOKENS = 64
+RECURRENT_TOKENS, SPOKEN_TOKENS = 64, 64
 # Recurrent layers that transformers runs token by token where their extra CUDA kernels are not installed.
 RECURRENT_TYPES = frozenset({"mamba", "falcon_mamba", "jamba", "zamba", "xlstm", "recurrent_gemma", "rwkv"})
+SPOKEN_TYPES = frozenset({"fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "vits"})
 LONG_DOCUMENT_TYPES = frozenset({"longformer", "big_bird", "led", "bigbird_pegasus"})
 SECONDS, SAMPLES_PER_SECOND, MEL_FRAMES_PER_SECOND = 10, 16_000, 100
 
@@ -91,6 +93,8 @@ def usual_length(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int | 
 def _usual_tokens(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int:
     if text_config(config).model_type in RECURRENT_TYPES:
         return RECURRENT_TOKENS
+    if config.model_type in SPOKEN_TYPES:
+        return SPOKEN_TOKENS
     if config.model_type in LONG_DOCUMENT_TYPES:
         return LONG_DOCUMENT_TOKENS
     if takes(cls, "decoder_input_ids"):

@@ -1,10 +1,10 @@
 """Choices among unknown values: which experts of a mixture a token goes to, which candidates of a detector score best.
 
-`topk`, `argmax` and `max` of values that nobody can know choose places that are spread evenly: row r of the choice takes the
-next k of n places after those of row r - 1, starting anew with each sample of the batch. That is a choice which could have
-happened (k different places in every row), every expert gets the same number of tokens, give or take one, and from then on
-the places are known, so that loops over experts, their masks and their capacities agree with each other. It is noted where
-something comes to depend on it: grouped matrix products do not.
+`topk`, `argmax`, `max` and their opposites of values that nobody can know choose places that are spread evenly: row r of the
+choice takes the next k of n places after those of row r - 1, starting anew with each sample of the batch. That is a choice
+which could have happened (k different places in every row), every expert gets the same number of tokens, give or take one, and
+from then on the places are known, so that loops over experts, their masks and their capacities agree with each other. It is
+noted where something comes to depend on it: grouped matrix products do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from sizer.tracing.values import LARGEST_ASSUMED
 if TYPE_CHECKING:
     from sizer.tracing.recorder import Recorder
 
-EVENLY = "the largest of unknown values were taken to lie evenly spread, so that every expert gets as many tokens as the next"
+EVENLY = (
+    "the largest (or smallest) of unknown values were taken to lie evenly spread, "
+    "so that every expert or code gets as many tokens as the next"
+)
 
 _aten = torch.ops.aten
 
@@ -36,7 +39,8 @@ def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
 
 
 def choose(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
-    """`topk(values [.., n, ..], k, dim)`, `argmax(values, dim)` and `max(values, dim)`; unknown places are spread evenly."""
+    """`topk(values [.., n, ..], k, dim)`, `argmax(values, dim)`, `max(values, dim)` and their opposites; unknown places are
+    spread evenly."""
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     places = out if isinstance(out, Tensor) else out[1]
@@ -58,4 +62,6 @@ def choose(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return out
 
 
-HANDLERS = {_aten.topk.default: choose, _aten.argmax.default: choose, _aten.max.dim: choose}
+HANDLERS = dict.fromkeys(
+    (_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim), choose
+)

@@ -1,7 +1,8 @@
 """Results of the commonest operators without their meta kernels, most of which are Python and up to a thousand times slower.
 
-Pointwise operators over contiguous floating-point tensors of one dtype return a contiguous tensor of the largest shape, in-place
-ones their first argument, `_foreach_` ones a list of such. Where any condition does not hold, the meta kernel runs.
+Pointwise operators over floating-point tensors of one dtype, contiguous or row by row with gaps (one half of a `chunk`), return a
+contiguous tensor of the largest shape, comparisons one of booleans, in-place operators their first argument, `_foreach_` ones a
+list of such. Where any condition does not hold, the meta kernel runs.
 `tests/tracing/test_shortcuts.py` holds each against its meta kernel.
 """
 
@@ -23,6 +24,7 @@ POINTWISE = names("""
     leaky_relu gelu_backward silu_backward threshold_backward sigmoid_backward tanh_backward hardtanh_backward
     hardswish_backward hardsigmoid_backward leaky_relu_backward maximum minimum addcmul addcdiv
 """)
+COMPARISONS = names("lt.Scalar gt.Scalar le.Scalar ge.Scalar lt.Tensor gt.Tensor le.Tensor ge.Tensor")
 IN_PLACE = names("""
     add_.Tensor add_.Scalar sub_.Tensor mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar relu_ clamp_ sqrt_ neg_
     addcmul_ addcdiv_ lerp_.Scalar copy_ zero_ fill_.Scalar silu_ sigmoid_ hardtanh_ hardswish_ leaky_relu_
@@ -41,7 +43,13 @@ def _overload(name: str) -> Any:
 
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.device.type == "meta" and tensor.dtype == dtype and tensor.is_contiguous()
+    return tensor.device.type == "meta" and tensor.dtype == dtype and (tensor.is_contiguous() or _is_row_major(tensor))
+
+
+def _is_row_major(tensor: Tensor) -> bool:
+    """Whether the elements lie in the order of a contiguous tensor, though with gaps: TensorIterator.cpp keeps that order."""
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    return all(left > right for left, right in zip(strides, [*strides[1:], 0], strict=True))
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -57,14 +65,37 @@ def _fits_into(small: torch.Size, large: torch.Size) -> bool:
 
 def pointwise(args: tuple) -> Any:
     """The result of a pointwise operator, or NotImplemented where its meta kernel must say."""
+    shape = _common_shape(args)
+    return NotImplemented if shape is None else torch.empty(shape, dtype=args[0].dtype, device="meta")
+
+
+def comparison(args: tuple) -> Any:
+    """The booleans that a comparison of floating-point tensors returns."""
+    shape = _common_shape(args)
+    return NotImplemented if shape is None else torch.empty(shape, dtype=torch.bool, device="meta")
+
+
+def where(args: tuple) -> Any:
+    """One of two floating-point tensors by a condition [..] of their common shape."""
+    condition, *values = args
+    if not all(isinstance(value, Tensor) for value in values) or not _is_plain(condition, torch.bool):
+        return NotImplemented
+    shape = _common_shape(tuple(values))
+    if shape is None or not _fits_into(shape, condition.shape):
+        return NotImplemented
+    return torch.empty(condition.shape, dtype=values[0].dtype, device="meta")
+
+
+def _common_shape(args: tuple) -> torch.Size | None:
+    """The shape of the largest of the tensors, to which the others broadcast; None where a meta kernel must say."""
     first = args[0]
     if not isinstance(first, Tensor) or not first.dtype.is_floating_point:
-        return NotImplemented
+        return None
     largest = first
     for other in args:
         if isinstance(other, Tensor):
             if not _is_plain(other, first.dtype):
-                return NotImplemented
+                return None
             if other.dim() > largest.dim() or (other.dim() == largest.dim() and other.numel() > largest.numel()):
                 largest = other
     shape = largest.shape
@@ -75,8 +106,8 @@ def pointwise(args: tuple) -> Any:
             and other.shape != shape
             and not _fits_into(other.shape, shape)
         ):
-            return NotImplemented
-    return torch.empty(largest.shape, dtype=first.dtype, device="meta")
+            return None
+    return shape
 
 
 def in_place(args: tuple) -> Any:
@@ -190,6 +221,33 @@ def resized(args: tuple) -> Any:
     return torch.empty((*input.shape[:2], *size), dtype=input.dtype, device="meta")
 
 
+def summed(args: tuple) -> Any:
+    """A contiguous floating-point tensor without the dimensions in the list, or with each of them as 1."""
+    tensor, dims, keep = args[0], args[1], len(args) > 2 and args[2]
+    if not dims or not _plain_floats(tensor) or not all(-tensor.dim() <= dim < tensor.dim() for dim in dims):
+        return NotImplemented
+    gone = {dim % tensor.dim() for dim in dims}
+    shape = [1 if axis in gone else size for axis, size in enumerate(tensor.shape) if keep or axis not in gone]
+    return torch.empty(shape, dtype=tensor.dtype, device="meta") if len(gone) == len(dims) else NotImplemented
+
+
+def joined(args: tuple) -> Any:
+    """Contiguous floating-point tensors of one dtype, one after the other along a dimension (0 where none is given)."""
+    tensors, dim = args[0], args[1] if len(args) > 1 else 0
+    first = tensors[0]
+    if not _plain_floats(*tensors) or not -first.dim() <= dim < first.dim():
+        return NotImplemented
+    dim %= first.dim()
+    rest = [size for axis, size in enumerate(first.shape) if axis != dim]
+    for tensor in tensors:
+        others = [size for axis, size in enumerate(tensor.shape) if axis != dim]
+        if tensor.dtype != first.dtype or tensor.dim() != first.dim() or others != rest:
+            return NotImplemented
+    shape = [*first.shape]
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    return torch.empty(shape, dtype=first.dtype, device="meta")
+
+
 def zeros_like(args: tuple) -> Any:
     """A tensor of the same shape and strides; its zeros are known only where the tensor is small."""
     tensor = args[0]
@@ -212,12 +270,16 @@ RULES = {
     "upsample_bilinear2d": resized,
     "upsample_bicubic2d": resized,
     "zeros_like": zeros_like,
+    "where.self": where,
+    "sum.dim_IntList": summed,
+    "cat": joined,
 }
 
 
 def _table() -> dict[Any, Any]:
     table: dict[Any, Any] = {_overload(name): rule for name, rule in RULES.items()}
     table |= {_overload(name): pointwise for name in POINTWISE}
+    table |= {_overload(name): comparison for name in COMPARISONS}
     table |= {_overload(name): in_place for name in IN_PLACE}
     for name in FOREACH:
         packet, _, overload = name.partition(".")

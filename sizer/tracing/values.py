@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LARGEST_INTEGERS = 2**24  # elements of an integer or boolean tensor that is still followed
+LARGEST_INTEGERS = (
+    2**26
+)  # elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take
 LARGEST_FLOATS = 2**20  # likewise of a floating-point tensor: schedules, thresholds, anchors and their overlaps
 LARGEST_UNDEFINED = 2**12  # of an integer tensor made without values
 LARGEST_ASSUMED = 2**20  # of an integer or boolean tensor whose unknown values get stand-ins
@@ -85,7 +87,6 @@ class KnownValues:
     def remember(self, tensor: Tensor, real: Tensor) -> None:
         """Notes that the meta tensor, which owns its whole storage, holds the values of `real` (same shape and dtype)."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
         if (
             real.stride() != tensor.stride()
             or real.untyped_storage().nbytes() != storage.nbytes()
@@ -95,7 +96,11 @@ class KnownValues:
             real = copy.copy_(real)
             if real.untyped_storage().nbytes() != storage.nbytes():
                 return
-        self._twins[key] = (real.untyped_storage(), weakref.ref(storage, lambda _, key=key: self._drop(key)))
+        self._pair(storage, real.untyped_storage())
+
+    def _pair(self, storage: torch.UntypedStorage, twin: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        self._twins[key] = (twin, weakref.ref(storage, lambda _: self._drop(key)))
 
     def keep(self, module: nn.Module) -> None:
         """Leaves the known values of the module's small buffers with it, for another trace to `recall`."""
@@ -113,8 +118,17 @@ class KnownValues:
                 self.remember(buffer, real.to(buffer.dtype, copy=True))
 
     def assume(self, tensor: Tensor, real: Tensor, text: str) -> None:
-        """Remembers `real` as a stand-in for values that nobody can know; `text` says so to whoever comes to depend on it."""
-        self.remember(tensor, real)
+        """Remembers `real` as a stand-in for values that nobody can know; `text` says so to whoever comes to depend on it.
+
+        The tensor may be a part of its storage (one half of a split); the rest of it is then taken as zeros.
+        """
+        storage = tensor.untyped_storage()
+        if real.nbytes < storage.nbytes():
+            whole = torch.zeros(storage.nbytes() // tensor.itemsize, dtype=tensor.dtype, device="cpu")
+            whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
+            self._pair(storage, whole.untyped_storage())
+        else:
+            self.remember(tensor, real)
         self._assumed[tensor.untyped_storage()._cdata] = text
 
     def assumption(self, tensors: list[Tensor]) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sizer.tracing import shortcuts
-from sizer.tracing.shortcuts import FOREACH, IN_PLACE, POINTWISE, RULES, SHORTCUTS
+from sizer.tracing.shortcuts import COMPARISONS, FOREACH, IN_PLACE, POINTWISE, RULES, SHORTCUTS
 from sizer.tracing.values import LARGEST_FLOATS
 
 NUMBERS = {"weight": 0.5, "exponent": 2, "negative_slope": 0.1, "value": 2, "scalar": 2, "threshold": 0}
@@ -30,6 +30,8 @@ def tensors(dtype: torch.dtype) -> dict[str, Tensor]:
         "channels last of one channel": empty(2, 1, 4, 4, dtype=dtype).contiguous(memory_format=torch.channels_last),
         "transposed": picture.transpose(2, 3),
         "sliced": empty(2, 3, 4, 8, dtype=dtype)[..., :4],
+        "sliced inside": empty(2, 6, 4, 4, dtype=dtype)[:, 3:],
+        "sliced column": empty(2, 3, 4, 8, dtype=dtype)[..., 3:4],
         "expanded": empty(1, 3, 4, 4, dtype=dtype).expand(2, 3, 4, 4),
         "row": empty(4, dtype=dtype),
         "per channel": empty(3, 1, 1, dtype=dtype),
@@ -179,7 +181,40 @@ def pictures(*options: object) -> Callable[[], Iterator[tuple]]:
     return arguments
 
 
+def choices() -> Iterator[tuple]:
+    layouts = [FLOATS[name] for name in ("contiguous", "sliced", "transposed", "channels last", "number", "row")]
+    for condition, left, right in product(layouts, repeat=3):
+        yield (condition.to(torch.bool), left, right)
+    for condition in ("sliced", "row"):
+        yield (torch.empty_like(FLOATS[condition], dtype=torch.bool), FLOATS["contiguous"], HALVES["contiguous"])
+
+
+def sums() -> Iterator[tuple]:
+    for x in (*FLOATS.values(), *HALVES.values(), empty(3, 1, 2), empty(4, dtype=torch.int64)):
+        for dims in ([0], [-1], [0, 1], [0, 2, 3], [1, 1], [7], []):
+            yield from ((x, dims), (x, dims, True), (x, dims, False))
+
+
+def lists_to_join() -> Iterator[tuple]:
+    layouts = [
+        *FLOATS.values(),
+        HALVES["contiguous"],
+        empty(0),
+        empty(5, 1, 1, 1),
+        empty(5, 3, 1, 1),
+        empty(2, 3, 4, 7),
+    ]
+    for left, right in product(layouts, repeat=2):
+        for dim in (0, 1, -1):
+            yield ([left, right], dim)
+    yield ([FLOATS["row"], FLOATS["row"]],)
+    yield ([FLOATS["row"]], 0)
+
+
 WRITTEN_OUT = {
+    "where": choices,
+    "sum": sums,
+    "cat": lists_to_join,
     "upsample_nearest2d": pictures(),
     "upsample_bilinear2d": pictures(False),
     "upsample_bicubic2d": pictures(True),
@@ -240,7 +275,7 @@ def test_shortcut_declines_or_agrees(func: Any) -> None:
 
 def test_every_name_is_in_the_table() -> None:
     # each name once; `_foreach_` names twice, as themselves and in place
-    assert len(SHORTCUTS) == len(RULES) + len(POINTWISE) + len(IN_PLACE) + 2 * len(FOREACH)
+    assert len(SHORTCUTS) == len(RULES) + len(POINTWISE) + len(COMPARISONS) + len(IN_PLACE) + 2 * len(FOREACH)
 
 
 @pytest.mark.parametrize("func", [f for f in SHORTCUTS if f.overloadpacket.__name__ in IN_PLACE], ids=str)

@@ -160,9 +160,11 @@ GIVEN_BY_RECIPES = frozenset(
 UNASKED = frozenset(
     {"ViTMAEForPreTraining", "VideoMAEForPreTraining", "PatchTSTForPretraining", "PatchTSMixerForPretraining"}
 )
-# Classes whose forward takes labels and fails on them in transformers 5.23: their losses get arguments that they do not know.
+# Classes whose forward takes labels and fails on them in transformers 5.23: their losses get arguments that they do not know,
+# or (GLM-Image) the size of another vocabulary than the head's.
 UNTRAINABLE = frozenset(
     {
+        "GlmImageForConditionalGeneration",
         "Nemotron3_5AsrForRNNT",
         "NemotronAsrStreamingForRNNT",
         "ShieldGemma2ForImageClassification",

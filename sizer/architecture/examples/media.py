@@ -22,18 +22,24 @@ class Medium:
 
     `inputs` are keyword arguments for the whole batch; `token` is the id of the placeholder and `count` how many of them each
     text needs: as many as the encoder yields features. `kind` names it in the notes. Without a token (cross-attention) the text
-    has no placeholders.
+    has no placeholders. `marks` are the ids right before and after the placeholders, where the model looks for them.
     """
 
     inputs: dict[str, object]
     token: int | None
     count: int
     kind: str = "picture"
+    marks: tuple[int, int] | None = None
+
+
+def placeholder_names(kind: str) -> tuple[str, ...]:
+    """Where configs name the id that stands for one feature of an "image", a "video" or an "audio" in the text."""
+    return f"{kind}_token_id", f"{kind}_token_index", f"text_config.{kind}_token_id"
 
 
 def placeholder(config: PreTrainedConfig, kind: str) -> int:
-    """The id that stands for one feature of an "image", a "video" or an "audio" in the text."""
-    token = read(config, f"{kind}_token_id", f"{kind}_token_index", f"text_config.{kind}_token_id")
+    """The id that stands for one feature of an "image", a "video" or an "audio" in the text. Raises BuildError without one."""
+    token = read(config, *placeholder_names(kind))
     if token is None:
         raise BuildError(f"the config names no {kind}_token_id", todo="use the config.json of a published checkpoint")
     return token
@@ -60,6 +66,22 @@ def count_features(setting: Setting, method: str, inputs: dict[str, object]) -> 
             f"the encoder of {setting.class_name} could not be asked how many features it yields: {error}"
         ) from error
     return sum(tensor.shape[:-1].numel() for tensor in _features_in(output))
+
+
+def asked_picture(setting: Setting, inputs: dict[str, object]) -> Medium:
+    """A medium whose encoder says itself how many features it yields."""
+    first = {name: value[: len(value) // setting.batch] for name, value in inputs.items()}
+    return picture_medium(setting, inputs, count_features(setting, "get_image_features", first))
+
+
+def picture_medium(setting: Setting, inputs: dict[str, object], count: int) -> Medium:
+    """A picture of so many features, in the place of the config's token for one."""
+    return Medium(inputs=inputs, token=placeholder(setting.config, "image"), count=count)
+
+
+def sizes_of_pictures(setting: Setting, height: int, width: int) -> Tensor:
+    """The true size of every picture, (batch, 2) as height and width."""
+    return torch.tensor([[height, width]]).repeat(setting.batch, 1)
 
 
 def _on_meta(value: object) -> object:

@@ -12,14 +12,22 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers.image_processing_utils import select_best_resolution
 
-from sizer.architecture.examples import patches, vision
-from sizer.architecture.examples.media import Medium, count_features, placeholder
+from sizer.architecture.examples import patches, tiles, vision
+from sizer.architecture.examples.media import (
+    Medium,
+    asked_picture,
+    picture_medium,
+    placeholder,
+    placeholder_names,
+    sizes_of_pictures,
+)
 from sizer.architecture.examples.setting import Setting, read
-from sizer.architecture.examples.tensors import floats, ones, zeros
+from sizer.architecture.examples.tensors import floats, zeros
 
 QUESTION_TOKENS = 16
+DRAWN_SIZE = (1152, 768)  # height and width of the picture that GLM-Image is asked for, its processor's default
+DRAWN_PIXELS = 32  # along each side for one of its codes
 
 
 def picture(setting: Setting) -> Medium:
@@ -30,11 +38,17 @@ def picture(setting: Setting) -> Medium:
     return grid_of_patches(setting) if setting.takes("image_grid_thw") else pixels(setting)
 
 
+def kind_of(setting: Setting) -> str:
+    """What the placeholders stand for: an "image", or a "video" where there is a token for nothing else."""
+    has = lambda kind: any(hasattr(setting.config, name) for name in placeholder_names(kind))  # noqa: E731
+    return "video" if has("video") and not has("image") else "image"
+
+
 def pixels(setting: Setting, **more: Tensor) -> Medium:
     """LLaVA's way: pixels (batch, channels, height, width)."""
     if read(setting.config, "vision_config.model_type") == "pixtral":
         return pixtral(setting)
-    return _asked(setting, {"pixel_values": vision.image(setting), **more})
+    return asked_picture(setting, {"pixel_values": vision.image(setting), **more})
 
 
 def pixtral(setting: Setting) -> Medium:
@@ -42,8 +56,8 @@ def pixtral(setting: Setting) -> Medium:
     step = setting.config.vision_config.patch_size * read(setting.config, "spatial_merge_size", default=1)
     rows, columns = (max(1, side // step) for side in setting.image_size)
     inputs = {"pixel_values": floats(setting.batch, vision.channels(setting), rows * step, columns * step),
-              "image_sizes": _sizes(setting, rows * step, columns * step)}  # fmt: skip
-    return _medium(setting, inputs, rows * columns)
+              "image_sizes": sizes_of_pictures(setting, rows * step, columns * step)}  # fmt: skip
+    return picture_medium(setting, inputs, rows * columns)
 
 
 def queried_patches(setting: Setting) -> Medium:
@@ -53,14 +67,21 @@ def queried_patches(setting: Setting) -> Medium:
     smallest = min(counts)
     side = patch * round(smallest**0.5)
     values = floats(setting.batch, vision.channels(setting), side, side)
-    return _medium(setting, {"pixel_values": values}, counts[smallest])
+    return picture_medium(setting, {"pixel_values": values}, counts[smallest])
+
+
+def downsampled_patches(setting: Setting) -> Medium:
+    """Step 3.7: pixels whose patches two convolutions of stride 2 (kernel 3, padding 1) fold along each side."""
+    patch = setting.config.vision_config.patch_size
+    rows, columns = ((size // patch + 3) // 4 for size in setting.image_size)
+    return picture_medium(setting, {"pixel_values": vision.image(setting)}, rows * columns)
 
 
 def with_high_resolution(setting: Setting) -> Medium:
     """DeepSeek-VL's hybrid: the same picture small for one tower and large for the other."""
     side = read(setting.config, "high_res_vision_config.image_size", default=1024)
     large = floats(setting.batch, vision.channels(setting), side, side)
-    return _asked(setting, {"pixel_values": vision.image(setting), "high_res_pixel_values": large})
+    return asked_picture(setting, {"pixel_values": vision.image(setting), "high_res_pixel_values": large})
 
 
 def queries(setting: Setting) -> Medium:
@@ -69,8 +90,8 @@ def queries(setting: Setting) -> Medium:
     if setting.takes("qformer_input_ids"):
         words = question(setting.config.qformer_config.vocab_size, setting.batch)
         inputs |= {"qformer_input_ids": words, "qformer_attention_mask": torch.ones_like(words)}
-    kind = "video" if hasattr(setting.config, "video_token_index") else "image"
-    return Medium(inputs=inputs, token=placeholder(setting.config, kind), count=setting.config.num_query_tokens)
+    token = placeholder(setting.config, kind_of(setting))
+    return Medium(inputs=inputs, token=token, count=setting.config.num_query_tokens)
 
 
 def video_queries(setting: Setting) -> Medium:
@@ -80,67 +101,6 @@ def video_queries(setting: Setting) -> Medium:
     }
     token = placeholder(setting.config, "video")
     return Medium(inputs=inputs, token=token, count=4 * setting.config.num_query_tokens)
-
-
-def tiles(setting: Setting) -> Medium:
-    """LLaVA-NeXT's way: the whole picture and its tiles, (batch, 1 + tiles, channels, side, side), and its true size."""
-    side = _square(read(setting.config, "vision_config.image_size", default=setting.image_size))
-    rows, columns = select_best_resolution(setting.image_size, setting.config.image_grid_pinpoints)
-    count = 1 + (rows // side[0]) * (columns // side[1])
-    values = floats(setting.batch, count, vision.channels(setting), *side)
-    return _asked(setting, {"pixel_values": values, "image_sizes": _sizes(setting, *setting.image_size)})
-
-
-def one_tile(setting: Setting) -> Medium:
-    """Pixels (batch, 1, channels, height, width): a picture that needs no tiles beside it."""
-    return _asked(setting, {"pixel_values": vision.image(setting).unsqueeze(1)})
-
-
-def idefics(setting: Setting) -> Medium:
-    """Idefics2 and 3: pixels (batch, 1, channels, height, width) with their mask.
-
-    Idefics2's perceiver yields `resampler_n_latents` features; Idefics3 and SmolVLM fold `scale_factor` squared patches into one.
-    """
-    latents = read(setting.config, "perceiver_config.resampler_n_latents")
-    fold = read(setting.config, "scale_factor", "pixel_shuffle_factor", default=1)
-    step = fold * setting.config.vision_config.patch_size
-    rows, columns = (max(1, side // step) for side in setting.image_size)
-    inputs = {
-        "pixel_values": floats(setting.batch, 1, vision.channels(setting), rows * step, columns * step),
-        "pixel_attention_mask": ones(setting.batch, 1, rows * step, columns * step),
-    }
-    return _medium(setting, inputs, latents or rows * columns)
-
-
-def idefics_one(setting: Setting) -> Medium:
-    """Idefics (the first): pixels (batch, 1, channels, height, width) read by cross-attention from every token but the first."""
-    seen = ones(setting.batch, setting.length, 1)
-    seen[:, 0] = 0
-    pixels = vision.image(setting).unsqueeze(1)
-    return Medium(inputs={"pixel_values": pixels, "image_attention_mask": seen}, token=None, count=0)
-
-
-def aspect_ratio_tiles(setting: Setting) -> Medium:
-    """Llama 3.2 Vision: four tiles of which one is used, read by cross-attention: one placeholder, whatever the size."""
-    inputs = aspect_ratio_inputs(setting)
-    crossing = zeros(setting.batch, setting.length, 1, inputs["aspect_ratio_mask"].shape[-1])
-    crossing[:, 1:, :, 0] = 1
-    return _medium(setting, inputs | {"cross_attention_mask": crossing}, 1)
-
-
-def aspect_ratio_inputs(setting: Setting) -> dict[str, Tensor]:
-    """Tiles (batch, 1, tiles, channels, height, width), the id of their arrangement (1: a single tile), which are used."""
-    count = read(setting.config, "vision_config.max_num_tiles", "max_num_tiles", default=4)
-    mask = zeros(setting.batch, 1, count)
-    mask[..., 0] = 1
-    pixels = floats(setting.batch, 1, count, vision.channels(setting), *setting.image_size)
-    return {"pixel_values": pixels, "aspect_ratio_ids": ones(setting.batch, 1), "aspect_ratio_mask": mask}
-
-
-def tiles_with_mask(setting: Setting) -> Medium:
-    """Granite Docling: pixels (batch, 1, channels, height, width) and which tiles are real."""
-    inputs = {"pixel_values": vision.image(setting).unsqueeze(1), "pixel_attention_mask": ones(setting.batch, 1).bool()}
-    return _asked(setting, inputs)
 
 
 def grid_of_patches(setting: Setting) -> Medium:
@@ -154,7 +114,24 @@ def grid_of_patches(setting: Setting) -> Medium:
         inputs["image_merge_sizes"] = torch.full((setting.batch,), merge)
     rows, columns = (int(side) // merge for side in grid[0, 1:])
     extra = rows + 2 if setting.config.model_type == "hunyuan_vl" else 0
-    return _medium(setting, inputs, rows * columns + extra)
+    return picture_medium(setting, inputs, rows * columns + extra)
+
+
+def source_and_target(setting: Setting) -> Medium:
+    """GLM-Image: the patches of a picture to start from, one code each, and the grid of the picture that is asked for.
+
+    The grids of a sample stand one after the other; the last is the one to be drawn (`GlmImageProcessor`).
+    """
+    source = patches.grid_thw(setting)[:1]
+    target = torch.tensor([[1, *(side // DRAWN_PIXELS for side in DRAWN_SIZE)]])
+    grids = torch.cat([source, target])
+    inputs = {
+        "pixel_values": patches.patch_rows(setting, source.repeat(setting.batch, 1)),
+        "image_grid_thw": grids.repeat(setting.batch, 1),
+        "images_per_sample": torch.full((setting.batch,), len(grids)),
+    }
+    marks = (setting.config.image_start_token_id, setting.config.image_end_token_id)
+    return replace(picture_medium(setting, inputs, int(source.prod())), marks=marks)
 
 
 def padded_patches(setting: Setting) -> Medium:
@@ -167,7 +144,7 @@ def padded_patches(setting: Setting) -> Medium:
 def merged_grid(setting: Setting) -> Medium:
     """Inkling 2: rows of already merged patches (rows, side, side, channels), one feature each."""
     inputs = patches.merged_patches(setting)
-    return _medium(setting, inputs, int(inputs["image_grid_thw"][0].prod()))
+    return picture_medium(setting, inputs, int(inputs["image_grid_thw"][0].prod()))
 
 
 def patches_with_shape(setting: Setting) -> Medium:
@@ -177,7 +154,7 @@ def patches_with_shape(setting: Setting) -> Medium:
     """
     fold = read(setting.config, "downsample_factor", default=1)
     rows, columns = vision.grid(setting)
-    return _medium(setting, patches.naflex(setting), math.ceil(rows / fold) * math.ceil(columns / fold))
+    return picture_medium(setting, patches.naflex(setting), math.ceil(rows / fold) * math.ceil(columns / fold))
 
 
 def patches_with_positions(setting: Setting) -> Medium:
@@ -185,7 +162,7 @@ def patches_with_positions(setting: Setting) -> Medium:
     part = setting.part("vision_config")
     pool = read(part, "pooling_kernel_size", "num_pooled_patches", default=1)
     inputs = patches.positioned_patches(setting, pool)
-    return _medium(setting, inputs, inputs["pixel_values"].shape[1] // pool**2)
+    return picture_medium(setting, inputs, inputs["pixel_values"].shape[1] // pool**2)
 
 
 def fuyu_patches(setting: Setting) -> Medium:
@@ -193,7 +170,7 @@ def fuyu_patches(setting: Setting) -> Medium:
     patch = setting.config.patch_size
     rows, columns = (max(1, size // patch) for size in setting.image_size)
     values = floats(setting.batch, rows * columns, setting.config.num_channels * patch * patch)
-    return _medium(setting, {"pixel_values": values}, rows * columns)
+    return picture_medium(setting, {"pixel_values": values}, rows * columns)
 
 
 def ribbon_of_patches(setting: Setting) -> Medium:
@@ -203,13 +180,13 @@ def ribbon_of_patches(setting: Setting) -> Medium:
     """
     inputs = patches.ribbon(setting)
     per_feature = 4 if read(setting.config, "downsample_mode") == "4x" else 16
-    return _medium(setting, inputs, int(inputs["target_sizes"][0].prod()) // per_feature)
+    return picture_medium(setting, inputs, int(inputs["target_sizes"][0].prod()) // per_feature)
 
 
 def patch_cubes(setting: Setting) -> Medium:
     """Inkling: each patch as a small film of itself, (patches, frames, patch, patch, channels), one feature each."""
     values = patches.cubes(setting)
-    return _medium(setting, {"pixel_values": values}, len(values) // setting.batch)
+    return picture_medium(setting, {"pixel_values": values}, len(values) // setting.batch)
 
 
 def flat_grid(setting: Setting) -> Medium:
@@ -218,7 +195,7 @@ def flat_grid(setting: Setting) -> Medium:
     rows, columns = (max(1, size // (2 * patch)) * 2 for size in setting.image_size)
     values = floats(1, setting.batch * rows * columns, 3 * patch * patch)[0]
     inputs = {"pixel_values": values, "image_grid_hw": torch.tensor([[rows, columns]]).repeat(setting.batch, 1)}
-    return _medium(setting, inputs, rows * columns // 4)
+    return picture_medium(setting, inputs, rows * columns // 4)
 
 
 def lone_patches(setting: Setting) -> Medium:
@@ -226,25 +203,7 @@ def lone_patches(setting: Setting) -> Medium:
     patch = setting.config.patch_size
     rows, columns = (max(1, size // patch) for size in setting.image_size)
     values = floats(1, setting.batch * rows * columns, 3 * patch * patch)[0]
-    return _medium(setting, {"pixel_values": values}, rows * columns)
-
-
-def pooled_crops(setting: Setting) -> Medium:
-    """Molmo 2: the whole picture and one crop as patches, and which patches each placeholder pools (2 x 2, -1 at the edge)."""
-    part = setting.config.vision_config
-    side = int(part.num_position_embeddings**0.5) if hasattr(part, "num_position_embeddings") else 27
-    pool = -(-side // 2)
-    padded = torch.nn.functional.pad(torch.arange(side * side).view(side, side), (0, 2 * pool - side) * 2, value=-1)
-    windows = padded.view(pool, 2, pool, 2).transpose(1, 2).reshape(pool * pool, 4)
-    crops = torch.arange(2 * setting.batch).view(-1, 1, 1) * side * side
-    pooling = torch.where(windows >= 0, windows + crops, -1).flatten(0, 1)
-    inputs = {
-        "pixel_values": floats(1, 2 * setting.batch, side * side, 3 * part.patch_size**2)[0],
-        "image_token_pooling": pooling,
-        "image_grids": torch.full((setting.batch, 4), pool),
-        "image_num_crops": torch.full((setting.batch,), 2),
-    }
-    return Medium(inputs=inputs, token=setting.config.image_patch_id, count=2 * pool * pool)
+    return picture_medium(setting, {"pixel_values": values}, rows * columns)
 
 
 def marked_places(setting: Setting) -> Medium:
@@ -267,41 +226,20 @@ def question(vocabulary: int, batch: int) -> Tensor:
     return torch.arange(QUESTION_TOKENS).remainder(max(1, vocabulary - 2)).add(1).repeat(batch, 1)
 
 
-def _asked(setting: Setting, inputs: dict[str, object]) -> Medium:
-    """A medium whose encoder says itself how many features it yields."""
-    first = {name: value[: len(value) // setting.batch] for name, value in inputs.items()}
-    return _medium(setting, inputs, count_features(setting, "get_image_features", first))
-
-
-def _medium(setting: Setting, inputs: dict[str, object], count: int) -> Medium:
-    return Medium(inputs=inputs, token=placeholder(setting.config, "image"), count=count)
-
-
 def _places(setting: Setting, count: int) -> Tensor:
     places = zeros(setting.batch, setting.length)
     places[:, 1 : 1 + count] = 1
     return places
 
 
-def _sizes(setting: Setting, height: int, width: int) -> Tensor:
-    return torch.tensor([[height, width]]).repeat(setting.batch, 1)
-
-
-def _square(size: object) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
-
-
 FAMILIES: dict[str, Callable[[Setting], Medium]] = {
+    **tiles.FAMILIES,
     "aria": queried_patches,
     "blip-2": queries,
     "deepseek_vl_hybrid": with_high_resolution,
     "fuyu": fuyu_patches,
     "gemma4": patches_with_positions,
-    "granite4_vision": tiles,
-    "granite_docling": tiles_with_mask,
-    "idefics": idefics_one,
-    "idefics2": idefics,
-    "idefics3": idefics,
+    "glm_image": source_and_target,
     "inkling2": merged_grid,
     "inkling_mm_model": patch_cubes,
     "instructblip": queries,
@@ -309,18 +247,10 @@ FAMILIES: dict[str, Callable[[Setting], Medium]] = {
     "kosmos-2": marked_places,
     "kosmos-2.5": marked_flat_patches,
     "lfm2_vl": patches_with_shape,
-    "llava_next": tiles,
-    "llava_next_video": tiles,
-    "llava_onevision": tiles,
     "minicpm_ocr": ribbon_of_patches,
     "minicpmv4_6": ribbon_of_patches,
     "minicpmv4_7": ribbon_of_patches,
-    "mllama": aspect_ratio_tiles,
-    "modernvbert": idefics,
-    "molmo2": pooled_crops,
     "nemotron_h_omni": flat_grid,
     "neomme": lone_patches,
-    "perception_lm": one_tile,
-    "smolvlm": idefics,
-    "ultravbert": idefics,
+    "step3p7": downsampled_patches,
 }

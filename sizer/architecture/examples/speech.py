@@ -49,16 +49,17 @@ def clvp(setting: Setting) -> dict[str, Tensor]:
 
 
 def synthesis(setting: Setting) -> dict[str, Tensor]:
-    """FastSpeech 2: phonemes, and in training how long, how high and how loud each is, and the spectrogram of two frames each."""
+    """FastSpeech 2: phonemes; in training how long, how high and how loud each is, and the spectrogram of two frames each."""
     config = read(setting.config, "model_config", default=setting.config)
-    ids = integers(config.vocab_size - 1, setting.batch, 64) + 1
+    count = setting.length
+    ids = integers(config.vocab_size - 1, setting.batch, count) + 1
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if setting.training:
         inputs |= {
-            "spectrogram_labels": floats(setting.batch, 128, config.num_mel_bins),
-            "duration_labels": torch.full((setting.batch, 64), 2),
-            "pitch_labels": floats(setting.batch, 64, 1),
-            "energy_labels": floats(setting.batch, 64, 1),
+            "spectrogram_labels": floats(setting.batch, 2 * count, config.num_mel_bins),
+            "duration_labels": torch.full((setting.batch, count), 2),
+            "pitch_labels": floats(setting.batch, count, 1),
+            "energy_labels": floats(setting.batch, count, 1),
         }
     return inputs
 
@@ -149,6 +150,17 @@ def streamed_frames(setting: Setting) -> dict[str, Tensor]:
     return {"input_features": floats(setting.batch, mel_bins(setting), 1000)}
 
 
+def streamed_speech(setting: Setting) -> dict[str, Tensor]:
+    """Voxtral Realtime: a word (batch, length) for every stretch of sound, to which it is added: mel frames (batch, bins, frames).
+
+    A convolution of stride 2 halves the frames; `downsample_factor` of what is left become one step.
+    """
+    ids = text.sentence(setting)
+    frames = 2 * setting.config.downsample_factor * setting.length
+    sound = floats(setting.batch, mel_bins(setting), frames)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "input_features": sound}
+
+
 def dialogue(setting: Setting) -> dict[str, Tensor]:
     """Dia: a text in bytes, and the codes of its sound in nine channels, (batch, steps, channels); in training as labels too."""
     decoder = setting.config.decoder_config
@@ -161,8 +173,8 @@ def dialogue(setting: Setting) -> dict[str, Tensor]:
 
 
 def phonemes(setting: Setting) -> dict[str, Tensor]:
-    """VITS: the ids of 64 phonemes."""
-    ids = integers(setting.config.vocab_size - 1, setting.batch, 64) + 1
+    """VITS: the ids of phonemes (batch, length)."""
+    ids = integers(setting.config.vocab_size - 1, setting.batch, setting.length) + 1
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
@@ -189,6 +201,7 @@ FAMILIES: dict[str, Recipe] = {
     "speech-encoder-decoder": encoded_speech,
     "neucodec": sound_with_features,
     "vits": phonemes,
+    "voxtral_realtime": streamed_speech,
     "voxtral_realtime_encoder": streamed_frames,
     "xcodec2": sound_with_features,
     "WhisperForConditionalGeneration": whisper,

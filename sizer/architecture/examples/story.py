@@ -34,6 +34,16 @@ def medium_of(setting: Setting) -> Medium | None:
     return sounds.sound(setting) if setting.config.model_type in sounds.FAMILIES else None
 
 
+def kind_of(setting: Setting) -> str | None:
+    """What a placeholder token stands for in the model's texts: "image", "video" or "audio"; None where there is no such token."""
+    if not setting.takes("input_ids"):
+        return None
+    setting = inner(setting)
+    if reads_pictures(setting) and has_tower(setting):
+        return pictures.kind_of(setting)
+    return "audio" if setting.config.model_type in sounds.FAMILIES else None
+
+
 def left_out(setting: Setting) -> tuple[str, ...]:
     """The parameters of pictures and sounds that a text without them leaves out: no encoder, or no known way to pass them."""
     pictures_out = ("pixel_values",) if reads_pictures(setting) and not has_tower(setting) else ()
@@ -77,6 +87,8 @@ def story(setting: Setting, medium: Medium) -> dict[str, object]:
     ids = sentence(inner(setting))
     if medium.token is not None:
         ids[:, 1 : 1 + medium.count] = medium.token
+    if medium.marks is not None:
+        ids[:, 0], ids[:, 1 + medium.count] = medium.marks
     inputs = {"input_ids": ids, "attention_mask": ones(setting.batch, setting.length), **medium.inputs}
     marked = (ids == medium.token).long() if medium.token is not None else torch.zeros_like(ids)
     if setting.takes("mm_token_type_ids"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sizer.architecture.examples import patches, pictures, vision
+from sizer.architecture.examples import patches, pictures, tiles, vision
 from sizer.architecture.examples.setting import Recipe, Setting, read
 from sizer.architecture.examples.tensors import floats, ones
 
@@ -50,7 +50,7 @@ def sized_tower(setting: Setting) -> dict[str, Tensor]:
 
 def tiled_tower(setting: Setting) -> dict[str, Tensor]:
     """Llama 3.2's tower: four tiles of which one is used."""
-    inputs = pictures.aspect_ratio_inputs(setting)
+    inputs = tiles.aspect_ratio_inputs(setting)
     return {name: value for name, value in inputs.items() if setting.takes(name)}
 
 

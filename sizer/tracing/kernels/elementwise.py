@@ -1,4 +1,4 @@
-"""Operators whose generic path differs from every device's own: linear layers and the gradients of activations."""
+"""Operators whose generic path differs from every device's own: linear layers, gradients of activations, one-hot vectors."""
 
 from __future__ import annotations
 
@@ -27,4 +27,21 @@ def activation_backward(device: Device, grad_output: Tensor, input: Tensor) -> T
     return torch.mul(grad_output, input)
 
 
-EVERYWHERE = {"linear": linear, "silu_backward": activation_backward, "mish_backward": activation_backward}
+def one_hot(device: Device, input: Tensor, num_classes: int = -1) -> Tensor:
+    """aten.one_hot (aten/src/ATen/native/Onehot.cpp): zeros written to; on meta a comparison with every class instead.
+
+    The CPU looks at the smallest and the largest class first (aten.aminmax) and holds them to the end.
+    """
+    bounds = torch.aminmax(input) if device.kind == "cpu" and input.numel() else None
+    classes = int(input.max()) + 1 if num_classes == -1 else num_classes
+    out = input.new_zeros(*input.shape, classes).scatter_(-1, input.unsqueeze(-1), 1)
+    del bounds
+    return out
+
+
+EVERYWHERE = {
+    "linear": linear,
+    "silu_backward": activation_backward,
+    "mish_backward": activation_backward,
+    "one_hot": one_hot,
+}

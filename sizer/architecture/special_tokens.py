@@ -1,0 +1,54 @@
+"""Tokens that a config leaves out though its model cannot do without them: padding, and what stands for a picture or a sound.
+
+Which id they get changes no size: a note says which was taken.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from sizer.architecture.examples import story
+from sizer.architecture.examples.media import placeholder_names
+from sizer.architecture.examples.setting import Setting, read, takes, text_config
+from sizer.architecture.examples.tensors import special_tokens
+from sizer.architecture.examples.text import end_token, vocabulary_of
+
+Completed = tuple[PreTrainedConfig, tuple[str, ...]]
+
+
+def with_special_tokens(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
+    """The config, or a copy with the tokens that the class needs and the config does not name, and a note for each."""
+    config, notes = _with_padding(config, cls)
+    config, more = _with_placeholder(config, cls)
+    return config, notes + more
+
+
+def _with_padding(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
+    """A head that classifies whole texts finds by the padding where they end; an encoder-decoder shifts its labels with it."""
+    classifies = "ForSequenceClassification" in cls.__name__
+    part_of = text_config if classifies else lambda config: config
+    shifts = takes(cls, "labels") and takes(cls, "decoder_input_ids")
+    if not (classifies or shifts) or getattr(part_of(config), "pad_token_id", 0) is not None:
+        return config, ()
+    config = copy.deepcopy(config)
+    token = end_token(part_of(config)) or 0
+    part_of(config).pad_token_id = token
+    return config, (f"The config names no padding token; {cls.__name__} needs one, and {token} was taken.",)
+
+
+def _with_placeholder(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
+    """A text that holds a picture or a sound needs a token in its place: the last one that has no other meaning."""
+    kind = story.kind_of(Setting(config=config, cls=cls, batch=1, training=False, length=None, image_size=None))
+    part = read(config, "vlm_config", default=config)
+    names = [name for name in placeholder_names(kind) if hasattr(part, name)] if kind else []
+    if not names or read(part, *placeholder_names(kind)) is not None:
+        return config, ()
+    config = copy.deepcopy(config)
+    part = read(config, "vlm_config", default=config)
+    text = text_config(part)
+    taken = special_tokens(config, part, text)
+    token = next(token for token in reversed(range(vocabulary_of(text))) if token not in taken)
+    setattr(part, names[0], token)
+    return config, (f"The config names no {names[0]}; {token}, the last word without another meaning, was taken.",)
