@@ -50,11 +50,11 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     `process_bytes` is what nvidia-smi would show: the allocator's peak reserved bytes plus the device's context. On MPS
     it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
 
-    The range is provisional until it is measured on the devices themselves. Its low end leaves out the workspaces that
-    are modelled (CLOSED_KERNELS), at their largest, and takes the smallest context; its high end counts them once more
-    and takes the largest context. `fits` is True where the high end fits the device's memory,
-    False where the low end does not, else "uncertain"; each is a replay that may give cached memory back and try again,
-    as the device would.
+    The range's low end leaves out the workspaces that are modelled (CLOSED_KERNELS), at their largest, and takes a small
+    context; its high end counts them once more and takes a large one. Nine of ten contexts that others measured lie
+    between the two (`sizer.memory.context`); the workspaces are a model that no device has measured. `fits` is True
+    where the high end fits the device's memory, False where the low end does not, else "uncertain"; each is a replay that
+    may give cached memory back and try again, as the device would.
 
     The timeline is the one on this device where the work fits. Where it does not, it is that of a device large enough,
     with `out_of_memory` saying what would fail on this one.

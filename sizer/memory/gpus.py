@@ -5,24 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sizer.memory.context import THREADS_PER_MULTIPROCESSOR, context_of
+
 Backend = Literal["cuda", "mps", "cpu"]
 MIB = 2**20
-
-# What nvidia-smi shows beyond torch.cuda.memory_reserved for one process: the driver's context, the CUDA runtime,
-# cuBLAS and cuDNN handles and the kernels loaded so far. Believed: 0.43 to 0.5 GiB on recent stacks with lazy loading
-# (CUDA 11.7 and newer), less where few kernels are loaded; stacks without lazy loading hold 1 GiB and more.
-CONTEXT_LOW_MIB, CONTEXT_MIB, CONTEXT_HIGH_MIB = 384, 480, 640
 
 _RECOMMENDED = "Metal's recommended maximum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One device: its memory in bytes as PyTorch reports it, and the context (bytes outside the allocator) as a range.
+    """One device: its memory in bytes as PyTorch reports it, and what a process holds outside the allocator, as a range.
 
     `total_bytes` is torch.cuda.get_device_properties(0).total_memory on CUDA and torch.mps.recommended_max_memory()
     on MPS. It differs by some 0.1 GiB with driver, ECC and board; `source` says whether this entry's number is known
-    or believed.
+    or believed, and what the context comes from (`sizer.memory.context`).
     """
 
     key: str
@@ -36,17 +33,18 @@ class Gpu:
     source: str
 
 
-def _cuda(key: str, name: str, total_mib: int, capability: tuple[int, int], source: str) -> Gpu:
+def _cuda(key: str, name: str, total_mib: int, capability: tuple[int, int], multiprocessors: int, source: str) -> Gpu:
+    context = context_of(multiprocessors * THREADS_PER_MULTIPROCESSOR[capability], capability)
     return Gpu(
         key=key,
         name=name,
         total_bytes=total_mib * MIB,
         backend="cuda",
         capability=capability,
-        context_low_bytes=CONTEXT_LOW_MIB * MIB,
-        context_bytes=CONTEXT_MIB * MIB,
-        context_high_bytes=CONTEXT_HIGH_MIB * MIB,
-        source=source,
+        context_low_bytes=context.low_bytes,
+        context_bytes=context.typical_bytes,
+        context_high_bytes=context.high_bytes,
+        source=f"{source}; outside PyTorch: {context.source}",
     )
 
 
@@ -65,32 +63,36 @@ def _unified(key: str, name: str, total_mib: int, backend: Backend, source: str)
     )
 
 
-# Totals are MiB as printed by torch.cuda.get_device_properties(0). "seen" means in the published output of a machine;
-# "believed" means remembered from error messages ("has a total capacity of ... GiB"). Where several are known, the
-# smaller one stands here: recent Linux drivers.
+# Totals are MiB as printed by torch.cuda.get_device_properties(0), then the capability and the number of multiprocessors.
+# "seen" means in the published output of a machine (also as "has a total capacity of ... GiB" in an error message),
+# "believed" means remembered. Where several totals are known, a smaller one stands here: recent Linux drivers.
 _ROWS = (
-    _cuda("t4", "Tesla T4 (16 GB)", 14910, (7, 5), "believed: 14,910 MiB; seen: 14,930 to 15,109"),
-    _cuda("v100-16gb", "Tesla V100 (16 GB)", 16130, (7, 0), "seen: 16,130 to 16,160 MiB (SXM2)"),
-    _cuda("v100-32gb", "Tesla V100 (32 GB)", 32480, (7, 0), "believed: 32,480 to 32,510 MiB"),
-    _cuda("rtx-2080-ti", "GeForce RTX 2080 Ti (11 GB)", 11019, (7, 5), "seen: 11,019 MiB"),
-    _cuda("rtx-3060-12gb", "GeForce RTX 3060 (12 GB)", 11931, (8, 6), "seen: 11,931 to 12,044 MiB"),
-    _cuda("rtx-3080-10gb", "GeForce RTX 3080 (10 GB)", 9871, (8, 6), "believed: 9.64 to 9.78 GiB"),
-    _cuda("rtx-3090", "GeForce RTX 3090 (24 GB)", 24136, (8, 6), "believed: 23.57 GiB; seen: 24,259 to 24,268 MiB"),
-    _cuda("rtx-4060-8gb", "GeForce RTX 4060 (8 GB)", 7813, (8, 9), "believed: 7.63 GiB on Linux, 8,187 MiB on Windows"),
-    _cuda("rtx-4080", "GeForce RTX 4080 (16 GB)", 16049, (8, 9), "seen: 16,049 MiB"),
-    _cuda("rtx-4090", "GeForce RTX 4090 (24 GB)", 24095, (8, 9), "believed: 23.53 to 23.65 GiB; Windows 24,563 MiB"),
-    _cuda("rtx-5090", "GeForce RTX 5090 (32 GB)", 32112, (12, 0), "believed: 31.36 GiB"),
-    _cuda("rtx-a6000", "RTX A6000 (48 GB)", 48676, (8, 6), "seen: 48,676 MiB"),
-    _cuda("l4", "L4 (24 GB)", 22558, (8, 9), "believed: 22.03 to 22.17 GiB"),
-    _cuda("l40s", "L40S (48 GB)", 45455, (8, 9), "believed: 44.39 GiB; seen: 45,589 MiB"),
-    _cuda("a10g", "A10G (24 GB)", 22587, (8, 6), "seen: 22,587 MiB"),
-    _cuda("a100-40gb", "A100 (40 GB)", 40326, (8, 0), "seen: 39.38 GiB to 40,536 MiB (SXM4)"),
-    _cuda("a100-80gb", "A100 (80 GB)", 81038, (8, 0), "believed: 79.14 (PCIe) to 79.35 GiB (SXM4)"),
-    _cuda("h100-80gb", "H100 SXM (80 GB)", 81082, (9, 0), "seen: 81,082 to 81,090 MiB"),
-    _cuda("h100-pcie", "H100 PCIe (80 GB)", 81008, (9, 0), "seen: 81,008 MiB"),
-    _cuda("gh200", "GH200 (96 GB)", 96768, (9, 0), "believed: 94.5 GiB; the host's memory beside it is not counted"),
-    _cuda("h200", "H200 (141 GB)", 143156, (9, 0), "seen: 143,156 MiB"),
-    _cuda("b200", "B200 (180 GB)", 182631, (10, 0), "seen: 182,631 to 182,642 MiB"),
+    _cuda("t4", "Tesla T4 (16 GB)", 14910, (7, 5), 40, "seen: 14,910 to 15,109 MiB"),
+    _cuda("v100-16gb", "Tesla V100 (16 GB)", 16130, (7, 0), 80, "seen: 16,130 to 16,160 MiB (SXM2)"),
+    _cuda("v100-32gb", "Tesla V100 (32 GB)", 32480, (7, 0), 80, "seen: 31.73 to 31.75 GiB"),
+    _cuda("rtx-2080-ti", "GeForce RTX 2080 Ti (11 GB)", 11019, (7, 5), 68, "seen: 11,019 MiB"),
+    _cuda("rtx-3060-12gb", "GeForce RTX 3060 (12 GB)", 11931, (8, 6), 28, "seen: 11,931 to 12,044 MiB"),
+    _cuda("rtx-3080-10gb", "GeForce RTX 3080 (10 GB)", 9871, (8, 6), 68, "seen: 9.64 to 9.78 GiB"),
+    _cuda("rtx-3090", "GeForce RTX 3090 (24 GB)", 24136, (8, 6), 82, "seen: 24,259 to 24,268 MiB; believed: 23.57 GiB"),
+    _cuda(
+        "rtx-4060-8gb", "GeForce RTX 4060 (8 GB)", 7813, (8, 9), 24, "believed: 7.63 GiB on Linux, 8,187 MiB on Windows"
+    ),
+    _cuda("rtx-4080", "GeForce RTX 4080 (16 GB)", 16049, (8, 9), 76, "seen: 16,049 MiB"),
+    _cuda("rtx-4090", "GeForce RTX 4090 (24 GB)", 24084, (8, 9), 128, "seen: 23.52 to 23.65 GiB; Windows 24,563 MiB"),
+    _cuda("rtx-5090", "GeForce RTX 5090 (32 GB)", 32112, (12, 0), 170, "seen: 31.36 to 31.37 GiB"),
+    _cuda("rtx-a6000", "RTX A6000 (48 GB)", 48676, (8, 6), 84, "seen: 48,676 MiB"),
+    _cuda("l4", "L4 (24 GB)", 22558, (8, 9), 58, "believed: 22.03 to 22.17 GiB"),
+    _cuda("l40s", "L40S (48 GB)", 45455, (8, 9), 142, "seen: 44.39 GiB to 45,589 MiB"),
+    _cuda("a10g", "A10G (24 GB)", 22587, (8, 6), 80, "seen: 22,587 MiB"),
+    _cuda("a100-40gb", "A100 (40 GB)", 40326, (8, 0), 108, "seen: 39.38 GiB to 40,536 MiB (SXM4)"),
+    _cuda("a100-80gb", "A100 (80 GB)", 81038, (8, 0), 108, "seen: 79.14 to 79.25 GiB"),
+    _cuda("h100-80gb", "H100 SXM (80 GB)", 81082, (9, 0), 132, "seen: 81,082 to 81,090 MiB"),
+    _cuda("h100-pcie", "H100 PCIe (80 GB)", 81008, (9, 0), 114, "seen: 81,008 MiB"),
+    _cuda(
+        "gh200", "GH200 (96 GB)", 96768, (9, 0), 132, "believed: 94.5 GiB; the host's memory beside it is not counted"
+    ),
+    _cuda("h200", "H200 (141 GB)", 143156, (9, 0), 132, "seen: 143,156 MiB"),
+    _cuda("b200", "B200 (180 GB)", 182631, (10, 0), 148, "seen: 182,631 to 182,642 MiB"),
     _unified("m2-16gb", "Apple M2 (16 GB)", 10922, "mps", f"believed: {_RECOMMENDED} of two thirds"),
     _unified(
         "m2-ultra-64gb", "Apple M2 Ultra (64 GB)", 49152, "mps", f"seen on other 64 GB Macs: {_RECOMMENDED} of 48 GiB"

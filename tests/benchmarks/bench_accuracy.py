@@ -1,6 +1,6 @@
 """How far the estimate is from what devices showed: `python -m tests.benchmarks.bench_accuracy [FOLDER | LEDGER ...]`.
 
-Takes folders of the suite (by default every folder of tests/measured) and ledgers (SQLite), makes today's estimate of each
+Takes folders of the suite (by default every one in tests/measured) and ledgers (SQLite), makes today's estimate of each
 case by the rules of its own device, and prints per quantity and family the median and the worst signed error (positive: too
 high), whether the range of the process held what the driver said and how wide it is, and the worst cases with the phase that
 is farthest off.
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     options = parser.parse_args()
     before: Errors = json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}
-    sources = options.sources or sorted(folder for folder in MEASURED.iterdir() if folder.is_dir())
+    sources = options.sources or sorted({file.parent for file in MEASURED.glob("*/*.json")})
     cases = []
     for name, measured in find_measured(sources):
         if options.only not in name:

@@ -115,7 +115,7 @@ def measured_from(recording: Tape, facts: DeviceFacts = CPU, *, query: str = QUE
             peak_allocated_bytes=max(levels[begin : end + 1]),
             reserved_bytes=placed.reserved[end - 1] if on_cuda else None,
             peak_reserved_bytes=max(placed.reserved[begin:end], default=0) if on_cuda else None,
-            driver_bytes=placed.reserved[end - 1] + 500 * 2**20 if on_cuda else None,
+            driver_bytes=placed.reserved[end - 1] + 697 * 2**20 if on_cuda else None,
         )
         for (begin, end), (_, phase) in zip(pairwise(ends), recording.marks, strict=True)
     )

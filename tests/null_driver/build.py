@@ -108,7 +108,9 @@ def _compiled_for(capability: tuple[int, int]) -> int:
     built = [int(name.removeprefix("sm_")) for name in torch._C._cuda_getArchFlags().split() if name.startswith("sm_")]
     fitting = [arch for arch in built if arch // 10 == capability[0] and arch % 10 <= capability[1]]
     if not fitting:
-        raise ValueError(f"this PyTorch has no kernels for capability {capability}; it has {built}: take another device")
+        raise ValueError(
+            f"this PyTorch has no kernels for capability {capability}; it has {built}: take another device"
+        )
     return max(fitting)
 
 

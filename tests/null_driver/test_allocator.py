@@ -65,7 +65,9 @@ def _levels(tape: Tape, taken: array, reserved: array, end: int) -> list[tuple[i
 def test_every_counter_after_every_event_is_pytorchs_own(run_on_null, seed, expandable):
     events = _events(seed, largest=192 * MIB)
     option = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{expandable}"}
-    truth = run_on_null("tests.null_driver.allocations", json.dumps(events), gpu="h100-80gb", management=expandable, **option)
+    truth = run_on_null(
+        "tests.null_driver.allocations", json.dumps(events), gpu="h100-80gb", management=expandable, **option
+    )
     assert truth["failed_at"] is None
     tape = _tape(events)
     placement = place(tape, "cuda", None, expandable)

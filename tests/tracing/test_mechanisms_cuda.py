@@ -410,7 +410,9 @@ def test_softmax_copies_what_is_strided() -> None:
 
 
 def _embedding_blocks(indices: int, rows: int, capability: tuple[int, int] = (9, 0)) -> list[int]:
-    tape = run(lambda: _Looked(rows, 8), torch.zeros(2, indices // 2, dtype=torch.int64), on=cuda(capability), optimizer="none")
+    tape = run(
+        lambda: _Looked(rows, 8), torch.zeros(2, indices // 2, dtype=torch.int64), on=cuda(capability), optimizer="none"
+    )
     key = {(9, 0): "h100-80gb", (8, 0): "a100-80gb"}[capability]
     answered = tape.ask(answers_for(GPUS[key]))
     blocks = held(answered, "aten.embedding_dense_backward.default")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, quote
+from sizer.memory.context import context_of
 from sizer.memory.gpus import GPUS, Gpu
 
 KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
@@ -15,8 +16,9 @@ KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
 def gpu_of(facts: DeviceFacts) -> Gpu:
     """The device that an estimate is made for, so that it may be held against a measurement on `facts`.
 
-    The catalogue's entry where name, capability and memory agree, else one made from the facts; its memory is what the
-    device itself reported. Raises DeviceError for a kind of device that no estimate has rules for.
+    The catalogue's entry where name, capability and memory agree, else one made from the facts: its memory is what the
+    device itself reported, its context follows from the threads that it can hold. Raises DeviceError for a kind of device
+    that no estimate has rules for.
     """
     if facts.kind not in KINDS:
         raise DeviceError(
@@ -32,13 +34,24 @@ def gpu_of(facts: DeviceFacts) -> Gpu:
     total, source = facts.total_bytes, "as the device reported"
     if total is None:
         total, source = typical.total_bytes, f"the device did not say how much memory it has; taken is {typical.name}'s"
-    return replace(
+    unknown = replace(
         typical,
         key=facts.kind,
         name=facts.name or facts.device,
         capability=facts.capability,
         total_bytes=total,
         source=source,
+    )
+    return unknown if facts.resident_threads is None else _with_context(unknown, facts.resident_threads)
+
+
+def _with_context(gpu: Gpu, threads: int) -> Gpu:
+    context = context_of(threads, gpu.capability)
+    return replace(
+        gpu,
+        context_low_bytes=context.low_bytes,
+        context_bytes=context.typical_bytes,
+        context_high_bytes=context.high_bytes,
     )
 
 
@@ -56,6 +69,6 @@ def _is_same(gpu: Gpu, facts: DeviceFacts) -> bool:
 
 
 def _typical(facts: DeviceFacts) -> Gpu:
-    """The entry of the catalogue whose context and kind a device unknown to it is given."""
+    """The catalogue's entry that an unknown device is made from; its context stays where the threads are not known."""
     same = [gpu for gpu in GPUS.values() if gpu.backend == facts.kind]
     return next((gpu for gpu in same if facts.capability is not None and gpu.capability == facts.capability), same[0])

@@ -87,8 +87,13 @@ def _cuda_facts(torch: Any, index: int, versions: dict[str, str], nvml: Nvml | N
         total_bytes=found.total_memory,
         free_bytes=_cuda_free_bytes(torch, index, found, nvml),
         capability=(found.major, found.minor),
+        resident_threads=_resident_threads(found) if torch.version.cuda else None,
         versions=versions,
     )
+
+
+def _resident_threads(found: Any) -> int:
+    return found.multi_processor_count * found.max_threads_per_multi_processor
 
 
 def _cuda_free_bytes(torch: Any, index: int, found: Any, nvml: Nvml | None) -> int | None:

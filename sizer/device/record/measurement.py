@@ -17,8 +17,9 @@ class DeviceFacts:
     """One device as the driver describes it.
 
     `device` is what PyTorch calls it ("cuda:0", "mps", "cpu", "xpu:0"), `total_bytes` its memory as PyTorch reports it and
-    `free_bytes` what the driver called free just then; None where nobody says. `versions` are those beneath PyTorch
-    ("driver", "cuda", "cudnn", "rocm", "macos"), each only where it is known.
+    `free_bytes` what the driver called free just then; None where nobody says. `resident_threads` are those that a CUDA
+    device can hold at once, on all its multiprocessors. `versions` are those beneath PyTorch ("driver", "cuda", "cudnn",
+    "rocm", "macos"), each only where it is known.
     """
 
     device: str
@@ -26,6 +27,7 @@ class DeviceFacts:
     total_bytes: int | None
     free_bytes: int | None = None
     capability: tuple[int, int] | None = None
+    resident_threads: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
 
     @property

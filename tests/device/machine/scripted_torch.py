@@ -62,9 +62,17 @@ class Library:
 
 
 def gpu(name: str = "NVIDIA H100", capability: tuple[int, int] = (9, 0), uuid: str = "u0") -> SimpleNamespace:
-    """The properties of a GPU with 80 GiB."""
+    """The properties of a GPU with 80 GiB, and with 132 multiprocessors of 2,048 threads."""
     major, minor = capability
-    return SimpleNamespace(name=name, total_memory=80 * GIB, major=major, minor=minor, uuid=uuid)
+    return SimpleNamespace(
+        name=name,
+        total_memory=80 * GIB,
+        major=major,
+        minor=minor,
+        uuid=uuid,
+        multi_processor_count=132,
+        max_threads_per_multi_processor=2048,
+    )
 
 
 def cuda(

@@ -124,6 +124,7 @@ def test_two_gpus_with_what_the_driver_says():
             total_bytes=80 * GIB,
             free_bytes=70 * GIB,
             capability=(9, 0),
+            resident_threads=132 * 2048,
             versions=versions,
         ),
         DeviceFacts(
@@ -132,6 +133,7 @@ def test_two_gpus_with_what_the_driver_says():
             total_bytes=80 * GIB,
             free_bytes=60 * GIB,
             capability=(7, 5),
+            resident_threads=132 * 2048,
             versions=versions,
         ),
     )
@@ -152,6 +154,7 @@ def test_a_gpu_that_makes_no_context_has_no_free_memory():
         total_bytes=80 * GIB,
         free_bytes=None,
         capability=(9, 0),
+        resident_threads=132 * 2048,
         versions={"driver": "570.86.15", "cuda": "13.0", "cudnn": "9.26.0"},
     )
 
@@ -189,6 +192,7 @@ def test_a_rocm_gpu_is_called_cuda():
     torch = torch_with(cuda=cuda([gpu("AMD Instinct MI300X", (9, 4))]), version=None, hip="7.0.2")
     found = take_inventory(machine(torch, Scripted({"/sys/module/amdgpu/version": "6.12.12\n"})))
     assert found.devices[1].versions == {"driver": "6.12.12", "rocm": "7.0.2", "miopen": "9.26.0"}
+    assert found.devices[1].resident_threads is None  # what a context takes there is another driver's
     assert found.missing == (), "no list of NVIDIA's architectures is asked for"
 
 
