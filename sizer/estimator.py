@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 
 from torch import nn
@@ -169,12 +170,13 @@ def _tapes(
         job.progress(f"tracing {dtype} at batch {batch}")
         return trace(job.blueprint, job.module, work, batch=batch, device=job.device, short=short)
 
+    one = cache(lambda: at(1, short=1 not in batches))
     try:
         affine = _affine(at, job.answer)
         if job.exceptional is None:
-            job.exceptional = _is_exceptional(affine, at, with_one=job.one_is_possible)
+            job.exceptional = _is_exceptional(affine, at, one if job.one_is_possible else None)
         if (job.exceptional or job.device.differs_at_one) and 1 in batches and job.one_is_possible:
-            affine = replace(affine, exact=(at(1),))
+            affine = replace(affine, exact=(one(),))
         beyond = job.device.changes_at
         if beyond is not None:  # the line holds up to there
             affine = replace(affine, exact=(*affine.exact, *(at(batch) for batch in batches if batch >= beyond)))
@@ -195,19 +197,19 @@ def _affine(at: Callable[..., Tape], answer: Answer | None) -> AffineTape:
         return fit_affine(*map(at, FITTED_AT), answer=answer)
 
 
-def _is_exceptional(affine: AffineTape, at: Callable[..., Tape], *, with_one: bool) -> bool:
-    """Whether batch 1 differs from the line, where tensors with a dimension of 1 are contiguous in more ways than one.
+def _is_exceptional(affine: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
+    """Whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more ways.
 
     The check of the line at a third batch size comes with it. Raises NotAffineError where that fails.
     """
-    if with_one:
+    if one is not None:
         try:
-            affine.check(at(1, short=True))
+            affine.check(one())
             return False
         except NotAffineError:
             pass
     affine.check(at(CHECKED_AT, short=True))
-    return with_one
+    return one is not None
 
 
 def _possible_batches(job: _Job, notes: list[str]) -> tuple[int, ...]:

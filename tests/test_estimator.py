@@ -110,3 +110,10 @@ def test_progress_is_told() -> None:
     estimate(parse_query("arch=torchvision:resnet18&image=64&batch=2&dtype=float32"), progress=told.append)
     assert told[0] == "building the model on meta"
     assert "tracing float32 at batch 2" in told
+
+
+def test_no_batch_size_is_traced_twice() -> None:
+    told: list[str] = []
+    estimate(parse_query("arch=hf:gpt2&seq=64&batch=1,2&dtype=float32"), progress=told.append)
+    # the line from 2 and 3; the logits of a batch of 1 are contiguous without a copy, so it is off the line; 5 checks that
+    assert [text for text in told if "tracing" in text] == [f"tracing float32 at batch {n}" for n in (2, 3, 1, 5)]

@@ -11,7 +11,7 @@ from typing import Literal
 from sizer.memory.allocator import place, replay
 from sizer.memory.gpus import Gpu
 from sizer.memory.tape import CATEGORIES, AffineTape, Tape
-from sizer.memory.timeline import Timeline, running_bytes
+from sizer.memory.timeline import Timeline, read_failure, read_timeline, running_bytes
 
 Fits = bool | Literal["uncertain"]
 
@@ -62,13 +62,15 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     roomy = replay(tape, backend=gpu.backend, expandable_segments=expandable_segments)
     workspace = _modelled_bytes(tape)
     timeline = _timeline_on(tape, gpu, roomy, expandable_segments)
+    # What needs no replay: it fits where nothing has to be given back, and does not where the tensors alone are too much.
     easily = roomy.peak_reserved_bytes + workspace + gpu.context_high_bytes <= gpu.total_bytes
+    never = roomy.peak_requested_bytes - workspace + gpu.context_low_bytes > gpu.total_bytes
     return Fit(
         timeline=timeline,
         process_bytes=timeline.peak_reserved_bytes + gpu.context_bytes,
         process_low_bytes=timeline.peak_reserved_bytes - workspace + gpu.context_low_bytes,
         process_high_bytes=timeline.peak_reserved_bytes + workspace + gpu.context_high_bytes,
-        fits=True if easily else fits_in(tape, gpu, expandable_segments=expandable_segments),
+        fits=easily or (not never and fits_in(tape, gpu, expandable_segments=expandable_segments)),
     )
 
 
@@ -135,8 +137,9 @@ def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: boo
     capacity = gpu.total_bytes - gpu.context_bytes
     if roomy.peak_reserved_bytes <= capacity:
         return roomy
-    tight = replay(tape, backend=gpu.backend, capacity_bytes=capacity, expandable_segments=expandable_segments)
-    return tight if tight.out_of_memory is None else replace(roomy, out_of_memory=tight.out_of_memory)
+    tight = place(tape, gpu.backend, capacity, expandable_segments)
+    failure = read_failure(tape, tight)
+    return read_timeline(tape, tight) if failure is None else replace(roomy, out_of_memory=failure)
 
 
 def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
@@ -246,7 +249,10 @@ def _modelled(tape: Tape | AffineTape) -> list[bool]:
 
 def _modelled_bytes(tape: Tape) -> int:
     """The most bytes of modelled workspace alive at any time."""
-    kept = [size * modelled for size, modelled in zip(tape.sizes, _modelled(tape), strict=True)]
+    modelled = _modelled(tape)
+    if not any(modelled):
+        return 0
+    kept = [size * counts for size, counts in zip(tape.sizes, modelled, strict=True)]
     return max(accumulate((kept[event] if event >= 0 else -kept[~event] for event in tape.order), initial=0))
 
 

@@ -97,7 +97,22 @@ def read_timeline(tape: Tape, placement: Placement) -> Timeline:
         curve=curve,
         reserved_at_peak_bytes=placement.reserved[position - 1] if position else 0,
         retries=placement.retries,
-        out_of_memory=None if placement.failed_at is None else _out_of_memory(tape, placement, allocated[-1]),
+        out_of_memory=read_failure(tape, placement),
+    )
+
+
+def read_failure(tape: Tape, placement: Placement) -> OutOfMemory | None:
+    """The request (bytes) that an allocator could not meet, None where it met them all."""
+    if placement.failed_at is None:
+        return None
+    block = tape.order[placement.failed_at]
+    return OutOfMemory(
+        op=tape.op_names[tape.ops[block]],
+        module=tape.module_names[tape.modules[block]],
+        phase=_phase(tape, placement.failed_at),
+        requested_bytes=tape.sizes[block],
+        allocated_bytes=running_bytes(tape.order[: placement.failed_at], placement.taken)[-1],
+        reserved_bytes=placement.reserved[-1] if placement.reserved else 0,
     )
 
 
@@ -166,15 +181,3 @@ def _phase(tape: Tape, event: int) -> str:
         if event < end:
             return phase
     return tape.marks[-1][1] if tape.marks else ""
-
-
-def _out_of_memory(tape: Tape, placement: Placement, allocated: int) -> OutOfMemory:
-    block = tape.order[placement.failed_at]
-    return OutOfMemory(
-        op=tape.op_names[tape.ops[block]],
-        module=tape.module_names[tape.modules[block]],
-        phase=_phase(tape, placement.failed_at),
-        requested_bytes=tape.sizes[block],
-        allocated_bytes=allocated,
-        reserved_bytes=placement.reserved[-1] if placement.reserved else 0,
-    )

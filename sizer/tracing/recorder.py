@@ -20,6 +20,7 @@ from sizer.tracing import boxes, libraries, observer, routing, stand_ins
 from sizer.tracing.device import Device
 from sizer.tracing.kernels import ctc, grouped
 from sizer.tracing.log import Asked, BlockLog
+from sizer.tracing.memo import Memo, makes_tensors
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.shortcuts import SHORTCUTS
 from sizer.tracing.steps import PRODUCT, Inner, Steps
@@ -38,6 +39,7 @@ class _Plan:
     handler: Callable[..., Any] | None  # may answer or decline
     instead: Callable[..., Any] | None  # runs under the recorder in the operator's place
     shortcut: Callable[[tuple], Any] | None  # may answer or decline
+    run: Callable[..., Any]  # the operator itself, from memory where it can be
     mend: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
     multiplies: bool  # matrices, so that cuBLAS works
     scratch: Callable[..., list[list[int]]] | None
@@ -89,7 +91,7 @@ class Recorder(TorchDispatchMode):
             if plan.shortcut is not None and not kwargs:
                 out = plan.shortcut(args)
             if out is NotImplemented:
-                out = func(*args, **kwargs)
+                out = plan.run(*args, **kwargs)
             if plan.mend is not None:
                 out = plan.mend(args, out)
             self.values.follow(func, args, kwargs, out)
@@ -116,6 +118,7 @@ class Recorder(TorchDispatchMode):
             handler=_HANDLERS.get(func) or self.device.answers.get(func) or boxes.FOREIGN.get(str(func)),
             instead=kernel or (func.decompose if composite else None),
             shortcut=SHORTCUTS.get(func),
+            run=Memo(func) if makes_tensors(func) else func,
             mend=self.device.results.get(func),
             multiplies=self.device.blas is not None and func in libraries.WORKSPACE_USERS,
             scratch=self.device.scratch.get(func),
