@@ -554,8 +554,8 @@ class Encoder(nn.Module):
                                      "attention: flash (bfloat16, no mask, head dim 8)"]),
         (AMPERE, "bfloat16", True, ["multi-head attention: fast path (evaluation, bfloat16, fused)",
                                     "attention: flash (bfloat16, no mask, head dim 8)"]),
-        # cuDNN would be chosen, which this path does not take
-        (HOPPER, "bfloat16", False, ["multi-head attention: fast path (evaluation, bfloat16, with its scores)"]),
+        (HOPPER, "bfloat16", False, ["multi-head attention: fast path (evaluation, bfloat16, fused)",
+                                     "attention: cudnn (bfloat16, no mask, head dim 8)"]),
         # autocast closes it
         (AMPERE, "amp-bfloat16", False, ["attention: flash (bfloat16, no mask, head dim 8)"]),
     ],
@@ -569,9 +569,12 @@ def test_encoder_layer_in_evaluation(capability, dtype: str, first: bool, kernel
 
 
 def test_encoder_layer_with_scores_holds_them() -> None:
-    tape = run(Encoder, torch.zeros(2, 4, 16), on=cuda(HOPPER), dtype="bfloat16", mode="inference")
-    # at the most the projection [2, 4, 48] and what it is rearranged into, 2*4*48*2 each; later the scores take less
-    assert peaks(tape, "temporary")["forward"] == 2 * 768
+    on = cuda()
+    # 2 heads of 5 columns, which no fused kernel takes here
+    tape = run(lambda: nn.TransformerEncoderLayer(10, 2, 20, batch_first=True), torch.zeros(2, 4, 10), on=on, mode="inference")
+    assert list(on.choices) == ["multi-head attention: fast path (evaluation, float32, with its scores)"]
+    # at the most the projection [2, 4, 30] and what it is rearranged into, 2*4*30*4 each; later the scores take less
+    assert peaks(tape, "temporary")["forward"] == 2 * 960
 
 
 def test_encoder_layers_train_as_written() -> None:

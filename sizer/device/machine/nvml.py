@@ -37,7 +37,11 @@ class Nvml:
     def driver_version(self) -> str | None:
         """The driver's version, such as "570.86.15"; None where it does not say."""
         text = ctypes.create_string_buffer(_VERSION_CHARACTERS)
-        if self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_VERSION_CHARACTERS)):
+        try:
+            status = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_VERSION_CHARACTERS))
+        except AttributeError:  # a library in parts, as on Jetson
+            return None
+        if status:
             return None
         return text.value.decode("ascii", "replace")
 
