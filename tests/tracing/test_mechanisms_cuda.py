@@ -571,7 +571,9 @@ def test_encoder_layer_in_evaluation(capability, dtype: str, first: bool, kernel
 def test_encoder_layer_with_scores_holds_them() -> None:
     on = cuda()
     # 2 heads of 5 columns, which no fused kernel takes here
-    tape = run(lambda: nn.TransformerEncoderLayer(10, 2, 20, batch_first=True), torch.zeros(2, 4, 10), on=on, mode="inference")
+    tape = run(
+        lambda: nn.TransformerEncoderLayer(10, 2, 20, batch_first=True), torch.zeros(2, 4, 10), on=on, mode="inference"
+    )
     assert list(on.choices) == ["multi-head attention: fast path (evaluation, float32, with its scores)"]
     # at the most the projection [2, 4, 30] and what it is rearranged into, 2*4*30*4 each; later the scores take less
     assert peaks(tape, "temporary")["forward"] == 2 * 960
