@@ -31,6 +31,7 @@ SECONDS, SAMPLES_PER_SECOND, MEL_FRAMES_PER_SECOND = 10, 16_000, 100
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_decoder_position_embeddings",
              "max_sequence_length", "max_seq_len", "max_text_positions")  # fmt: skip
+POSITIONS_OF_PARTS = dict.fromkeys(("semantic", "coarse_acoustics", "fine_acoustics"), ("block_size",))  # Bark's
 # An attribute that says that positions are rotations, biases or distances: any length runs.
 UNBOUNDED = ("rope_parameters", "rope_theta", "rotary_pct", "partial_rotary_factor", "rotary_emb_base", "alibi",
              "relative_attention_num_buckets", "attn_config.alibi")  # fmt: skip
@@ -57,7 +58,7 @@ PATCH_GRIDS = (
     "image_position_ids",
     "pixel_position_ids",
 )
-OTHER_PICTURES = ("image", "flattened_patches")
+OTHER_PICTURES = ("image", "flattened_patches", "inference_session")
 IMAGE_PARTS = (
     "", "vision_config.", "vlm_config.vision_config.", "backbone_config.", "encoder.", "encoder.vision_config.",
     "prompt_encoder_config.", "vision_config.backbone_config.",
@@ -105,7 +106,8 @@ def _usual_tokens(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int:
 def position_limit(config: PreTrainedConfig) -> int | None:
     """The longest text, in tokens, that the config was made for; None where it names no limit."""
     text = text_config(config)
-    named = [*(read(text, name) for name in POSITIONS), read(config, "max_text_len")]
+    names = (*POSITIONS, *POSITIONS_OF_PARTS.get(text.model_type, ()))
+    named = [*(read(text, name) for name in names), read(config, "max_text_len")]
     found = [value for value in named if isinstance(value, int) and value > 0]
     if not found:
         return None

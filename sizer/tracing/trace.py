@@ -86,6 +86,8 @@ def explained(recorder: Recorder) -> Iterator[None]:
     """Turns any failure of the traced code into a TraceError that names the operator and the module."""
     try:
         yield
+    except TraceError:  # says already why
+        raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
         raise TraceError(_failure(recorder, error)) from error
 
