@@ -109,6 +109,6 @@ def repeatable() -> Iterator[None]:
 
 
 def _failure(recorder: Recorder, error: Exception) -> str:
-    where = recorder.paths.current() or "the model"
+    where = recorder.paths.of_error(error) or "the model"
     text = str(error).strip().splitlines()
     return f"{type(error).__name__} in {where} at {recorder.at}: {text[0][:200] if text else 'no message'}"
