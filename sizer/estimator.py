@@ -215,10 +215,12 @@ def _is_exceptional(affine: AffineTape, at: Callable[..., Tape], one: Callable[[
 def _possible_batches(job: _Job, notes: list[str]) -> tuple[int, ...]:
     """The batch sizes asked for, without 1 where the model refuses it (batch norm over a single value, say).
 
-    Raises the model's own RequestError where nothing is left.
+    Raises the model's own RequestError where nothing is left. Where there are no inputs at all, each dtype's trace says why.
     """
     try:
         job.blueprint.example(1, job.request.mode == "training")
+    except TraceError:
+        return job.request.batches
     except RequestError as error:
         job.one_is_possible = False
         left = tuple(batch for batch in job.request.batches if batch != 1)

@@ -87,6 +87,21 @@ def fitting_heads(config: PreTrainedConfig) -> dict[str, type[PreTrainedModel]]:
     return {name: cls for name in mapped if _is_model(cls := getattr(transformers, name, None))}
 
 
+def parts_of(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """The configs of the parts of a model that has no forward of its own (Bark's three transformers); empty for all others."""
+    if not all(has_no_forward(cls) for cls in fitting_heads(config).values()):
+        return []
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", None) or ()]
+    return [part for part in parts if isinstance(part, PreTrainedConfig)]
+
+
+def choose_part(config: PreTrainedConfig, head: str | None) -> PreTrainedConfig:
+    """The config itself, or the config of the part of it that `head` is the class of, where it can only be run in parts."""
+    if head is None or head in fitting_heads(config):
+        return config
+    return next((part for part in parts_of(config) if head in fitting_heads(part)), config)
+
+
 def choose_head(config: PreTrainedConfig, head: str | None) -> tuple[type[PreTrainedModel], tuple[str, ...]]:
     """The class to build and the notes that explain the choice.
 
@@ -115,7 +130,7 @@ def choose_head(config: PreTrainedConfig, head: str | None) -> tuple[type[PreTra
 def _requested(config: PreTrainedConfig, heads: dict[str, type[PreTrainedModel]], head: str) -> type[PreTrainedModel]:
     if head in heads:
         return heads[head]
-    names = sorted(heads)
+    names = sorted({*heads, *(name for part in parts_of(config) for name in fitting_heads(part))})
     raise RequestError(
         f"head does not fit a {config.model_type} config",
         given=quote(head),

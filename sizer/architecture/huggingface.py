@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.calls import call
 from sizer.architecture.examples import has_own_loss, make_example, medium_of
 from sizer.architecture.examples.setting import Setting, takes, text_config
 from sizer.architecture.examples.story import TEXT_BESIDE
-from sizer.architecture.heads import choose_head, has_no_forward
+from sizer.architecture.heads import choose_head, choose_part
+from sizer.architecture.refusals import no_gradient, no_step, no_training
 from sizer.architecture.sizes import (
     RECURRENT_TYPES,
     config_image,
@@ -54,7 +56,7 @@ def huggingface_blueprint(
     "eager". Nothing is downloaded and no remote code runs.
     Raises ConfigError where transformers refuses the config, RequestError where a choice does not fit the model.
     """
-    parsed = read_architecture(config)
+    parsed = choose_part(read_architecture(config), head)
     cls, notes = choose_head(parsed, head)
     parsed, token_notes = with_special_tokens(parsed, cls)
     length, length_notes = _length(parsed, cls, sequence_length)
@@ -63,6 +65,8 @@ def huggingface_blueprint(
         setting, more = plan(parsed, cls, length=length, image_size=size, exact=sequence_length is not None, mode=mode)
     except RequestError:
         raise
+    except TraceError as error:
+        example, more = partial(_no_example, str(error)), ()
     except Exception as error:
         example, more = partial(_no_example, f"{cls.__name__} has no example inputs: {_short(error)}"), ()
     else:
@@ -74,7 +78,7 @@ def huggingface_blueprint(
         build=partial(_build, cls, parsed, attention),
         example=example,
         loss=_loss,
-        predict=_predict,
+        predict=call,
         checkpoint=_checkpoint if cls.supports_gradient_checkpointing else None,
         sequence_length=length,
         image_size=size,
@@ -94,11 +98,12 @@ def plan(
     """The setting of the examples (for a batch of one, without labels) and the notes about them.
 
     A text with a picture or a sound inside is made longer than `length` where its placeholders need it, unless `exact`.
-    Raises RequestError where an exact length is too short for them, BuildError where the config lacks what they need, and
-    whatever a recipe raises on a config that it was not made for.
+    Raises RequestError where an exact length is too short for them, TraceError where the class has no step that could be
+    traced, BuildError where the config lacks what they need, and whatever a recipe raises on a config that it was not made for.
     """
-    if has_no_forward(cls):
-        raise BuildError(f"{cls.__name__} has no forward of its own", todo="estimate the models it is made of")
+    reason = no_step(config, cls)
+    if reason is not None:
+        raise TraceError(reason)
     setting = Setting(config=config, cls=cls, batch=1, training=False, length=length, image_size=image_size)
     if image_size is not None and takes(cls, "interpolate_pos_encoding") and not takes_any_image(config, cls):
         setting = replace(setting, interpolate=config_image(config) not in (None, image_size))
@@ -114,6 +119,9 @@ def plan(
 
 
 def _example(setting: Setting, batch: int, training: bool) -> Example:
+    reason = no_training(setting.cls) if training else None
+    if reason is not None:
+        raise TraceError(reason)
     return make_example(replace(setting, batch=batch, training=training))
 
 
@@ -200,22 +208,21 @@ def _attention_note(cls: type[PreTrainedModel], attention: str) -> tuple[str, ..
 
 
 def _loss(module: nn.Module, example: Example) -> Tensor:
-    outputs = module(*example.args, **example.kwargs)
+    outputs = call(module, example)
     loss = getattr(outputs, "loss", None)
     if not isinstance(loss, Tensor) or not loss.requires_grad:
-        return stand_in_loss(outputs)
+        return stand_in_loss(outputs, module)
     return loss if loss.dim() == 0 else loss.mean()
 
 
-def _predict(module: nn.Module, example: Example) -> object:
-    return module(*example.args, **example.kwargs)
+def stand_in_loss(outputs: object, module: nn.Module) -> Tensor:
+    """The sum of the means of every float tensor in the module's outputs that has a gradient, a scalar.
 
-
-def stand_in_loss(outputs: object) -> Tensor:
-    """The sum of the means of every float tensor in the outputs that has a gradient, a scalar."""
+    Raises TraceError where there is none.
+    """
     means = [tensor.float().mean() for tensor in _tensors(outputs) if tensor.requires_grad]
     if not means:
-        raise TraceError("the model's outputs hold no tensor with a gradient")
+        raise TraceError(no_gradient(module))
     return torch.stack(means).sum()
 
 

@@ -15,6 +15,7 @@ that cuts pictures of any size into patches.
 from __future__ import annotations
 
 import copy
+import math
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -31,6 +32,7 @@ SECONDS, SAMPLES_PER_SECOND, MEL_FRAMES_PER_SECOND = 10, 16_000, 100
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_decoder_position_embeddings",
              "max_sequence_length", "max_seq_len", "max_text_positions")  # fmt: skip
+POSITIONS_OF_PARTS = dict.fromkeys(("semantic", "coarse_acoustics", "fine_acoustics"), ("block_size",))  # Bark's
 # An attribute that says that positions are rotations, biases or distances: any length runs.
 UNBOUNDED = ("rope_parameters", "rope_theta", "rotary_pct", "partial_rotary_factor", "rotary_emb_base", "alibi",
              "relative_attention_num_buckets", "attn_config.alibi")  # fmt: skip
@@ -48,6 +50,7 @@ COUNTED_FROM_PADDING = frozenset(
 )  # fmt: skip
 
 IMAGE_PIXELS = 224
+LINE_PIXELS, LINE_ROWS = 320, 3  # of a line of text: its width, and the rows that PP-OCR's recognisers pool into one
 GRID_PIXELS = 448  # of a model that cuts pictures of any size into patches; 14, 16, 28 and 32 divide it
 PATCH_GRIDS = (
     "image_grid_thw",
@@ -57,10 +60,10 @@ PATCH_GRIDS = (
     "image_position_ids",
     "pixel_position_ids",
 )
-OTHER_PICTURES = ("image", "flattened_patches")
+OTHER_PICTURES = ("image", "flattened_patches", "inference_session")
 IMAGE_PARTS = (
     "", "vision_config.", "vlm_config.vision_config.", "backbone_config.", "encoder.", "encoder.vision_config.",
-    "prompt_encoder_config.", "vision_config.backbone_config.",
+    "prompt_encoder_config.", "vision_config.backbone_config.", "sam_config.",
 )  # fmt: skip
 IMAGE_PATHS = (*(f"{part}image_size" for part in IMAGE_PARTS), *(f"{part}input_size" for part in IMAGE_PARTS))
 SIZES_OF_PICTURES = (*PATCH_GRIDS, "spatial_shapes", "pixel_attention_mask")
@@ -71,8 +74,8 @@ USUAL_IMAGES = {
     "d_fine": (640, 640), "rt_detr": (640, 640), "rt_detr_v2": (640, 640), "deimv2": (640, 640), "omdet-turbo": (640, 640),
     "rf_detr": (560, 560), "lw_detr": (640, 640), "segformer": (512, 512), "upernet": (512, 512), "mask2former": (384, 384),
     "maskformer": (384, 384), "oneformer": (512, 512), "glpn": (480, 640), "zoedepth": (384, 512), "superpoint": (480, 640),
-    "superglue": (480, 640), "lightglue": (480, 640), "efficientloftr": (480, 640), "vitmatte": (512, 512),
-    "pp_ocrv5_mobile_rec": (48, 320), "pp_ocrv5_server_rec": (48, 320), "pp_ocrv6_small_rec": (48, 320),
+    "superglue": (480, 640), "lightglue": (480, 640), "efficientloftr": (480, 640), "vitmatte": (512, 512), "uvdoc": (712, 488),
+    "pp_ocrv5_server_rec": (48, 320), "pp_ocrv6_small_rec": (48, 320),
     "pp_ocrv6_tiny_rec": (48, 320), "depth_anything": (518, 518), "prompt_depth_anything": (518, 518),
     "tvp": (448, 448),
     "pe_audio_video": (336, 336),
@@ -105,7 +108,8 @@ def _usual_tokens(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int:
 def position_limit(config: PreTrainedConfig) -> int | None:
     """The longest text, in tokens, that the config was made for; None where it names no limit."""
     text = text_config(config)
-    named = [*(read(text, name) for name in POSITIONS), read(config, "max_text_len")]
+    names = (*POSITIONS, *POSITIONS_OF_PARTS.get(text.model_type, ()))
+    named = [*(read(text, name) for name in names), read(config, "max_text_len")]
     found = [value for value in named if isinstance(value, int) and value > 0]
     if not found:
         return None
@@ -127,7 +131,25 @@ def usual_image(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> tuple[i
         return (GRID_PIXELS, GRID_PIXELS)
     if not any("pixel" in name or name in OTHER_PICTURES for name in forward_parameters(cls)):
         return None
-    return USUAL_IMAGES.get(config.model_type) or config_image(config) or (IMAGE_PIXELS, IMAGE_PIXELS)
+    return (
+        line_of_text(config)
+        or USUAL_IMAGES.get(config.model_type)
+        or config_image(config)
+        or (IMAGE_PIXELS, IMAGE_PIXELS)
+    )
+
+
+def line_of_text(config: PreTrainedConfig) -> tuple[int, int] | None:
+    """A line of text in the size that PP-LCNet folds to `LINE_ROWS` rows, 320 pixels wide; None for another backbone.
+
+    The recogniser pools those rows into one. The published backbone halves the height four times, the default one five times.
+    """
+    backbone = read(config, "backbone_config")
+    if getattr(backbone, "model_type", None) != "pp_lcnet_v3" or "_rec" not in config.model_type:
+        return None
+    strides = [block[3] for stage in backbone.block_configs for block in stage]
+    folded = math.prod(stride if isinstance(stride, int) else stride[0] for stride in (backbone.stem_stride, *strides))
+    return LINE_ROWS * folded, LINE_PIXELS
 
 
 def config_image(config: PreTrainedConfig) -> tuple[int, int] | None:

@@ -6,6 +6,10 @@ Which id they get changes no size: a note says which was taken.
 from __future__ import annotations
 
 import copy
+import inspect
+import re
+import sys
+from functools import cache
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -14,6 +18,8 @@ from sizer.architecture.examples.media import placeholder_names
 from sizer.architecture.examples.setting import Setting, read, takes, text_config
 from sizer.architecture.examples.tensors import special_tokens
 from sizer.architecture.examples.text import end_token, vocabulary_of
+
+MARK = re.compile(r"self\.config\.((?:vision|image|video|audio)_(?:start|end|bos|eos)_token_id)")
 
 Completed = tuple[PreTrainedConfig, tuple[str, ...]]
 
@@ -39,16 +45,31 @@ def _with_padding(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Compl
 
 
 def _with_placeholder(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
-    """A text that holds a picture or a sound needs a token in its place: the last one that has no other meaning."""
+    """A text that holds a picture or a sound needs a token in its place, and ids for the marks that the code looks for."""
     kind = story.kind_of(Setting(config=config, cls=cls, batch=1, training=False, length=None, image_size=None))
+    if kind is None:
+        return config, ()
     part = read(config, "vlm_config", default=config)
-    names = [name for name in placeholder_names(kind) if hasattr(part, name)] if kind else []
-    if not names or read(part, *placeholder_names(kind)) is not None:
+    missing = [name for name in _marks_read_by(cls) if part is config and not hasattr(config, name)]
+    if read(part, *placeholder_names(kind)) is None:
+        missing += [name for name in placeholder_names(kind) if hasattr(part, name)][:1]
+    if not missing:
         return config, ()
     config = copy.deepcopy(config)
     part = read(config, "vlm_config", default=config)
     text = text_config(part)
     taken = special_tokens(config, part, text)
-    token = next(token for token in reversed(range(vocabulary_of(text))) if token not in taken)
-    setattr(part, names[0], token)
-    return config, (f"The config names no {names[0]}; {token}, the last word without another meaning, was taken.",)
+    free = (token for token in reversed(range(vocabulary_of(text))) if token not in taken)
+    chosen = dict(zip(missing, free, strict=False))
+    for name, token in chosen.items():
+        setattr(part, name, token)
+    return config, tuple(
+        f"The config names no {name}; {token}, the last word without another meaning, was taken."
+        for name, token in chosen.items()
+    )
+
+
+@cache
+def _marks_read_by(cls: type[PreTrainedModel]) -> tuple[str, ...]:
+    """The ids around pictures and sounds that the code of the class's file reads from its config."""
+    return tuple(dict.fromkeys(MARK.findall(inspect.getsource(sys.modules[cls.__module__]))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,6 +23,10 @@ class ModulePaths(AbstractContextManager):
         self._numbers: list[int] = []
         self._paths: list[str] = []
         self._handles: list[Any] = []
+        self._failure: tuple[int, str] = (
+            0,
+            "",
+        )  # the error last seen on its way through modules, and the innermost of these
 
     def name(self, module: nn.Module) -> None:
         """Learns the dotted paths of a module and its children."""
@@ -36,6 +41,10 @@ class ModulePaths(AbstractContextManager):
             at = bisect_right(self._numbers, node._sequence_nr()) - 1
             return self._paths[at] if at >= 0 else ""
         return ""
+
+    def of_error(self, error: Exception) -> str:
+        """The dotted path of the module whose forward raised the error, "" where it came from outside any."""
+        return self._failure[1] if self._failure[0] == id(error) else self.current()
 
     def __enter__(self) -> ModulePaths:
         register = torch.nn.modules.module
@@ -54,6 +63,9 @@ class ModulePaths(AbstractContextManager):
         self._note()
 
     def _leave_module(self, module: nn.Module, args: Any, result: Any) -> None:
+        error = sys.exc_info()[1]
+        if error is not None and self._failure[0] != id(error):
+            self._failure = (id(error), self.current())
         if self._stack:
             self._stack.pop()
         self._note()

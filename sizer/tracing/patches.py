@@ -20,12 +20,11 @@ def values_from_data(values: KnownValues) -> Iterator[None]:
     """Within the context, `torch.tensor(data)` and its like on meta keep their data as known values, and f-strings show them.
 
     On a meta device the constructor drops the data before any dispatch (torch/csrc/utils/tensor_new.cpp), so it is built
-    on the CPU first and moved, which the recorder sees. So is the tensor that stands for a list of numbers as an index
-    (`x[:, [0, 2, 1]]`; sequenceToVariable of torch/csrc/autograd/python_variable_indexing.cpp).
+    on the CPU first and moved, which the recorder sees.
     """
     _device_constructors()  # PyTorch keeps the list from its first use on: it must not be of what stands here for a while
     tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
-    write, get, put = torch.Tensor.__format__, torch.Tensor.__getitem__, torch.Tensor.__setitem__
+    write = torch.Tensor.__format__
 
     def moved(real: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
         return real.to("meta").requires_grad_(requires_grad)
@@ -34,8 +33,10 @@ def values_from_data(values: KnownValues) -> Iterator[None]:
         data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **rest: Any
     ) -> torch.Tensor:
         target = _target(device)
-        if target.type != "meta" or (isinstance(data, torch.Tensor) and data.device.type == "meta"):
+        if isinstance(data, torch.Tensor) and (target.type != "meta" or data.device.type == "meta"):
             return tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **rest)
+        if target.type != "meta":  # a list of numbers that are on the device
+            return tensor(_without_meta(data, values), dtype=dtype, device=device, requires_grad=requires_grad, **rest)
         return moved(tensor(_without_meta(data, values), dtype=dtype, device="cpu"), requires_grad)
 
     def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
@@ -56,16 +57,8 @@ def values_from_data(values: KnownValues) -> Iterator[None]:
         known = self.device.type == "meta" and self.dim() == 0 and values.get(self) is not None
         return format(self.item(), spec) if known else write(self, spec)
 
-    def get_(self: torch.Tensor, index: Any) -> torch.Tensor:
-        return get(self, _lists_as_tensors(self, index, tensor_))
-
-    def put_(self: torch.Tensor, index: Any, value: Any) -> None:
-        put(self, _lists_as_tensors(self, index, tensor_), value)
-
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.Tensor, "__format__", format_))
-        stack.enter_context(mock.patch.object(torch.Tensor, "__getitem__", get_))
-        stack.enter_context(mock.patch.object(torch.Tensor, "__setitem__", put_))
         stack.enter_context(mock.patch.object(torch, "tensor", tensor_))
         stack.enter_context(mock.patch.object(torch, "as_tensor", as_tensor_))
         stack.enter_context(mock.patch.object(torch.Tensor, "new_tensor", new_tensor_))
@@ -89,16 +82,6 @@ def _without_meta(data: Any, values: KnownValues) -> Any:
     if isinstance(data, (list, tuple)):
         return type(data)(_without_meta(d, values) for d in data)
     return data
-
-
-def _lists_as_tensors(self: torch.Tensor, index: Any, make: Callable[..., torch.Tensor]) -> Any:
-    """The index of a meta tensor with lists of numbers, alone or in a tuple, made tensors that keep their values."""
-    if self.device.type != "meta":
-        return index
-    if isinstance(index, tuple):
-        return tuple(_lists_as_tensors(self, part, make) if isinstance(part, list) else part for part in index)
-    numbers = isinstance(index, list) and index and all(isinstance(item, int) for item in index)
-    return make(index, device="meta") if numbers else index
 
 
 @contextmanager

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NONZERO = "nonzero of unknown values was taken to find every element"
 PASSED = "of the boxes of unknown scores {} were taken to pass the threshold, as many as the model goes on with"
 FINITE = "unknown values were taken to be finite numbers"
+LISTED = "a list of numbers as an index was taken as 0, 1, 2, ..., since meta tensors do not keep it"
 EVERY = "an unknown boolean mask was taken to select every element"
 
 _aten = torch.ops.aten
@@ -180,6 +181,25 @@ def _found(recorder: Recorder, mask: Tensor, text: str, apart: bool = True) -> l
     return on_meta(list(places) if apart else [torch.stack(places, dim=-1)], recorder, text)
 
 
+def _count_up(recorder: Recorder, tensor: Tensor, indices: list[Tensor | None]) -> None:
+    """Gives values to the index that stands for a list of numbers (`x[:, [0, 2, 1]]`), where those of `x` are known.
+
+    It is made in C++ below any dispatch and loses its data (indexing_tensor_from_data in torch/csrc/utils/tensor_new.cpp).
+    """
+    if recorder.values.get(tensor) is None:
+        return
+    for dim, index in enumerate(indices):
+        if index is not None and index.dim() == 1 and recorder.values.is_lost(index):
+            recorder.values.assume(index, torch.arange(index.numel(), device="cpu") % tensor.shape[dim], LISTED)
+
+
+def lift_fresh(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The last step of making a tensor from data. One that comes on meta was made in C++ and has lost the data."""
+    if args[0].device.type == "meta" and args[0].dtype == torch.int64 and recorder.values.get(args[0]) is None:
+        recorder.values.lose(args[0])
+    return NotImplemented
+
+
 def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8) and index.device.type == "meta"
 
@@ -192,10 +212,11 @@ def masked_index(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> An
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
     writes = func._schema.is_mutable or func.overloadpacket is _aten.index_put
+    if not writes:
+        _count_up(recorder, *args[:2])
     tensors = tensors_of(args)
     if not writes and len(tensors) > 1 and recorder.values.all_known(tensors):
-        if any(map(_is_mask, args[1])):
-            note_assumption(recorder, [index for index in args[1] if _is_mask(index)])
+        note_assumption(recorder, [index for index in args[1] if index is not None])
         return on_meta(recorder.values.run(func, args, kwargs), recorder, recorder.values.assumption(tensors))
     parts = [_places(recorder, index, writes) if _is_mask(index) else [index] for index in args[1]]
     indices = [part for places in parts for part in places]
@@ -287,6 +308,7 @@ HANDLERS: dict[Any, Handler] = {
     _aten.copy_.default: copy,
     _aten.equal.default: equal,
     _aten.allclose.default: equal,
+    _aten.lift_fresh.default: lift_fresh,
     _aten.nonzero.default: from_values,
     _aten.masked_select.default: from_values,
     _aten._unique2.default: from_values,

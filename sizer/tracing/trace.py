@@ -86,6 +86,8 @@ def explained(recorder: Recorder) -> Iterator[None]:
     """Turns any failure of the traced code into a TraceError that names the operator and the module."""
     try:
         yield
+    except TraceError:  # says already why
+        raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
         raise TraceError(_failure(recorder, error)) from error
 
@@ -107,6 +109,6 @@ def repeatable() -> Iterator[None]:
 
 
 def _failure(recorder: Recorder, error: Exception) -> str:
-    where = recorder.paths.current() or "the model"
+    where = recorder.paths.of_error(error) or "the model"
     text = str(error).strip().splitlines()
     return f"{type(error).__name__} in {where} at {recorder.at}: {text[0][:200] if text else 'no message'}"

@@ -71,6 +71,7 @@ class KnownValues:
         self._twins: dict[int, tuple[torch.UntypedStorage, weakref.ref]] = {}
         self._likely: dict[int, weakref.ref] = {}
         self._unlikely: dict[int, weakref.ref] = {}
+        self._lost: dict[int, weakref.ref] = {}
         self._assumed: dict[int, str] = {}
         self._traits: dict[Any, tuple[bool, bool]] = {}
 
@@ -166,6 +167,16 @@ class KnownValues:
     def is_expected_true(self, tensor: Tensor) -> bool:
         """Whether `expect_true` was said of the tensor."""
         return tensor.untyped_storage()._cdata in self._likely
+
+    def lose(self, tensor: Tensor) -> None:
+        """Notes that the integers which the tensor was made from in C++ were dropped, as on every meta device."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._lost[key] = weakref.ref(storage, lambda _: self._lost.pop(key, None))
+
+    def is_lost(self, tensor: Tensor) -> bool:
+        """Whether `lose` was said of the tensor and its values are unknown still."""
+        return tensor.untyped_storage()._cdata in self._lost and self.get(tensor) is None
 
     def all_known(self, tensors: list[Tensor]) -> bool:
         """Whether every one of the tensors has known values."""

@@ -16,10 +16,12 @@ from sizer.architecture.examples import (
     audio,
     documents,
     encoders,
+    films,
     labels,
     parts,
     patches,
     prompts,
+    proteins,
     series,
     speech,
     story,
@@ -45,6 +47,8 @@ FAMILIES: dict[str, Recipe] = {
     **speech.FAMILIES,
     **documents.FAMILIES,
     **prompts.FAMILIES,
+    **films.FAMILIES,
+    **proteins.FAMILIES,
 }
 
 
@@ -75,7 +79,7 @@ def make_example(setting: Setting) -> Example:
             inputs["interpolate_pos_encoding"] = True
         if setting.training:
             inputs = labels.targets(setting, inputs) | inputs
-            if setting.takes("use_cache"):
+            if setting.switches_cache:
                 inputs["use_cache"] = False
     return Example(kwargs=inputs)
 

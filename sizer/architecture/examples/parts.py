@@ -144,6 +144,17 @@ def noisy_spectrogram(setting: Setting) -> dict[str, object]:
     }
 
 
+def codes_to_sound(setting: Setting) -> dict[str, Tensor]:
+    """Qwen2.5-Omni's last part: the codes of 300 frames of speech, a voice (batch, width) and the spectrogram it comes from."""
+    config = setting.config.dit_config
+    frames = 300
+    return {
+        "code": integers(config.num_embeds, setting.batch, frames // config.repeats),
+        "conditioning": floats(setting.batch, config.enc_emb_dim),
+        "reference_mel": floats(setting.batch, frames, config.mel_dim),
+    }
+
+
 def chunks_of_sound(setting: Setting) -> dict[str, Tensor]:
     """dots' sound encoder: mel frames (batch, bins, 1000) and how many samples each chunk has."""
     config = setting.config
@@ -207,6 +218,7 @@ FAMILIES: dict[str, Recipe] = {
     "nemotron3_5_transcribe_word_timestamp": embedded,
     "qwen2_5_omni_dit": noisy_spectrogram,
     "qwen2_5_omni_talker": reply_to_speak,
+    "qwen2_5_omni_token2wav": codes_to_sound,
     "qwen3_omni_moe_talker_code_predictor": groups_of_codes,
     "sam3_detr_decoder": fused_features,
     "sam3_detr_encoder": pyramid,

@@ -40,6 +40,13 @@ class Setting:
         """True where the class's forward has a parameter of one of these names."""
         return takes(self.cls, *names)
 
+    @property
+    def switches_cache(self) -> bool:
+        """True where the forward takes `use_cache`, by name or for the model inside it, whose config is the same."""
+        rest = inspect.signature(self.cls.forward).parameters.values()
+        passes_on = self.takes("past_key_values") and any(parameter.kind is parameter.VAR_KEYWORD for parameter in rest)
+        return self.takes("use_cache") or (passes_on and read(self.config, "use_cache") is True)
+
     def read(self, *names: str, default: object = None) -> object:
         """The first of the dotted attribute paths that the config has, else `default`."""
         return read(self.config, *names, default=default)

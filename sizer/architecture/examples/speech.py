@@ -172,6 +172,13 @@ def dialogue(setting: Setting) -> dict[str, Tensor]:
     return inputs
 
 
+def codes_beside_each_other(setting: Setting) -> dict[str, object]:
+    """Bark's fine model: all codes of each step, (batch, length, codebooks), of which it corrects the last."""
+    config = setting.config
+    codes = integers(config.input_vocab_size - 1, setting.batch, setting.length, config.n_codes_total)
+    return {"input_ids": codes, "codebook_idx": config.n_codes_total - 1}
+
+
 def phonemes(setting: Setting) -> dict[str, Tensor]:
     """VITS: the ids of phonemes (batch, length)."""
     ids = integers(setting.config.vocab_size - 1, setting.batch, setting.length) + 1
@@ -180,6 +187,7 @@ def phonemes(setting: Setting) -> dict[str, Tensor]:
 
 FAMILIES: dict[str, Recipe] = {
     "audio-spectrogram-transformer": spectrogram_picture,
+    "BarkFineModel": codes_beside_each_other,
     "clap": clap,
     "clap_audio_model": clap,
     "clvp": clvp,

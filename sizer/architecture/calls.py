@@ -1,0 +1,69 @@
+"""How a transformers model is called with the tensors of an example.
+
+Most take them as they are. A few take objects of transformers' own, which are made here as its processors make them: the atoms of
+a protein as one bundle, a video as a session that remembers what it has seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from sizer.architecture.blueprint import Example
+from sizer.architecture.examples.setting import takes
+
+Call = Callable[[nn.Module, dict[str, object]], object]
+
+
+def call(module: nn.Module, example: Example) -> object:
+    """What the module returns for the example."""
+    own = next((make for name, make in CALLS.items() if takes(type(module), name)), None)
+    return module(*example.args, **example.kwargs) if own is None else own(module, example.kwargs)
+
+
+def fold(module: nn.Module, inputs: dict[str, object]) -> object:
+    """ESMFold2: the tensors of the atoms go in as one `EsmFold2AtomInputs`."""
+    bundle = _class_of(module, "atom_inputs")
+    atoms = {field.name: inputs[field.name] for field in dataclasses.fields(bundle)}
+    rest = {name: value for name, value in inputs.items() if name not in atoms}
+    return module(atom_inputs=bundle(**atoms), **rest)
+
+
+def track(module: nn.Module, inputs: dict[str, Tensor]) -> object:
+    """SAM 2 Video and its kin: a session over the frames [F, 3, height, width], a point on each object [N, 1, 1, 2] in the first.
+
+    Every frame is run after the one before it, as `propagate_in_video_iterator` does; the output is the last one's. The session
+    keeps the frames and what was made of them on the model's device (`init_video_session` of the processors).
+    """
+    frames, points = inputs["frames"], inputs["input_points"]
+    session = _class_of(module, "inference_session")(
+        video=frames,
+        video_height=frames.shape[-2],
+        video_width=frames.shape[-1],
+        inference_device=frames.device,
+        inference_state_device=frames.device,
+        video_storage_device=frames.device,
+        dtype=frames.dtype,
+    )
+    for number in range(len(points)):
+        given = {
+            "point_coords": points[number : number + 1],
+            "point_labels": inputs["input_labels"][number : number + 1],
+        }
+        session.add_point_inputs(session.obj_id_to_idx(number), 0, given)
+    session.obj_with_new_inputs = list(session.obj_ids)
+    output = None
+    for number in range(len(frames)):
+        output = module(inference_session=session, frame_idx=number)
+    return output
+
+
+def _class_of(module: nn.Module, parameter: str) -> type:
+    """The class that a parameter of the module's forward is annotated with."""
+    return inspect.signature(type(module).forward).parameters[parameter].annotation
+
+
+CALLS: dict[str, Call] = {"atom_inputs": fold, "inference_session": track}

@@ -1,0 +1,47 @@
+"""Why a transformers model has no step that could be traced, or none that trains it, and what can be done instead."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from sizer.architecture.heads import choose_head, has_no_forward, parts_of
+
+WITHOUT_GRADIENTS = re.compile(r"@torch\.(inference_mode|no_grad)\(\)")  # above a forward
+# What such a model holds in memory depends on pixels and weights that nobody has here.
+OPEN_ENDED = {
+    "Sam3VideoModel": (
+        "Sam3VideoModel follows as many objects as it finds in a video, which only real pictures and weights tell; estimate "
+        "model_type sam3 for the finding and sam3_tracker_video for the following, one object for each sample of the batch"
+    )
+}
+
+
+def no_step(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> str | None:
+    """Why no step of the class can be traced; None where it has a forward that can be given inputs."""
+    if not has_no_forward(cls):
+        return OPEN_ENDED.get(cls.__name__)
+    heads = [choose_head(part, None)[0].__name__ for part in parts_of(config)]
+    if heads:
+        return f"{cls.__name__} has no forward of its own; estimate one of its parts: head={' or '.join(heads)}"
+    called = " and ".join(name for name in ("encode", "decode") if hasattr(cls, name))
+    return f"{cls.__name__} has no forward of its own: others call its {called or 'parts'}; estimate the model that contains it"
+
+
+def no_training(cls: type[PreTrainedModel]) -> str | None:
+    """Why the class cannot be trained: its forward computes no gradients; None where it computes them."""
+    found = WITHOUT_GRADIENTS.search(inspect.getsource(cls.forward).partition("def forward")[0])
+    if found is None:
+        return None
+    return f"{cls.__name__} runs under torch.{found[1]}, so that no step can train it; mode=inference can be estimated"
+
+
+def no_gradient(module: nn.Module) -> str:
+    """Why the outputs of a module that was run for training hold no tensor with a gradient."""
+    name = type(module).__name__
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return f"all weights of {name} are frozen, so that no step can train it; mode=inference can be estimated"
+    return f"the outputs of {name} hold no tensor with a gradient, so that nothing trains it; mode=inference can be estimated"
