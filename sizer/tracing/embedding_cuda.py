@@ -24,6 +24,13 @@ _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+def forward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Strided indices made contiguous (native/Embedding.cpp, index_select)."""
+    indices = args[1]
+    yield () if indices.is_contiguous() else (indices.numel() * indices.itemsize,)
+    yield out
+
+
 def dense_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Above 3,072 indices: they are sorted through copies, counted into segments, and partial sums of rows kept in float32; strided
     operands copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
@@ -56,21 +63,28 @@ def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     parts = segments + indices // _ROWS_PER_THREAD
     return {
         "indices": indices * itemsize,
-        "sort": _sort_bytes(HARDWARE[key].capability, indices, itemsize, installed_version()),
+        "sort": _sort_bytes(HARDWARE[key].capability, indices, rows, itemsize, installed_version()),
         "count": 8,
-        "scan": 256 * (2 + -(-16 * (-(-indices // 4864) + 32) // 256)) - 1,
+        "scan": 511 + _up(16 * (-(-indices // 4864) + 32), 256),
         "segments": segments * itemsize,
         "parts": parts * itemsize,
         "sums": parts * width,
     }[name]
 
 
-def _sort_bytes(capability: tuple[int, int], count: int, itemsize: int, version: tuple[int, int]) -> int:
-    """CUB's storage to sort pairs of integers: keys and values once more, and per tile a counter for each of 256 digits."""
+def _sort_bytes(capability: tuple[int, int], count: int, rows: int, itemsize: int, version: tuple[int, int]) -> int:
+    """CUB's storage to sort pairs of integers by their lowest bits, 8 in a pass, or by all 64 up to PyTorch 2.11.
+
+    Counts of digits for every pass and for each tile; for several passes keys and values once more.
+    """
     tile = 2816 if capability < (8, 0) else 4608 if capability == (9, 0) else 3840
-    histograms = 18 * 256 + (48 * 256 if version < (2, 12) else 0)
-    copies = 2 * (-(-count * itemsize // 256) * 256)
-    return copies + histograms + 1024 * -(-count // tile) - 1
+    passes = 8 if version < (2, 12) else -(-rows.bit_length() // 8)
+    copies = 2 * _up(count * itemsize, 256) if passes > 1 else 0
+    return copies + (2 + 8 * passes) * 256 + 1024 * -(-count // tile) - 1
 
 
-INNER = {_aten.embedding_dense_backward.default: dense_backward}
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+INNER = {_aten.embedding.default: forward, _aten.embedding_dense_backward.default: dense_backward}

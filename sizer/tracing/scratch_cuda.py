@@ -112,6 +112,19 @@ def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> t
     return (128, 64, False) if roomy else (64, 64, False)
 
 
+def mask_first(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Dropout's mask is made before its output (cuda/Dropout.cu, dropout_cuda)."""
+    yield out[1]
+    yield out[0]
+
+
+def roll(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Rolled along one dimension after another, each into a tensor of its own (native/TensorTransformations.h, roll_common)."""
+    dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
+    yield (_bytes(out),) if len(dims) > 1 else ()
+    yield out
+
+
 def _with_copied_gradient(work: Scratch) -> Inner:
     """What an operator holds whose strided gradient is copied before the results (transformers/cuda/attention_backward.cu)."""
 
@@ -175,6 +188,11 @@ def softmax(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
 
 
 def softmax_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    """The product of gradient and output; both made contiguous (cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    return [[_bytes(args[0]), *_copies_of_strided(args[0], args[1])]]
+
+
+def log_softmax_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
     """Gradient and output made contiguous (cuda/SoftMax.cu, host_softmax_backward)."""
     return [_copies_of_strided(args[0], args[1])]
 
@@ -191,6 +209,8 @@ def group_norm_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Sta
 
 
 INNER: dict[Any, Inner] = {
+    _aten.native_dropout.default: mask_first,
+    _aten.roll.default: roll,
     _aten._scaled_dot_product_flash_attention_backward.default: _with_copied_gradient(flash_backward),
     _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied_gradient(efficient_backward),
     _aten._scaled_dot_product_cudnn_attention_backward.default: _with_copied_gradient(cudnn_attention_backward),
@@ -204,7 +224,7 @@ SCRATCH: dict[Any, Scratch] = {
     _aten._softmax.default: softmax,
     _aten._log_softmax.default: softmax,
     _aten._softmax_backward_data.default: softmax_backward,
-    _aten._log_softmax_backward_data.default: softmax_backward,
+    _aten._log_softmax_backward_data.default: log_softmax_backward,
     _aten.mm.default: strided_operands,
     _aten.addmm.default: strided_operands,
     _aten.bmm.default: strided_operands,

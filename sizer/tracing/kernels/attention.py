@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sizer.tracing.libraries import installed_version
+
 if TYPE_CHECKING:
     from sizer.tracing.device import Device
 
@@ -345,7 +347,10 @@ def on_cuda(device, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=
 
 def _seeds_on_host(args: tuple, out: tuple) -> tuple:
     """_scaled_dot_product_efficient_attention: (output, log sums, seed, offset), the last two on the host outside of graph
-    capture (Note [Seed and Offset Device] in cuda/attention.cu)."""
+    capture (Note [Seed and Offset Device] in cuda/attention.cu); without dropout they stay on the device, since 2.15."""
+    without_dropout = not (len(args) > 5 and args[5])
+    if without_dropout and installed_version() >= (2, 15):
+        return out
     return (*out[:2], *(torch.empty((), dtype=t.dtype, device="cpu") for t in out[2:]))
 
 
