@@ -60,7 +60,7 @@ def size_module(
         source="python",
         build=factory,
         example=lambda batch, training: example,
-        loss=lambda module, e: (loss or _sum_of_outputs)(module(*e.args, **e.kwargs)),
+        loss=lambda module, e: _loss_of(module(*e.args, **e.kwargs), module, loss),
         predict=lambda module, e: module(*e.args, **e.kwargs),
     )
     module = build(blueprint)
@@ -137,7 +137,7 @@ def _dtype(module: nn.Module) -> str:
     return next((str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()), "float32")
 
 
-def _sum_of_outputs(output: Any) -> Tensor:
+def _loss_of(output: object, module: nn.Module, loss: Callable[[object], Tensor] | None) -> Tensor:
     from sizer.architecture.huggingface import stand_in_loss
 
-    return stand_in_loss(output)
+    return stand_in_loss(output, module) if loss is None else loss(output)

@@ -42,6 +42,7 @@ def no_training(cls: type[PreTrainedModel]) -> str | None:
 def no_gradient(module: nn.Module) -> str:
     """Why the outputs of a module that was run for training hold no tensor with a gradient."""
     name = type(module).__name__
-    if not any(parameter.requires_grad for parameter in module.parameters()):
+    frozen = [not parameter.requires_grad for parameter in module.parameters()]
+    if frozen and all(frozen):
         return f"all weights of {name} are frozen, so that no step can train it; mode=inference can be estimated"
     return f"the outputs of {name} hold no tensor with a gradient, so that nothing trains it; mode=inference can be estimated"
