@@ -183,6 +183,10 @@ def _tapes(
     except NotAffineError as error:
         notes.append(f"{dtype}: traced at each batch size by itself, because {error}")
         return {batch: at(batch).ask(job.answer) for batch in batches}
+    except TraceError:
+        if batches != (1,):
+            raise
+        return {1: at(1).ask(job.answer)}  # of a model that takes one sample at a time
     return affine
 
 

@@ -21,7 +21,7 @@ from sizer.architecture.examples import has_own_loss, make_example, medium_of
 from sizer.architecture.examples.setting import Setting, takes, text_config
 from sizer.architecture.examples.story import TEXT_BESIDE
 from sizer.architecture.heads import choose_head, choose_part
-from sizer.architecture.refusals import no_gradient, no_step, no_training
+from sizer.architecture.refusals import no_batch, no_gradient, no_step, no_training
 from sizer.architecture.sizes import (
     RECURRENT_TYPES,
     config_image,
@@ -119,7 +119,7 @@ def plan(
 
 
 def _example(setting: Setting, batch: int, training: bool) -> Example:
-    reason = no_training(setting.cls) if training else None
+    reason = (no_training(setting.cls) if training else None) or no_batch(setting.cls, batch)
     if reason is not None:
         raise TraceError(reason)
     return make_example(replace(setting, batch=batch, training=training))

@@ -20,6 +20,17 @@ OPEN_ENDED = {
 }
 
 
+# transformers lays out positions (`col_shape` in modeling_tvp.py) for the samples of a batch, but from one sample's embeddings.
+ONE_AT_A_TIME = frozenset({"TvpModel", "TvpForVideoGrounding"})
+
+
+def no_batch(cls: type[PreTrainedModel], batch: int) -> str | None:
+    """Why the class takes no batch of this size; None where it does."""
+    if batch == 1 or cls.__name__ not in ONE_AT_A_TIME:
+        return None
+    return f"{cls.__name__} fails on more than one sample in this version of transformers; batch=1 can be estimated"
+
+
 def no_step(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> str | None:
     """Why no step of the class can be traced; None where it has a forward that can be given inputs."""
     if not has_no_forward(cls):

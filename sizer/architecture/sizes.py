@@ -19,7 +19,7 @@ import math
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sizer.architecture.examples.setting import forward_parameters, read, takes, text_config
+from sizer.architecture.examples.setting import forward_parameters, read, takes, text_config, transduces
 from sizer.architecture.examples.text import is_causal
 
 DECODER_TOKENS, ENCODER_DECODER_TOKENS, ENCODER_TOKENS, LONG_DOCUMENT_TOKENS = 2048, 1024, 512, 4096
@@ -86,7 +86,7 @@ USUAL_IMAGES = {
 
 def usual_length(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int | None:
     """The tokens (samples, mel frames) of an example by the rule above; None for a class that reads neither text nor sound."""
-    if takes(cls, "input_ids", "decoder_input_ids", "inputs"):
+    if takes(cls, "input_ids", "decoder_input_ids", "inputs") and not transduces(cls):
         return min(_usual_tokens(config, cls), position_limit(config) or DECODER_TOKENS)
     if takes(cls, "input_values"):
         return SECONDS * read(config, "sampling_rate", "sample_rate", default=SAMPLES_PER_SECOND)

@@ -17,6 +17,7 @@ from sizer.tracing.autocast import Autocast
 from sizer.tracing.boxes import boxes_assumed
 from sizer.tracing.device import Device
 from sizer.tracing.kernels.encoder import fast_path_on
+from sizer.tracing.kernels.rnnt import transducers_on
 from sizer.tracing.lengths import lengths_assumed
 from sizer.tracing.optimizers import optimizers_on
 from sizer.tracing.patches import random_states_seen, values_from_data
@@ -74,6 +75,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(values_from_data(recorder.values))
         stack.enter_context(boxes_assumed(recorder))
         stack.enter_context(lengths_assumed(recorder.values))
+        stack.enter_context(transducers_on(recorder))
         if device.kind == "cpu":
             stack.enter_context(random_states_seen(recorder.see_new))
         stack.enter_context(recorder.paths)

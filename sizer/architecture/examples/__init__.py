@@ -30,7 +30,7 @@ from sizer.architecture.examples import (
     vision,
 )
 from sizer.architecture.examples.media import Medium
-from sizer.architecture.examples.setting import Recipe, Setting
+from sizer.architecture.examples.setting import Recipe, Setting, transduces
 
 FAMILIES: dict[str, Recipe] = {
     "autoformer": series.lagged_series,
@@ -99,7 +99,8 @@ def _plain_inputs(setting: Setting) -> dict[str, object]:
         medium = story.medium_of(setting)
         inputs = by_parameter(setting) if medium is None else story.story(setting, medium)
     if setting.takes("decoder_input_ids") and not (setting.training and text.derives_decoder_input(setting)):
-        inputs.setdefault("decoder_input_ids", text.translation(setting))
+        write = labels.transcript_so_far if transduces(setting.cls) else text.translation
+        inputs.setdefault("decoder_input_ids", write(setting, inputs))
     return inputs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sizer.architecture.examples.setting import Setting
+from sizer.architecture.examples.setting import Setting, transduces
 from sizer.architecture.examples.tensors import floats, ones
 
 SECONDS = 10
@@ -34,7 +34,7 @@ def sound_mask(setting: Setting) -> Tensor | None:
 
 def sample_count(setting: Setting) -> int:
     """Samples of sound: the length asked for where the model takes nothing else, else 10 s at 16 kHz."""
-    if setting.length is not None and not setting.takes("input_ids", "decoder_input_ids"):
+    if setting.length is not None and not _writes(setting):
         return setting.length
     return SECONDS * setting.read(
         "sampling_rate", "sample_rate", "audio_config.sampling_rate", default=SAMPLES_PER_SECOND
@@ -43,9 +43,14 @@ def sample_count(setting: Setting) -> int:
 
 def frame_count(setting: Setting) -> int:
     """Mel frames: the length asked for where the model takes nothing else, else 10 s at 100 frames a second."""
-    if setting.length is not None and not setting.takes("input_ids", "decoder_input_ids"):
+    if setting.length is not None and not _writes(setting):
         return setting.length
     return SECONDS * FRAMES_PER_SECOND
+
+
+def _writes(setting: Setting) -> bool:
+    """True where the length counts the tokens of a text that is read or written beside the sound."""
+    return setting.takes("input_ids", "decoder_input_ids") and not transduces(setting.cls)
 
 
 def mel_bins(setting: Setting) -> int:

@@ -49,6 +49,12 @@ def transcript(setting: Setting, inputs: dict[str, object]) -> Tensor:
     return words(setting.config.vocab_size, special_tokens(setting.config) | {0}, setting.batch, count)
 
 
+def transcript_so_far(setting: Setting, inputs: dict[str, object]) -> Tensor:
+    """What a transducer's decoder reads: the blank and the transcript in training, (batch, 1 + n); else the blank to begin with."""
+    blank = torch.full((setting.batch, 1), read(setting.config, "blank_token_id", default=0))
+    return torch.cat([blank, transcript(setting, inputs)], dim=1) if setting.training else blank
+
+
 def class_of_sample(setting: Setting, inputs: dict[str, object]) -> Tensor:
     """One class per sample, (batch,)."""
     return integers(setting.config.num_labels, setting.batch)

@@ -57,10 +57,13 @@ def video(setting: Setting) -> dict[str, Tensor]:
     return inputs
 
 
-def video_and_words(setting: Setting) -> dict[str, Tensor]:
-    """TVP, X-CLIP: frames and a sentence about them."""
-    return {"pixel_values": vision.video(setting), "input_ids": text.sentence(setting),
-            "attention_mask": ones(setting.batch, setting.length)}  # fmt: skip
+def video_and_words(setting: Setting) -> dict[str, object]:
+    """TVP, X-CLIP: frames and a sentence about them; in training TVP is told how long they last, and where it begins and ends."""
+    inputs = {"pixel_values": vision.video(setting), "input_ids": text.sentence(setting),
+              "attention_mask": ones(setting.batch, setting.length)}  # fmt: skip
+    if setting.training and "VideoGrounding" in setting.class_name:
+        inputs["labels"] = [torch.full((setting.batch,), seconds) for seconds in (30.0, 5.0, 12.0)]
+    return inputs
 
 
 def universal_segments(setting: Setting) -> dict[str, object]:

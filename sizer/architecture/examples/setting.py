@@ -70,6 +70,11 @@ def takes(cls: type[PreTrainedModel], *names: str) -> bool:
     return any(name in forward_parameters(cls) for name in names)
 
 
+def transduces(cls: type[PreTrainedModel]) -> bool:
+    """True for a transducer (RNN-T, TDT): what its decoder reads is the transcript of the sound, not a text of its own length."""
+    return "RNNT" in cls.__name__ or "TDT" in cls.__name__
+
+
 def read(config: object, *names: str, default: object = None) -> object:
     """The first of the dotted attribute paths that leads to something other than None, else `default`."""
     for name in names:

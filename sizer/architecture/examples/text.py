@@ -61,7 +61,7 @@ def boxes_of_words(setting: Setting) -> Tensor:
     return box.expand(setting.batch, -1, -1).contiguous()
 
 
-def translation(setting: Setting) -> Tensor:
+def translation(setting: Setting, inputs: dict[str, object]) -> Tensor:
     """Decoder input ids (batch, length) for a step without labels, where the decoder's input cannot be derived from them."""
     decoder = setting.config.get_text_config(decoder=True)
     size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(setting))
