@@ -51,7 +51,7 @@ LIMITS = """
   benchmarking, or where no cuDNN is installed to be asked, the workspace is a model and the process range allows for it.
   Under each answer, "How this was computed" names the kernels that were assumed, and why.
 - **The context is a range.** It grows with the card's multiprocessors (2 KiB for each thread that can be resident) and with the
-  kernels that get loaded. The range holds nine of ten of 123 processes that others published; "may or may not fit" means
+  kernels that get loaded. The range holds nineteen of twenty of 123 processes that others published; "may or may not fit" means
   that the device's memory lies inside it. Windows, and libraries that allocate beside PyTorch, may take more.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Compiled models, quantised weights, generation with a cache, several devices** are not covered yet.

@@ -19,6 +19,7 @@ from sizer.terminal.table import format_table
 
 PUBLISHED = Path(__file__).parent.parent / "measured" / "published"
 UNITS = {"bytes": 2**-20, "KiB": 2**-10, "MiB": 1.0, "GiB": 1024.0}
+HELD = 0.95  # of the messages lie in the range
 ENOUGH = 8  # messages from one architecture; with fewer, all architectures together stand for it
 FROM_TORCH = (2, 2)  # messages of 2.1 are kept and not used: some of its builds loaded every kernel at once
 ROUNDING_MIB = (
@@ -159,7 +160,8 @@ def derive(messages: Sequence[Message]) -> Rule:
         groups.setdefault(message.chip.architecture, []).append(message.libraries_mib)
     together = median(message.libraries_mib for message in messages)
     medians = {name: median(found) for name, found in groups.items() if len(found) >= ENOUGH}
-    residuals = [message.libraries_mib - medians.get(message.chip.architecture, together) for message in messages]
+    residuals = sorted(m.libraries_mib - medians.get(m.chip.architecture, together) for m in messages)
+    left_out = int(len(residuals) * (1 - HELD) / 2)  # at each end
     slopes = [
         (one.outside_mib - other.outside_mib) * 2**20 / (one.chip.threads - other.chip.threads)
         for one, other in combinations(messages, 2)
@@ -169,8 +171,8 @@ def derive(messages: Sequence[Message]) -> Rule:
         medians=medians,
         counts={name: len(found) for name, found in groups.items()},
         together=together,
-        below=-percentile(residuals, 5),
-        above=percentile(residuals, 95),
+        below=0.5 - residuals[left_out],  # half a MiB for the medians, which are rounded
+        above=0.5 + residuals[-1 - left_out],
         slope=median(slopes),
     )
 
@@ -227,7 +229,7 @@ def rule_table(rule: Rule) -> Iterator[str]:
     rows = [(name, str(rule.counts[name]), f"{found:.1f}") for name, found in sorted(rule.medians.items())]
     rows.append(("all together", str(sum(rule.counts.values())), f"{rule.together:.1f}"))
     yield from format_table(("beyond the threads' share, MiB", "messages", "median"), rows, left=1)
-    yield f"below the median {rule.below:.1f} MiB, above it {rule.above:.1f} MiB (5th and 95th percentile)"
+    yield f"below the median {rule.below:.1f} MiB, above it {rule.above:.1f} MiB (95 % of the messages)"
     yield f"bytes per thread between any two messages: {rule.slope:.0f} (the rule takes {BYTES_PER_THREAD})"
 
 

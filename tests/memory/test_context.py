@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_the_numbers_are_those_of_the_messages(rule):
     assert ours == data
     together = (round(rule.together), sum(rule.counts.values()))
     assert together == (context.ANY.median_mib, context.ANY.messages)
-    spread = (round(rule.below), round(rule.above))
+    spread = (ceil(rule.below), ceil(rule.above))
     assert spread == (context.BELOW_MIB, context.ABOVE_MIB)
     assert min(rule.counts.values()) >= ENOUGH
 
@@ -43,10 +44,10 @@ def test_two_kibibytes_a_thread(rule):
     assert 142 * THREADS_PER_MULTIPROCESSOR[8, 9] * BYTES_PER_THREAD == 426 * MIB
 
 
-def test_the_range_holds_nine_of_ten_messages(messages):
+def test_the_range_holds_nineteen_of_twenty_messages(messages):
     kept = used(messages)
     assert len(kept) >= 100
-    assert 0.85 <= sum(message.held for message in kept) / len(kept) <= 0.95
+    assert 0.945 <= sum(message.held for message in kept) / len(kept) <= 0.97
 
 
 def test_messages_of_gpus_that_were_left_out_lie_in_the_range(messages):
@@ -58,8 +59,8 @@ def test_messages_of_gpus_that_were_left_out_lie_in_the_range(messages):
             if message.chip == chip:
                 middle = rest.medians.get(chip.architecture, rest.together)
                 held.append(-rest.below <= message.libraries_mib - middle <= rest.above)
-    # 110 of 123 when written
-    assert sum(held) / len(held) >= 0.85
+    # 116 of 123 when written
+    assert sum(held) / len(held) >= 0.92
 
 
 def test_the_same_gpus_have_the_same_context_in_the_catalogue():
@@ -80,10 +81,10 @@ def test_the_same_gpus_have_the_same_context_in_the_catalogue():
 
 
 def test_the_arithmetic():
-    # an H200: 132 * 2048 threads of 2 KiB are 528 MiB; libraries 149; 99 below, 302 above
+    # an H200: 132 * 2048 threads of 2 KiB are 528 MiB; libraries 149; 153 below, 589 above
     found = context_of(132 * 2048, (9, 0))
-    assert (found.low_bytes, found.typical_bytes, found.high_bytes) == (578 * MIB, 677 * MIB, 979 * MIB)
-    # a very small one: 4 * 1536 threads are 12 MiB, and 81 for Ada; 93 - 99 is nothing
+    assert (found.low_bytes, found.typical_bytes, found.high_bytes) == (524 * MIB, 677 * MIB, 1266 * MIB)
+    # a very small one: 4 * 1536 threads are 12 MiB, and 81 for Ada; 93 - 153 is nothing
     assert context_of(4 * 1536, (8, 9)).low_bytes == 0
 
 

@@ -50,10 +50,11 @@ def test_peaks_are_the_allocators(report):
     assert (row.peak_phase, row.peak_op) == ("optimizer", "aten.scratch")
     # 2 MiB of small blocks, and 8 MiB out of a segment of 20
     assert row.peak_reserved_bytes == 22 * MIB
-    # outside the allocator a T4 holds 2 KiB for each of 40 * 1,024 threads, 80 MiB, and libraries of 55, less 99 or plus 302
+    # outside the allocator a T4 holds 2 KiB for each of 40 * 1,024 threads, 80 MiB, and libraries of 55; at the least nothing,
+    # for 153 less would be below, at the most 589 more
     assert row.process_bytes == (22 + 135) * MIB
-    assert row.process_low_bytes == (22 + 36) * MIB  # the workspace is one that PyTorch sizes itself
-    assert row.process_high_bytes == (22 + 437) * MIB
+    assert row.process_low_bytes == 22 * MIB  # the workspace is one that PyTorch sizes itself
+    assert row.process_high_bytes == (22 + 724) * MIB
     assert row.fits is True
 
 
