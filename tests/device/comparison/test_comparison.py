@@ -380,9 +380,9 @@ def test_a_device_that_is_not_in_the_catalogue_is_made_from_its_facts(name: str,
 
 def test_the_context_of_a_device_that_is_not_in_the_catalogue_follows_from_its_threads():
     facts = DeviceFacts(device="cuda:0", name="NVIDIA GeForce RTX 3080 Ti", total_bytes=12_044 * MIB, capability=(8, 6))
-    # 80 multiprocessors of 1,536 threads, 2 KiB each: 240 MiB; the middle of Ampere's libraries, 76 MiB, 99 below, 302 above
+    # 80 multiprocessors of 1,536 threads, 2 KiB each: 240 MiB; the middle of Ampere's libraries, 76 MiB, 153 below, 589 above
     known = gpu_of(replace(facts, resident_threads=80 * 1536))
-    assert (known.context_low_bytes, known.context_bytes, known.context_high_bytes) == (217 * MIB, 316 * MIB, 618 * MIB)
+    assert (known.context_low_bytes, known.context_bytes, known.context_high_bytes) == (163 * MIB, 316 * MIB, 905 * MIB)
     # without the threads: as the catalogue's first of its capability, a 3060 with 28 multiprocessors, 84 MiB and 76
     assert gpu_of(facts).context_bytes == 160 * MIB
 
