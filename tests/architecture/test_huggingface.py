@@ -150,8 +150,8 @@ def test_a_head_that_refuses_labels_gets_none():
 
 
 def test_outputs_without_a_gradient_cannot_be_trained_on():
-    with pytest.raises(TraceError, match="no tensor with a gradient"):
-        stand_in_loss({"codes": torch.zeros(3)})
+    with pytest.raises(TraceError, match="the outputs of Linear hold no tensor with a gradient"):
+        stand_in_loss({"codes": torch.zeros(3)}, nn.Linear(1, 1))
 
 
 def test_checkpointing_is_the_models_own_switch():
@@ -222,22 +222,6 @@ def test_a_build_that_fails_says_so_in_one_short_line():
         blueprint.build()
     assert len(str(caught.value)) < 260
     assert "\n" not in str(caught.value)
-
-
-def test_a_model_without_a_forward_is_counted_but_not_run():
-    blueprint = huggingface_blueprint({"model_type": "bark"}, name="bark")
-    with torch.device("meta"):
-        assert sum(p.numel() for p in blueprint.build().parameters()) > 10**8
-    with pytest.raises(TraceError, match="BarkModel has no forward of its own; estimate the models it is made of"):
-        blueprint.example(1, True)
-
-
-def test_a_missing_placeholder_token_stops_the_step_not_the_count():
-    blueprint = huggingface_blueprint({"model_type": "voxtral"}, name="voxtral")
-    with torch.device("meta"):
-        assert blueprint.build() is not None
-    with pytest.raises(TraceError, match="the config names no audio_token_id"):
-        blueprint.example(1, True)
 
 
 # ---- lengths and sizes ----------------------------------------------------------------------------------------------
