@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate
 from sizer.memory.report import Report
+from sizer.packing import encode_config
 from sizer.request import DTYPES, parse_query
+from tests.architecture.rare_configs import RARE
 
 QUERIES = [
     "arch=torchvision:resnet18&image=64",
@@ -90,6 +93,23 @@ def test_work_off_the_line_is_traced_batch_by_batch_and_said() -> None:
     assert [row.batch for row in report.estimates] == [1, 2]
     assert any("traced at each batch size by itself" in note for note in report.notes)
     assert report.uncounted
+
+
+def of_config(config: dict, rest: str) -> Report:
+    return estimate(parse_query(f"arch=config:{encode_config(json.dumps(config))}&dtype=float32&{rest}"))
+
+
+def test_a_model_without_a_step_is_counted_and_says_why() -> None:
+    report = of_config({"model_type": "bark", **RARE["bark"]}, "batch=1,2")
+    assert report.model.parameters > 10**4
+    assert not report.estimates
+    assert report.failures["float32"].startswith("BarkModel has no forward of its own; estimate one of its parts")
+
+
+def test_a_model_that_takes_one_sample_at_a_time_is_estimated_for_one() -> None:
+    config = {"model_type": "tvp", **RARE["tvp"]}
+    assert [row.batch for row in of_config(config, "batch=1").estimates] == [1]
+    assert "batch=1 can be estimated" in of_config(config, "batch=1,2").failures["float32"]
 
 
 def test_checkpointing_lowers_activations() -> None:

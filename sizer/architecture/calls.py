@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Example
 from sizer.architecture.examples.setting import takes
+from sizer.errors import TraceError
+
+# What transformers says of as many placeholders as features (`story` sees to that) whose numbers of elements differ.
+MISFIT = re.compile(r"(Image|Video|Audio) features and \w+ tokens do not match")
+MEDIA = {"Image": "pictures", "Video": "videos", "Audio": "sound"}
 
 Call = Callable[[nn.Module, dict[str, object]], object]
 
 
 def call(module: nn.Module, example: Example) -> object:
-    """What the module returns for the example."""
+    """What the module returns for the example. Raises TraceError where the parts of its config do not fit together."""
     own = next((make for name, make in CALLS.items() if takes(type(module), name)), None)
-    return module(*example.args, **example.kwargs) if own is None else own(module, example.kwargs)
+    try:
+        return module(*example.args, **example.kwargs) if own is None else own(module, example.kwargs)
+    except ValueError as error:
+        found = MISFIT.match(str(error))
+        if found is None:
+            raise
+        raise TraceError(
+            f"the encoder of {MEDIA[found[1]]} in this config yields features of another width than its text takes "
+            f"(transformers: {error})",
+            todo="use the config.json of a published checkpoint",
+        ) from error
 
 
 def fold(module: nn.Module, inputs: dict[str, object]) -> object:

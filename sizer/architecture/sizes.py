@@ -65,7 +65,7 @@ IMAGE_PARTS = (
     "", "vision_config.", "vlm_config.vision_config.", "backbone_config.", "encoder.", "encoder.vision_config.",
     "prompt_encoder_config.", "vision_config.backbone_config.", "sam_config.",
 )  # fmt: skip
-IMAGE_PATHS = (*(f"{part}image_size" for part in IMAGE_PARTS), *(f"{part}input_size" for part in IMAGE_PARTS))
+IMAGE_PATHS = (*(f"{part}{name}" for name in ("image_size", "input_size") for part in IMAGE_PARTS), "max_img_size")
 SIZES_OF_PICTURES = (*PATCH_GRIDS, "spatial_shapes", "pixel_attention_mask")
 # (height, width) where the config has no size: what the paper or the published checkpoint trains on.
 USUAL_IMAGES = {
@@ -77,7 +77,6 @@ USUAL_IMAGES = {
     "superglue": (480, 640), "lightglue": (480, 640), "efficientloftr": (480, 640), "vitmatte": (512, 512), "uvdoc": (712, 488),
     "pp_ocrv5_server_rec": (48, 320), "pp_ocrv6_small_rec": (48, 320),
     "pp_ocrv6_tiny_rec": (48, 320), "depth_anything": (518, 518), "prompt_depth_anything": (518, 518),
-    "tvp": (448, 448),
     "pe_audio_video": (336, 336),
     "pe_audio_video_encoder": (336, 336),
     "pe_video": (336, 336), "pe_video_encoder": (336, 336), "depth_pro": (1536, 1536), "dpt": (384, 384),

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sizer.tracing import norm_shortcuts
 from sizer.tracing.autocast_lists import names
+from sizer.tracing.norm_shortcuts import like, plain_floats
 from sizer.tracing.values import LARGEST_FLOATS
 
 _aten = torch.ops.aten
@@ -136,85 +138,10 @@ def foreach_in_place(args: tuple) -> Any:
     return None if all(t.device.type == "meta" and t.dtype.is_floating_point for t in args[0]) else NotImplemented
 
 
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
-def _vector(length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(length, dtype=dtype, device="meta")
-
-
-def _plain_floats(*tensors: Tensor) -> bool:
-    return all(t.device.type == "meta" and t.dtype.is_floating_point and t.is_contiguous() for t in tensors)
-
-
-def like_first(args: tuple) -> Any:
-    """A tensor like the contiguous floating-point first argument; other tensors do not matter."""
-    return _like(args[0]) if _plain_floats(args[0]) else NotImplemented
-
-
-def cudnn_batch_norm(args: tuple) -> Any:
-    """(output like input [N, C, ..], mean [C], inverse deviation [C], reserve [0]); in evaluation no statistics."""
-    input, channels = args[0], args[0].shape[1] if args[5] else 0
-    if not _plain_floats(input) or args[1].dtype != torch.float32:
-        return NotImplemented
-    return _like(input), _vector(channels), _vector(channels), _vector(0, torch.uint8)
-
-
-def cudnn_batch_norm_backward(args: tuple) -> Any:
-    """(gradient of input, of weight [C], of bias [C]); arguments (input, gradient, weight, ..)."""
-    if not _plain_floats(args[0], args[1]):
-        return NotImplemented
-    return _like(args[0]), _like(args[2]), _like(args[2])
-
-
-def native_batch_norm(args: tuple) -> Any:
-    """(output like input [N, C, ..], mean [C], inverse deviation [C]), the statistics in float32."""
-    if not _plain_floats(args[0]) or args[0].dtype == torch.float64:
-        return NotImplemented
-    return _like(args[0]), _vector(args[0].shape[1]), _vector(args[0].shape[1])
-
-
-def native_batch_norm_backward(args: tuple) -> Any:
-    """(gradient of input, of weight, of bias), each None where the mask does not want it."""
-    grad, input, weight, wanted = args[0], args[1], args[2], args[9]
-    if not _plain_floats(grad, input):
-        return NotImplemented
-    dtype = input.dtype if weight is None else weight.dtype
-    channels = [_vector(input.shape[1], dtype) if w else None for w in wanted[1:]]
-    return (_like(input) if wanted[0] else None, *channels)
-
-
-def native_layer_norm(args: tuple) -> Any:
-    """(output like input [.., N], mean [.., 1], inverse deviation [.., 1]), the statistics in float32."""
-    input, normalized = args[0], len(args[1])
-    if not _plain_floats(input) or input.dtype == torch.float64:
-        return NotImplemented
-    rows = [*input.shape[: input.dim() - normalized], *[1] * normalized]
-    statistics = [torch.empty(rows, dtype=torch.float32, device="meta") for _ in range(2)]
-    return _like(input), *statistics
-
-
-def native_layer_norm_backward(args: tuple) -> Any:
-    """(gradient of input, of weight, of bias), each None where the mask does not want it."""
-    grad, input, weight, bias, wanted = args[0], args[1], args[5], args[6], args[7]
-    if not _plain_floats(grad, input):
-        return NotImplemented
-    return tuple(_like(t) if w and t is not None else None for t, w in zip((input, weight, bias), wanted, strict=True))
-
-
-def native_dropout(args: tuple) -> Any:
-    """(output like input, mask of 1 byte an element)."""
-    input = args[0]
-    if not _plain_floats(input) or not args[2]:
-        return NotImplemented
-    return _like(input), torch.empty(input.shape, dtype=torch.bool, device="meta")
-
-
 def resized(args: tuple) -> Any:
     """Pictures [N, C, ..] at the size of the second argument, where the first is contiguous."""
     input, size = args[0], args[1]
-    if not isinstance(size, (list, tuple)) or not _plain_floats(input) or input.dim() != 4 or input.numel() == 0:
+    if not isinstance(size, (list, tuple)) or not plain_floats(input) or input.dim() != 4 or input.numel() == 0:
         return NotImplemented
     if len(size) != 2 or min(size) <= 0:
         return NotImplemented
@@ -224,7 +151,7 @@ def resized(args: tuple) -> Any:
 def summed(args: tuple) -> Any:
     """A contiguous floating-point tensor without the dimensions in the list, or with each of them as 1."""
     tensor, dims, keep = args[0], args[1], len(args) > 2 and args[2]
-    if not dims or not _plain_floats(tensor) or not all(-tensor.dim() <= dim < tensor.dim() for dim in dims):
+    if not dims or not plain_floats(tensor) or not all(-tensor.dim() <= dim < tensor.dim() for dim in dims):
         return NotImplemented
     gone = {dim % tensor.dim() for dim in dims}
     shape = [1 if axis in gone else size for axis, size in enumerate(tensor.shape) if keep or axis not in gone]
@@ -235,7 +162,7 @@ def joined(args: tuple) -> Any:
     """Contiguous floating-point tensors of one dtype, one after the other along a dimension (0 where none is given)."""
     tensors, dim = args[0], args[1] if len(args) > 1 else 0
     first = tensors[0]
-    if not _plain_floats(*tensors) or not -first.dim() <= dim < first.dim():
+    if not plain_floats(*tensors) or not -first.dim() <= dim < first.dim():
         return NotImplemented
     dim %= first.dim()
     rest = [size for axis, size in enumerate(first.shape) if axis != dim]
@@ -251,21 +178,13 @@ def joined(args: tuple) -> Any:
 def zeros_like(args: tuple) -> Any:
     """A tensor of the same shape and strides; its zeros are known only where the tensor is small."""
     tensor = args[0]
-    if not _plain_floats(tensor) or tensor.numel() <= LARGEST_FLOATS:
+    if not plain_floats(tensor) or tensor.numel() <= LARGEST_FLOATS:
         return NotImplemented
-    return _like(tensor)
+    return like(tensor)
 
 
 RULES = {
-    "cudnn_batch_norm": cudnn_batch_norm,
-    "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
-    "native_batch_norm": native_batch_norm,
-    "_native_batch_norm_legit": native_batch_norm,
-    "native_batch_norm_backward": native_batch_norm_backward,
-    "native_layer_norm": native_layer_norm,
-    "native_layer_norm_backward": native_layer_norm_backward,
-    "native_dropout": native_dropout,
-    "native_dropout_backward": like_first,
+    **norm_shortcuts.RULES,
     "upsample_nearest2d": resized,
     "upsample_bilinear2d": resized,
     "upsample_bicubic2d": resized,

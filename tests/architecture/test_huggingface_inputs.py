@@ -11,11 +11,13 @@ from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.architecture.sizes import (
     config_image,
     has_position_table,
+    line_of_text,
     position_limit,
     resized,
     usual_image,
     usual_length,
 )
+from tests.architecture.rare_configs import RARE
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY, VISION
 
 
@@ -150,6 +152,7 @@ def test_a_segmenter_is_given_masks_that_cover_the_picture():
 @pytest.mark.parametrize(
     ("family", "options", "count"),
     [
+        ("step3p7", {}, 4),  # 112 / 14 = 8 patches a side, folded by 2 and by 2: 2 * 2
         ("llava", {}, 16),  # 32 / 8 = 4 patches a side: 4 * 4, the class token left out
         ("qwen2_vl", {}, 256),  # 448 / 14 = 32 patches a side, 2 x 2 merged: 16 * 16
         ("qwen2_vl", {"image_size": (56, 112)}, 8),  # 4 x 8 patches: 2 * 4
@@ -157,8 +160,9 @@ def test_a_segmenter_is_given_masks_that_cover_the_picture():
     ],
 )
 def test_a_picture_has_as_many_placeholders_as_the_encoder_yields_features(family, options, count):
-    made = inputs(TINY[family], **options)
-    token = TINY[family].get("image_token_id", TINY[family].get("image_token_index"))
+    config = TINY.get(family) or {"model_type": family, **RARE[family]}
+    made = inputs(config, **options)
+    token = config.get("image_token_id", config.get("image_token_index"))
     assert (made["input_ids"] == token).sum(dim=-1).tolist() == [count, count]
     assert made["attention_mask"].min() == 1
 
@@ -238,6 +242,8 @@ def length_of(model_type: str, **fields) -> int | None:
         ("mamba", 64),
         ("wav2vec2", 160_000),
         ("wav2vec2-bert", 1000),
+        ("parakeet_rnnt", 1000),  # mel frames: its decoder reads their transcript
+        ("vits", 64),
         ("vit", None),
     ],
 )
@@ -266,11 +272,30 @@ def test_a_config_without_a_limit_has_none():
 @pytest.mark.parametrize(
     ("model_type", "size"),
     [("vit", (224, 224)), ("resnet", (224, 224)), ("yolos", (512, 864)), ("detr", (800, 1066)), ("segformer", (512, 512)),
-     ("sam", (1024, 1024)), ("qwen2_vl", (448, 448)), ("llava", (336, 336)), ("bert", None)],
+     ("sam", (1024, 1024)), ("qwen2_vl", (448, 448)), ("llava", (336, 336)), ("tvp", (448, 448)),
+     ("sam2_video", (1024, 1024)), ("deepseek_ocr2_vision", (1024, 1024)), ("bert", None)],
 )  # fmt: skip
 def test_the_usual_image(model_type, size):
     config = AutoConfig.for_model(model_type)
     assert usual_image(config, choose_head(config, None)[0]) == size
+
+
+def test_a_line_of_text_is_as_high_as_its_backbone_folds_to_three_rows():
+    size = lambda **fields: line_of_text(AutoConfig.for_model("pp_ocrv5_mobile_rec", **fields))  # noqa: E731
+    # the default halves the height in its stem and in four stages: 3 * 2 ** 5 rows
+    assert size() == (96, 320)
+    # the published one keeps it in the first of these, halves the width alone in another, and the height once more in the last
+    block = lambda wide, stride: [3, wide, wide, stride, False]  # noqa: E731
+    stages = [
+        [block(16, 1)],
+        [block(16, 1)],
+        [block(16, [2, 1])],
+        [block(16, [1, 2])],
+        [block(16, [2, 1]), block(16, [2, 1])],
+    ]
+    backbone = {"model_type": "pp_lcnet_v3", "block_configs": stages, "stem_stride": 2}
+    assert size(backbone_config=backbone) == (48, 320)  # 3 * 2 * 2 * 2 * 2
+    assert line_of_text(AutoConfig.for_model("pp_ocrv5_server_rec")) is None
 
 
 def test_a_config_is_copied_before_its_image_size_changes():

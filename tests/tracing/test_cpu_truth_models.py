@@ -30,10 +30,13 @@ DEEP = (
     "segformer",
     "clip",
     "llava",
+    "step3p7",
 )
+WITHOUT_GRADIENTS = ("sam2_video",)
 CASES = [
-    (name, "float32", "training", "sgd" if name in DEEP else "adamw") for name in ZOO
+    (name, "float32", "training", "sgd" if name in DEEP else "adamw") for name in ZOO if name not in WITHOUT_GRADIENTS
 ]  # AdamW's many steps take long
+CASES += [(name, "float32", "inference", "none") for name in WITHOUT_GRADIENTS]
 CASES += [
     (name, "float32", "inference", "none") for name in ("resnet", "convnext", "swin", "unet", "bert", "llama", "t5")
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.custom import size_step
+from sizer.errors import TraceError
 from sizer.memory.allocator import replay
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import live_by_category
@@ -459,6 +462,59 @@ def test_invariants_at_every_event(case: str, dtype: str, mode: str) -> None:
     assert sum(timeline.at_peak.values()) == timeline.peak_allocated_bytes >= timeline.peak_requested_bytes >= weights
     for point in timeline.curve:
         assert min(point.by_category) >= 0
+
+
+class Hot(nn.Module):
+    """Vectors of 1000 classes for 300 numbers, in a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.inner = nn.Identity()
+        self.inner.forward = lambda numbers: F.one_hot(numbers, 1000).sum()
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return self.scale * self.inner(numbers)
+
+
+def test_one_hot_writes_into_zeros() -> None:
+    numbers = torch.arange(300)
+    tape = run(Hot, numbers)
+    # 300 * 1000 * 8 bytes of zeros, no comparison of 300 * 1000 * 1 bytes beside them as on meta
+    assert peaks(tape, "temporary")["forward"] == 2_400_000
+    plan, work = blueprint(Hot, numbers), Work(mode="training", dtype="float32", optimizer="sgd")
+    truth = measure_on_cpu(plan, work, batch=2)
+    assert (
+        tape_bytes(trace(plan, build(plan), work, batch=2, device=device("cpu")))[1]["forward"]
+        == truth.peaks["forward"]
+    )
+
+
+class Failing(nn.Module):
+    """Fails in `parts.1`, whatever its first part has caught before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(5, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        with suppress(RuntimeError):
+            self.parts[0](x.new_zeros(1, 7))
+        return self.parts[1](self.parts[0](x))
+
+
+def test_a_failure_names_the_module_whose_forward_raised_it() -> None:
+    with pytest.raises(TraceError, match=r"RuntimeError in parts\.1 at aten\.addmm\.default: "):
+        run(Failing, torch.zeros(2, 4))
+
+
+def test_a_reason_of_our_own_is_passed_on_as_it_is() -> None:
+    def refuse(module: nn.Module, example: Example) -> Tensor:
+        raise TraceError("nothing to train")
+
+    plan = replace(blueprint(Mlp, torch.zeros(2, 8)), loss=refuse)
+    with pytest.raises(TraceError, match=r"^nothing to train$"):
+        trace(plan, build(plan), Work(mode="training", dtype="float32"), batch=2, device=device())
 
 
 # --- the observer's effect, undone: against PyTorch's own profiler

@@ -20,7 +20,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.routing import EVENLY, spread
-from sizer.tracing.stand_ins import EVERY, FINITE, NONZERO
+from sizer.tracing.stand_ins import EVERY, FINITE, LISTED, NONZERO
 from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.known import known, under
@@ -49,6 +49,8 @@ CHOICES: list[tuple[str, Callable[[], Tensor], list]] = [
     ("argmax", lambda: unknown(5, 3).argmax(dim=-1), [0, 1, 2, 0, 1]),
     ("argmax that keeps its dimension", lambda: unknown(2, 3).argmax(dim=1, keepdim=True), [[0], [1]]),
     ("max", lambda: unknown(4, 3).max(dim=1)[1], [0, 1, 2, 0]),
+    ("argmin", lambda: unknown(4, 3).argmin(dim=-1), [0, 1, 2, 0]),
+    ("min", lambda: unknown(4, 3).min(dim=1)[1], [0, 1, 2, 0]),
     ("one_hot of it", lambda: nn.functional.one_hot(unknown(2, 3).argmax(-1), 3), [[1, 0, 0], [0, 1, 0]]),
 ]
 
@@ -62,6 +64,24 @@ def test_the_largest_of_unknown_values(
     assert not recorder.notes  # nothing depends on it yet
     under(recorder, chosen.tolist)
     assert list(recorder.notes) == [EVENLY]
+
+
+def test_a_list_of_numbers_as_an_index_counts_up(recorder: Recorder) -> None:
+    def code() -> Tensor:
+        return torch.tensor([[1, 4, 8], [1, 2, 6]])[:, [0, 2]]
+
+    # the list itself gets lost below any dispatch: the first two columns
+    assert known(recorder, under(recorder, code)) == [[1, 4], [1, 2]]
+    assert list(recorder.notes) == [LISTED]
+
+
+def test_a_list_longer_than_the_dimension_begins_anew(recorder: Recorder) -> None:
+    assert known(recorder, under(recorder, lambda: torch.tensor([5, 6])[[0, 1, 1]])) == [5, 6, 5]
+
+
+def test_a_list_that_selects_from_unknown_values_is_not_noted(recorder: Recorder) -> None:
+    assert known(recorder, under(recorder, lambda: unknown(4)[[0, 2]])) is None
+    assert not recorder.notes
 
 
 def test_the_largest_of_known_values_is_the_largest(recorder: Recorder) -> None:

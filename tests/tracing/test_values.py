@@ -28,6 +28,12 @@ def unknown(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
 FOLLOWED: list[tuple[str, Callable[[], Tensor], Any]] = [
     ("data", lambda: torch.tensor([1, 2, 3]), [1, 2, 3]),
     ("data with a tensor inside", lambda: torch.tensor([torch.tensor(4), 5]), [4, 5]),
+    (
+        "data on the CPU with a tensor inside",
+        lambda: torch.tensor([torch.tensor(4), 5], device="cpu").to("meta"),
+        [4, 5],
+    ),
+    ("one_hot", lambda: torch.nn.functional.one_hot(torch.tensor([2, 0])), [[0, 0, 1], [1, 0, 0]]),
     ("as_tensor", lambda: torch.as_tensor([1.5, 2.5]), [1.5, 2.5]),
     ("new_tensor", lambda: torch.zeros(1).new_tensor([7, 8]), [7.0, 8.0]),
     ("moved from the CPU", lambda: torch.ones(2, device="cpu").to("meta"), [1.0, 1.0]),

@@ -19,6 +19,7 @@ from torchvision.models.video.resnet import BasicStem, Conv3DSimple, VideoResNet
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.huggingface import huggingface_blueprint
+from tests.architecture.rare_configs import RARE
 from tests.architecture.tiny_configs import TINY, WIDTHS
 
 Make = Callable[[str], Blueprint]
@@ -50,7 +51,7 @@ def network(name: str, factory: Callable[[], nn.Module], *shape: int, classes: i
 def transformer(name: str, length: int | None = 32, **config: object) -> Make:
     """A transformers model of a tiny config; parts that are dropped by chance are kept, since chance differs from run to run."""
     settled = {"layerdrop": 0.0, "apply_spec_augment": False} if name == "wav2vec2" else {}
-    full = {**TINY.get(name, {}), "model_type": name, **config, **settled}
+    full = {**TINY.get(name, RARE.get(name, {})), "model_type": name, **config, **settled}
     return lambda mode: huggingface_blueprint(full, name=name, sequence_length=length, mode=mode)
 
 
@@ -168,4 +169,8 @@ ZOO: dict[str, Make] = {
     "wav2vec2": transformer("wav2vec2", 1600, architectures=["Wav2Vec2ForSequenceClassification"]),
     "clip": transformer("clip", 16),
     "llava": transformer("llava", None),
+    "step3p7": transformer("step3p7", None),
+    "voxtral_realtime": transformer("voxtral_realtime", 16),
+    # objects followed through a film: under inference_mode
+    "sam2_video": transformer("sam2_video", None),
 }  # fmt: skip

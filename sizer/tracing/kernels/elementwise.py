@@ -30,13 +30,12 @@ def activation_backward(device: Device, grad_output: Tensor, input: Tensor) -> T
 def one_hot(device: Device, input: Tensor, num_classes: int = -1) -> Tensor:
     """aten.one_hot (aten/src/ATen/native/Onehot.cpp): zeros written to; on meta a comparison with every class instead.
 
-    The CPU looks at the smallest and the largest class first (aten.aminmax) and holds them to the end.
+    The CPU looks at the smallest and the largest class first (aten.aminmax).
     """
-    bounds = torch.aminmax(input) if device.kind == "cpu" and input.numel() else None
+    if device.kind == "cpu" and input.numel():
+        torch.aminmax(input)
     classes = int(input.max()) + 1 if num_classes == -1 else num_classes
-    out = input.new_zeros(*input.shape, classes).scatter_(-1, input.unsqueeze(-1), 1)
-    del bounds
-    return out
+    return input.new_zeros(*input.shape, classes).scatter_(-1, input.unsqueeze(-1), 1)
 
 
 EVERYWHERE = {
