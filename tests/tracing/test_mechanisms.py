@@ -484,10 +484,9 @@ def test_one_hot_writes_into_zeros() -> None:
     assert peaks(tape, "temporary")["forward"] == 2_400_000
     plan, work = blueprint(Hot, numbers), Work(mode="training", dtype="float32", optimizer="sgd")
     truth = measure_on_cpu(plan, work, batch=2)
-    assert (
-        tape_bytes(trace(plan, build(plan), work, batch=2, device=device("cpu")))[1]["forward"]
-        == truth.peaks["forward"]
-    )
+    ours = tape_bytes(trace(plan, build(plan), work, batch=2, device=device("cpu")))[1]["forward"]
+    # the smallest and the largest class, two numbers of 8 bytes, live on or not by what ran before in this process
+    assert 0 <= truth.peaks["forward"] - ours <= 16
 
 
 class Failing(nn.Module):
