@@ -21,6 +21,8 @@ from sizer.memory.report import Report, build_report
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from sizer.request import Request, format_query
 from sizer.tracing.answers import answers_for, who_answers
+from sizer.tracing.convolution_cuda import CUDNN
+from sizer.tracing.cudnn_convolution import without_cublaslt
 from sizer.tracing.device import Device
 from sizer.tracing.explain import convolutions, explain, formulas
 from sizer.tracing.recipes import Work
@@ -130,9 +132,10 @@ def _explanation(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> E
 
 
 def _unanswered(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> tuple[str, ...]:
-    """What to say of the workspaces of convolutions where nobody is there to be asked for them."""
-    asks = any(one.questions for tape in tapes.values() for one in _every(tape))
-    return (convolutions(job.gpu),) if asks and who_answers(job.gpu) is None else ()
+    """What to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
+    asks = any(question.kind == CUDNN for tape in tapes.values() for one in _every(tape) for question in one.questions)
+    answered = who_answers(job.gpu) is not None and without_cublaslt() is None
+    return (convolutions(job.gpu),) if asks and not answered else ()
 
 
 def _every(tape: AffineTape | dict[int, Tape]) -> tuple[AffineTape | Tape, ...]:

@@ -1,7 +1,8 @@
 """cuDNN's own heuristics, asked for a described device: the graph API of the installed library, without a GPU or a driver.
 
 Since version 9.8 the library takes a device as JSON where it would take a handle ("deviceless ahead-of-time compilation"),
-and answers with the engines in its order and the workspace of each plan. Numbers are those of cudnn_graph.h.
+and answers with the engines in its order and the workspace of each. Numbers are those of cudnn_graph.h. What it would look for
+on a machine with a driver it finds in `sizer.tracing.deviceless`.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ import functools
 import importlib.util
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from sizer.memory.hardware import Hardware
+from sizer.tracing import deviceless
 
 OLDEST = 90800
 _NAME = "libcudnn.so.9"
 
 # cudnnBackendDescriptorType_t
-ENGINE, ENGINE_CONFIG, HEURISTICS, PLAN, GRAPH, TENSOR, DEVICE = 2, 3, 4, 5, 15, 17, 38
+ENGINE, ENGINE_CONFIG, HEURISTICS, GRAPH, TENSOR, DEVICE = 2, 3, 4, 15, 17, 38
 # cudnnBackendAttributeType_t
 _DATA_TYPE, _INT64, _FLOAT, _HEURISTIC_MODE, _NUMERICAL_NOTE, _DESCRIPTOR, _CHAR = 1, 3, 4, 8, 11, 15, 24
 # cudnnBackendAttributeName_t
 _HEURISTICS_MODE, _HEURISTICS_GRAPH, _HEURISTICS_RESULTS, _HEURISTICS_DEVICE = 200, 201, 202, 204
-_CONFIG_ENGINE, _PLAN_CONFIG, _PLAN_WORKSPACE, _PLAN_DEVICE = 300, 401, 402, 407
+_CONFIG_ENGINE, _CONFIG_WORKSPACE = 300, 303
 _GRAPH_OPERATIONS, _DEVICE_JSON = 801, 2702
 _TENSOR_ALIGNMENT, _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_STRIDES, _TENSOR_ID = 900, 901, 902, 903, 906
 _ENGINE_INDEX, _ENGINE_NOTES = 1301, 1303
@@ -39,17 +42,28 @@ class RefusedError(Exception):
     """cuDNN does not support what it was asked for."""
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
     """The cuDNN that is installed with PyTorch; None where there is none, or none that takes described devices."""
+    return found[0] if (found := _found()) else None
+
+
+@functools.cache
+def _found() -> tuple[ctypes.CDLL, Path] | None:
+    """The library and its folder."""
     for folder in _folders():
         try:
             found = ctypes.CDLL(str(folder / _NAME))
             version = _version(found)
         except (OSError, AttributeError):  # not there, or not one of version 9
             continue
-        return found if version >= OLDEST else None
+        return (found, folder) if version >= OLDEST else None
     return None
+
+
+def answers() -> deviceless.Answers | str:
+    """What answers where cuDNN looks for cuBLASLt and the driver, or why nothing does, in words."""
+    found = _found()
+    return "no cuDNN is installed" if found is None else deviceless.install(found[1])
 
 
 def version() -> int | None:
@@ -80,19 +94,28 @@ def _folders() -> Iterator[Path]:
 
 
 class Workshop:
-    """Makes descriptors and destroys them at the end of the `with` block; raises RefusedError where cuDNN refuses one."""
+    """Makes descriptors and destroys them at the end of the `with` block; raises RefusedError where cuDNN refuses one.
 
-    def __init__(self, found: ctypes.CDLL) -> None:
+    Within the block cuDNN's own calls are answered as on a device of the given compute capability (`sizer.tracing.deviceless`).
+    """
+
+    def __init__(self, found: ctypes.CDLL, capability: tuple[int, int]) -> None:
         self._library = found
         self._made: list[ctypes.c_void_p] = []
+        answering = answers()
+        self._asking: AbstractContextManager[None] = (
+            nullcontext() if isinstance(answering, str) else answering.asking(capability)
+        )
 
     def __enter__(self) -> Workshop:
+        self._asking.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         for descriptor in reversed(self._made):
             self._library.cudnnBackendDestroyDescriptor(descriptor)
         self._made.clear()
+        self._asking.__exit__(None, None, None)
 
     def make(self, kind: int) -> ctypes.c_void_p:
         """A new descriptor, to be set and then finished."""
@@ -191,14 +214,10 @@ class Workshop:
         self._get(engine, _ENGINE_INDEX, _INT64, number)
         return number[0], set(notes[:count])
 
-    def workspace(self, config: ctypes.c_void_p, device: ctypes.c_void_p) -> int:
-        """Bytes that the plan of a configuration works in. Raises RefusedError where there can be no plan."""
-        plan = self.make(PLAN)
-        self.part(plan, _PLAN_CONFIG, config)
-        self.part(plan, _PLAN_DEVICE, device)
-        self.finish(plan)
+    def workspace(self, config: ctypes.c_void_p) -> int:
+        """Bytes that a configuration works in, the same as its plan's, which would be compiled first. Raises RefusedError."""
         size = (ctypes.c_int64 * 1)()
-        self._get(plan, _PLAN_WORKSPACE, _INT64, size)
+        self._get(config, _CONFIG_WORKSPACE, _INT64, size)
         return size[0]
 
 

@@ -43,25 +43,53 @@ _OPERATIONS = {
 }
 
 
+# An fp32 1x1 convolution [8, 256, 56, 56] to 64 channels: cuDNN asks cuBLASLt for it on every device.
+_POINTWISE = (8, 256, 56, 56, 8, 64, 56, 56, 64, 256, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0)
+
+
+@functools.cache
+def without_cublaslt() -> str | None:
+    """Why engines that use cuBLASLt are not among those that cuDNN chooses from, in words; None where they are.
+
+    The question that tells is also the first one of a process, about a device with TF32: cuDNN remembers from the first device
+    that it is asked about whether TF32 is to be had, and would deny it to later ones (seen in 9.19 and 9.26).
+    """
+    answering = cudnn.answers()
+    if isinstance(answering, str):
+        return answering
+    _workspaces("a100-80gb", ("forward", "float32", "contiguous", "tf32"), _POINTWISE, 1)
+    return None if answering.products else "cuDNN had looked for cuBLASLt before, or does not"
+
+
 @functools.lru_cache(maxsize=2**16)
 def workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
     """The workspace (bytes) of the first plan that PyTorch would run on a GPU of the catalogue; None where cuDNN is not
     installed, too old for described devices, or has no plan."""
+    return next(iter(workspaces(gpu, words, numbers, 1)), None)
+
+
+def workspaces(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The workspaces (bytes) of the plans that PyTorch would try one after another, of which it runs the first: at most `limit`."""
+    without_cublaslt()
+    return _workspaces(gpu, words, numbers, limit)
+
+
+def _workspaces(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...], limit: int) -> tuple[int, ...]:
     found, device = cudnn.library(), _device(gpu)
     if found is None or device is None:
-        return None
-    with Workshop(found) as shop:
+        return ()
+    sizes: list[int] = []
+    with Workshop(found, HARDWARE[gpu].capability) as shop:
         try:
             graph = _graph(shop, words, numbers)
             for mode in (cudnn.INSTANT, cudnn.FALLBACK):
                 for config in _usable(shop, graph, device, mode, gpu, words, numbers):
-                    try:
-                        return shop.workspace(config, device)
-                    except RefusedError:
-                        continue
+                    sizes.append(shop.workspace(config))
+                    if len(sizes) == limit:
+                        return tuple(sizes)
         except RefusedError:
-            return None
-    return None
+            pass  # what cuDNN does not support has no plans, or no more
+    return tuple(sizes)
 
 
 @functools.cache
@@ -71,7 +99,7 @@ def _device(gpu: str) -> ctypes.c_void_p | None:
     if found is None:
         return None
     try:
-        return Workshop(found).device(HARDWARE[gpu])
+        return Workshop(found, HARDWARE[gpu].capability).device(HARDWARE[gpu])
     except RefusedError:
         return None
 

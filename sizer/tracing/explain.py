@@ -8,6 +8,7 @@ from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, Fo
 from sizer.memory.gpus import Gpu
 from sizer.tracing import convolution_cuda, libraries, scratch_cuda
 from sizer.tracing.answers import who_answers
+from sizer.tracing.cudnn_convolution import without_cublaslt
 from sizer.tracing.device import Device
 
 _WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
@@ -46,7 +47,12 @@ def rules_of(device: Device) -> str:
 def convolutions(gpu: Gpu | None) -> str:
     """Where the workspaces of convolutions on CUDA come from, in words."""
     if who := gpu and who_answers(gpu):
-        return f"workspaces of convolutions: those of the engines that {who}; what a GPU takes may still differ"
+        products = (
+            "matrix products that it leaves to cuBLASLt are taken to need no workspace there"
+            if (missing := without_cublaslt()) is None
+            else f"engines that use cuBLASLt are left out, as they would not be on the device: {missing}"
+        )
+        return f"workspaces of convolutions: those of the engines that {who}; {products}; what a GPU takes may still differ"
     return (
         "workspaces of convolutions: modelled, since no cuDNN from 9.8 on that knows this device is installed here; "
         "the range of the process allows for it"

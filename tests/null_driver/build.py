@@ -69,9 +69,13 @@ def build(folder: Path, device: Hardware, *, management: bool = False) -> dict[s
     (folder / "device.h").write_text(_device_header(device))
     (folder / "crt").mkdir(exist_ok=True)
     (folder / "crt" / "host_defines.h").write_text(_HOST_DEFINES)
+    (folder / "nv").mkdir(exist_ok=True)
+    (folder / "nv" / "target").write_text(
+        ""
+    )  # of CCCL, which older builds bring no headers of; plain C uses none of it
     compiled, runtime = folder / "runtime.o", folder / "libcudart.so.13"
     includes = [f"-I{place}" for place in (folder, _HEADERS, _CUDNN_HEADERS)]
-    _compile("-c", "-O1", *includes, SOURCE, "-o", compiled)
+    _compile("-c", "-O2", *includes, SOURCE, "-o", compiled)
     stubs = folder / "stubs.c"
     stubs.write_text(_stubs(_symbols("--defined-only", compiled)))
     _compile("-shared", stubs, compiled, "-Wl,-soname,libcudart.so.13", "-lpthread", "-o", runtime)

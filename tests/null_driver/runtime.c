@@ -314,6 +314,19 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t it, cublas
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* cuDNN's engines for 1x1 convolutions and Winograd's transforms find cuBLASLt by dlopen and dlsym, in the library itself, which
+   has no device to create a handle for: cuDNN would drop them without a word. So they find what PyTorch finds, here: one algorithm
+   that needs no workspace. Descriptions of products are cuBLASLt's own, which need no device. */
+EXPORT void *dlsym(void *library, const char *name) {
+    static void *(*real)(void *, const char *);
+    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
+    for (int i = 0; !real && i < 3; i++) real = (__typeof__(real))dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    void *found = real(library, name);
+    if (found && !strcmp(name, "cublasLtCreate")) return (void *)cublasLtCreate;
+    if (found && !strcmp(name, "cublasLtMatmulAlgoGetHeuristic")) return (void *)cublasLtMatmulAlgoGetHeuristic;
+    return found;
+}
+
 /* --- the driver's interface: asked for by name, for expandable segments and contexts ------------------------------------------ */
 
 EXPORT CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +17,11 @@ import sizer
 from sizer.memory.gpus import GPUS
 from sizer.memory.hardware import HARDWARE
 from sizer.memory.report import Report
-from sizer.tracing import convolution_cuda, cudnn, cudnn_convolution
+from sizer.tracing import convolution_cuda, cublaslt, cudnn, cudnn_convolution, deviceless
 from sizer.tracing.answers import answers_for, who_answers
 from sizer.tracing.convolution_backend import as_call, backend_of
 from sizer.tracing.cudnn_convolution import strides_of, workspace_bytes
+from sizer.tracing.imports import NoImportError, replace_import
 
 WORDS = ("forward", "float32", "contiguous", "tf32")
 SMALL = "arch=torchvision:resnet18&image=32&batch=2,4&dtype=float32&mode=inference&gpu=h100-80gb"
@@ -30,7 +36,7 @@ def numbers(input: tuple[int, ...], weight: tuple[int, ...], *, padding: int = 0
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No cuDNN is installed."""
-    caches = (cudnn.library, cudnn_convolution._device, workspace_bytes)
+    caches = (cudnn._found, cudnn_convolution.without_cublaslt, cudnn_convolution._device, workspace_bytes)
     with monkeypatch.context() as patch:
         patch.setattr(cudnn, "_folders", lambda: iter([Path("/nowhere")]))
         for cache in caches:
@@ -49,6 +55,100 @@ def test_tensor_cores_of_an_h100_take_copies_in_nhwc() -> None:
     # here output stays as it is: input [2, 64, 56, 56] and weight [64, 64, 3, 3]
     small = numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1)
     assert workspace_bytes("h100-80gb", WORDS, small) == 4 * (2 * 64 * 56 * 56 + 64 * 64 * 3 * 3) + 16
+
+
+@pytest.mark.parametrize("gpu", ["rtx-3060-12gb", "rtx-4090", "a100-40gb"])
+@pytest.mark.parametrize(
+    ("direction", "bytes"), [("forward", 0), ("backward data", 0), ("backward filter", 32 * 256 * 64 * 4)]
+)
+def test_pointwise_convolutions_go_through_cublaslt(gpu: str, direction: str, bytes: int) -> None:
+    # the gradient of the weight [64, 256, 1, 1] is computed for each of the 32 images and summed up afterwards
+    asked = numbers((32, 256, 56, 56), (64, 256, 1, 1))
+    assert workspace_bytes(gpu, (direction, "float32", "contiguous", "tf32"), asked) == bytes
+
+
+def test_without_a_driver_cudnn_would_pass_over_these_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = numbers((32, 256, 56, 56), (64, 256, 1, 1))
+    words = ("forward", "float32", "contiguous", "tf32")
+    assert cudnn_convolution.workspaces("a100-40gb", words, asked, 1) == (0,)
+    monkeypatch.setattr(deviceless.Answers, "asking", lambda self, capability: nullcontext())
+    # copies of all three operands in NHWC instead: 4 * (32 * 256 * 56 * 56 + 32 * 64 * 56 * 56 + 64 * 256) bytes are 122.6 MiB
+    (alone,) = cudnn_convolution.workspaces("a100-40gb", words, asked, 1)
+    assert alone > 4 * 32 * 256 * 56 * 56
+
+
+def test_winograd_multiplies_through_cublaslt_where_there_is_no_tf32() -> None:
+    # 36 products of 32 * 14 * 14 tiles of 4x4 pixels, transformed: 36 * 4 * (6272 * (64 + 64) + 64 * 64) bytes
+    asked = numbers((32, 64, 56, 56), (64, 64, 3, 3), padding=1)
+    for direction in ("forward", "backward data", "backward filter"):
+        found = workspace_bytes("t4", (direction, "float32", "contiguous", "tf32"), asked)
+        assert found == 36 * 4 * (6272 * (64 + 64) + 64 * 64)
+
+
+def test_engines_that_would_be_compiled_are_chosen_and_not_compiled() -> None:
+    channels = numbers(
+        (32, 64, 56, 56), (64, 1, 3, 3), padding=1
+    )  # depthwise: no copies in NHWC as the next engine takes
+    for dtype in ("float16", "bfloat16"):
+        assert workspace_bytes("a100-40gb", ("backward filter", dtype, "contiguous"), channels) == 0
+
+
+_ASKED_IN_ORDER = """
+import json, sys
+from sizer.tracing.cudnn_convolution import workspace_bytes
+asked = [(gpu, tuple(words), tuple(numbers)) for gpu, words, numbers in json.loads(sys.argv[1])]
+print(json.dumps([workspace_bytes(*one) for one in asked]))
+"""
+
+
+def test_the_first_device_of_a_process_decides_nothing_for_later_ones() -> None:
+    # cuDNN remembers TF32 from the first device that it is asked about; a T4 has none
+    asked = [
+        (gpu, ("forward", "float32", layout, "tf32"), numbers((8, 256, 14, 14), (256, 256, 7, 7), padding=3))
+        for gpu in ("t4", "a100-40gb", "h100-80gb", "v100-16gb", "rtx-4090")
+        for layout in ("contiguous", "channels last")
+    ]
+
+    def answers(order: list) -> list:
+        command = [sys.executable, "-c", _ASKED_IN_ORDER, json.dumps(order)]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    assert answers(asked) == answers(asked[::-1])[::-1]
+
+
+@pytest.mark.parametrize(
+    ("compute", "operand", "result", "capability", "bytes"),
+    [
+        (68, 0, 0, (7, 5), 0),
+        (77, 0, 0, (8, 0), 0),
+        (77, 14, 14, (8, 0), 0),
+        (68, 14, 14, (7, 5), None),  # bfloat16 since 8.0
+        (68, 2, 0, (7, 5), 0),
+        (64, 0, 0, (9, 0), None),  # no float32 in a product computed in float16
+        (72, 3, 10, (9, 0), None),  # integers
+    ],
+)
+def test_products_that_cublaslt_supports(
+    compute: int, operand: int, result: int, capability, bytes: int | None
+) -> None:  # type: ignore[no-untyped-def]
+    product = cublaslt.Product(compute=compute, operand=operand, result=result, rows=64, columns=64, count=2)
+    assert cublaslt.workspace_bytes(product, capability) == bytes
+    assert cublaslt.workspace_bytes(replace(product, count=0), capability) is None
+
+
+def test_the_report_says_where_cublaslt_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn_convolution.without_cublaslt.cache_clear()
+    monkeypatch.setattr(cudnn, "answers", lambda: "no such table here")
+    report = sizer.estimate(SMALL)
+    cudnn_convolution.without_cublaslt.cache_clear()
+    assert any(
+        "engines that use cuBLASLt are left out" in line and "no such table here" in line for line in report.uncounted
+    )
+
+
+def test_a_library_that_imports_no_such_function() -> None:
+    with pytest.raises(NoImportError, match="imports no nothing_of_the_kind"):
+        replace_import(cudnn.library(), "nothing_of_the_kind", None)
 
 
 def test_channels_last_needs_no_copies() -> None:
@@ -134,7 +234,7 @@ def test_without_cudnn_workspaces_are_modelled_and_said_to_be(nobody: None) -> N
 
 
 def test_an_old_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    cudnn.library.cache_clear()
+    cudnn._found.cache_clear()
     monkeypatch.setattr(cudnn, "_version", lambda found: 90700)
     assert cudnn.library() is None
-    cudnn.library.cache_clear()
+    cudnn._found.cache_clear()

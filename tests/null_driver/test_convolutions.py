@@ -1,0 +1,60 @@
+"""What convolutions hold inside by the rules against PyTorch's own and cuDNN's, at random."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sizer.memory.gpus import GPUS
+from sizer.tracing.answers import answers_for
+from sizer.tracing.convolution_backend import as_call, backend_of
+from sizer.tracing.device import Device
+from sizer.tracing.log import Asked
+from tests.null_driver.convolutions import backward_arguments, cases, forward, make, options
+
+COUNT = 120
+_FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
+
+
+@pytest.mark.parametrize("gpu", ["t4", "rtx-3060-12gb", "a100-40gb", "rtx-4090", "h100-80gb", "b200"])
+def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
+    capability = GPUS[gpu].capability
+    asked = cases(7, COUNT, capability)
+    truth = run_on_null("tests.null_driver.convolutions", "7", str(COUNT), json.dumps(capability), gpu=gpu)
+    device, answer = Device("cuda", capability), answers_for(GPUS[gpu])
+
+    def held(operator, arguments: tuple, out) -> list[int]:  # type: ignore[no-untyped-def]
+        sizes = [
+            size
+            for step in device.inner[operator](device, arguments, {}, out)
+            if isinstance(step, list | tuple)
+            for size in step
+        ]
+        found = [answer(one.kind, one.words, one.numbers) if isinstance(one, Asked) else one for one in sizes]
+        return sorted(rounded(size) for size in found if size)
+
+    def rounded(size: int) -> int:
+        return (size + 511) // 512 * 512
+
+    exact = workspaces = 0
+    wrong = []
+    for case, (first, second) in zip(asked, truth, strict=True):
+        input, weight = make("meta", case)
+        if backend_of(as_call(input, weight, options(case)), capability) != "cudnn":
+            continue  # these multiply through cuBLAS, whose workspace is no business of convolutions
+        result = forward(case, input, weight)
+        backward = backward_arguments(case, result, input, weight)
+        gradients = (torch.empty_like(input), torch.empty_like(weight), None)
+        for operator, arguments, out, freed in (
+            (_FORWARD, (input, weight, None, *options(case)), result, first),
+            (_BACKWARD, backward, gradients, second),
+        ):
+            found, true = held(operator, arguments, out), sorted(rounded(size) for size in freed)
+            exact += found == true
+            workspaces += sum(true) > 0
+            if found != true:
+                wrong.append((operator.name(), case, found, true))
+    assert workspaces > COUNT // 2
+    assert wrong == []
