@@ -14,11 +14,11 @@ from sizer.tracing.device import Device
 from sizer.tracing.log import Asked
 from tests.null_driver.convolutions import backward_arguments, cases, forward, make, options
 
-COUNT = 120
+COUNT = 60
 _FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 
 
-@pytest.mark.parametrize("gpu", ["t4", "rtx-3060-12gb", "a100-40gb", "rtx-4090", "h100-80gb", "b200"])
+@pytest.mark.parametrize("gpu", ["t4", "rtx-4090", "a100-40gb", "b200"])
 def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
     capability = GPUS[gpu].capability
     asked = cases(7, COUNT, capability)

@@ -17,7 +17,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
 from tests.null_driver.build import build
-from tests.tracing.convolutions import CASES, Case, most, once, run
+from tests.tracing.convolutions import CASES, most, once, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,17 +28,10 @@ def test_events_are_pytorchs_own(gpu: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.tracing.convolutions"]
     answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     for case, true in zip(CASES, json.loads(answer.stdout), strict=True):
-        if _is_compiled(case):
-            continue
         found = run(case, "meta", lambda function: _by_rules(gpu, function))
         assert [*map(most, found)] == [*map(most, true)], case
         if case.groups == 1 or gpu == "h100-80gb":  # a group's gradients come one after the other, here both at first
             assert found == [*map(once, true)], case
-
-
-def _is_compiled(case: Case) -> bool:
-    """Whether cuDNN compiles the engine at run time and needs a driver for it: a process without one is told of the next engine."""
-    return case.groups == case.input[1] and case.dtype == "float16" and not case.last
 
 
 def _by_rules(gpu: str, function):  # type: ignore[no-untyped-def]
