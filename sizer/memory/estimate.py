@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sizer.memory.bounds import Margin
 from sizer.memory.fit import Fits, fit
 from sizer.memory.gpus import Gpu
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, running_bytes
+from sizer.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +19,8 @@ class Estimate:
 
     `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes. `activations_bytes` is what the forward pass
     leaves alive. `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is
-    what nvidia-smi would show for the process, `process_low_bytes` to `process_high_bytes` its range (see
-    sizer.memory.fit). Where `out_of_memory` is not None it says what would fail on this device; all else is for a
+    what nvidia-smi would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins`
+    (see sizer.memory.fit). Where `out_of_memory` is not None it says what would fail on this device; all else is for a
     device large enough.
     """
 
@@ -45,6 +47,7 @@ class Estimate:
     reserved_at_peak_bytes: int = 0
     retries: int = 0
     out_of_memory: OutOfMemory | None = None
+    margins: tuple[Margin, ...] = ()
 
 
 def estimate_tape(
@@ -74,6 +77,7 @@ def estimate_tape(
         process_bytes=result.process_bytes,
         process_low_bytes=result.process_low_bytes,
         process_high_bytes=result.process_high_bytes,
+        margins=result.margins,
         peak_phase=timeline.peak_phase,
         peak_op=timeline.peak_op,
         peak_module=timeline.peak_module,
@@ -85,6 +89,17 @@ def estimate_tape(
         retries=timeline.retries,
         out_of_memory=timeline.out_of_memory,
     )
+
+
+def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
+    """A line for each estimate: the range of its process, and what makes it less and more."""
+    for row in estimates:
+        ends = f"{format_bytes(row.process_low_bytes)} to {format_bytes(row.process_high_bytes)}"
+        parts = (
+            f"{margin.name} -{format_bytes(margin.less_bytes)} to +{format_bytes(margin.more_bytes)}"
+            for margin in row.margins
+        )
+        yield f"{row.dtype} at batch {row.batch}: {ends}; {'; '.join(parts) or 'nothing is uncertain'}"
 
 
 def _alive(tape: Tape, live: Mapping[str, Mapping[str, int]], phase: str, category: str) -> int:

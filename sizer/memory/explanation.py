@@ -55,7 +55,8 @@ class Formula:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """How a report was computed. `rules` names whose rules: the device and PyTorch's version."""
+    """How a report was computed. `rules` names whose rules: the device and PyTorch's version. `margins` says for each dtype what
+    the range of the process is made of, at one batch size."""
 
     rules: str
     kernels: tuple[KernelUse, ...] = ()
@@ -64,6 +65,7 @@ class Explanation:
     exact: tuple[str, ...] = ()
     modelled: tuple[str, ...] = ()
     allocator: tuple[str, ...] = ()
+    margins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ MODELLED = {
     "cuda": (
         "cuDNN's workspaces in recurrent layers and attention: the range of the process allows for them",
         "the context outside PyTorch: a range by the device's family",
-        "not counted: staging buffers of reductions, some hundred KiB; split keys of attention in inference with few queries",
+        "not counted: split keys of attention in inference with few queries",
     ),
     "mps": (
         "what Metal's graph kernels allocate inside is not counted",
@@ -132,12 +134,13 @@ def explain_workspaces(
 
 def _answered(tape: Tape) -> set[str]:
     """The operators all of whose questions were answered."""
+    answered = tape.answered
     asked = {tape.op_names[tape.ops[block]] for question in tape.questions for block in question.blocks}
     open_ = {
         tape.op_names[tape.ops[block]]
         for question in tape.questions
         for block in question.blocks
-        if block not in tape.answered
+        if block not in answered
     }
     return asked - open_
 
@@ -182,6 +185,7 @@ def sections(explanation: Explanation) -> tuple[Section, ...]:
         Section(title="Exact", lines=explanation.exact),
         Section(title="Modelled or left out", lines=explanation.modelled),
         Section(title="Allocator", lines=explanation.allocator),
+        Section(title="The range of the process, and its parts", lines=explanation.margins),
     )
     return tuple(section for section in found if section.lines)
 

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Literal
 
 from sizer.memory.allocator import place, replay
+from sizer.memory.bounds import (
+    CONTEXT,
+    WORKSPACES,
+    ZERO_GRAD,
+    Margin,
+    gradients_kept,
+    largest,
+    modelled_blocks,
+    next_engines,
+    smallest,
+)
 from sizer.memory.gpus import Gpu
-from sizer.memory.tape import CATEGORIES, AffineTape, Tape
+from sizer.memory.tape import AffineTape, Tape
 from sizer.memory.timeline import Timeline, read_failure, read_timeline, running_bytes
 
 Fits = bool | Literal["uncertain"]
 
 LARGEST_BATCH = 2**20
-# Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
-# model, as it is for questions that nobody answered; the rest are formulas read in PyTorch's source.
-# `scratch_cuda.MODELLED` is the same list, by function.
-CLOSED_KERNELS = ("aten._cudnn_rnn",)
-_WORKSPACE = CATEGORIES.index("workspace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """One piece of work on one device: its memory, what the process holds in bytes as a range, and whether it fits."""
+    """One piece of work on one device: its memory, what the process holds in bytes as a range, whose parts are `margins`, and
+    whether it fits."""
 
     timeline: Timeline
     process_bytes: int
     process_low_bytes: int
     process_high_bytes: int
+    margins: tuple[Margin, ...]
     fits: Fits
 
 
@@ -50,27 +56,28 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     `process_bytes` is what nvidia-smi would show: the allocator's peak reserved bytes plus the device's context. On MPS
     it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
 
-    The range's low end leaves out the workspaces that are modelled (CLOSED_KERNELS), at their largest, and takes a small
-    context; its high end counts them once more and takes a large one. Nine of ten contexts that others measured lie
-    between the two (`sizer.memory.context`); the workspaces are a model that no device has measured. `fits` is True
-    where the high end fits the device's memory, False where the low end does not, else "uncertain"; each is a replay that
-    may give cached memory back and try again, as the device would.
+    The range is that of what is uncertain (sizer.memory.bounds), each part found by replays: a small or a large context, the
+    workspaces of other engines that cuDNN ranks high, and gradients that live through the next forward pass.
+    `fits` is True where the work with all that makes it large runs on the device, False where the work with all that makes it
+    small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would.
 
     The timeline is the one on this device where the work fits. Where it does not, it is that of a device large enough,
     with `out_of_memory` saying what would fail on this one.
     """
     roomy = replay(tape, backend=gpu.backend, expandable_segments=expandable_segments)
-    workspace = _modelled_bytes(tape)
+    margins = _margins(tape, gpu, roomy.peak_reserved_bytes, expandable_segments)
     timeline = _timeline_on(tape, gpu, roomy, expandable_segments)
-    # What needs no replay: it fits where nothing has to be given back, and does not where the tensors alone are too much.
-    easily = roomy.peak_reserved_bytes + workspace + gpu.context_high_bytes <= gpu.total_bytes
-    never = roomy.peak_requested_bytes - workspace + gpu.context_low_bytes > gpu.total_bytes
+    process = timeline.peak_reserved_bytes + gpu.context_bytes
+    more = sum(margin.more_bytes for margin in margins)
+    # What needs no replay: it fits where nothing has to be given back.
+    easily = roomy.peak_reserved_bytes + gpu.context_bytes + more <= gpu.total_bytes
     return Fit(
         timeline=timeline,
-        process_bytes=timeline.peak_reserved_bytes + gpu.context_bytes,
-        process_low_bytes=timeline.peak_reserved_bytes - workspace + gpu.context_low_bytes,
-        process_high_bytes=timeline.peak_reserved_bytes + workspace + gpu.context_high_bytes,
-        fits=easily or (not never and fits_in(tape, gpu, expandable_segments=expandable_segments)),
+        process_bytes=process,
+        process_low_bytes=process - sum(margin.less_bytes for margin in margins),
+        process_high_bytes=process + more,
+        margins=margins,
+        fits=easily or fits_in(tape, gpu, expandable_segments=expandable_segments),
     )
 
 
@@ -142,16 +149,45 @@ def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: boo
     return read_timeline(tape, tight) if failure is None else replace(roomy, out_of_memory=failure)
 
 
+def _margins(tape: Tape, gpu: Gpu, reserved: int, expandable_segments: bool) -> tuple[Margin, ...]:
+    """What the process may hold less and more than estimated, by what is uncertain; without the parts that come to nothing."""
+
+    def peak(other: Tape) -> int:
+        if other is tape:
+            return reserved
+        return max(place(other, gpu.backend, None, expandable_segments).reserved, default=0)
+
+    with_others = [reserved, *(peak(other) for other in (next_engines(tape), smallest(tape), largest(tape)))]
+    low, high, kept = min(with_others), max(with_others), peak(gradients_kept(tape))
+    found = (
+        Margin(
+            name=CONTEXT,
+            less_bytes=gpu.context_bytes - gpu.context_low_bytes,
+            more_bytes=gpu.context_high_bytes - gpu.context_bytes,
+        ),
+        Margin(name=WORKSPACES, less_bytes=reserved - low, more_bytes=high - reserved),
+        Margin(name=ZERO_GRAD, less_bytes=0, more_bytes=max(0, kept - reserved)),
+    )
+    return tuple(margin for margin in found if margin.less_bytes or margin.more_bytes)
+
+
 def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work runs with the largest context and the largest modelled workspace once more beside it."""
-    capacity = gpu.total_bytes - gpu.context_high_bytes - _modelled_bytes(tape)
-    return capacity > 0 and place(tape, gpu.backend, capacity, expandable_segments).failed_at is None
+    """Whether the work runs with the most workspace and gradients kept, beside the largest context."""
+    capacity = gpu.total_bytes - gpu.context_high_bytes
+    return (
+        capacity > 0
+        and place(gradients_kept(largest(tape)), gpu.backend, capacity, expandable_segments).failed_at is None
+    )
 
 
 def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work runs without modelled workspaces beside the smallest context."""
+    """Whether the work, or the same with the least workspace, runs beside the smallest context."""
     capacity = gpu.total_bytes - gpu.context_low_bytes
-    return place(_without_modelled(tape), gpu.backend, capacity, expandable_segments).failed_at is None
+    few = smallest(tape)
+    tried = (tape,) if few is tape else (few, tape)
+    return capacity > 0 and any(
+        place(one, gpu.backend, capacity, expandable_segments).failed_at is None for one in tried
+    )
 
 
 def _settled(tape: AffineTape, known: Mapping[int, bool | str], bound: int) -> AffineTape | None:
@@ -215,7 +251,7 @@ def _batch_bound(tape: AffineTape, capacity: int, *, with_modelled: bool) -> int
 
     Blocks whose size is asked for are left out, since it is on no line.
     """
-    counted = [with_modelled or not modelled for modelled in _modelled(tape)]
+    counted = [with_modelled or not modelled for modelled in modelled_blocks(tape)]
     for block in tape.answered:
         counted[block] = False
     constants = running_bytes(tape.order, [a * keep for a, keep in zip(tape.constant, counted, strict=True)])
@@ -235,31 +271,3 @@ def _reason(sure: int, possible: int, gpu: Gpu) -> str:
     if sure == LARGEST_BATCH:
         return f"searched up to {LARGEST_BATCH}"
     return ""
-
-
-def _modelled(tape: Tape | AffineTape) -> list[bool]:
-    """Per block whether it is a workspace whose size is a model and nobody's answer."""
-    closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
-    modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
-    for question in tape.questions:
-        for block in question.blocks:
-            modelled[block] = block not in tape.answered
-    return modelled
-
-
-def _modelled_bytes(tape: Tape) -> int:
-    """The most bytes of modelled workspace alive at any time."""
-    modelled = _modelled(tape)
-    if not any(modelled):
-        return 0
-    kept = [size * counts for size, counts in zip(tape.sizes, modelled, strict=True)]
-    return max(accumulate((kept[event] if event >= 0 else -kept[~event] for event in tape.order), initial=0))
-
-
-def _without_modelled(tape: Tape) -> Tape:
-    """The tape with modelled workspaces of 0 bytes, which take nothing; the tape itself where it has none."""
-    modelled = _modelled(tape)
-    if not any(modelled):
-        return tape
-    sizes = [0 if skip else size for size, skip in zip(tape.sizes, modelled, strict=True)]
-    return replace(tape, sizes=array("q", sizes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from sizer.memory.census import Census, ModuleRow
 from sizer.memory.codec import DecodeError, decode, encode, json_names
-from sizer.memory.estimate import Estimate, estimate_tape
+from sizer.memory.estimate import Estimate, describe_range, estimate_tape
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
 from sizer.memory.fit import Fits, MaxBatch, largest_batch, largest_traced_batch
 from sizer.memory.gpus import Gpu
@@ -21,7 +21,7 @@ Scalar = bool | int | float | str | None
 Tapes = AffineTape | Mapping[int, Tape]
 
 _PHASE_NUMBERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
-_NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory")
+_NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def build_report(
         notes=tuple(dict.fromkeys(all_notes)),
         assumptions=tuple(assumptions),
         uncounted=tuple(dict.fromkeys([*uncounted, *stand_ins])),
-        explanation=_complete(explanation, tapes, batches, formulas, stand_ins),
+        explanation=_complete(explanation, tapes, batches, formulas, stand_ins, estimates),
     )
 
 
@@ -139,8 +139,9 @@ def _complete(
     batches: tuple[int, ...],
     formulas: Mapping[str, Formula] | None,
     stand_ins: list[str],
+    estimates: list[Estimate],
 ) -> Explanation | None:
-    """The explanation with what the tapes say: workspaces and stand-ins."""
+    """The explanation with what the tapes say: workspaces, stand-ins and the parts of the range."""
     if explanation is None:
         return None
     found = {dtype: tape for dtype, work in tapes.items() if (tape := _first_tape(work, batches)) is not None}
@@ -148,6 +149,7 @@ def _complete(
         explanation,
         workspaces=explain_workspaces(found, formulas),
         stand_ins=tuple(dict.fromkeys(stand_ins)),
+        margins=tuple(describe_range({row.dtype: row for row in reversed(estimates)}.values())),
     )
 
 

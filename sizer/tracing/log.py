@@ -37,6 +37,7 @@ class BlockLog:
         self.ops: list[int] = []
         self.modules: list[int] = []
         self.marks: list[tuple[int, str]] = []
+        self.second_forward: int | None = None  # where in the order it has ended
         self._asked: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
         self._op_names: dict[str, int] = {}
         self._module_names: dict[str, int] = {"": 0}
@@ -93,4 +94,5 @@ class BlockLog:
             marks=tuple(self.marks),
             stand_ins=stand_ins,
             questions=gather(self._asked),
+            second_forward=self.second_forward,
         )

@@ -77,6 +77,8 @@ def train(
         _classify_activations(recorder, start)
         if step == 1:
             recorder.log.mark("forward")
+        else:
+            recorder.log.second_forward = len(recorder.log.order)
         scaler.scale(loss).backward()
         del loss
         recorder.classify((p.grad for p in trained), "gradient")

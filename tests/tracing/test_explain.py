@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sizer
-from sizer.memory.fit import CLOSED_KERNELS
+from sizer.memory.bounds import CLOSED_KERNELS
 from sizer.memory.report import Report
 from sizer.tracing import convolution_cuda, scratch_cuda
 from sizer.tracing import device as devices

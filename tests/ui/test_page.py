@@ -120,6 +120,7 @@ def test_a_panel_says_how_it_was_computed(client, open_page):
         "**Exact**",
         "**Modelled or left out**",
         "**Allocator**",
+        "**The range of the process, and its parts**",
     ]
     assert "batch norm: cuDNN (float32, training), 53 modules; float32" in [element.value for element in panel.text]
 
