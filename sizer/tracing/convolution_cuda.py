@@ -6,7 +6,7 @@ NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. What 
 (sizer.memory.questions) of the kind CUDNN.
 
 *Known limitations*: in channels last, what cuDNN does not take returns contiguous tensors, here they are in channels last;
-partial sums of bias gradients are left out.
+partial sums of bias gradients are left out where convolutions are matrix products.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sizer.tracing.convolution_backend import Call, as_call, backend_of, note_differences
 from sizer.tracing.log import Asked
+from sizer.tracing.reductions_cuda import summing
 from sizer.tracing.steps import PRODUCT, Steps
 
 CUDNN = "cuDNN convolution"
@@ -78,7 +79,9 @@ def convolution_backward(device: Any, args: tuple, kwargs: dict, out: tuple) -> 
     elif backend in ("depthwise", "empty"):
         yield tuple(_copies(_CONTIGUOUS, call.input, _view4d(grad)))
         first, second = (results[1], results[0]) if call.input.dim() == 4 else (results[0], results[1])
-        yield from (one for one in (first, second, results[2]) if one is not None)
+        yield from (one for one in (first, second) if one is not None)
+        if results[2] is not None:
+            yield from _bias_gradient(_view4d(grad), results[2])
     else:
         yield from _backward_by_products(call, backend, _view4d(grad), results)
 
@@ -97,7 +100,13 @@ def _backward_of_cudnn(device: Any, call: Call, grad: Tensor, results: list[Tens
         x, y = (grad, call.input) if call.transposed else (call.input, grad)
         yield [_ask(device, "backward filter", call, x, y, _view4d(results[1]), layout)]
     if results[2] is not None:
-        yield results[2]
+        yield from _bias_gradient(grad, results[2])
+
+
+def _bias_gradient(grad: Tensor, result: Tensor) -> Iterator:
+    """The sum over all but the channels (Convolution.cpp, convolution_backward)."""
+    yield result
+    yield summing(grad, (0, *range(2, grad.dim())))
 
 
 def _backward_by_products(call: Call, backend: str, grad: Tensor, results: list[Tensor | None]) -> Iterator:

@@ -55,6 +55,11 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
     return held
 
 
+def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
+    """What a sum over these dimensions, in the input's dtype, holds while it runs."""
+    return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
+
+
 def _mask(input: Tensor, given: Any) -> tuple[bool, ...]:
     if given is None or (isinstance(given, (list, tuple)) and not given):
         return (True,) * input.dim()

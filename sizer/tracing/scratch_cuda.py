@@ -71,7 +71,7 @@ def cudnn_attention_backward(device: Any, args: tuple, kwargs: dict, out: Any) -
     return [[size]]
 
 
-def efficient_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+def efficient_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
     """delta [batch, heads, queries] in float32 and tiles of 4 bytes an element, 16 more a tile, that accumulate the gradient of
     the query, for wide heads in half precision those of key and value too; grouped heads expanded
     (attention_backward.cu and mem_eff_attention/kernel_backward.h, workspace_size).
@@ -93,8 +93,8 @@ def efficient_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stag
     workspace = batch * heads * _up(elements, 4) * 4
     if half:
         return [[*copies, delta, workspace]]
-    # in float32 delta is the sum of a product as large as the output
-    return [[*copies, batch * heads * queries * value.shape[-1] * 4, delta, delta], [*copies, delta, workspace]]
+    # in float32 delta is the sum of a product as large as the output, copied to be contiguous
+    return [(*copies, delta), [batch * heads * queries * value.shape[-1] * 4, delta], [workspace]]
 
 
 def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> tuple[int, int, bool]:
@@ -125,7 +125,7 @@ def roll(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
     yield out
 
 
-def _with_copied_gradient(work: Scratch) -> Inner:
+def _with_copied_gradient(work: Inner) -> Inner:
     """What an operator holds whose strided gradient is copied before the results (transformers/cuda/attention_backward.cu)."""
 
     @wraps(work)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Case = dict[str, Any]
+FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 LARGEST = 2**27  # elements
 _SIDES = {1: (50, 400, 3000), 2: (7, 14, 28, 56, 112, 224), 3: (7, 14, 28)}
 
@@ -39,6 +40,7 @@ def cases(seed: int, count: int, capability: tuple[int, int]) -> list[Case]:
             "dilation": chance.choice((1, 1, 1, 2)) if kernel > 1 else 1,
             "dtype": chance.choice(dtypes), "tf32": chance.random() < 0.7,
             "channels_last": rank == 2 and chance.random() < 0.4,
+            "bias": chance.random() < 0.4,
         }  # fmt: skip
         one["weight"] = (
             [inputs, outputs, *[kernel] * rank] if one["transposed"] else [outputs, inputs // groups, *[kernel] * rank]
@@ -46,21 +48,23 @@ def cases(seed: int, count: int, capability: tuple[int, int]) -> list[Case]:
         if inputs % groups or outputs % groups or prod(one["input"]) * max(1, outputs // inputs) > LARGEST:
             continue
         try:
-            forward(one, *make("meta", one))
+            FORWARD(*make("meta", one), *options(one))
         except RuntimeError:  # a kernel larger than its input
             continue
         found.append(one)
     return found
 
 
-def make(device: str, case: Case) -> tuple[Tensor, Tensor]:
-    """Input and weight."""
+def make(device: str, case: Case) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Input, weight, and the bias where there is one."""
     layout = torch.channels_last if case["channels_last"] else torch.contiguous_format
     dtype = getattr(torch, case["dtype"])
     torch.backends.cudnn.conv.fp32_precision = "tf32" if case["tf32"] else "ieee"
-    return tuple(
+    input, weight = (
         torch.empty(case[name], dtype=dtype, device=device, memory_format=layout) for name in ("input", "weight")
     )
+    channels = case["weight"][1 if case["transposed"] else 0]
+    return input, weight, torch.empty(channels, dtype=dtype, device=device) if case["bias"] else None
 
 
 def options(case: Case) -> tuple:
@@ -70,23 +74,19 @@ def options(case: Case) -> tuple:
     return stride, padding, dilation, case["transposed"], [0] * rank, case["groups"]
 
 
-def forward(case: Case, input: Tensor, weight: Tensor) -> Tensor:
-    """The result."""
-    return torch.ops.aten.convolution(input, weight, None, *options(case))
-
-
 def backward_arguments(case: Case, result: Tensor, input: Tensor, weight: Tensor) -> tuple:
     """Of aten.convolution_backward, for a gradient like the result on a device, which is laid out as the operands are."""
     layout = torch.channels_last if case["channels_last"] else torch.contiguous_format
-    return (torch.empty_like(result, memory_format=layout), input, weight, None, *options(case), [True, True, False])
+    grad = torch.empty_like(result, memory_format=layout)
+    return (grad, input, weight, None, *options(case), [True, True, case["bias"]])
 
 
 def held(case: Case) -> list[list[int]]:
     """The bytes of the blocks that came and went in the forward and in the backward operator."""
-    input, weight = make("cuda", case)
-    result, freed = _watch(lambda: forward(case, input, weight))
+    input, weight, bias = make("cuda", case)
+    result, freed = _watch(lambda: FORWARD(input, weight, bias, *options(case)))
     arguments = backward_arguments(case, result, input, weight)
-    return [freed, _watch(lambda: torch.ops.aten.convolution_backward(*arguments))[1]]
+    return [freed, _watch(lambda: BACKWARD(*arguments))[1]]
 
 
 def _watch(call: Any) -> tuple[Any, list[int]]:

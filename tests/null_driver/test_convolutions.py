@@ -12,13 +12,12 @@ from sizer.tracing.answers import answers_for
 from sizer.tracing.convolution_backend import as_call, backend_of
 from sizer.tracing.device import Device
 from sizer.tracing.log import Asked
-from tests.null_driver.convolutions import backward_arguments, cases, forward, make, options
+from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments, cases, make, options
 
 COUNT = 60
-_FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 
 
-@pytest.mark.parametrize("gpu", ["t4", "rtx-4090", "a100-40gb", "b200"])
+@pytest.mark.parametrize("gpu", ["t4", "a100-40gb", "b200"])
 def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
     capability = GPUS[gpu].capability
     asked = cases(7, COUNT, capability)
@@ -38,21 +37,20 @@ def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
     def rounded(size: int) -> int:
         return (size + 511) // 512 * 512
 
-    exact = workspaces = 0
+    workspaces = 0
     wrong = []
     for case, (first, second) in zip(asked, truth, strict=True):
-        input, weight = make("meta", case)
+        input, weight, bias = make("meta", case)
         if backend_of(as_call(input, weight, options(case)), capability) != "cudnn":
             continue  # these multiply through cuBLAS, whose workspace is no business of convolutions
-        result = forward(case, input, weight)
+        result = FORWARD(input, weight, bias, *options(case))
         backward = backward_arguments(case, result, input, weight)
-        gradients = (torch.empty_like(input), torch.empty_like(weight), None)
+        gradients = (torch.empty_like(input), torch.empty_like(weight), bias)
         for operator, arguments, out, freed in (
-            (_FORWARD, (input, weight, None, *options(case)), result, first),
-            (_BACKWARD, backward, gradients, second),
+            (FORWARD, (input, weight, bias, *options(case)), result, first),
+            (BACKWARD, backward, gradients, second),
         ):
             found, true = held(operator, arguments, out), sorted(rounded(size) for size in freed)
-            exact += found == true
             workspaces += sum(true) > 0
             if found != true:
                 wrong.append((operator.name(), case, found, true))
