@@ -7,12 +7,20 @@ from collections.abc import Callable, Sequence
 from sizer.memory.gpus import Gpu
 from sizer.memory.hardware import HARDWARE
 from sizer.memory.questions import Answer
-from sizer.tracing import convolution_cuda, cudnn, cudnn_convolution, embedding_cuda, reductions_cuda
+from sizer.tracing import (
+    convolution_cuda,
+    cudnn,
+    cudnn_convolution,
+    embedding_cuda,
+    normalization_cuda,
+    reductions_cuda,
+)
 
 # Each takes the key of a GPU, the question's words and numbers, and returns bytes in order of preference, none where it can't tell.
 KINDS: dict[str, Callable[[str, tuple[str, ...], tuple[int, ...]], Sequence[int]]] = {
     convolution_cuda.CUDNN: cudnn_convolution.workspaces,
     embedding_cuda.EMBEDDING: lambda *question: (embedding_cuda.answer(*question),),
+    normalization_cuda.NORM: lambda *question: (normalization_cuda.answer(*question),),
     reductions_cuda.REDUCTION: lambda *question: (reductions_cuda.answer(*question),),
 }
 

@@ -1,17 +1,29 @@
-"""Layer and RMS norm on CUDA: copies of strided operands, in the order in which the kernels make them beside their results.
+"""Layer and RMS norm on CUDA: copies of strided operands, in the order in which the kernels make them beside their results,
+and partial sums of the weights' gradients.
 
-As of PyTorch 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda).
+As of PyTorch 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda,
+LaunchGammaBetaBackwardCUDAKernel). Whether there are partial sums depends on the GPU's multiprocessors: a question
+(sizer.memory.questions) of the kind NORM.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sizer.memory.hardware import HARDWARE
+from sizer.tracing.log import Asked
+from sizer.tracing.reductions_cuda import PARTIAL, SEMAPHORES, summed_rows
 from sizer.tracing.steps import Steps
 from sizer.tracing.values import tensors_of
+
+NORM = "gradients of a norm's weights on CUDA"
+_MANY, _WARP, _ROWS = 64 * 1024, 32, 32  # more rows than these; columns and rows of a block
+_SUMS = "partial sums"
+_PROCESSORS = max(hardware.processors for hardware in HARDWARE.values())
 
 _aten = torch.ops.aten
 
@@ -23,13 +35,35 @@ def forward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The input made contiguous, then beside the results the gradient (cuda/layer_norm_kernel.cu).
-
-    *Known limitations*: partial sums for more than 65,536 narrow rows (two of a 32nd of the input) are not counted.
-    """
+    """The input made contiguous, beside the results the gradient, then where rows are many and narrow a weight's and a bias'
+    partial sums, a row for 32, and what summing them holds (cuda/layer_norm_kernel.cu)."""
     yield tuple(_copies(args[1]))
     yield from tensors_of(out)
     yield _copies(args[0])
+    gradients = tensors_of(out[1:])
+    columns = prod(args[2])
+    rows = args[1].numel() // columns if columns else 0
+    if columns // _WARP >= _PROCESSORS // 2 or not gradients:
+        return  # on no GPU, however many rows
+    itemsize = gradients[0].itemsize
+    yield tuple(_ask(_SUMS, rows, columns, itemsize) for _ in gradients)
+    for _ in gradients:
+        yield [_ask(which, rows, columns, itemsize) for which in (PARTIAL, SEMAPHORES)]
+
+
+def _ask(which: str, rows: int, columns: int, itemsize: int) -> Asked:
+    return Asked(0, NORM, (which, str(itemsize)), (rows, columns))
+
+
+def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """The bytes of one block on a GPU: partial sums, or what their sum holds."""
+    (which, itemsize), (rows, columns) = words, numbers
+    if rows <= _MANY or columns // _WARP >= HARDWARE[key].processors // 2:
+        return 0
+    sums = -(-rows // _ROWS)
+    if which == _SUMS:
+        return sums * columns * int(itemsize)
+    return summed_rows(key, which, sums, columns, int(itemsize))
 
 
 def _copies(tensor: Tensor) -> list[int]:

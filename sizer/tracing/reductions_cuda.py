@@ -18,7 +18,7 @@ from sizer.tracing.reduction import Reduction, staging_bytes
 from sizer.tracing.scratch import Scratch, Stages
 
 REDUCTION = "CUDA reduction"
-_PARTIAL, _SEMAPHORES = "partial results", "semaphores"
+PARTIAL, SEMAPHORES = "partial results", "semaphores"
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -55,6 +55,12 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
     return held
 
 
+def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) -> int:
+    """What a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in bytes."""
+    accumulator, converts = (4, "0") if itemsize == 2 else (itemsize, "1")
+    return answer(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
+
+
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
     """What a sum over these dimensions, in the input's dtype, holds while it runs."""
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
@@ -71,7 +77,7 @@ def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result:
     converts = accumulator != _PAIR and not (input.dtype in _HALVES and result == input.dtype and accumulator > 2)
     words = "".join("01"[gone] for gone in reduced), str(input.itemsize), str(accumulator), str(int(converts))
     numbers = *input.shape, *input.stride()
-    return [Asked(0, REDUCTION, (which, *words), numbers) for which in (_PARTIAL, _SEMAPHORES)]
+    return [Asked(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
 
 
 def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
@@ -88,7 +94,7 @@ def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     )
     device = HARDWARE[key]
     stages = staging_bytes(work, device.processors, device.threads)
-    if which == _SEMAPHORES:
+    if which == SEMAPHORES:
         return max((stage[-1] for stage in stages if len(stage) > 1), default=0)
     return max((sum(stage[: max(1, len(stage) - 1)]) for stage in stages), default=0)
 

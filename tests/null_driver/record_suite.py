@@ -48,7 +48,7 @@ _CHOICES = {
     ),
     "a100-40gb": (
         "resnet50-b128-float32", "resnet50-b32-bfloat16", "vgg16-b32-float32-sgd", "mobilenet_v2-b64-float32-rmsprop",
-        "deeplabv3_resnet50-b4-float32", "fcn_resnet50-b8-bfloat16-inference", "whisper-small-b8-amp-bfloat16",
+        "deeplabv3_resnet50-b4-float32", "fcn_resnet50-b8-bfloat16-inference", "gpt2-b4-bfloat16",
         "efficientnet_b0-b32-amp-float16", "convnext_tiny-b32-bfloat16", "detr-resnet-50-b2-float32",
     ),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sizer.memory.gpus import GPUS
 from sizer.memory.tape import CATEGORIES, Tape
+from sizer.tracing import normalization_cuda
 from sizer.tracing.answers import answers_for
 from sizer.tracing.device import Device
 from sizer.tracing.kernels import attention
@@ -421,6 +422,28 @@ def test_a_roll_goes_dimension_by_dimension() -> None:
     # [3, 8] in float32 for all but the last dimension
     assert held(call(lambda w: w.roll((1, 1), (0, 1)), 3, 8), "aten.roll.default")[0] == [96]
     assert held(call(lambda w: w.roll(1, 0), 3, 8), "aten.roll.default") == []
+
+
+@pytest.mark.parametrize(
+    ("key", "rows", "columns", "bytes"),
+    [
+        ("rtx-3060-12gb", 100_352, 96, 3136 * 96 * 2),  # a row of partial sums for 32 rows, in the weight's bfloat16
+        ("rtx-3060-12gb", 65_536, 96, 0),  # not more than 65,536 rows
+        ("rtx-3060-12gb", 100_352, 448, 0),  # 14 blocks of 32 columns keep half of 28 multiprocessors busy
+        ("h100-80gb", 100_352, 448, 3136 * 448 * 2),  # but not half of 132
+    ],
+)
+def test_gradients_of_a_norms_weights_are_summed_in_two_passes(key: str, rows: int, columns: int, bytes: int) -> None:
+    assert normalization_cuda.answer(key, ("partial sums", "2"), (rows, columns)) == bytes
+    staged = normalization_cuda.answer(key, ("semaphores", "2"), (rows, columns))
+    assert staged == 0 if bytes == 0 else staged > 0
+
+
+def test_a_layer_norm_asks_at_every_batch() -> None:
+    tape = call(lambda w: F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True)), 4, 96)
+    asked = [question for question in tape.questions if question.kind == normalization_cuda.NORM]
+    assert {question.numbers for question in asked} == {(4, 96)}
+    assert all(answer == 0 for answer in tape.ask(answers_for(GPUS["t4"])).sizes[-3:])
 
 
 # --- indexing

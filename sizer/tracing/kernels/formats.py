@@ -46,13 +46,13 @@ def convolution(args: tuple, out: Tensor) -> Tensor:
 
 
 def convolution_backward(args: tuple, out: tuple) -> tuple:
-    """convolution_backward(gradient, input, weight, ..): the gradients of input and weight likewise.
+    """convolution_backward(gradient, input, weight, ..): the gradients of input and weight likewise, whatever the gradient's
+    strides, which PyTorch 2.11's meta kernel follows.
 
     Source: determine_backend_memory_format in aten/src/ATen/native/Convolution.cpp.
     """
-    if _is_surely_contiguous(args[1]) and _is_surely_contiguous(args[2]):
-        return out
-    wanted = memory_format(args[1], args[2])
+    plain = _is_surely_contiguous(args[1]) and _is_surely_contiguous(args[2])
+    wanted = torch.contiguous_format if plain else memory_format(args[1], args[2])
     return (_in_format(out[0], wanted), _in_format(out[1], wanted), out[2])
 
 
