@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 from torchvision.models import vit_l_16
 
 Step = Callable[[], None]
@@ -177,14 +178,6 @@ def forward_pass(model: str, batch: int, seq: int) -> Setup:
     return setup
 
 
-CASES: dict[str, Callable[..., Setup]] = {
-    "attention_benchmark": attention_benchmark,
-    "vit_finetuning": vit_finetuning,
-    "trainer": trainer,
-    "forward_pass": forward_pass,
-}
-
-
 class AdamW(torch.optim.Optimizer):
     """transformers.optimization.AdamW of version 4: tensor by tensor, one temporary of the tensor's size."""
 
@@ -230,3 +223,24 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def on_the_host() -> Iterator[None]:
+    """Within it modules are built where no device's memory is: nothing is recorded. `load` gives them their places then."""
+    with _disable_current_modes():
+        yield
+
+
+def load(module: nn.Module) -> nn.Module:
+    """The module with each weight and buffer in a block of its own, allocated in the order of `Module.cuda()`."""
+    placed: set[int] = set()
+
+    def place(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata in placed:  # tied: it is there already
+            return tensor
+        copy = torch.empty_like(tensor)
+        placed.add(copy.untyped_storage()._cdata)
+        return copy
+
+    return module._apply(place)

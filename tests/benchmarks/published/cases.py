@@ -1,0 +1,20 @@
+"""The functions that repeat published runs, by the names that the rows of `tests/measured/published/runs/` give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.benchmarks.published import adapters, language
+from tests.benchmarks.published.language import Setup
+
+CASES: dict[str, Callable[..., Setup]] = {
+    "attention_benchmark": language.attention_benchmark,
+    "vit_finetuning": language.vit_finetuning,
+    "trainer": language.trainer,
+    "forward_pass": language.forward_pass,
+    "lora_training": adapters.lora_training,
+}
+# Packages beyond Sizer's own that a case imports.
+NEEDS = {"lora_training": ("peft",)}
+# Runs whose figures are here and that nothing repeats yet, and why.
+NOT_REPEATED = {"qlora_training": "bitsandbytes quantises weights on a device only"}
