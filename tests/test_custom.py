@@ -164,6 +164,30 @@ def scaled() -> Callable[[], float]:
     return step
 
 
+def replacing() -> Callable[[], None]:
+    """A wide layer gives way to a narrow one, as adapters and quantisers replace layers."""
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 2, bias=False)).cuda()
+    model[0] = nn.Linear(64, 2, bias=False, device="cuda")
+    model[1] = nn.Linear(2, 2, bias=False, device="cuda")
+    x = torch.zeros(4, 64, device="cuda")
+
+    def step() -> None:
+        model(x).sum().backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_a_module_that_is_replaced_goes_with_its_weights() -> None:
+    report = size_step(replacing)
+    # 64*2 + 2*2 elements stay; 64*64 and 64*2 went
+    assert report.model.parameters == 132
+    assert report.estimates[0].weights_bytes == 4 * 132
+    assert report.model.class_name == "Sequential"
+    # in blocks of 512 bytes: the weights, 512 and 16 bytes; the input, 1,024
+    assert allocated(report)["load"] == 512 + 512 + 1024
+
+
 def test_mixed_precision_with_a_gradient_scaler() -> None:
     report = size_step(scaled)
     estimate = report.estimates[0]
