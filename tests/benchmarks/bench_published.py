@@ -24,7 +24,7 @@ import transformers
 
 from sizer.errors import SizerError
 from sizer.terminal.table import format_table
-from tests.benchmarks.published.cases import CASES, NEEDS, NOT_REPEATED
+from tests.benchmarks.published.cases import NEEDS, NOT_REPEATED
 from tests.benchmarks.published.held import Held, hold
 from tests.benchmarks.published.rows import Run, names_of_sets, read_arguments, read_runs
 
@@ -46,9 +46,7 @@ def by_kind(run: Run) -> Group:
     return (" ".join([run.case, *told, *differs]), run.quantity)
 
 
-def error_table(
-    held: Sequence[Held], group_of: Callable[[Run], Group], header: Sequence[str]
-) -> Iterator[str]:
+def error_table(held: Sequence[Held], group_of: Callable[[Run], Group], header: Sequence[str]) -> Iterator[str]:
     """The lines of a table of errors by group."""
     groups: dict[Group, list[Held]] = {}
     for one in held:
@@ -95,7 +93,9 @@ def reason_left_out(run: Run) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_published")
-    parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(names_of_sets())}; all of them by default")
+    parser.add_argument(
+        "sets", nargs="*", metavar="SET", help=f"of {', '.join(names_of_sets())}; all of them by default"
+    )
     parser.add_argument("--only", default="")
     parser.add_argument("--queries", action="store_true")
     parser.add_argument("--rows", action="store_true")

@@ -49,7 +49,9 @@ def lora_training(model: str, batch: int, seq: int, attention: str, rank: int) -
             r=rank, lora_alpha=2 * rank, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", target_modules=TARGETS
         )
         module = peft.get_peft_model(module, adapters)
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # the first name is transformers 5's
+        enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
         module.enable_input_require_grads()
         module.train()
         optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.benchmarks.published import adapters, language, operators
+from tests.benchmarks.published import adapters, language, operators, vision
 from tests.benchmarks.published.language import Setup
 
 CASES: dict[str, Callable[..., Setup]] = {
@@ -13,6 +13,7 @@ CASES: dict[str, Callable[..., Setup]] = {
     "trainer": language.trainer,
     "forward_pass": language.forward_pass,
     "lora_training": adapters.lora_training,
+    "vision_training": vision.vision_training,
     "cross_entropy": operators.cross_entropy,
     "linear_cross_entropy": operators.linear_cross_entropy,
     "gated_mlp": operators.gated_mlp,

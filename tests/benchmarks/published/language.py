@@ -52,6 +52,19 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "max_position_embeddings": 2048,
         },
     ),
+    "distilbert-base": ("DistilBertConfig", "DistilBertForMaskedLM", {}),
+    "albert-base-v2": (
+        "AlbertConfig",
+        "AlbertForMaskedLM",
+        {
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    ),
+    "biogpt": ("BioGptConfig", "BioGptForCausalLM", {}),
     "llama-2-7b": ("LlamaConfig", "LlamaForCausalLM", {"max_position_embeddings": 4096}),
 }
 
@@ -239,7 +252,7 @@ def load(module: nn.Module) -> nn.Module:
     def place(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage()._cdata in placed:  # tied: it is there already
             return tensor
-        copy = torch.empty_like(tensor)
+        copy = torch.empty_like(tensor, device="cuda")
         placed.add(copy.untyped_storage()._cdata)
         return copy
 

@@ -140,9 +140,9 @@ def rope(seq: int, hidden: int) -> Setup:
         config = LlamaConfig(hidden_size=hidden, num_attention_heads=32, num_key_value_heads=8, head_dim=head_dim)
         rotary = LlamaRotaryEmbedding(config).cuda()
         q, k = (
-            torch.randn(
-                1, seq, heads, head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True
-            ).transpose(1, 2)
+            torch.randn(1, seq, heads, head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True).transpose(
+                1, 2
+            )
             for heads in (32, 8)
         )
         dq, dk = torch.randn_like(q), torch.randn_like(k)
@@ -232,7 +232,9 @@ def step_of(mode: str, forward: Forward) -> Step:
     def alone() -> None:
         forward()
 
-    if mode == "forward":  # both modes ran before in the same process: the backward pass' thread holds its cuBLAS workspace
+    if (
+        mode == "forward"
+    ):  # both modes ran before in the same process: the backward pass' thread holds its cuBLAS workspace
         one = torch.ones(1, 1, device="cuda", requires_grad=True)
         (one @ one).backward()
     return {"full": full, "forward": alone}[mode]
