@@ -11,13 +11,13 @@ from sizer.tracing.libraries import installed_version
 from tests.benchmarks.bench_outside import read_chips, version
 from tests.benchmarks.bench_published import error_table, reason_left_out
 from tests.benchmarks.published.cases import CASES, NEEDS, NOT_REPEATED
-from tests.benchmarks.published.held import Held, hold
+from tests.benchmarks.published.held import TAKES_VERSION, Held, hold, rules_of
 from tests.benchmarks.published.rows import QUANTITIES, Run, names_of_sets, read_arguments, read_runs
 
 RUNS = read_runs()
 MIB = 2**20
 # cuBLAS's workspaces are kept to the end up to 2.14 (sizer.tracing.libraries); all of these runs are of such a version
-KEPT = installed_version() < (2, 15)
+KEPT = TAKES_VERSION or installed_version() < (2, 15)
 
 
 def name_of(run: Run) -> str:
@@ -157,6 +157,12 @@ def test_sets_are_read_by_name() -> None:
     assert {run.set for run in read_runs(["xmem", "gpumemnet"])} == {"xmem", "gpumemnet"}
     with pytest.raises(FileNotFoundError, match=r"nobodys\.csv"):
         read_runs(["nobodys"])
+
+
+def test_a_run_goes_by_the_rules_of_its_pytorch_or_the_oldest_that_are_known() -> None:
+    assert rules_of(one("t4_adapters", "lora_training", "model=qwen2.5-1.5b", "seq=1024", quantity="load")) == "2.14"
+    assert rules_of(one("t4_adapters", "lora_training", "model=qwen2.5-1.5b", "seq=2048", quantity="load")) == "2.11"
+    assert {rules_of(run) for run in RUNS if run.set in ("gpumemnet", "trainer_guide")} == {"2.11"}  # "2~", "1.10~"
 
 
 def test_what_is_left_out_says_why() -> None:

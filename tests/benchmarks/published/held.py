@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 
 import sizer
 from sizer.memory.estimate import Estimate
@@ -11,6 +13,8 @@ from tests.benchmarks.published.cases import CASES
 from tests.benchmarks.published.rows import Run, read_arguments
 
 STEPS = 3  # what a step keeps for the next one is there from the second on
+OLDEST_RULES = (2, 11)  # runs of older PyTorch go by these
+TAKES_VERSION = "torch" in signature(sizer.size_step).parameters  # else the installed PyTorch's rules are followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +34,10 @@ class Held:
 
 def hold(run: Run, *, by_query: bool = False) -> Held:
     """The estimate of a run's figure: of the work as its source does it, or of its query. Raises SizerError."""
-    estimate = ask(run.query) if by_query else do(run.case, run.arguments, run.gpu)
+    estimate = ask(run.query) if by_query else do(run.case, run.arguments, run.gpu, rules_of(run))
     estimated_bytes = figure(estimate, run)
     if run.than:
-        estimated_bytes -= figure(do(run.case, run.than, run.gpu), run)
+        estimated_bytes -= figure(do(run.case, run.than, run.gpu, rules_of(run)), run)
     return Held(run=run, estimated_bytes=estimated_bytes, within=within(estimate, run))
 
 
@@ -64,10 +68,17 @@ def within(estimate: Estimate, run: Run) -> bool | None:
     return estimate.process_low_bytes <= run.figure_bytes <= estimate.process_high_bytes
 
 
+def rules_of(run: Run) -> str:
+    """The PyTorch whose rules a run goes by: its own, or the oldest whose rules are known ("2.14" of "2.14.0+cu130")."""
+    major, minor = re.match(r"(\d+)(?:\.(\d+))?", run.torch).groups(default="0")
+    return ".".join(map(str, max((int(major), int(minor)), OLDEST_RULES)))
+
+
 @cache
-def do(case: str, arguments: str, gpu: str) -> Estimate:
-    """The estimate of a case, by the rules of the installed PyTorch. Raises SizerError."""
-    return sizer.size_step(CASES[case](**read_arguments(arguments)), gpu=gpu, steps=STEPS).estimates[0]
+def do(case: str, arguments: str, gpu: str, torch: str) -> Estimate:
+    """The estimate of a case by the rules of a PyTorch, where `size_step` takes one. Raises SizerError."""
+    told = {"torch": torch} if TAKES_VERSION else {}
+    return sizer.size_step(CASES[case](**read_arguments(arguments)), gpu=gpu, steps=STEPS, **told).estimates[0]
 
 
 @cache
