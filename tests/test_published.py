@@ -6,8 +6,8 @@ import os
 from importlib.util import find_spec
 
 import pytest
+import torch
 
-from sizer.tracing.libraries import installed_version
 from tests.benchmarks.bench_outside import read_chips, version
 from tests.benchmarks.bench_published import error_table, reason_left_out
 from tests.benchmarks.published.cases import CASES, NEEDS, NOT_REPEATED
@@ -17,7 +17,7 @@ from tests.benchmarks.published.rows import QUANTITIES, Run, names_of_sets, read
 RUNS = read_runs()
 MIB = 2**20
 # cuBLAS's workspaces are kept to the end up to 2.14 (sizer.tracing.libraries); all of these runs are of such a version
-KEPT = TAKES_VERSION or installed_version() < (2, 15)
+KEPT = TAKES_VERSION or version(torch.__version__) < (2, 15)
 
 
 def name_of(run: Run) -> str:
