@@ -2,7 +2,7 @@
 
 What the runs keep alive between steps is kept here too: gradients until they are dropped, outputs and losses in the variables of
 a loop. Models are built as `from_pretrained(torch_dtype=…)` builds them, under that default dtype. The transformers library
-is whichever is installed: its models' code decides, so the library of a run's time comes nearest (`runs.csv` names it).
+is whichever is installed: its models' code decides, so the library of a run's time comes nearest (its row names it).
 """
 
 from __future__ import annotations
