@@ -164,6 +164,50 @@ def scaled() -> Callable[[], float]:
     return step
 
 
+def handing_gradients() -> Callable[[], None]:
+    """Two outputs, and a gradient of each that belongs to the caller."""
+    x = torch.zeros(64, 64, device="cuda", requires_grad=True)
+    of_s, of_y = torch.zeros(64, 64, device="cuda"), torch.zeros(64, 64, device="cuda")
+
+    def step() -> None:
+        s = x * 2
+        y = s * 3
+        torch.autograd.backward((s, y), (of_s, of_y))
+
+    return step
+
+
+def test_a_gradient_that_the_caller_holds_is_not_added_to_in_place() -> None:
+    peaks = {use.phase: use.peak_allocated_bytes for use in size_step(handing_gradients, steps=1).estimates[0].phases}
+    # in tensors of 64*64*4 bytes: x and two gradients; s and y; y's share of s's gradient, and the sum of it and of_s, which
+    # a sum in of_s would spare
+    assert peaks["backward"] == (3 + 2 + 1 + 1) * 64 * 64 * 4
+
+
+def replacing() -> Callable[[], None]:
+    """A wide layer gives way to a narrow one, as adapters and quantisers replace layers."""
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 2, bias=False)).cuda()
+    model[0] = nn.Linear(64, 2, bias=False, device="cuda")
+    model[1] = nn.Linear(2, 2, bias=False, device="cuda")
+    x = torch.zeros(4, 64, device="cuda")
+
+    def step() -> None:
+        model(x).sum().backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_a_module_that_is_replaced_goes_with_its_weights() -> None:
+    report = size_step(replacing)
+    # 64*2 + 2*2 elements stay; 64*64 and 64*2 went
+    assert report.model.parameters == 132
+    assert report.estimates[0].weights_bytes == 4 * 132
+    assert report.model.class_name == "Sequential"
+    # in blocks of 512 bytes: the weights, 512 and 16 bytes; the input, 1,024
+    assert allocated(report)["load"] == 512 + 512 + 1024
+
+
 def test_mixed_precision_with_a_gradient_scaler() -> None:
     report = size_step(scaled)
     estimate = report.estimates[0]

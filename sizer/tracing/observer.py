@@ -6,15 +6,18 @@ autograd gives up writing into tensors that it alone owns:
 - torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward, index_backward, …: `zeros.scatter_add(…)`
   instead of `zeros.scatter_add_(…)`.
 On a device neither happens, so the in-place operator is run where its conditions hold: in the backward pass, grad mode off,
-a dense first operand that nobody else holds.
+a dense first operand that nobody else holds (for a gradient both the tensor and its storage, can_accumulate_inplace(): one
+that the caller handed to backward() stays as it is).
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.tracing import stand_ins
 
@@ -28,6 +31,28 @@ def count_of_a_sole_owner() -> int:
     """The storage use count, seen from Python, of a tensor that a single C++ or Python variable holds."""
     tensor = torch.empty(1, device="meta")
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+class _Counting(TorchDispatchMode):
+    """Notes the use count of what the engine adds to."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is _aten.add.Tensor:
+            self.count = args[0]._use_count()
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def count_of_the_engines_own() -> int:
+    """The use count, seen under a dispatch mode, of a gradient that autograd's engine holds and nobody else."""
+    leaf = torch.empty(1, device="meta", requires_grad=True)
+    with torch.enable_grad():
+        loss = leaf.sin() + leaf.cos()
+    with _Counting() as counting:
+        loss.backward()
+    return counting.count
 
 
 def in_backward() -> bool:
@@ -47,7 +72,7 @@ def accumulate(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
         return NotImplemented
-    if not recorder.is_unshared(old) or not _is_dense(old):
+    if old._use_count() > recorder.engines_own or not recorder.is_unshared(old) or not _is_dense(old):
         return NotImplemented
     recorder.values.forget(old)
     return old  # which add_ would leave as it is

@@ -72,6 +72,7 @@ class Recorder(TorchDispatchMode):
         self._workspaces: set[tuple[bool, int]] = set()
         device.where = self.paths.current
         self._sole_owner = observer.count_of_a_sole_owner()
+        self.engines_own = observer.count_of_the_engines_own()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

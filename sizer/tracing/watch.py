@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -42,7 +43,8 @@ class StepWatcher:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._modules: dict[int, nn.Module] = {}
+        # Weakly: a module that user code replaces (adapters do) goes, as its weights go from the device.
+        self._modules: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
         self._start = 0
         self._forward = True
 
@@ -76,8 +78,9 @@ class StepWatcher:
 
     def roots(self) -> list[nn.Module]:
         """The modules that no other one holds, in the order of their making."""
-        children = {id(child) for module in self._modules.values() for child in module._modules.values()}
-        return [module for key, module in self._modules.items() if key not in children]
+        modules = list(self._modules.values())
+        children = {id(child) for module in modules for child in module._modules.values()}
+        return [module for module in modules if id(module) not in children]
 
     def begin_step(self) -> None:
         """A step begins; the engine has not run in it."""

@@ -1,181 +1,124 @@
-"""The estimate against published runs: `python -m tests.benchmarks.bench_published [--only SUBSTRING] [--queries] [--rows]`.
+"""The estimate against published runs: `python -m tests.benchmarks.bench_published [SET ...] [--only TEXT] [--queries] [--rows]`.
 
-Does each run of `tests/measured/published/runs.csv` as its source does it (`published_runs.py`) through `sizer.size_step`, by the
-rules of its GPU, and prints signed errors (positive: too high) by case and quantity; `--rows` prints each figure, `--queries` asks
-the nearest question instead, where there is one: Sizer's own steps differ from the source's in what they keep.
+Does each run of `tests/measured/published/runs/` (of all sets, or those that are named) as its source does it
+(`tests/benchmarks/published/`) through `sizer.size_step`, by the rules of its GPU, and prints signed errors (positive: too high)
+by set and quantity, then by kind of run; allocated, reserved and process figures are never mixed. "In range" is the share of
+figures within the estimate's range, where it gives one. `--rows` prints each figure, `--only` takes rows whose case or arguments
+hold a text, `--queries` asks the nearest question instead, where there is one: Sizer's own steps differ from the source's in
+what they keep.
 
-The models' code and the workspaces' rules are those of the installed transformers and torch. Runs of older libraries come out
-nearer with those: `pip install --no-deps --target old "transformers==4.42.4" "tokenizers==0.19.1" "huggingface_hub==0.26.5"`,
-then with `PYTHONPATH=old:.`
+The models' code and the workspaces' rules are those of the installed libraries. README.md beside the figures says with which
+ones each set comes out nearest, and how to install them.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from statistics import median
 
 import torch
 import transformers
 
-import sizer
 from sizer.errors import SizerError
-from sizer.memory.estimate import Estimate
 from sizer.terminal.table import format_table
-from tests.benchmarks.bench_outside import PUBLISHED
-from tests.benchmarks.published_runs import CASES
+from tests.benchmarks.published.cases import NEEDS, NOT_REPEATED
+from tests.benchmarks.published.held import Held, hold
+from tests.benchmarks.published.rows import Run, names_of_sets, read_arguments, read_runs
 
-BYTES = {"MB": 10**6, "MiB": 2**20}
-STEPS = 3  # what a step keeps for the next one is there from the second on
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One published figure, in bytes; `context_bytes` is what the source measured outside the allocator, for "device" only."""
-
-    case: str
-    arguments: str
-    query: str
-    gpu: str
-    torch: str
-    transformers: str
-    quantity: str
-    figure_bytes: int
-    context_bytes: int
-    differs: str
-    source: str
+Group = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """A run and the estimate of its figure, in bytes."""
-
-    run: Run
-    estimated_bytes: int
-
-    @property
-    def error(self) -> float:
-        """The difference as a signed fraction of what was published."""
-        return (self.estimated_bytes - self.run.figure_bytes) / self.run.figure_bytes
+def by_set(run: Run) -> Group:
+    """What the first table sums up under."""
+    return (run.set, run.quantity)
 
 
-def read_runs() -> list[Run]:
-    """Every row of runs.csv."""
-    with (PUBLISHED / "runs.csv").open(encoding="utf-8", newline="") as file:
-        return [
-            Run(
-                case=row["case"],
-                arguments=row["arguments"],
-                query=row["query"],
-                gpu=row["gpu"],
-                torch=row["torch"],
-                transformers=row["transformers"],
-                quantity=row["quantity"],
-                figure_bytes=round(float(row["figure"]) * BYTES[row["unit"]]),
-                context_bytes=int(row["context_mib"] or 0) * 2**20,
-                differs=row["differs"],
-                source=row["source"],
-            )
-            for row in csv.DictReader(file)
-        ]
-
-
-def hold(run: Run, *, by_query: bool = False) -> Held:
-    """The estimate of a run's figure: of the work as its source does it, or of its query. Raises SizerError."""
-    estimate = ask(run.query) if by_query else do(run.case, run.arguments, run.gpu)
-    return Held(run=run, estimated_bytes=figure(estimate, run))
-
-
-def figure(estimate: Estimate, run: Run) -> int:
-    """The estimate's figure of a run's kind, in bytes."""
-    if run.quantity == "allocated":
-        return estimate.peak_allocated_bytes
-    return estimate.peak_reserved_bytes + run.context_bytes
-
-
-@cache
-def do(case: str, arguments: str, gpu: str) -> Estimate:
-    """The estimate of a case of `published_runs.py`. Raises SizerError."""
-    return sizer.size_step(CASES[case](**read_arguments(arguments)), gpu=gpu, steps=STEPS).estimates[0]
-
-
-@cache
-def ask(query: str) -> Estimate:
-    """The estimate that answers a query. Raises SizerError."""
-    return sizer.estimate(query).estimates[0]
-
-
-def read_arguments(text: str) -> dict[str, int | str]:
-    """ "batch=4 precision=32" as keyword arguments; only `precision` stays text where it is a number."""
-    pairs = (pair.split("=") for pair in text.split())
-    return {name: int(value) if value.isdecimal() and name != "precision" else value for name, value in pairs}
-
-
-# --------------------------------------------------------------------------------------------------------------- printing
-
-
-def group_of(run: Run) -> str:
-    """What a run's errors are summed up under: its case, model and attention, and where its libraries are known to differ."""
+def by_kind(run: Run) -> Group:
+    """What the second table sums up under: the case, model and attention, and where libraries are known to differ."""
     arguments = read_arguments(run.arguments)
-    told = [str(arguments[name]) for name in ("model", "attention", "precision") if name in arguments]
+    told = [str(arguments[name]) for name in ("operator", "model", "attention", "precision") if name in arguments]
     if run.case == "trainer":
         told.append("checkpointing" if arguments["checkpointing"] else "no checkpointing")
-    return " ".join([run.case, *told, *(["(" + run.differs + ")"] if run.differs else [])])
+    differs = ["(" + run.differs + ")"] if run.differs else []
+    return (" ".join([run.case, *told, *differs]), run.quantity)
 
 
-def group_table(held: Sequence[Held]) -> Iterator[str]:
-    """The lines of the table of errors."""
-    groups: dict[tuple[str, str], list[Held]] = {}
+def error_table(held: Sequence[Held], group_of: Callable[[Run], Group], header: Sequence[str]) -> Iterator[str]:
+    """The lines of a table of errors by group."""
+    groups: dict[Group, list[Held]] = {}
     for one in held:
-        groups.setdefault((group_of(one.run), one.run.quantity), []).append(one)
-    rows = []
-    for (group, quantity), found in groups.items():
-        errors = [one.error for one in found]
-        worst = max(errors, key=abs)
-        run = found[0].run
-        rows.append(
-            (group, quantity, run.torch, run.transformers, str(len(found)), f"{median(errors):+.2%}", f"{worst:+.2%}")
-        )
-    header = ("run", "quantity", "torch", "transformers", "figures", "median", "worst")
-    yield from format_table(header, rows, left=4)
+        groups.setdefault(group_of(one.run), []).append(one)
+    rows = [(*group, *_summary(found)) for group, found in groups.items()]
+    yield from format_table((*header, "figures", "median", "worst", "in range"), rows, left=len(header))
+
+
+def _summary(held: Sequence[Held]) -> tuple[str, str, str, str]:
+    errors = [one.error for one in held]
+    within = [one.within for one in held if one.within is not None]
+    share = f"{sum(within)} of {len(within)}" if within else ""
+    return str(len(held)), f"{median(errors):+.2%}", f"{max(errors, key=abs):+.2%}", share
 
 
 def row_table(held: Sequence[Held]) -> Iterator[str]:
     """The lines of every figure."""
     rows = [
         (
+            one.run.set,
             one.run.case,
             one.run.arguments,
             one.run.quantity,
-            f"{one.run.figure_bytes / 1e6:,.1f}",
-            f"{one.estimated_bytes / 1e6:,.1f}",
-            f"{one.error:+.2%}",
+            one.run.torch,
+            f"{one.run.figure_bytes / 2**20:,.2f}",
+            f"{one.estimated_bytes / 2**20:,.2f}",
+            f"{one.error:+.3%}",
         )
         for one in held
     ]
-    yield from format_table(("case", "arguments", "quantity", "published, MB", "estimated, MB", "error"), rows, left=3)
+    header = ("set", "case", "arguments", "quantity", "torch", "published, MiB", "estimated, MiB", "error")
+    yield from format_table(header, rows, left=5)
+
+
+def reason_left_out(run: Run) -> str | None:
+    """Why a run is not held against an estimate here; None where it is."""
+    if run.repeats:
+        return "the same run again"
+    if run.case in NOT_REPEATED:
+        return f"not repeated yet: {NOT_REPEATED[run.case]}"
+    missing = [name for name in NEEDS.get(run.case, ()) if find_spec(name) is None]
+    return f"needs {', '.join(missing)}, not installed" if missing else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_published")
+    parser.add_argument(
+        "sets", nargs="*", metavar="SET", help=f"of {', '.join(names_of_sets())}; all of them by default"
+    )
     parser.add_argument("--only", default="")
     parser.add_argument("--queries", action="store_true")
     parser.add_argument("--rows", action="store_true")
     options = parser.parse_args()
-    held = []
-    for run in read_runs():
+    if unknown := set(options.sets) - set(names_of_sets()):
+        parser.error(f"no set {', '.join(sorted(unknown))}: give some of {', '.join(names_of_sets())}")
+    held, left_out = [], Counter[str]()
+    for run in read_runs(options.sets):
         if options.only not in f"{run.case} {run.arguments}" or (options.queries and not run.query):
+            continue
+        if reason := reason_left_out(run):
+            left_out[f"{run.set}, {run.quantity}: {reason}"] += 1
             continue
         try:
             held.append(hold(run, by_query=options.queries))
         except SizerError as error:
-            print(f"{run.case} {run.arguments}: no estimate: {error}")
+            left_out[f"{run.set}, {run.quantity}: no estimate for {run.case} {run.arguments}: {error}"] += 1
     if options.rows:
         print("\n".join(row_table(held)), end="\n\n")
-    print("\n".join(group_table(held)), end="\n\n")
+    print("\n".join(error_table(held, by_set, ("set", "quantity"))), end="\n\n")
+    print("\n".join(error_table(held, by_kind, ("run", "quantity"))), end="\n\n")
+    for reason, count in left_out.items():
+        print(f"left out: {count} figures of {reason}")
     print(f"{len(held)} figures, with torch {torch.__version__} and transformers {transformers.__version__}")
 
 

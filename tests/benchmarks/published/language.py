@@ -2,7 +2,7 @@
 
 What the runs keep alive between steps is kept here too: gradients until they are dropped, outputs and losses in the variables of
 a loop. Models are built as `from_pretrained(torch_dtype=…)` builds them, under that default dtype. The transformers library
-is whichever is installed: its models' code decides, so the library of a run's time comes nearest (`runs.csv` names it).
+is whichever is installed: its models' code decides, so the library of a run's time comes nearest (its row names it).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 from torchvision.models import vit_l_16
 
 Step = Callable[[], None]
@@ -51,6 +52,19 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "max_position_embeddings": 2048,
         },
     ),
+    "distilbert-base": ("DistilBertConfig", "DistilBertForMaskedLM", {}),
+    "albert-base-v2": (
+        "AlbertConfig",
+        "AlbertForMaskedLM",
+        {
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    ),
+    "biogpt": ("BioGptConfig", "BioGptForCausalLM", {}),
     "llama-2-7b": ("LlamaConfig", "LlamaForCausalLM", {"max_position_embeddings": 4096}),
 }
 
@@ -177,14 +191,6 @@ def forward_pass(model: str, batch: int, seq: int) -> Setup:
     return setup
 
 
-CASES: dict[str, Callable[..., Setup]] = {
-    "attention_benchmark": attention_benchmark,
-    "vit_finetuning": vit_finetuning,
-    "trainer": trainer,
-    "forward_pass": forward_pass,
-}
-
-
 class AdamW(torch.optim.Optimizer):
     """transformers.optimization.AdamW of version 4: tensor by tensor, one temporary of the tensor's size."""
 
@@ -230,3 +236,24 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def on_the_host() -> Iterator[None]:
+    """Within it modules are built where no device's memory is: nothing is recorded. `load` gives them their places then."""
+    with _disable_current_modes():
+        yield
+
+
+def load(module: nn.Module) -> nn.Module:
+    """The module with each weight and buffer in a block of its own, allocated in the order of `Module.cuda()`."""
+    placed: set[int] = set()
+
+    def place(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata in placed:  # tied: it is there already
+            return tensor
+        copy = torch.empty_like(tensor, device="cuda")
+        placed.add(copy.untyped_storage()._cdata)
+        return copy
+
+    return module._apply(place)
