@@ -111,10 +111,26 @@ def unchanged(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for child, attributes, buffers in before:
-            vars(child).clear()
-            vars(child).update(attributes)
+            _restore(vars(child), attributes)
             child._buffers.clear()
             child._buffers.update(buffers)
+
+
+def _restore(now: dict[str, object], before: dict[str, object]) -> None:
+    """Puts back the attributes that hold tensors. The others stay: transformers notes in one that its hooks are installed."""
+    for name in now.keys() | before.keys():
+        old, new = before.get(name), now.get(name)
+        if old is new or not (_holds_tensors(old) or _holds_tensors(new)):
+            continue
+        if name in before:
+            now[name] = old
+        else:
+            del now[name]
+
+
+def _holds_tensors(value: object) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(item, torch.Tensor) for item in items)
 
 
 @contextmanager
