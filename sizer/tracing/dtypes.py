@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -31,6 +31,8 @@ _NAMES = {
     torch.bool: "Bool",
     torch.uint8: "Byte",
 }
+
+OWN_CODE = "its own code"  # begins what is said of a model that mixes dtypes itself
 
 Check = Callable[[str, tuple], None]
 """Takes the device's kind and the operator's positional arguments; raises RuntimeError or NotImplementedError."""
@@ -48,14 +50,21 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, (RuntimeError, TypeError, ValueError)) and _REFUSAL.search(str(error)) is not None
 
 
-def remedy(work: str) -> str | None:
-    """What to do about a refusal in a dtype of the contract; None in float32."""
+def remedy(work: str, module: nn.Module) -> str | None:
+    """What to do about a module's refusal in a dtype of the contract; None in float32.
+
+    transformers loads weights in a half dtype but for the modules that a class names, which are not kept in float32 here.
+    """
     if work == "float32":
         return None
     half = work.removeprefix("amp-")
     if work.startswith("amp-"):
-        return f"its own code mixes dtypes under autocast to {half}, which a device refuses, too: ask for float32"
-    return f"its own code does not run cast to {half} as a whole, on a device neither: ask for amp-{half} or float32"
+        return f"{OWN_CODE} mixes dtypes under autocast to {half}, which a device refuses, too: ask for float32"
+    kept = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
+    loads = f" (transformers loads {', '.join(sorted(kept))} in float32)" if kept else ""
+    return (
+        f"{OWN_CODE} does not run cast to {half} as a whole, on a device neither{loads}: ask for amp-{half} or float32"
+    )
 
 
 def name(dtype: torch.dtype) -> str:

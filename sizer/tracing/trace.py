@@ -63,7 +63,7 @@ def trace(
     with unchanged(module):
         with repeatable(), recording(recorder):
             try:
-                with explained(recorder):
+                with explained(recorder, module):
                     RECIPES[work.mode](recorder, blueprint, module, example, work, short=short)
             finally:
                 module.zero_grad(set_to_none=True)
@@ -91,14 +91,17 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def explained(recorder: Recorder) -> Iterator[None]:
-    """Turns any failure of the traced code into a TraceError that names the operator and the module."""
+def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[None]:
+    """Turns any failure of the traced code into a TraceError that names the operator, the module and the line of that code.
+
+    With the `module` that was cast to the recorder's dtype it says what to ask for where that is what failed.
+    """
     try:
         yield
     except TraceError:  # says already why
         raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
-        todo = remedy(recorder.device.work) if is_refusal(error) else None
+        todo = remedy(recorder.device.work, module) if module is not None and is_refusal(error) else None
         raise TraceError(_failure(recorder, error), todo=todo) from error
 
 

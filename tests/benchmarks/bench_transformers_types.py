@@ -1,12 +1,12 @@
 """Which of transformers' model types can be counted and traced, in which dtypes, and why the others cannot.
 
     python -m tests.benchmarks.bench_transformers_types [FROM [TO]] [--dtypes float32,bfloat16] [--inference] [--seconds 180]
-                                                        [--sample 100 [--seed 0]] [--json FILE]
+                                                        [--sample 100 [--seed 0]] [--types bert,gpt2] [--json FILE]
 
 Every type whose config builds from its defaults is built on meta and traced for one training step (CUDA's rules, batch 2, or 1
 where the model takes no more), or one forward pass, each in a forked child with a wall clock. Prints what fails and why, then the
 shares. FROM and TO pick a slice of the sorted list, --sample so many types of it at random. A dtype after the first is compared
-with the first: which types trace there and not here, and whether that is the model's own doing (`dtypes_clash`).
+with the first: which types trace there and not here, and whether that is the model's own doing.
 
 Some defaults are no model: parts that do not fit together (Qwen2-VL's vision tower is narrower than its text), tokens or sizes
 left out. `completed_configs.json` says for those what a published config says. The last lines give the share both ways: of the
@@ -31,6 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from sizer.architecture.census import take_census
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.tracing.device import Device
+from sizer.tracing.dtypes import OWN_CODE
 from sizer.tracing.recipes import Work
 from sizer.tracing.trace import build, trace
 
@@ -132,13 +133,20 @@ def share(results: dict[str, Outcomes], dtype: str, mode: str = "training") -> s
     buildable = [text for text in texts if not text.startswith(("no defaults", "not built"))]
     traced = buildable.count("traced")
     step = "a training step" if mode == "training" else "a forward pass"
-    return f"{len(buildable)} are built and counted, {traced} trace {step}, {traced / max(1, len(buildable)):.1%}"
+    own = sum(OWN_CODE in text for text in buildable)
+    return (
+        f"{len(buildable)} are built and counted, {traced} trace {step}, {traced / max(1, len(buildable)):.1%}; "
+        f"{own} of the others fail by their own code in this dtype"
+    )
 
 
 def comparison(results: dict[str, Outcomes], first: str, dtype: str) -> str:
     """How many types trace in the first dtype and not in this one."""
     lost = [name for name, outcomes in results.items() if outcomes[first] == "traced" != outcomes[dtype]]
-    return f"{len(lost)} trace there and not here: {', '.join(lost)}"
+    ours = [name for name in lost if OWN_CODE not in results[name][dtype]]
+    return (
+        f"{len(lost)} trace there and not here, of which {len(ours)} not by their own code: {', '.join(ours) or 'none'}"
+    )
 
 
 if __name__ == "__main__":
