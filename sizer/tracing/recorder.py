@@ -25,11 +25,12 @@ from sizer.tracing.memo import Memo, makes_tensors
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.shortcuts import SHORTCUTS
 from sizer.tracing.steps import PRODUCT, Inner, Steps
+from sizer.tracing.tables import join
 from sizer.tracing.values import LARGEST_INPUT, KnownValues, is_small, tensors_of
 
 _CONTIGUOUS = torch.contiguous_format
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
-_HANDLERS = {**stand_ins.HANDLERS, **routing.HANDLERS, **ctc.HANDLERS, **grouped.HANDLERS, **observer.HANDLERS}
+_HANDLERS = join(stand_ins.HANDLERS, routing.HANDLERS, ctc.HANDLERS, grouped.HANDLERS, observer.HANDLERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
