@@ -147,7 +147,7 @@ def _forget_upload() -> None:
 def _ask_sizes(source: str) -> dict[str, str]:
     chosen = st.pills("Dtypes", DTYPES, selection_mode="multi", key="dtype", help=DTYPE_HELP, **KEEP)
     batches = st.text_input("Batch sizes", key="batch", help="Whole numbers with commas between.", **KEEP)
-    values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.replace(" ", "")}
+    values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.strip()}
     takes = _sizes_of(source)
     return values | {key: _text(*SIZES[key], key=key) for key in takes}
 
