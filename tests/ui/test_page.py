@@ -196,6 +196,17 @@ def test_bad_entry_is_refused_by_name(client, open_page):
     assert not page.error
 
 
+def test_expandable_segments_are_a_switch_of_cuda_devices(client, open_page):
+    page = open_page()
+    page.toggle(key="expandable").set_value(True).run()
+    assert client.requests[-1].expandable_segments is True
+    assert address_of(page)["expandable"] == "1"
+    page.selectbox(key="gpu").set_value("m2-ultra-64gb").run()
+    assert client.requests[-1].expandable_segments is False
+    assert not page.error
+    assert not [toggle for toggle in page.toggle if toggle.key == "expandable"]
+
+
 @pytest.mark.parametrize("given", ["1 2 4", "1; 2", "1, 2 4"])
 def test_batch_sizes_without_commas_are_refused_not_joined(client, open_page, given):
     page = open_page()
