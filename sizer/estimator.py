@@ -83,6 +83,13 @@ def _answer(
     request: Request, config: dict | None, gpu: Gpu, report_progress: Progress
 ) -> tuple[Report, dict[str, AffineTape | dict[int, Tape]]]:
     """The report of a request on a device, and its tapes by dtype."""
+    if request.expandable_segments and gpu.backend != "cuda":
+        raise RequestError(
+            "expandable",
+            given=f"'1' on {gpu.name}",
+            allowed="1 on a CUDA device, whose allocator alone has expandable segments",
+            todo="remove it",
+        )
     report_progress("building the model on meta")
     blueprint = make_blueprint(request, config)
     module = build_module(blueprint, checkpointing=request.checkpointing)
@@ -107,6 +114,7 @@ def _answer(
         batches=batches,
         gpu=gpu,
         mode=request.mode,
+        expandable_segments=request.expandable_segments,
         request={**_echo(request), "sequence_length": blueprint.sequence_length, "image_size": blueprint.image_size},
         failures=failures,
         notes=(*blueprint.notes, *notes),

@@ -65,7 +65,7 @@ class Request:
     `source` is "torchvision", "hf" (a preset), "hub" or "config". `name` is the torchvision name, the preset's key or
     "org/name"; empty for a config. `revision` belongs to hub, `config` (canonical JSON text) to config; None elsewhere.
     `head`, `sequence_length` (tokens), `image_size` (height, width in pixels) and `optimizer_impl` are None where the
-    architecture's or PyTorch's own choice is asked for.
+    architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
     """
 
     source: str
@@ -83,6 +83,7 @@ class Request:
     attention: str = "sdpa"
     checkpointing: bool = False
     gpu: str = "a100-80gb"
+    expandable_segments: bool = False
 
 
 def parse_query(text: str) -> Request:
@@ -315,6 +316,7 @@ _KEYS: dict[str, _Key] = {
     "attention": _field("attention", _choice(ATTENTIONS)),
     "checkpointing": _field("checkpointing", _switch, lambda on: "01"[on]),
     "gpu": _field("gpu", _choice(GPUS)),
+    "expandable": _field("expandable_segments", _switch, lambda on: "01"[on]),
 }
 KEYS = tuple(_KEYS)
 
@@ -368,6 +370,14 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
     if values.get("source") == "torchvision":
         yield from _not_for_torchvision(values)
     yield from _optimizer_conflicts(**{**_DEFAULTS, **values})
+    gpu = values.get("gpu", _DEFAULTS["gpu"])
+    if values.get("expandable_segments") and GPUS[gpu].backend != "cuda":
+        yield Refusal(
+            key="expandable",
+            given=f"'1' with gpu={gpu}",
+            allowed="1 with a CUDA device, whose allocator alone has expandable segments",
+            todo="remove it, or choose another gpu",
+        )
 
 
 def _not_for_torchvision(values: dict[str, object]) -> Iterable[Refusal]:

@@ -9,6 +9,7 @@ import pytest
 
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate
+from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report
 from sizer.packing import encode_config
 from sizer.request import DTYPES, parse_query
@@ -23,6 +24,22 @@ QUERIES = [
     "arch=torchvision:mobilenet_v3_small&gpu=cpu&dtype=float32",
     "arch=torchvision:vit_b_32&gpu=m2-ultra-64gb&dtype=float32,float16",
 ]
+
+
+def test_expandable_segments_change_what_the_allocator_adds_alone() -> None:
+    query = "arch=torchvision:resnet50&dtype=float32&batch=8&expandable="
+    (fixed,), (expandable,) = (estimate(parse_query(f"{query}{switch}")).estimates for switch in "01")
+    assert expandable.peak_requested_bytes == fixed.peak_requested_bytes
+    # every block is split there, so that it is at most 511 bytes larger than what was asked for, and not up to 1 MiB
+    assert expandable.peak_allocated_bytes - expandable.peak_requested_bytes < 2**20
+    assert fixed.peak_allocated_bytes - fixed.peak_requested_bytes > 2**20
+    assert expandable.peak_reserved_bytes < fixed.peak_reserved_bytes
+
+
+def test_expandable_segments_are_refused_off_cuda() -> None:
+    request = parse_query("arch=torchvision:resnet18&image=64&dtype=float32&batch=8&expandable=1")
+    with pytest.raises(RequestError, match=r"expandable: given '1' on .*, allowed 1 on a CUDA device"):
+        estimate(request, gpu=GPUS["cpu"])
 
 
 @pytest.fixture(scope="module", params=QUERIES)

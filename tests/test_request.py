@@ -298,11 +298,26 @@ def test_the_canonical_form_leaves_defaults_out_and_orders_keys():
 def test_the_complete_form_writes_defaults_too():
     assert format_query(parse_query(RESNET), complete=True) == (
         "v=1&arch=torchvision:resnet50&mode=training&dtype=float32,bfloat16,float16,amp-bfloat16,amp-float16"
-        "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb"
+        "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb&expandable=0"
     )
     everything = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop"
     keys = [field.partition("=")[0] for field in format_query(parse_query(everything), complete=True).split("&")]
     assert keys == list(KEYS)
+
+
+def test_expandable_segments_are_asked_for_by_a_key_of_their_own():
+    assert parse_query(f"{RESNET}&expandable=1").expandable_segments is True
+    assert parse_query(RESNET).expandable_segments is False
+    assert format_query(parse_query(f"{RESNET}&expandable=1")).endswith("&expandable=1")
+    with pytest.raises(RequestError, match=r"^expandable: given 'True', allowed 0, 1"):
+        parse_query(f"{RESNET}&expandable=True")
+
+
+@pytest.mark.parametrize("gpu", ["m2-ultra-64gb", "cpu"])
+def test_expandable_segments_are_cudas_alone(gpu):
+    with pytest.raises(RequestError, match=rf"^expandable: given '1' with gpu={gpu}, allowed 1 with a CUDA device"):
+        parse_query(f"{RESNET}&gpu={gpu}&expandable=1")
+    assert parse_query(f"{RESNET}&gpu={gpu}&expandable=0").gpu == gpu
 
 
 def random_request(rng: random.Random) -> Request:
@@ -324,7 +339,8 @@ def random_request(rng: random.Random) -> Request:
         optimizer_impl=rng.choice((None, *(set(IMPLS_OF_OPTIMIZER[optimizer]) - {"fused"}))),
         attention="sdpa" if torchvision else rng.choice(ATTENTIONS),
         checkpointing=rng.choice((False, True)),
-        gpu=rng.choice(list(GPUS)),
+        gpu=(gpu := rng.choice(list(GPUS))),
+        expandable_segments=GPUS[gpu].backend == "cuda" and rng.choice((False, True)),
     )
 
 

@@ -121,8 +121,8 @@ def _less_fragmentation(report: Report, estimate: Estimate) -> Iterator[str]:
         return
     if idle > FRAGMENTED_BYTES and idle > FRAGMENTED_SHARE * estimate.peak_reserved_bytes:
         yield (
-            f"Set PYTORCH_ALLOC_CONF=expandable_segments:True: up to {format_bytes(idle)} is reserved beyond the peak "
-            "of what is allocated, most of it lost to fragmentation."
+            f"Set PYTORCH_ALLOC_CONF=expandable_segments:True (expandable=1 here): up to {format_bytes(idle)} is reserved "
+            "beyond the peak of what is allocated, most of it lost to fragmentation."
         )
 
 

@@ -34,29 +34,32 @@ from sizer.tracing.kernels import (
     recurrent,
     softmax,
 )
+from sizer.tracing.tables import join
 
 # One line each: the composite operator and the function that calls what the device would call. Sources are theirs.
 _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
-    "cuda": {
-        **elementwise.EVERYWHERE,
-        **softmax.ON_CUDA,
-        **recurrent.ON_CUDA,
-        **encoder.ON_CUDA,
-        "scaled_dot_product_attention": attention.on_cuda,
-        "dropout": dropout.on_cuda,
-        "batch_norm": normalization.batch_norm_on_cuda,
-        "rms_norm": normalization.rms_norm_on_cuda,
-    },
-    "mps": {**elementwise.EVERYWHERE, "scaled_dot_product_attention": attention.on_mps},
-    "cpu": {**elementwise.EVERYWHERE, "scaled_dot_product_attention": attention.on_cpu},
+    "cuda": join(
+        elementwise.EVERYWHERE,
+        softmax.ON_CUDA,
+        recurrent.ON_CUDA,
+        encoder.ON_CUDA,
+        {
+            "scaled_dot_product_attention": attention.on_cuda,
+            "dropout": dropout.on_cuda,
+            "batch_norm": normalization.batch_norm_on_cuda,
+            "rms_norm": normalization.rms_norm_on_cuda,
+        },
+    ),
+    "mps": join(elementwise.EVERYWHERE, {"scaled_dot_product_attention": attention.on_mps}),
+    "cpu": join(elementwise.EVERYWHERE, {"scaled_dot_product_attention": attention.on_cpu}),
 }
 _RESULTS = {
-    "cuda": {**formats.EVERYWHERE, **softmax.RESULTS_ON_CUDA, **attention.RESULTS_ON_CUDA},
+    "cuda": join(formats.EVERYWHERE, softmax.RESULTS_ON_CUDA, attention.RESULTS_ON_CUDA),
     "cpu": formats.both(formats.ON_CPU, normalization.RESULTS_ON_CPU),
 }
 _ANSWERS = {"cuda": recurrent.HANDLERS}
-_SCRATCH = {**scratch.SCRATCH, "cuda": {**scratch_cuda.SCRATCH, **reductions_cuda.SCRATCH}}
-_ON_CUDA = {**convolution_cuda.INNER, **embedding_cuda.INNER, **normalization_cuda.INNER, **scratch_cuda.INNER}
+_SCRATCH = {**scratch.SCRATCH, "cuda": join(scratch_cuda.SCRATCH, reductions_cuda.SCRATCH)}
+_ON_CUDA = join(convolution_cuda.INNER, embedding_cuda.INNER, normalization_cuda.INNER, scratch_cuda.INNER)
 _INNER = {"cpu": scratch_cpu.INNER, "cuda": _ON_CUDA}
 
 

@@ -18,17 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sizer.tracing import boxes, libraries, observer, routing, stand_ins
 from sizer.tracing.device import Device
+from sizer.tracing.dtypes import CHECKS, Check
 from sizer.tracing.kernels import ctc, grouped
 from sizer.tracing.log import Asked, BlockLog
 from sizer.tracing.memo import Memo, makes_tensors
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.shortcuts import SHORTCUTS
 from sizer.tracing.steps import PRODUCT, Inner, Steps
+from sizer.tracing.tables import join
 from sizer.tracing.values import LARGEST_INPUT, KnownValues, is_small, tensors_of
 
 _CONTIGUOUS = torch.contiguous_format
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
-_HANDLERS = {**stand_ins.HANDLERS, **routing.HANDLERS, **ctc.HANDLERS, **grouped.HANDLERS, **observer.HANDLERS}
+_HANDLERS = join(stand_ins.HANDLERS, routing.HANDLERS, ctc.HANDLERS, grouped.HANDLERS, observer.HANDLERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class _Plan:
     """What to do with an operator: who answers in its place, what is added to its answer."""
 
     name: str
+    check: Check | None  # raises where every device would
     handler: Callable[..., Any] | None  # may answer or decline
     instead: Callable[..., Any] | None  # runs under the recorder in the operator's place
     shortcut: Callable[[tuple], Any] | None  # may answer or decline
@@ -84,6 +87,8 @@ class Recorder(TorchDispatchMode):
         if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
             self.on_backward()
         plan = self._plans.get(func) or self._plan(func)
+        if plan.check is not None:
+            plan.check(self.device.kind, args)
         out = plan.handler(self, func, args, kwargs) if plan.handler is not None else NotImplemented
         if out is NotImplemented:
             if plan.instead is not None:
@@ -116,6 +121,7 @@ class Recorder(TorchDispatchMode):
         composite = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
         plan = self._plans[func] = _Plan(
             name=str(func),
+            check=CHECKS.get(func),
             handler=_HANDLERS.get(func) or self.device.answers.get(func) or boxes.FOREIGN.get(str(func)),
             instead=kernel or (func.decompose if composite else None),
             shortcut=SHORTCUTS.get(func),

@@ -16,6 +16,7 @@ from torch import Tensor
 from sizer.tracing import norm_shortcuts
 from sizer.tracing.autocast_lists import names
 from sizer.tracing.norm_shortcuts import like, plain_floats
+from sizer.tracing.tables import join
 from sizer.tracing.values import LARGEST_FLOATS
 
 _aten = torch.ops.aten
@@ -183,28 +184,37 @@ def zeros_like(args: tuple) -> Any:
     return like(tensor)
 
 
-RULES = {
-    **norm_shortcuts.RULES,
-    "upsample_nearest2d": resized,
-    "upsample_bilinear2d": resized,
-    "upsample_bicubic2d": resized,
-    "zeros_like": zeros_like,
-    "where.self": where,
-    "sum.dim_IntList": summed,
-    "cat": joined,
-}
+RULES = join(
+    norm_shortcuts.RULES,
+    {
+        "upsample_nearest2d": resized,
+        "upsample_bilinear2d": resized,
+        "upsample_bicubic2d": resized,
+        "zeros_like": zeros_like,
+        "where.self": where,
+        "sum.dim_IntList": summed,
+        "cat": joined,
+    },
+)
 
 
-def _table() -> dict[Any, Any]:
-    table: dict[Any, Any] = {_overload(name): rule for name, rule in RULES.items()}
-    table |= {_overload(name): pointwise for name in POINTWISE}
-    table |= {_overload(name): comparison for name in COMPARISONS}
-    table |= {_overload(name): in_place for name in IN_PLACE}
+def _foreach() -> dict[Any, Any]:
+    table: dict[Any, Any] = {}
     for name in FOREACH:
         packet, _, overload = name.partition(".")
         table[_overload(f"_foreach_{packet}.{overload or 'default'}")] = foreach
         table[_overload(f"_foreach_{packet}_.{overload or 'default'}")] = foreach_in_place
     return table
+
+
+def _table() -> dict[Any, Any]:
+    return join(
+        {_overload(name): rule for name, rule in RULES.items()},
+        {_overload(name): pointwise for name in POINTWISE},
+        {_overload(name): comparison for name in COMPARISONS},
+        {_overload(name): in_place for name in IN_PLACE},
+        _foreach(),
+    )
 
 
 SHORTCUTS = _table()

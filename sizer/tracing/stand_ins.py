@@ -317,7 +317,6 @@ HANDLERS: dict[Any, Handler] = {
     _aten.bincount.default: from_values,
     _aten.repeat_interleave.Tensor: from_values,
     _aten.index.Tensor: masked_index,
-    _aten.index_put.default: masked_index,
     _aten.index_put_.default: masked_index,
     _aten._index_put_impl_.default: masked_index,
     _aten._to_copy.default: to_host,

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gc
 import random
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
 
+import sizer
 from sizer.architecture.blueprint import Blueprint
 from sizer.errors import TraceError
 from sizer.memory.tape import Tape
 from sizer.tracing.autocast import Autocast
 from sizer.tracing.boxes import boxes_assumed
 from sizer.tracing.device import Device
+from sizer.tracing.dtypes import is_refusal, remedy
 from sizer.tracing.kernels.encoder import fast_path_on
 from sizer.tracing.kernels.rnnt import transducers_on
 from sizer.tracing.lengths import lengths_assumed
@@ -23,6 +27,8 @@ from sizer.tracing.optimizers import optimizers_on
 from sizer.tracing.patches import random_states_seen, values_from_data
 from sizer.tracing.recipes import RECIPES, Work, weight_dtype
 from sizer.tracing.recorder import Recorder
+
+_OURS = tuple(str(Path(package.__file__).parent) for package in (torch, sizer))
 
 
 def build(blueprint: Blueprint) -> nn.Module:
@@ -44,8 +50,8 @@ def trace(
 
     With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`.
 
-    `module` is what `build` returned; it is cast to the work's dtype and left there. Raises TraceError with the operator and
-    module at which PyTorch gave up.
+    `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. Raises
+    TraceError with the operator and module at which PyTorch gave up.
     """
     module.to("meta").to(weight_dtype(work.dtype))
     example = blueprint.example(batch, work.mode == "training")
@@ -54,13 +60,14 @@ def trace(
     recorder.samples = batch
     recorder.load(module)
     recorder.log.mark("load")
-    with repeatable(), recording(recorder):
-        try:
-            with explained(recorder):
-                RECIPES[work.mode](recorder, blueprint, module, example, work, short=short)
-        finally:
-            module.zero_grad(set_to_none=True)
-    return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+    with unchanged(module):
+        with repeatable(), recording(recorder):
+            try:
+                with explained(recorder, module):
+                    RECIPES[work.mode](recorder, blueprint, module, example, work, short=short)
+            finally:
+                module.zero_grad(set_to_none=True)
+        return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
 
 
 @contextmanager
@@ -84,14 +91,49 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def explained(recorder: Recorder) -> Iterator[None]:
-    """Turns any failure of the traced code into a TraceError that names the operator and the module."""
+def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[None]:
+    """Turns any failure of the traced code into a TraceError that names the operator, the module and the line of that code.
+
+    With the `module` that was cast to the recorder's dtype it says what to ask for where that is what failed.
+    """
     try:
         yield
     except TraceError:  # says already why
         raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
-        raise TraceError(_failure(recorder, error)) from error
+        todo = remedy(recorder.device.work, module) if module is not None and is_refusal(error) else None
+        raise TraceError(_failure(recorder, error), todo=todo) from error
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Takes out of a module what the steps within the context left in it: a table made once, in the dtype and for the batch of
+    then, which another trace would find. Each trace is of a module that has done no step yet."""
+    before = [(child, dict(vars(child)), dict(child._buffers)) for child in module.modules()]
+    try:
+        yield
+    finally:
+        for child, attributes, buffers in before:
+            _restore(vars(child), attributes)
+            child._buffers.clear()
+            child._buffers.update(buffers)
+
+
+def _restore(now: dict[str, object], before: dict[str, object]) -> None:
+    """Puts back the attributes that hold tensors. The others stay: transformers notes in one that its hooks are installed."""
+    for name in now.keys() | before.keys():
+        old, new = before.get(name), now.get(name)
+        if old is new or not (_holds_tensors(old) or _holds_tensors(new)):
+            continue
+        if name in before:
+            now[name] = old
+        else:
+            del now[name]
+
+
+def _holds_tensors(value: object) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(item, torch.Tensor) for item in items)
 
 
 @contextmanager
@@ -113,4 +155,15 @@ def repeatable() -> Iterator[None]:
 def _failure(recorder: Recorder, error: Exception) -> str:
     where = recorder.paths.of_error(error) or "the model"
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__} in {where} at {recorder.at}: {text[0][:200] if text else 'no message'}"
+    line = line_of(error)
+    return (
+        f"{type(error).__name__} in {where} at {recorder.at}: {text[0][:200] if text else 'no message'}"
+        f"{f' ({line})' if line else ''}"
+    )
+
+
+def line_of(error: Exception) -> str | None:
+    """File and line of the innermost code that is neither PyTorch's nor Sizer's, None where there is none (a backward pass)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith((*_OURS, "<"))]
+    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else None

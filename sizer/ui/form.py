@@ -59,6 +59,7 @@ def fill(request: Request) -> None:
     state["head"] = request.head or ""
     state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_CHOICE
     state["attention"], state["checkpointing"], state["gpu"] = request.attention, request.checkpointing, request.gpu
+    state["expandable"] = request.expandable_segments
 
 
 def _name(request: Request) -> str:
@@ -147,7 +148,7 @@ def _forget_upload() -> None:
 def _ask_sizes(source: str) -> dict[str, str]:
     chosen = st.pills("Dtypes", DTYPES, selection_mode="multi", key="dtype", help=DTYPE_HELP, **KEEP)
     batches = st.text_input("Batch sizes", key="batch", help="Whole numbers with commas between.", **KEEP)
-    values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.replace(" ", "")}
+    values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.strip()}
     takes = _sizes_of(source)
     return values | {key: _text(*SIZES[key], key=key) for key in takes}
 
@@ -190,8 +191,11 @@ def _ask_work(source: str, mode: str, for_device: bool) -> dict[str, str]:
         if source != "torchvision":
             values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
             values["head"] = _text("Head", "A transformers class, for example LlamaForCausalLM.", key="head")
-        if not values.keys() & {"optimizer_impl", "attention"}:
-            st.caption("There is nothing more to choose for inference with a torchvision model.")
+        if GPUS[values["gpu"]].backend == "cuda":
+            st.toggle("Expandable segments", key="expandable", help=EXPANDABLE_HELP, **KEEP)
+            values["expandable"] = "01"[st.session_state["expandable"]]
+        if not values.keys() & {"optimizer_impl", "attention", "expandable"}:
+            st.caption("There is nothing more to choose for inference with a torchvision model on this device.")
     return values
 
 
@@ -211,6 +215,9 @@ def _text(label: str, help_text: str, *, key: str) -> str:
     return st.text_input(label, key=key, placeholder=OWN, help=help_text, **KEEP).strip()
 
 
+EXPANDABLE_HELP = (
+    "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
+)
 DTYPE_HELP = (
     "float32, bfloat16 and float16 cast the whole model. The amp ones keep float32 weights and run the forward pass under "
     "autocast, amp-float16 with a gradient scaler."

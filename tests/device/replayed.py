@@ -11,6 +11,7 @@ from sizer.memory.allocator import Placement, place
 from sizer.memory.cuda import MIN_BLOCK, CudaCache
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import read_timeline
+from sizer.request import parse_query
 
 FIGURES = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
 
@@ -78,7 +79,10 @@ def disagreements(case: CaseRecord) -> list[str]:
     if tape is None:
         return [f"{case.name}: there is no recording"]
     try:
-        placement = _place(tape, measured.measurement.device.kind, measured.segments)
+        if parse_query(measured.measurement.query).expandable_segments:  # they grow: no recorded sizes to follow
+            placement = place(tape, "cuda", expandable_segments=True)
+        else:
+            placement = _place(tape, measured.measurement.device.kind, measured.segments)
     except UnlikeDeviceError as error:
         return [f"{case.name}: {error}"]
     uses = {use.phase: use for use in read_timeline(tape, placement).phases}

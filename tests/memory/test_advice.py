@@ -108,7 +108,7 @@ def test_an_uncertain_fit_says_so():
 
 def test_fragmentation_is_told_with_its_size():
     lines = asked(peak_allocated_bytes=15 * GIB)[1]
-    assert has(lines, "Set PYTORCH_ALLOC_CONF=expandable_segments:True: up to 4.00 GiB")
+    assert has(lines, "Set PYTORCH_ALLOC_CONF=expandable_segments:True (expandable=1 here): up to 4.00 GiB")
 
 
 def test_another_dtype_that_fits_is_preferred_over_one_that_may():

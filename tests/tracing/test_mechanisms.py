@@ -507,6 +507,43 @@ def test_a_failure_names_the_module_whose_forward_raised_it() -> None:
         run(Failing, torch.zeros(2, 4))
 
 
+def test_a_failure_names_the_line_of_the_models_own_code() -> None:
+    line = Failing.forward.__code__.co_firstlineno + 3
+    with pytest.raises(TraceError, match=rf"\(test_mechanisms\.py:{line}\)$"):
+        run(Failing, torch.zeros(2, 4))
+
+
+class Caching(nn.Module):
+    """Makes a table in its first forward and keeps it, in the dtype that its weights have then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.project = nn.Parameter(torch.ones(4)), nn.Linear(4, 4)
+        self.table: Tensor | None = None
+        self.seen = nn.Buffer(torch.zeros(4))
+        self.prepared = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.prepared:  # as transformers does with the hooks that collect outputs
+            self.prepared = True
+            self.project.register_forward_hook(lambda module, args, output: output[:, 1:])
+        if self.table is None:
+            self.table = self.scale.detach() * 2
+            self.seen = self.seen + self.table
+        return self.project(x * self.table * self.seen)
+
+
+def test_a_trace_finds_nothing_that_an_earlier_one_left_in_the_module() -> None:
+    plan = blueprint(Caching, torch.zeros(2, 4))
+    module = build(plan)
+    for dtype, table_bytes in (("float32", 16), ("bfloat16", 8), ("bfloat16", 8)):  # 4 elements
+        tape = trace(plan, module, Work(mode="training", dtype=dtype), batch=2, device=device())
+        first = next(block for block, op in enumerate(tape.ops) if tape.op_names[op] == "aten.mul.Tensor")
+        assert tape.sizes[first] == table_bytes
+        assert module.table is None
+        assert len(module.project._forward_hooks) == 1
+
+
 def test_a_reason_of_our_own_is_passed_on_as_it_is() -> None:
     def refuse(module: nn.Module, example: Example) -> Tensor:
         raise TraceError("nothing to train")

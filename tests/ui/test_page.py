@@ -188,13 +188,36 @@ def test_bad_entry_is_refused_by_name(client, open_page):
     assert page.error[0].value == "This question was not understood."
     assert texts(page) == [
         "batch",
-        "Given: '4,many'",
+        "Given: '4, many'",
         "Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between",
         "What to do: write for example batch=1,2,4",
     ]
     page.text_input(key="batch").set_value("4").run()
     assert client.requests[-1].batches == (4,)
     assert not page.error
+
+
+def test_expandable_segments_are_a_switch_of_cuda_devices(client, open_page):
+    page = open_page()
+    page.toggle(key="expandable").set_value(True).run()
+    assert client.requests[-1].expandable_segments is True
+    assert address_of(page)["expandable"] == "1"
+    page.selectbox(key="gpu").set_value("m2-ultra-64gb").run()
+    assert client.requests[-1].expandable_segments is False
+    assert not page.error
+    assert not [toggle for toggle in page.toggle if toggle.key == "expandable"]
+
+
+@pytest.mark.parametrize("given", ["1 2 4", "1; 2", "1, 2 4"])
+def test_batch_sizes_without_commas_are_refused_not_joined(client, open_page, given):
+    page = open_page()
+    page.text_input(key="batch").set_value(given).run()
+    assert len(client.requests) == 1  # the page's first question: none of batch 124
+    assert texts(page)[:3] == [
+        "batch",
+        f"Given: {given!r}",
+        "Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between",
+    ]
 
 
 def test_no_dtype_is_refused(client, open_page):

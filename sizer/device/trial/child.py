@@ -27,10 +27,16 @@ def run(job: dict, progress: Callable[[str], None]) -> dict:
     from sizer.request import parse_query
 
     request = parse_query(job["query"])
+    if request.expandable_segments:  # before PyTorch's allocator reads it
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     progress("starting PyTorch")
     from sizer.device.readers.reader import open_reader
 
     reader = _open(open_reader, job["device"])
+    if request.expandable_segments and reader.device.type != "cuda":
+        raise DeviceError(
+            f"{job['device']} has no expandable segments; CUDA's allocator alone has them: remove expandable=1"
+        )
     from sizer.device.trial.trial import measure_request
 
     free_bytes = _free_host_bytes(job["host_bytes"])

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sizer.tracing.dtypes import check_attention, check_bias
 from sizer.tracing.libraries import installed_version
 
 if TYPE_CHECKING:
@@ -263,6 +264,7 @@ def _flash(a: Attention) -> Tensor:
 
 def _efficient(a: Attention) -> Tensor:
     mask = _additive(a.mask, a.query.dtype)
+    check_bias(a.query, mask)
     if mask is not None:  # preprocess_mask: rows padded to 16 bytes, then expanded
         keys = mask.shape[-1]
         if keys % 8:
@@ -334,6 +336,7 @@ def _because(device: Device, a: Attention, backend: str) -> str:
 
 def on_cuda(device, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """aten.scaled_dot_product_attention as CUDA runs it; the choice is noted for the report."""
+    check_attention(query, key, value, attn_mask)
     asked = Attention(query=query, key=key, value=value, mask=attn_mask, dropout=dropout_p, is_causal=is_causal,
                       scale=scale, grouped=enable_gqa)  # fmt: skip
     unbatched = device.version >= (2, 14) and query.dim() == key.dim() == value.dim() == 3
@@ -359,6 +362,7 @@ RESULTS_ON_CUDA = {_aten._scaled_dot_product_efficient_attention.default: _seeds
 
 def on_cpu(device, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """aten.scaled_dot_product_attention as the CPU runs it (sdp_utils_cpp.cpp, use_flash_attention_cpp)."""
+    check_attention(query, key, value, attn_mask)
     question = Attention(query=query, key=key, value=value, mask=attn_mask, dropout=dropout_p, is_causal=is_causal,
                          scale=scale, grouped=enable_gqa)  # fmt: skip
     strides = all(t.stride(-1) == 1 for t in (query, key, value))
@@ -377,6 +381,7 @@ def on_cpu(device, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=F
 
 def on_mps(device, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     """aten.scaled_dot_product_attention on MPS: the math path (its fused kernel serves inference only)."""
+    check_attention(query, key, value, attn_mask)
     question = Attention(query=query, key=key, value=value, mask=attn_mask, dropout=dropout_p, is_causal=is_causal,
                          scale=scale, grouped=enable_gqa)  # fmt: skip
     device.note_choice("attention", "math", f"{str(query.dtype)[6:]}, head dim {query.shape[-1]}")
