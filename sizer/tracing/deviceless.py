@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sizer.tracing import cublaslt
-from sizer.tracing.imports import NoImportError, replace_import, run_path
+from sizer.tracing.linkage import NoImportError, replace_import, run_path
 
 # The libraries of cuDNN that look for cuBLASLt and for the driver.
 _ENGINES = ("libcudnn_engines_precompiled.so.9", "libcudnn_engines_runtime_compiled.so.9")

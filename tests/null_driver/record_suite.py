@@ -53,8 +53,10 @@ _CHOICES = {
     ),
 }  # fmt: skip
 _OTHERS = {
-    "detr-resnet-50-b2-float32": Case(
-        name="detr-resnet-50-b2-float32", query="arch=hf:detr-resnet-50&batch=2&dtype=float32"
+    name: Case(name=name, query=f"{query}&dtype=float32")
+    for name, query in (
+        ("detr-resnet-50-b2-float32", "arch=hf:detr-resnet-50&batch=2"),
+        ("resnet18-b32-float32-expandable", "arch=torchvision:resnet18&batch=32&expandable=1"),
     )
 }
 
@@ -70,7 +72,7 @@ def record(gpu: str) -> None:
     folder = RECORDED / f"{gpu}-{'.'.join(version('torch').split('.')[:2])}"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as built:
-        environment = {**os.environ, **build(Path(built), HARDWARE[gpu])}
+        environment = {**os.environ, **build(Path(built), HARDWARE[gpu], management=True)}
         for case in cases_of(gpu):
             if (folder / f"{case.name}.json").exists():
                 continue

@@ -21,7 +21,7 @@ from sizer.tracing import convolution_cuda, cublaslt, cudnn, cudnn_convolution, 
 from sizer.tracing.answers import answers_for, who_answers
 from sizer.tracing.convolution_backend import as_call, backend_of
 from sizer.tracing.cudnn_convolution import strides_of, workspaces
-from sizer.tracing.imports import NoImportError, replace_import
+from sizer.tracing.linkage import NoImportError, replace_import
 
 WORDS = ("forward", "float32", "contiguous", "tf32")
 SMALL = "arch=torchvision:resnet18&image=32&batch=2,4&dtype=float32&mode=inference&gpu=h100-80gb"

@@ -8,6 +8,7 @@ from functools import cache
 from inspect import signature
 
 import sizer
+from sizer.memory.bounds import CONTEXT
 from sizer.memory.estimate import Estimate
 from tests.benchmarks.published.cases import CASES
 from tests.benchmarks.published.rows import Run, read_arguments
@@ -38,7 +39,7 @@ def hold(run: Run, *, by_query: bool = False) -> Held:
     estimated_bytes = figure(estimate, run)
     if run.than:
         estimated_bytes -= figure(do(run.case, run.than, run.gpu, rules_of(run)), run)
-    return Held(run=run, estimated_bytes=estimated_bytes, within=within(estimate, run))
+    return Held(run=run, estimated_bytes=estimated_bytes, within=within(estimate, run, estimated_bytes))
 
 
 def figure(estimate: Estimate, run: Run) -> int:
@@ -61,11 +62,16 @@ def figure(estimate: Estimate, run: Run) -> int:
             raise ValueError(f"no figure of an estimate is a {quantity!r}")
 
 
-def within(estimate: Estimate, run: Run) -> bool | None:
-    """Whether what the process held is in the estimate's range; None for any other quantity."""
-    if run.quantity != "process":
+def within(estimate: Estimate, run: Run, estimated_bytes: int) -> bool | None:
+    """Whether what the process held is in the estimate's range. Where the allocator's bytes beyond the load or their growth were
+    measured, the context is no part of the range; None for any other quantity."""
+    if run.quantity == "process":
+        return estimate.process_low_bytes <= run.figure_bytes <= estimate.process_high_bytes
+    if run.quantity not in ("beyond_load", "growth"):
         return None
-    return estimate.process_low_bytes <= run.figure_bytes <= estimate.process_high_bytes
+    margins = [margin for margin in estimate.margins if margin.name != CONTEXT]
+    low = estimated_bytes - sum(margin.less_bytes for margin in margins)
+    return low <= run.figure_bytes <= estimated_bytes + sum(margin.more_bytes for margin in margins)
 
 
 def rules_of(run: Run) -> str:
