@@ -16,7 +16,7 @@ KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
 
 
 def request_of(measurement: Measurement) -> Request:
-    """The question of a measurement, by the rules of the PyTorch that was measured where they are known, else the installed one's."""
+    """The question of a measurement, by the rules of the PyTorch that was measured; the installed one where they are not known."""
     request = parse_query(measurement.query)
     try:
         version = parse_version(measurement.versions.get("torch", "").partition("+")[0])
