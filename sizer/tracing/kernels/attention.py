@@ -356,10 +356,26 @@ def _seeds_on_host_with_dropout(args: tuple, out: tuple) -> tuple:
     return _seeds_on_host(args, out) if len(args) > 5 and args[5] else out
 
 
+def _gradients_like_inputs(args: tuple, out: tuple) -> tuple:
+    """The gradients of query, key and value [batch, heads, rows, head_dim] in their own shapes, stored row by row: the meta kernels
+    of PyTorch before 2.14 give those of grouped keys the query's heads."""
+    return (*(_like_input(gradient, input) for gradient, input in zip(out[:3], args[1:4], strict=True)), *out[3:])
+
+
+def _like_input(gradient: Tensor | None, input: Tensor) -> Tensor | None:
+    if gradient is None or gradient.shape == input.shape:
+        return gradient
+    batch, heads, rows, head = input.shape
+    return torch.empty(batch, rows, heads, head, dtype=gradient.dtype, device=gradient.device).transpose(1, 2)
+
+
 def results_on_cuda(version: Version) -> dict[Any, Callable[[tuple, Any], Any]]:
     """What mends the results of attention's meta kernels, by PyTorch's version."""
     seeds = _seeds_on_host_with_dropout if version >= (2, 15) else _seeds_on_host
-    return {_aten._scaled_dot_product_efficient_attention.default: seeds}
+    return {
+        _aten._scaled_dot_product_efficient_attention.default: seeds,
+        _aten._scaled_dot_product_efficient_attention_backward.default: _gradients_like_inputs,
+    }
 
 
 def on_cpu(device, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
