@@ -38,10 +38,11 @@ def installed_version() -> Version:
 def cautions(target: Version, installed: Version) -> tuple[str, ...]:
     """What to know of figures by the rules of one PyTorch that another one, the installed, was run for."""
     said = []
-    if target > NEWEST:
+    nearest = min(max(target, OLDEST), NEWEST)
+    if target != nearest:
         said.append(
-            f"PyTorch {format_version(target)} is newer than the rules, which were read in {format_version(OLDEST)} to "
-            f"{format_version(NEWEST)}: those of {format_version(NEWEST)} were followed"
+            f"PyTorch {format_version(target)} is {'newer' if target > nearest else 'older'} than the rules, which were read in "
+            f"{format_version(OLDEST)} to {format_version(NEWEST)}: those of {format_version(nearest)} were followed"
         )
     if target != installed:
         said.append(

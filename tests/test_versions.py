@@ -79,6 +79,8 @@ def test_what_to_know_of_another_version() -> None:
         "PyTorch 9.0 is newer than the rules, which were read in 2.11 to 2.15: those of 2.15 were followed",
     )
     assert len(cautions((9, 0), NEWEST)) == 2
+    (older,) = cautions((2, 6), (2, 6))  # the installed one, which no query could ask for
+    assert older.startswith("PyTorch 2.6 is older than the rules, which were read in 2.11 to 2.15: those of 2.11 were")
 
 
 @pytest.mark.parametrize(
