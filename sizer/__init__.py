@@ -53,19 +53,22 @@ def size_module(
     gpu: str = "a100-80gb",
     loss: Callable[[Any], Tensor] | None = None,
     steps: int = 2,
+    torch: str | None = None,
 ) -> Report:
     """The report (bytes) on a module of yours; see sizer.custom.size_module."""
     from sizer import custom
 
-    options = {"mode": mode, "optimizer": optimizer, "gpu": gpu, "loss": loss, "steps": steps}
+    options = {"mode": mode, "optimizer": optimizer, "gpu": gpu, "loss": loss, "steps": steps, "torch": torch}
     return custom.size_module(factory, inputs, **options)
 
 
-def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2) -> Report:
+def size_step(
+    setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2, torch: str | None = None
+) -> Report:
     """The report (bytes) on a step of yours, written as for a real device; see sizer.custom.size_step."""
     from sizer import custom
 
-    return custom.size_step(setup, gpu=gpu, steps=steps)
+    return custom.size_step(setup, gpu=gpu, steps=steps, torch=torch)
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch import device as on_meta
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.census import take_census
 from sizer.errors import RequestError
-from sizer.estimator import versions
+from sizer.estimator import cautions, target, versions
 from sizer.memory.census import Census
 from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
-from sizer.request import MODES, OPTIMIZERS
+from sizer.request import MODES, OPTIMIZERS, read_torch
 from sizer.tracing.answers import answers_for
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
@@ -24,6 +24,7 @@ from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
 from sizer.tracing.watch import OnMeta, StepWatcher
+from sizer.versions import parse_version
 
 Loss = Callable[[Any], Tensor]
 
@@ -37,12 +38,14 @@ def size_module(
     gpu: str = "a100-80gb",
     loss: Loss | None = None,
     steps: int = 2,
+    torch: str | None = None,
 ) -> Report:
     """The report (bytes) of one step of a module of yours, at the batch size that `inputs` have.
 
     `factory` returns the module and is called under `torch.device("meta")`. `inputs` are its arguments, a tuple or a dict of
     tensors on the CPU; values matter only where control flow reads them. `loss` maps the module's output to a scalar; without
     it the sum of every floating-point output stands for one. The dtype is the one of the module's own parameters.
+    `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None.
     Raises RequestError for arguments that are not allowed, TraceError where the step cannot be traced.
 
     *Known limitations*: `steps` is 2, the number after which memory repeats itself.
@@ -51,7 +54,7 @@ def size_module(
         raise RequestError("steps", given=str(steps), allowed="2", todo="leave it out: memory repeats after two")
     _check("mode", mode, MODES)
     _check("optimizer", optimizer, OPTIMIZERS)
-    target = _gpu(gpu)
+    place = _gpu(gpu)
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     example = Example(args=args, kwargs=kwargs)
     blueprint = Blueprint(
@@ -65,33 +68,36 @@ def size_module(
     )
     module = build(blueprint)
     dtype = _dtype(module)
-    device = Device(target.backend, target.capability)
+    device = _device(place, torch)
     batch = next((t.shape[0] for t in [*args, *kwargs.values()] if isinstance(t, Tensor) and t.dim()), 1)
     work = Work(mode=mode, dtype=dtype, optimizer=optimizer)
     tape = trace(blueprint, module, work, batch=batch, device=device)
     census = take_census(module, name=blueprint.name)
-    return _report(tape, census, dtype=dtype, gpu=target, mode=mode, device=device, optimizer=optimizer)
+    return _report(tape, census, dtype=dtype, gpu=place, mode=mode, device=device, optimizer=optimizer)
 
 
-def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2) -> Report:
+def size_step(
+    setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2, torch: str | None = None
+) -> Report:
     """The report (bytes) of a step of yours, whatever it does, written as for a real device.
 
     `setup` is called once under `torch.device("meta")`; it makes models, optimizers and batches and returns a function without
     arguments that does one step. `.cuda()`, `.to("cuda")` and `device="cuda"` go to meta, `torch.autocast("cuda", …)` acts as on
     the device. Phases are told by autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
-    Raises TraceError where the step cannot be traced, with the operator and module.
+    `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
+    that are not allowed, TraceError where the step cannot be traced, with the operator and module.
 
     *Known limitations*: tensors that are neither parameter, buffer, gradient nor optimizer state and live after `setup` count
     as input. With several optimizers "backward" ends at the first one's step.
     """
     if steps < 1:
         raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")
-    target = _gpu(gpu)
-    device = Device(target.backend, target.capability)
+    place = _gpu(gpu)
+    device = _device(place, torch)
     recorder = Recorder(device)
     watcher = StepWatcher(recorder)
     with repeatable(), recording(recorder), watcher.watching(), explained(recorder):
-        with torch.device("meta"), OnMeta():
+        with on_meta("meta"), OnMeta():
             step = setup()
         watcher.loaded()
         for number in range(1, steps + 1):
@@ -103,7 +109,7 @@ def size_step(setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb",
     census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
     tape = recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes))
     dtype = _dtype(roots[0]) if roots else "float32"
-    return _report(tape, census, dtype=dtype, gpu=target, mode="training", device=device)
+    return _report(tape, census, dtype=dtype, gpu=place, mode="training", device=device)
 
 
 def _report(
@@ -117,6 +123,8 @@ def _report(
         batches=[tape.batch],
         gpu=gpu,
         mode=mode,
+        cautions=cautions(device, gpu),
+        target=target(device),
         assumptions=tuple(device.choices),
         explanation=explain(device, dtypes=[dtype], optimizer=optimizer if mode == "training" else None, gpu=gpu),
         formulas=formulas(device, gpu),
@@ -126,6 +134,10 @@ def _report(
 def _gpu(key: str) -> Gpu:
     _check("gpu", key, GPUS)
     return GPUS[key]
+
+
+def _device(gpu: Gpu, torch: str | None) -> Device:
+    return Device(gpu.backend, gpu.capability, version=None if torch is None else parse_version(read_torch(torch)))
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from torch import nn
 
 import sizer
+from sizer import versions as pytorch
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
@@ -20,6 +21,7 @@ from sizer.memory.questions import Answer
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from sizer.request import Request, format_query
+from sizer.tracing import builds
 from sizer.tracing.answers import answers_for, who_answers
 from sizer.tracing.convolution_cuda import CUDNN
 from sizer.tracing.cudnn_convolution import without_cublaslt
@@ -94,7 +96,7 @@ def _answer(
     blueprint = make_blueprint(request, config)
     module = build_module(blueprint, checkpointing=request.checkpointing)
     census = take_census(module, name=blueprint.name)
-    device = Device(gpu.backend, gpu.capability)
+    device = Device(gpu.backend, gpu.capability, version=request.torch and pytorch.parse_version(request.torch))
     job = _Job(request, blueprint, module, gpu, device, report_progress, answers_for(gpu))
     tapes: dict[str, AffineTape | dict[int, Tape]] = {}
     failures: dict[str, str] = {}
@@ -118,6 +120,8 @@ def _answer(
         request={**_echo(request), "sequence_length": blueprint.sequence_length, "image_size": blueprint.image_size},
         failures=failures,
         notes=(*blueprint.notes, *notes),
+        cautions=cautions(device, gpu),
+        target=target(device),
         assumptions=tuple(device.choices),
         uncounted=(*blueprint.uncounted, *_unanswered(job, tapes)),
         explanation=_explanation(job, tapes),
@@ -164,6 +168,18 @@ def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Mod
 def versions() -> dict[str, str]:
     """The versions that an answer depends on."""
     return {"sizer": sizer.__version__, **{name: version(name) for name in ("torch", "torchvision", "transformers")}}
+
+
+def target(device: Device) -> dict[str, str]:
+    """The versions whose rules an answer follows."""
+    return {"torch": pytorch.format_version(device.version)}
+
+
+def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
+    """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all."""
+    unsupported = builds.caution(gpu, device.version)
+    said = pytorch.cautions(device.version, pytorch.installed_version())
+    return (*said, unsupported) if unsupported else said
 
 
 def _tapes(

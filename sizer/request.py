@@ -17,6 +17,7 @@ from urllib.parse import unquote_plus
 from sizer.errors import ConfigError, Refusal, RequestError, quote, suggest
 from sizer.memory.gpus import GPUS
 from sizer.packing import canonical_config, decode_config, encode_config
+from sizer.versions import OLDEST, format_version, parse_version
 
 DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
 MODES = ("training", "inference")
@@ -66,6 +67,7 @@ class Request:
     "org/name"; empty for a config. `revision` belongs to hub, `config` (canonical JSON text) to config; None elsewhere.
     `head`, `sequence_length` (tokens), `image_size` (height, width in pixels) and `optimizer_impl` are None where the
     architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
+    `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
     """
 
     source: str
@@ -84,6 +86,7 @@ class Request:
     checkpointing: bool = False
     gpu: str = "a100-80gb"
     expandable_segments: bool = False
+    torch: str | None = None
 
 
 def parse_query(text: str) -> Request:
@@ -225,6 +228,29 @@ def _format_image(size: tuple[int, int]) -> str:
     return str(height) if height == width else f"{height}x{width}"
 
 
+def _torch(text: str) -> str:
+    """A version as "2.11", whatever its patch release."""
+    try:
+        version = parse_version(text)
+    except ValueError:
+        version = None
+    if version is None or version < OLDEST:
+        oldest = format_version(OLDEST)
+        raise _RefusedError(
+            f"PyTorch's versions from {oldest} on, the oldest whose rules are known",
+            f"write for example torch={oldest}, or leave it out for the installed one",
+        )
+    return format_version(version)
+
+
+def read_torch(text: str) -> str:
+    """The value of the key "torch" as it is kept. Raises RequestError."""
+    try:
+        return _torch(text)
+    except _RefusedError as refused:
+        raise RequestError(refusals=[refused.at("torch", text)]) from None
+
+
 def _head(text: str) -> str:
     if not CLASS_NAME.fullmatch(text):
         raise _RefusedError("a transformers class name", "write for example head=LlamaForCausalLM")
@@ -317,6 +343,7 @@ _KEYS: dict[str, _Key] = {
     "checkpointing": _field("checkpointing", _switch, lambda on: "01"[on]),
     "gpu": _field("gpu", _choice(GPUS)),
     "expandable": _field("expandable_segments", _switch, lambda on: "01"[on]),
+    "torch": _field("torch", _torch),
 }
 KEYS = tuple(_KEYS)
 

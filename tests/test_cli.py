@@ -100,6 +100,19 @@ def test_estimate_prints_the_answer_the_table_and_the_peak(run):
     assert any(line.startswith("Not counted: ") for line in lines)
 
 
+def test_what_is_to_be_read_with_the_figures_follows_the_headline(run):
+    status, out, err = run("estimate", f"{QUERY}&torch=2.11")
+    assert (status, err) == (0, "")
+    blocks = out.split("\n\n")
+    assert blocks[1].splitlines()[1] == "Note: the rules are those of PyTorch 2.11."
+    assert out.count("the rules are those of PyTorch") == 1
+    status, out, err = run("estimate", f"{QUERY}&torch=2.11", "--json")
+    printed = json.loads(out)
+    assert printed["target"] == {"torch": "2.11"}
+    assert printed["cautions"] == ["the rules are those of PyTorch 2.11"]
+    assert printed["cautions"][0] in printed["notes"]
+
+
 def test_estimate_as_json_is_the_report(run):
     status, out, err = run("estimate", QUERY, "--json")
     assert (status, err) == (0, "")

@@ -14,7 +14,8 @@ import sizer
 from sizer.custom import size_module, size_step
 from sizer.errors import RequestError, TraceError
 from sizer.memory.report import Report
-from sizer.tracing.libraries import blas_of, installed_version
+from sizer.tracing.libraries import blas_of
+from sizer.versions import installed_version
 
 BLAS = blas_of((8, 0), installed_version())
 # what cuBLAS keeps: one workspace for the caller's thread, where cuBLASLt adds biases too, and one for autograd's

@@ -222,6 +222,12 @@ def test_a_device_that_is_not_there(run, device):
     assert err == "sizer: there is no such device: given 'cuda:7', allowed cpu\n"
 
 
+def test_what_is_measured_is_the_installed_pytorch(run, device):
+    status, out, err = run("measure", f"{QUERY}&torch=2.12", "--device", "cpu")
+    assert (status, out) == (2, "")
+    assert err.startswith("sizer: torch with measure: given '2.12', allowed the installed one, 2.1")
+
+
 def test_a_bad_query_is_refused_before_anything_runs(run, device):
     jobs = device()
     status, _, err = run("measure", "arch=torchvision:resnet18&dtype=int8", "--device", "cpu")

@@ -69,7 +69,7 @@ def test_defaults_are_those_of_the_contract():
 def test_every_key_is_read():
     request = parse_query(
         "?v=1&arch=hub:org/name@refs%2Fpr%2F1&head=LlamaForCausalLM&mode=inference&dtype=bfloat16,amp-float16&batch=3,1"
-        "&seq=2048&image=224x320&optimizer=adam&optimizer_impl=fused&attention=eager&checkpointing=1&gpu=h200"
+        "&seq=2048&image=224x320&optimizer=adam&optimizer_impl=fused&attention=eager&checkpointing=1&gpu=h200&torch=2.11"
     )
     assert request == Request(
         source="hub",
@@ -86,6 +86,7 @@ def test_every_key_is_read():
         attention="eager",
         checkpointing=True,
         gpu="h200",
+        torch="2.11",
     )
 
 
@@ -169,6 +170,11 @@ def test_bounds_are_inclusive():
         ("attention", "flash", "sdpa, eager"),
         ("checkpointing", "true", "0, 1"),
         ("gpu", "a100", "a100-40gb"),
+        ("torch", "2.10", "versions from 2.11 on"),
+        ("torch", "1.13.1", "versions from 2.11 on"),
+        ("torch", "2", "versions from 2.11 on"),
+        ("torch", "2.11+cu130", "versions from 2.11 on"),
+        ("torch", "newest", "versions from 2.11 on"),
         ("batch", "", "a value"),
         ("batch", "%ff", "text in UTF-8"),
         ("mode", "x" * 1001, "at most 1000 characters"),
@@ -182,6 +188,10 @@ def test_values_out_of_range_are_refused_by_name(key: str, value: str, allowed: 
     assert name.strip("'") == key
     with pytest.raises(RequestError, match=re.escape(allowed)):
         parse_query(query)
+
+
+def test_patch_releases_follow_the_rules_of_their_version():
+    assert format_query(parse_query(f"{RESNET}&torch=2.11.1")) == f"{RESNET}&torch=2.11"
 
 
 def test_every_refused_key_is_named_at_once():
@@ -300,7 +310,7 @@ def test_the_complete_form_writes_defaults_too():
         "v=1&arch=torchvision:resnet50&mode=training&dtype=float32,bfloat16,float16,amp-bfloat16,amp-float16"
         "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb&expandable=0"
     )
-    everything = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop"
+    everything = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15"
     keys = [field.partition("=")[0] for field in format_query(parse_query(everything), complete=True).split("&")]
     assert keys == list(KEYS)
 
@@ -341,6 +351,7 @@ def random_request(rng: random.Random) -> Request:
         checkpointing=rng.choice((False, True)),
         gpu=(gpu := rng.choice(list(GPUS))),
         expandable_segments=GPUS[gpu].backend == "cuda" and rng.choice((False, True)),
+        torch=rng.choice((None, "2.11", "2.15", "3.0")),
     )
 
 

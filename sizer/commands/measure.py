@@ -15,10 +15,11 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.recording import Measured
 from sizer.device.trial.launch import start
-from sizer.errors import JobError, SizerError, quote
+from sizer.errors import JobError, RequestError, SizerError, quote
 from sizer.request import DTYPES, Request, format_query, parse_query
 from sizer.service.client import JobClient
 from sizer.terminal.comparison import format_comparison, format_measurement
+from sizer.versions import format_version, installed_version
 
 SCHEMA = 1
 
@@ -46,6 +47,13 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 def _cells(query: str) -> Iterator[Request]:
     """Every dtype and batch size that a query names; where it names none, one is chosen and said on stderr."""
     request = parse_query(query)
+    if request.torch not in (None, installed := format_version(installed_version())):
+        raise RequestError(
+            "torch with measure",
+            given=quote(request.torch),
+            allowed=f"the installed one, {installed}",
+            todo="leave it out",
+        )
     given = {item.partition("=")[0] for item in query.removeprefix("?").split("&")}
     dtypes = request.dtypes if "dtype" in given else DTYPES[:1]
     batches = request.batches if "batch" in given else (1,)

@@ -28,9 +28,10 @@ _NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins")
 class Report:
     """The answer to one query. Attributes are the keys of the public JSON; `model.class_name` is its "model.class".
 
-    `failures` says per dtype why its step could not be traced. `request` echoes the query's values as understood.
-    `notes` are facts about this answer, `assumptions` what was chosen (kernels, backends), `uncounted` what is
-    missing; `explanation` says how it was all computed.
+    `versions` are those installed, `target` those whose rules were followed. `failures` says per dtype why its step could not be
+    traced. `request` echoes the query's values as understood. `notes` are facts about this answer, `cautions` those of them to be
+    read with the figures, `assumptions` what was chosen (kernels, backends), `uncounted` what is missing; `explanation` says how
+    it was all computed.
     """
 
     schema: int = SCHEMA
@@ -43,6 +44,8 @@ class Report:
     max_batch: tuple[MaxBatch, ...]
     failures: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    target: dict[str, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     explanation: Explanation | None = None
@@ -91,6 +94,8 @@ def build_report(
     request: Mapping[str, object] | None = None,
     failures: Mapping[str, str] | None = None,
     notes: Iterable[str] = (),
+    cautions: Iterable[str] = (),
+    target: Mapping[str, str] | None = None,
     assumptions: Iterable[str] = (),
     uncounted: Iterable[str] = (),
     expandable_segments: bool = False,
@@ -104,7 +109,8 @@ def build_report(
     `uncounted`. The workspaces on the tapes, at the first batch that each dtype has, and their `formulas` by operator
     complete the `explanation`.
     """
-    batches, estimates, max_batch, all_notes, stand_ins = tuple(batches), [], [], list(notes), []
+    cautions = tuple(cautions)
+    batches, estimates, max_batch, all_notes, stand_ins = tuple(batches), [], [], [*cautions, *notes], []
     done: dict[int, _Answer] = {}  # dtypes may share a tape: float16 often has bfloat16's
     for dtype, work in tapes.items():
         if id(work) not in done:
@@ -127,6 +133,8 @@ def build_report(
         max_batch=tuple(max_batch),
         failures=dict(failures or {}),
         notes=tuple(dict.fromkeys(all_notes)),
+        cautions=cautions,
+        target=dict(target or {}),
         assumptions=tuple(assumptions),
         uncounted=tuple(dict.fromkeys([*uncounted, *stand_ins])),
         explanation=_complete(explanation, tapes, batches, formulas, stand_ins, estimates),

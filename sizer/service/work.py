@@ -29,11 +29,10 @@ def _compare(job: dict, progress: Progress) -> dict:
     """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
     from sizer.architecture.ingest import read_config
     from sizer.device.comparison.comparison import compare
-    from sizer.device.comparison.counterpart import gpu_of
+    from sizer.device.comparison.counterpart import gpu_of, request_of
     from sizer.device.record.recording import Measured
     from sizer.estimator import estimate_cell
     from sizer.memory.codec import DecodeError
-    from sizer.request import parse_query
 
     try:
         measured = Measured.from_dict(json.loads(job["measured"]))
@@ -42,7 +41,7 @@ def _compare(job: dict, progress: Progress) -> dict:
     measurement = measured.measurement
     text = measurement.config_text
     report, tape = estimate_cell(
-        parse_query(measurement.query),
+        request_of(measurement),
         config=None if text is None else read_config(text),
         gpu=gpu_of(measurement.device),
         progress=progress,

@@ -49,6 +49,8 @@ def _headline(report: Report) -> Iterator[str]:
             f"{work} in {first.dtype} at batch {first.batch} needs {allocated} allocated ({process} for the process); "
             f"{verdict} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
         )
+    for text in report.cautions:
+        yield f"Note: {text}."
     for dtype, reason in report.failures.items():
         yield f"{dtype} could not be traced: {reason}"
 
@@ -93,6 +95,7 @@ def _largest(report: Report) -> Iterator[str]:
 
 
 def _remarks(report: Report) -> Iterator[str]:
-    for title, texts in (("Note", report.notes), ("Assumed", report.assumptions), ("Not counted", report.uncounted)):
+    notes = [text for text in report.notes if text not in report.cautions]  # those are with the headline
+    for title, texts in (("Note", notes), ("Assumed", report.assumptions), ("Not counted", report.uncounted)):
         for text in texts:
             yield f"{title}: {text}"

@@ -35,6 +35,7 @@ from sizer.tracing.kernels import (
     softmax,
 )
 from sizer.tracing.tables import join
+from sizer.versions import Version, installed_version
 
 # One line each: the composite operator and the function that calls what the device would call. Sources are theirs.
 _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
@@ -54,7 +55,7 @@ _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "cpu": join(elementwise.EVERYWHERE, {"scaled_dot_product_attention": attention.on_cpu}),
 }
 _RESULTS = {
-    "cuda": join(formats.EVERYWHERE, softmax.RESULTS_ON_CUDA, attention.RESULTS_ON_CUDA),
+    "cuda": join(formats.EVERYWHERE, softmax.RESULTS_ON_CUDA),
     "cpu": formats.both(formats.ON_CPU, normalization.RESULTS_ON_CPU),
 }
 _ANSWERS = {"cuda": recurrent.HANDLERS}
@@ -90,16 +91,14 @@ class Device:
     is the dtype being traced and `where` tells the module at work; both are for `choices`.
     """
 
-    def __init__(
-        self, kind: str, capability: tuple[int, int] | None = None, *, version: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, kind: str, capability: tuple[int, int] | None = None, *, version: Version | None = None) -> None:
         if kind not in _KERNELS:
             raise ValueError(f"no rules for device {kind!r}: give one of {', '.join(_KERNELS)}")
         if (kind == "cuda") != (capability is not None):
             raise ValueError("a compute capability goes with kind 'cuda' and with no other")
         self.kind = kind
         self.capability = capability
-        self.version = version or libraries.installed_version()
+        self.version = version or installed_version()
         self.choices: dict[str, Choice] = {}
         self.work = ""
         self.where: Callable[[], str] = str
@@ -111,6 +110,8 @@ class Device:
         self.scratch = _SCRATCH[kind]
         self.inner = _INNER.get(kind, {})
         self.results = _RESULTS.get(kind, {})
+        if kind == "cuda":
+            self.results = {**self.results, **attention.results_on_cuda(self.version)}
         self.answers = _ANSWERS.get(kind, {})
         self.blas = libraries.blas_of(capability, self.version) if capability is not None else None
 

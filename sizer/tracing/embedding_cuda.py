@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from sizer.memory.hardware import HARDWARE
-from sizer.tracing.libraries import installed_version
 from sizer.tracing.log import Asked
 from sizer.tracing.steps import Steps
+from sizer.versions import Version, format_version, parse_version
 
 EMBEDDING = "CUDA embedding's gradient"
 
@@ -40,7 +40,7 @@ def dense_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
     numbers = indices.numel(), rows, width, indices.itemsize
 
     def blocks(*names: str) -> list[int]:
-        return [Asked(0, EMBEDDING, (name,), numbers) for name in names]
+        return [Asked(0, EMBEDDING, (name, format_version(device.version)), numbers) for name in names]
 
     yield tuple(blocks("indices", "indices"))
     yield blocks("indices", "sort")
@@ -54,8 +54,9 @@ def dense_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block by its name and (indices, rows of the embedding, bytes of a row as summed, bytes of an index)."""
-    (name,) = words
+    """The bytes of one block by its name and PyTorch's version, and by (indices, rows of the embedding, bytes of a row as
+    summed, bytes of an index)."""
+    name, version = words
     indices, rows, width, itemsize = numbers
     if indices <= _UNSORTED:
         return 0
@@ -63,7 +64,7 @@ def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     parts = segments + indices // _ROWS_PER_THREAD
     return {
         "indices": indices * itemsize,
-        "sort": _sort_bytes(HARDWARE[key].capability, indices, rows, itemsize, installed_version()),
+        "sort": _sort_bytes(HARDWARE[key].capability, indices, rows, itemsize, parse_version(version)),
         "count": 8,
         "scan": 511 + _up(16 * (-(-indices // 4864) + 32), 256),
         "segments": segments * itemsize,
@@ -72,7 +73,7 @@ def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     }[name]
 
 
-def _sort_bytes(capability: tuple[int, int], count: int, rows: int, itemsize: int, version: tuple[int, int]) -> int:
+def _sort_bytes(capability: tuple[int, int], count: int, rows: int, itemsize: int, version: Version) -> int:
     """CUB's storage to sort pairs of integers by their lowest bits, 8 in a pass, or by all 64 up to PyTorch 2.11.
 
     Counts of digits for every pass and for each tile; for several passes keys and values once more.

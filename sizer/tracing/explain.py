@@ -10,6 +10,7 @@ from sizer.tracing import convolution_cuda, libraries, scratch_cuda
 from sizer.tracing.answers import who_answers
 from sizer.tracing.cudnn_convolution import without_cublaslt
 from sizer.tracing.device import Device
+from sizer.versions import format_version
 
 _WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
 
@@ -38,7 +39,7 @@ def explain(
 
 def rules_of(device: Device) -> str:
     """The device and the version of PyTorch whose rules were followed."""
-    version = ".".join(map(str, device.version))
+    version = format_version(device.version)
     if device.capability is None:
         return f"{device.kind.upper()} in PyTorch {version}"
     return f"CUDA capability {device.capability[0]}.{device.capability[1]} in PyTorch {version}"

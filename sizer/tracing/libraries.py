@@ -19,13 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sizer.versions import Version
+
 _aten = torch.ops.aten
 
 DEFAULT_WORKSPACE = 8_519_680  # parseChosenWorkspaceSize: ":4096:2:16:8" = 4096 KiB * 2 + 16 KiB * 8
 LARGE_WORKSPACE = 32 * 2**20
 LT_WORKSPACE = 2**20  # parseCUDABlasLtWorkspaceSize: 1024 KiB
 
-Version = tuple[int, int]
 Capability = tuple[int, int]
 
 _BIASED = frozenset({_aten.addmm.default, _aten._addmm_activation.default})
@@ -33,12 +34,6 @@ WORKSPACE_USERS = _BIASED | {
     _aten.mm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default, _aten.mv.default,
     _aten.dot.default, _aten.addbmm.default,
 }  # fmt: skip
-
-
-def installed_version() -> Version:
-    """The installed PyTorch's (major, minor)."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

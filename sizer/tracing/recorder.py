@@ -217,8 +217,10 @@ class Recorder(TorchDispatchMode):
         if not self.device.blas.kept:
             self._hold(plan, [*copies, *sizes])
             return
+        blocks = self._allocate(plan, copies)
         self._keep_workspaces(plan, sizes)
-        self._hold(plan, copies)
+        for block in reversed(blocks):
+            self.log.release(block)
 
     def _keep_workspaces(self, plan: _Plan, sizes: tuple[int, ...]) -> None:
         """cuBLAS's workspaces that stay from a thread's first product on."""
@@ -239,11 +241,21 @@ class Recorder(TorchDispatchMode):
             elif PRODUCT not in step:
                 self._hold(plan, step)
             elif self.device.blas.kept:
-                self._keep_workspaces(plan, (self.device.blas.size,))
-                self._hold(plan, [size for size in step if size != PRODUCT])
+                self._hold_around_product(plan, step)
             else:
                 self._hold(plan, [self.device.blas.size if size == PRODUCT else size for size in step])
         for block in reversed(kept):
+            self.log.release(block)
+
+    def _hold_around_product(self, plan: _Plan, sizes: Iterable[int]) -> None:
+        """Logs inner workspaces, all allocated, then all released but what cuBLAS keeps from its first product on."""
+        blocks: list[int] = []
+        for size in sizes:
+            if size == PRODUCT:
+                self._keep_workspaces(plan, (self.device.blas.size,))
+            else:
+                blocks += self._allocate(plan, (size,))
+        for block in reversed(blocks):
             self.log.release(block)
 
     def _allocate(self, plan: _Plan, sizes: Iterable[int]) -> list[int]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.values import LARGEST_ASSUMED, tensors_of
+from sizer.versions import installed_version
 
 if TYPE_CHECKING:
     from sizer.tracing.recorder import Recorder
@@ -25,6 +26,7 @@ LISTED = "a list of numbers as an index was taken as 0, 1, 2, ..., since meta te
 EVERY = "an unknown boolean mask was taken to select every element"
 
 _aten = torch.ops.aten
+_LISTS_COME_UNSEEN = installed_version() < (2, 15)  # of the code that runs, whatever the device's rules
 Handler = Callable[["Recorder", Any, tuple, dict], Any]
 
 
@@ -193,6 +195,19 @@ def _count_up(recorder: Recorder, tensor: Tensor, indices: list[Tensor | None]) 
             recorder.values.assume(index, torch.arange(index.numel(), device="cpu") % tensor.shape[dim], LISTED)
 
 
+def _see_lists(recorder: Recorder, indices: list[Tensor | None]) -> None:
+    """Logs indices that stand for lists of numbers where they come straight from C++, as they do in PyTorch 2.11.
+
+    In 2.15 indexing_tensor_from_data ends in `lift_fresh`, which the recorder sees.
+    """
+    for index in indices:
+        if index is None or index.dtype != torch.int64 or index.dim() == 0 or not index.is_meta:
+            continue
+        if recorder.block_of(index) is None and recorder.values.get(index) is None:
+            recorder.see_new(index, "aten.lift_fresh.default")
+            recorder.values.lose(index)
+
+
 def lift_fresh(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     """The last step of making a tensor from data. One that comes on meta was made in C++ and has lost the data."""
     if args[0].device.type == "meta" and args[0].dtype == torch.int64 and recorder.values.get(args[0]) is None:
@@ -211,6 +226,8 @@ def masked_index(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> An
     """
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
+    if _LISTS_COME_UNSEEN:
+        _see_lists(recorder, args[1])
     writes = func._schema.is_mutable or func.overloadpacket is _aten.index_put
     if not writes:
         _count_up(recorder, *args[:2])

@@ -20,6 +20,7 @@ from sizer.tracing.autocast import Autocast
 from sizer.tracing.boxes import boxes_assumed
 from sizer.tracing.device import Device
 from sizer.tracing.dtypes import is_refusal, remedy
+from sizer.tracing.imports import imports_apart
 from sizer.tracing.kernels.encoder import fast_path_on
 from sizer.tracing.kernels.rnnt import transducers_on
 from sizer.tracing.lengths import lengths_assumed
@@ -37,7 +38,7 @@ def build(blueprint: Blueprint) -> nn.Module:
     Small buffers (strides, positions, scales) keep their values for the traces to come (`Recorder.load`).
     """
     recorder = Recorder(Device("cpu"))
-    with values_from_data(recorder.values), recorder, torch.device("meta"):
+    with imports_apart(), values_from_data(recorder.values), recorder, torch.device("meta"):
         module = blueprint.build()
     recorder.values.keep(module)
     return module
@@ -75,6 +76,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     """Within the context, everything on meta tensors is logged by the rules of the recorder's device."""
     device = recorder.device
     with ExitStack() as stack:
+        stack.enter_context(imports_apart())
         stack.enter_context(device.installed())
         stack.enter_context(Autocast(device.kind).installed())
         stack.enter_context(optimizers_on(device.kind))

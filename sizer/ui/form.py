@@ -27,6 +27,7 @@ from sizer.request import (
 )
 from sizer.ui.remarks import show_error
 from sizer.units import MIB
+from sizer.versions import OLDEST, format_version
 
 SOURCES = {
     "torchvision": "torchvision",
@@ -60,6 +61,7 @@ def fill(request: Request) -> None:
     state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_CHOICE
     state["attention"], state["checkpointing"], state["gpu"] = request.attention, request.checkpointing, request.gpu
     state["expandable"] = request.expandable_segments
+    state["torch"] = request.torch or ""
 
 
 def _name(request: Request) -> str:
@@ -191,10 +193,12 @@ def _ask_work(source: str, mode: str, for_device: bool) -> dict[str, str]:
         if source != "torchvision":
             values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
             values["head"] = _text("Head", "A transformers class, for example LlamaForCausalLM.", key="head")
+        if for_device:
+            values["torch"] = _text("PyTorch", TORCH_HELP, key="torch", placeholder="the installed one")
         if GPUS[values["gpu"]].backend == "cuda":
             st.toggle("Expandable segments", key="expandable", help=EXPANDABLE_HELP, **KEEP)
             values["expandable"] = "01"[st.session_state["expandable"]]
-        if not values.keys() & {"optimizer_impl", "attention", "expandable"}:
+        if not values.keys() & {"optimizer_impl", "attention", "torch", "expandable"}:
             st.caption("There is nothing more to choose for inference with a torchvision model on this device.")
     return values
 
@@ -211,13 +215,14 @@ def _choose(label: str, options: Sequence[str], **arguments: object) -> str:
     return st.segmented_control(label, options, required=True, width="stretch", **arguments, **KEEP)
 
 
-def _text(label: str, help_text: str, *, key: str) -> str:
-    return st.text_input(label, key=key, placeholder=OWN, help=help_text, **KEEP).strip()
+def _text(label: str, help_text: str, *, key: str, placeholder: str = OWN) -> str:
+    return st.text_input(label, key=key, placeholder=placeholder, help=help_text, **KEEP).strip()
 
 
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
 )
+TORCH_HELP = f"The version whose rules are followed: {format_version(OLDEST)} or newer."
 DTYPE_HELP = (
     "float32, bfloat16 and float16 cast the whole model. The amp ones keep float32 weights and run the forward pass under "
     "autocast, amp-float16 with a gradient scaler."

@@ -17,6 +17,7 @@ from sizer.architecture.sizes import (
     usual_image,
     usual_length,
 )
+from tests.architecture.oldest import has_model
 from tests.architecture.rare_configs import RARE
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY, VISION
 
@@ -276,6 +277,8 @@ def test_a_config_without_a_limit_has_none():
      ("sam2_video", (1024, 1024)), ("deepseek_ocr2_vision", (1024, 1024)), ("bert", None)],
 )  # fmt: skip
 def test_the_usual_image(model_type, size):
+    if not has_model(model_type):
+        pytest.skip(f"this transformers has no model class for {model_type}")
     config = AutoConfig.for_model(model_type)
     assert usual_image(config, choose_head(config, None)[0]) == size
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sizer.architecture.huggingface import huggingface_blueprint
+from tests.architecture.oldest import needs_sam2_video
 from tests.architecture.rare_configs import RARE
 
 LENGTHS = {"blt": 16, "esmfold2": 8, "moonshine": 16, "granitemoehybrid": 16, "voxtral_realtime": 16, "vits": 16}
@@ -30,6 +31,7 @@ def test_a_step_runs_for_real(model_type):
             blueprint.predict(module.eval(), blueprint.example(2, False))
 
 
+@needs_sam2_video
 def test_objects_are_followed_from_frame_to_frame():
     blueprint = plan("sam2_video")
     with torch.no_grad():

@@ -22,7 +22,7 @@ import torch
 
 from sizer.architecture.ingest import read_config
 from sizer.device.comparison.comparison import Comparison, compare
-from sizer.device.comparison.counterpart import gpu_of
+from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.comparison.row import Row
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.ledger.statistics import ErrorStatistics, SignedError, error_statistics
@@ -30,7 +30,6 @@ from sizer.device.record.files import read_measured
 from sizer.device.record.recording import Measured
 from sizer.errors import SizerError
 from sizer.estimator import estimate_cell
-from sizer.request import parse_query
 from sizer.terminal.table import format_table
 
 MEASURED = Path(__file__).parent.parent / "measured"
@@ -85,7 +84,7 @@ def hold(name: str, measured: Measured) -> Held:
     measurement = measured.measurement
     text = measurement.config_text
     config = None if text is None else read_config(text)
-    report, tape = estimate_cell(parse_query(measurement.query), config=config, gpu=gpu_of(measurement.device))
+    report, tape = estimate_cell(request_of(measurement), config=config, gpu=gpu_of(measurement.device))
     return Held(name=name, comparison=compare(report, measured, tape))
 
 

@@ -22,9 +22,10 @@ from sizer.memory.timeline import live_by_category
 from sizer.tracing import observer
 from sizer.tracing.device import Device
 from sizer.tracing.kernels.attention import Attention, choose
-from sizer.tracing.libraries import blas_of, installed_version
+from sizer.tracing.libraries import blas_of
 from sizer.tracing.recipes import Work
 from sizer.tracing.trace import build, trace
+from sizer.versions import installed_version
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 
 AMPERE, HOPPER = (8, 0), (9, 0)

@@ -22,7 +22,6 @@ from sizer.tracing.libraries import (
     LARGE_WORKSPACE,
     LT_WORKSPACE,
     blas_of,
-    installed_version,
     uses_lt,
 )
 from tests.tracing.test_mechanisms import FLOAT16, FLOAT32, Attend, Mlp, alive, peaks, question, run
@@ -266,13 +265,13 @@ def test_flash_attention_backward_of_grouped_heads() -> None:
     ]
 
 
-def test_efficient_attention_keeps_its_random_state_on_the_host_with_dropout() -> None:
-    tape = run(Attend, torch.zeros(2, 4, 16), on=cuda(), optimizer="none")
+@pytest.mark.parametrize(("version", "seeds"), [((2, 15), 16), ((2, 14), 0)])
+def test_efficient_attention_keeps_its_random_state_on_the_host_with_dropout(version, seeds: int) -> None:
+    tape = run(Attend, torch.zeros(2, 4, 16), on=cuda(version=version), optimizer="none")
     # projection 2*4*16*4, output likewise, log sums [2, 2, 4 rounded to 32] in float32, the loss 4; since 2.15 without dropout a
     # seed and an offset of 8 each
-    seeds = 16 if installed_version() >= (2, 15) else 0
     assert alive(tape, "forward")["activation"] == 512 + 512 + 2 * 2 * 32 * 4 + 4 + seeds
-    tape = run(lambda: Attend(dropout=0.5), torch.zeros(2, 4, 16), on=cuda(), optimizer="none")
+    tape = run(lambda: Attend(dropout=0.5), torch.zeros(2, 4, 16), on=cuda(version=version), optimizer="none")
     assert alive(tape, "forward")["activation"] == 512 + 512 + 2 * 2 * 32 * 4 + 4
 
 
@@ -449,10 +448,9 @@ def test_a_layer_norm_asks_at_every_batch() -> None:
 # --- indexing
 
 
-def _embedding_blocks(indices: int, rows: int, capability: tuple[int, int] = (9, 0)) -> list[int]:
-    tape = run(
-        lambda: _Looked(rows, 8), torch.zeros(2, indices // 2, dtype=torch.int64), on=cuda(capability), optimizer="none"
-    )
+def _embedding_blocks(indices: int, rows: int, capability=(9, 0), version=(2, 15)) -> list[int]:
+    on = cuda(capability, version)
+    tape = run(lambda: _Looked(rows, 8), torch.zeros(2, indices // 2, dtype=torch.int64), on=on, optimizer="none")
     key = {(9, 0): "h100-80gb", (8, 0): "a100-80gb"}[capability]
     answered = tape.ask(answers_for(GPUS[key]))
     blocks = held(answered, "aten.embedding_dense_backward.default")
@@ -468,14 +466,23 @@ def test_embedding_backward_of_few_indices_takes_nothing() -> None:
     assert sum(_embedding_blocks(3072, 10)) == 0
 
 
-@pytest.mark.parametrize(("capability", "sort"), [((9, 0), 71167), ((8, 0), 72191)])
-def test_embedding_backward_sorts_and_sums(capability, sort: int) -> None:
-    # Of 4,096 indices, int64: 32,768 bytes a vector. Sorted through one more and CUB's storage: 2 * 32,768 again, 18 * 256
-    # for counts, a KiB a tile (4,608 pairs on an H100, 3,840 on an A100: 1 and 2) less 1. Then two more with a count and two scans,
-    # segments twice, and for each of 1,000 rows and every tenth index a place (8 bytes) and a row (8 * 4): 1,000 + 409.
-    assert sort == 2 * 32768 + 18 * 256 + 1024 * (1 if capability == (9, 0) else 2) - 1
+@pytest.mark.parametrize(
+    ("capability", "version", "passes", "sort"),
+    [
+        ((9, 0), (2, 15), 2, 71167),
+        ((8, 0), (2, 15), 2, 72191),
+        ((9, 0), (2, 11), 8, 83455),
+        ((8, 0), (2, 11), 8, 84479),
+    ],
+)
+def test_embedding_backward_sorts_and_sums(capability, version, passes: int, sort: int) -> None:
+    # Of 4,096 indices, int64: 32,768 bytes a vector. Sorted through one more and CUB's storage: 2 * 32,768 again, (2 + 8 * passes)
+    # * 256 for counts, in 2 passes over the 10 bits of 1,000, up to PyTorch 2.11 in 8 over all 64; a KiB a tile (4,608 pairs on
+    # an H100, 3,840 on an A100: 1 and 2) less 1. Then two more with a count and two scans, segments twice, and for each of 1,000
+    # rows and every tenth index a place (8 bytes) and a row (8 * 4): 1,000 + 409.
+    assert sort == 2 * 32768 + (2 + 8 * passes) * 256 + 1024 * (1 if capability == (9, 0) else 2) - 1
     segments, parts = 1000 * 8, 1409
-    assert _embedding_blocks(4096, 1000, capability) == [
+    assert _embedding_blocks(4096, 1000, capability, version) == [
         *[32768] * 3, sort, 32768, 8, 32768, 1279, segments, segments, 1279, 8, parts * 8, parts * 32,
     ]  # fmt: skip
 

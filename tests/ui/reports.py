@@ -50,6 +50,8 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
             "checkpointing": request.checkpointing,
         },
         failures=failures,
+        cautions=[f"the rules are those of PyTorch {request.torch}"] if request.torch else [],
+        target={"torch": request.torch or "2.15"},
         notes=["The loss is cross entropy over 1000 classes."],
         assumptions=["cuBLAS takes its default workspace of 8 MiB."],
         uncounted=["cuDNN may choose a faster convolution with a larger workspace."],

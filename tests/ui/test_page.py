@@ -96,6 +96,28 @@ def test_link_opens_its_question(client, open_page):
     assert address_of(page)["batch"] == "2,3"
 
 
+def test_a_version_of_pytorch_is_asked_for_and_said_with_the_headline(client, open_page):
+    page = open_page(arch="torchvision:resnet18", torch="2.11")
+    assert client.requests == [Request(source="torchvision", name="resnet18", torch="2.11")]
+    assert page.text_input(key="torch").value == "2.11"
+    assert "Note: the rules are those of PyTorch 2.11." in [element.value for element in page.text]
+    page.text_input(key="torch").set_value("2.13").run()
+    assert client.requests[-1].torch == "2.13"
+    assert address_of(page)["torch"] == "2.13"
+    page.text_input(key="torch").set_value("").run()
+    assert client.requests[-1].torch is None
+    assert not any(element.value.startswith("Note: ") for element in page.text)
+
+
+def test_a_version_without_known_rules_is_refused_on_the_page(client, open_page):
+    page = open_page(arch="torchvision:resnet18")
+    page.text_input(key="torch").set_value("2.5").run()
+    shown = [element.value for element in page.text]
+    assert "torch" in shown
+    assert "Given: '2.5'" in shown
+    assert len(client.requests) == 1
+
+
 def test_link_to_copy_says_everything(client, open_page):
     page = open_page(arch="torchvision:resnet18")
     query = link_on(page)

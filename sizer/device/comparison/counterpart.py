@@ -1,16 +1,28 @@
-"""The device that an estimate is made for, so that it may be held against what was measured on another one. No torch."""
+"""The question and the device that an estimate is made for, so that it may be held against a measurement. No torch."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
-from sizer.device.record.measurement import DeviceFacts
+from sizer.device.record.measurement import DeviceFacts, Measurement
 from sizer.errors import DeviceError, quote
 from sizer.memory.context import context_of
 from sizer.memory.gpus import GPUS, Gpu
+from sizer.request import Request, parse_query
+from sizer.versions import OLDEST, format_version, parse_version
 
 KINDS = ("cuda", "mps", "cpu")  # of devices that an estimate has rules for
+
+
+def request_of(measurement: Measurement) -> Request:
+    """The question of a measurement, by the rules of the PyTorch that was measured; the installed one where they are not known."""
+    request = parse_query(measurement.query)
+    try:
+        version = parse_version(measurement.versions.get("torch", "").partition("+")[0])
+    except ValueError:  # one of PyTorch's nightly builds
+        return request
+    return replace(request, torch=format_version(version)) if version >= OLDEST else request
 
 
 def gpu_of(facts: DeviceFacts) -> Gpu:

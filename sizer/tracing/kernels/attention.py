@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sizer.tracing.dtypes import check_attention, check_bias
-from sizer.tracing.libraries import installed_version
+from sizer.versions import Version
 
 if TYPE_CHECKING:
     from sizer.tracing.device import Device
@@ -350,14 +350,35 @@ def on_cuda(device, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=
 
 def _seeds_on_host(args: tuple, out: tuple) -> tuple:
     """_scaled_dot_product_efficient_attention: (output, log sums, seed, offset), the last two on the host outside of graph
-    capture (Note [Seed and Offset Device] in cuda/attention.cu); without dropout they stay on the device, since 2.15."""
-    without_dropout = not (len(args) > 5 and args[5])
-    if without_dropout and installed_version() >= (2, 15):
-        return out
+    capture (Note [Seed and Offset Device] in cuda/attention.cu)."""
     return (*out[:2], *(torch.empty((), dtype=t.dtype, device="cpu") for t in out[2:]))
 
 
-RESULTS_ON_CUDA = {_aten._scaled_dot_product_efficient_attention.default: _seeds_on_host}
+def _seeds_on_host_with_dropout(args: tuple, out: tuple) -> tuple:
+    """The same since 2.15: without dropout they stay on the device."""
+    return _seeds_on_host(args, out) if len(args) > 5 and args[5] else out
+
+
+def _gradients_like_inputs(args: tuple, out: tuple) -> tuple:
+    """The gradients of query, key and value [batch, heads, rows, head_dim] in their own shapes, stored row by row: the meta kernels
+    of PyTorch before 2.14 give those of grouped keys the query's heads."""
+    return (*(_like_input(gradient, input) for gradient, input in zip(out[:3], args[1:4], strict=True)), *out[3:])
+
+
+def _like_input(gradient: Tensor | None, input: Tensor) -> Tensor | None:
+    if gradient is None or gradient.shape == input.shape:
+        return gradient
+    batch, heads, rows, head = input.shape
+    return torch.empty(batch, rows, heads, head, dtype=gradient.dtype, device=gradient.device).transpose(1, 2)
+
+
+def results_on_cuda(version: Version) -> dict[Any, Callable[[tuple, Any], Any]]:
+    """What mends the results of attention's meta kernels, by PyTorch's version."""
+    seeds = _seeds_on_host_with_dropout if version >= (2, 15) else _seeds_on_host
+    return {
+        _aten._scaled_dot_product_efficient_attention.default: seeds,
+        _aten._scaled_dot_product_efficient_attention_backward.default: _gradients_like_inputs,
+    }
 
 
 def on_cpu(device, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):

@@ -1,0 +1,36 @@
+"""The oldest versions that are tested are those that are promised."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+from sizer.estimator import versions
+from sizer.versions import OLDEST, format_version
+from tests.oldest import DEPENDED_ON, REQUIREMENTS, constraints, floors
+
+TEXT = REQUIREMENTS.read_text(encoding="utf-8")
+
+
+def test_constraints_are_the_floors() -> None:
+    text = (
+        "# torch>=1.0,<2 was long ago\ntorch>=2.11,<3\ntorchvision>=0.26.1,<1\ntransformers>=5.17,<6\npandas>=2.2,<4\n"
+    )
+    assert constraints(text) == ["torch==2.11.0", "torchvision==0.26.1", "transformers==5.17.0"]
+    with pytest.raises(KeyError, match="torchvision"):
+        constraints("torch>=2.11,<3\n")
+
+
+def test_rules_begin_with_the_oldest_pytorch() -> None:
+    assert constraints(TEXT)[0] == f"torch=={format_version(OLDEST)}.0"
+
+
+def test_every_version_that_answers_depend_on_is_held() -> None:
+    assert {*DEPENDED_ON, "sizer"} == set(versions())
+
+
+def test_what_is_installed_is_not_older() -> None:
+    as_numbers = lambda text: [int(part) for part in text.split("+")[0].split(".")[:2]]  # noqa: E731
+    for name in DEPENDED_ON:
+        assert as_numbers(version(name)) >= as_numbers(floors(TEXT)[name])

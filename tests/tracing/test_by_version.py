@@ -1,0 +1,47 @@
+"""The rules of one PyTorch give the same figures whichever PyTorch runs them, where the rules alone decide."""
+
+from __future__ import annotations
+
+import pytest
+
+import sizer
+from sizer.errors import RequestError
+from sizer.tracing.libraries import LARGE_WORKSPACE, LT_WORKSPACE
+from tests.tracing.by_version import GPUS, QUESTIONS, peaks, perceptron, recorded
+
+RECORDED = recorded()
+
+
+@pytest.mark.parametrize("version", ["2.11", "2.15"])
+def test_rules_give_what_the_version_itself_said(version: str) -> None:
+    assert peaks(version) == RECORDED[version]
+
+
+def test_versions_differ_where_their_rules_do() -> None:
+    differ = {name for gpu in GPUS for name in QUESTIONS if RECORDED["2.11"][gpu][name] != RECORDED["2.15"][gpu][name]}
+    # workspaces that are kept; grouped heads, a single key head and unbatched attention, which were not fused
+    assert differ >= {"perceptron", "attention in float32, grouped", "attention in float16, one key head"}
+    assert "recurrent" not in differ
+
+
+def test_what_cublas_keeps_is_told_by_version() -> None:
+    old, new = (
+        sizer.size_step(perceptron, gpu="h100-80gb", torch=version).estimates[0] for version in ("2.11", "2.15")
+    )
+    # 2.11 keeps 32 MiB for each of two threads, and 1 MiB for the one where cuBLASLt adds biases; 2.15 nothing
+    assert old.phases[-1].allocated_bytes - new.phases[-1].allocated_bytes == 2 * LARGE_WORKSPACE + LT_WORKSPACE
+
+
+def test_a_version_without_known_rules_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"torch: given '2\.5', allowed PyTorch's versions from 2\.11 on"):
+        sizer.size_step(perceptron, torch="2.5")
+
+
+def test_the_report_says_whose_rules_it_follows() -> None:
+    other = "2.11" if sizer.size_step(perceptron).target["torch"] != "2.11" else "2.12"
+    report = sizer.size_step(perceptron, torch=other)
+    assert report.target == {"torch": other}
+    assert any(
+        text.startswith(f"the rules are those of PyTorch {other}, the code that ran is") for text in report.notes
+    )
+    assert set(report.cautions) <= set(report.notes)

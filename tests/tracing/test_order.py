@@ -1,0 +1,109 @@
+"""The same question has one answer, whatever the process was asked before."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sizer.tracing.imports import imports_apart
+from sizer.tracing.recorder import Recorder
+from tests.tracing.questions import QUESTIONS
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = tuple(QUESTIONS)
+
+# As torch.fx.wrap did up to PyTorch 2.11: a frame that holds itself, and so every frame below it.
+KEEPS_ITS_FRAME = """
+import inspect
+import torch
+def keep():
+    frame = inspect.currentframe()
+keep()
+constant = torch.ones(2)
+"""
+
+
+def _asked(names: tuple[str, ...]) -> dict[str, dict]:
+    """The answers of a fresh process, asked in this order."""
+    command = [sys.executable, "-m", "tests.tracing.questions", ",".join(names)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def in_order() -> dict[str, dict]:
+    return _asked(NAMES)
+
+
+def test_the_order_of_questions_does_not_matter(in_order: dict[str, dict]) -> None:
+    assert _asked(NAMES[::-1]) == in_order
+
+
+@pytest.mark.parametrize("name", NAMES[1:])  # the first question of the first process was asked of a fresh one
+def test_the_first_question_is_answered_as_a_later_one(in_order: dict[str, dict], name: str) -> None:
+    assert _asked((name,))[name] == in_order[name]
+
+
+@pytest.fixture
+def lazy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module that nobody has imported yet and that does what PyTorch's did."""
+    name = "sizer_lazy_module"
+    (tmp_path / f"{name}.py").write_text(KEEPS_ITS_FRAME)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gc.disable()  # as in a trace
+    yield name
+    gc.enable()
+    sys.modules.pop(name, None)
+
+
+def _imports_beside_a_tensor(name: str) -> weakref.ref:
+    tensor = torch.empty(3, device="meta")
+    alive = weakref.ref(tensor)
+    __import__(name)
+    return alive
+
+
+def test_an_import_keeps_no_tensor_of_the_step(lazy_module: str) -> None:
+    with imports_apart():
+        assert _imports_beside_a_tensor(lazy_module)() is None
+
+
+def test_without_care_an_import_keeps_the_tensors_of_the_step(lazy_module: str) -> None:
+    assert _imports_beside_a_tensor(lazy_module)() is not None
+
+
+def test_tensors_that_a_module_makes_are_no_part_of_the_step(lazy_module: str, recorder: Recorder) -> None:
+    with imports_apart(), recorder, torch.inference_mode(), torch.device("meta"):
+        module = __import__(lazy_module)
+    assert (module.constant.device.type, module.constant.is_inference()) == ("cpu", False)
+    assert recorder.log.order == []
+
+
+def test_garbage_of_the_step_itself_is_left_alone(lazy_module: str) -> None:
+    tensor = torch.empty(3, device="meta")
+    alive = weakref.ref(tensor)
+    cycle = [tensor]
+    cycle.append(cycle)
+    del tensor, cycle
+    with imports_apart():
+        __import__(lazy_module)
+        assert alive() is not None
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_module_keeps_its_own_loader(lazy_module: str) -> None:
+    finders = [*sys.meta_path]
+    with imports_apart():
+        module = __import__(lazy_module)
+    assert module.__loader__ is module.__spec__.loader
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+    assert sys.meta_path == finders
