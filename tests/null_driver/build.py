@@ -52,6 +52,7 @@ _NVML = """
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **out) { *out = 0; return 0; }
 int nvmlDeviceGetHandleByUUID(const char *id, void **out) { *out = 0; return 0; }
+int nvmlDeviceGetMemoryInfo(void) { return 3; }
 int nvmlDeviceGetGpuFabricInfoV(void) { return 3; }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return 3; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return 3; }
