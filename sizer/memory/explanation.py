@@ -112,6 +112,8 @@ def explain_workspaces(
     for dtype, tape in tapes.items():
         answered = _answered(tape)
         for op, (size, calls, kept) in _held(tape).items():
+            if size == 0:  # asked for, and nothing on this device
+                continue
             rows.setdefault((op, size, calls, kept, op in answered), []).append(dtype)
     batch = next(iter(tapes.values())).batch if tapes else 0
     uses = []
@@ -125,7 +127,7 @@ def explain_workspaces(
                 kept=kept,
                 dtypes=tuple(dtypes),
                 batch=batch,
-                formula=formula.asked if answered else formula.text,
+                formula=(formula.asked if answered else "") or formula.text,
                 modelled=formula.modelled and not answered,
             )
         )

@@ -359,6 +359,12 @@ def _seeds_on_host_with_dropout(args: tuple, out: tuple) -> tuple:
     return _seeds_on_host(args, out) if len(args) > 5 and args[5] else out
 
 
+def _log_sums_if_asked(args: tuple, out: tuple) -> tuple:
+    """_scaled_dot_product_cudnn_attention(query, key, value, bias, compute_log_sumexp, ..): (output, log sums, ..), which are there
+    in training alone (cuda/attention.cu, _cudnn_attention_forward); the meta kernel always has them."""
+    return out if len(args) > 4 and args[4] else (out[0], torch.empty(0, device=out[1].device), *out[2:])
+
+
 def _gradients_like_inputs(args: tuple, out: tuple) -> tuple:
     """The gradients of query, key and value [batch, heads, rows, head_dim] in their own shapes, stored row by row: the meta kernels
     of PyTorch before 2.14 give those of grouped keys the query's heads."""
@@ -378,6 +384,7 @@ def results_on_cuda(version: Version) -> dict[Any, Callable[[tuple, Any], Any]]:
     return {
         _aten._scaled_dot_product_efficient_attention.default: seeds,
         _aten._scaled_dot_product_efficient_attention_backward.default: _gradients_like_inputs,
+        _aten._scaled_dot_product_cudnn_attention.default: _log_sums_if_asked,
     }
 
 
