@@ -8,15 +8,17 @@ from typing import Literal
 
 from sizer.memory.allocator import place, replay
 from sizer.memory.bounds import (
+    BETWEEN_VERSIONS,
     CONTEXT,
-    WORKSPACES,
+    ENGINES,
+    MODELS,
     ZERO_GRAD,
     Margin,
+    engines_margin,
     gradients_kept,
-    largest,
     modelled_blocks,
-    next_engines,
-    smallest,
+    with_models_twice,
+    without_models,
 )
 from sizer.memory.gpus import Gpu
 from sizer.memory.tape import AffineTape, Tape
@@ -56,8 +58,8 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     `process_bytes` is what nvidia-smi would show: the allocator's peak reserved bytes plus the device's context. On MPS
     it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
 
-    The range is that of what is uncertain (sizer.memory.bounds), each part found by replays: a small or a large context, the
-    workspaces of other engines that cuDNN ranks high, and gradients that live through the next forward pass.
+    The range is that of what is uncertain (sizer.memory.bounds): a small or a large context, the engines of another version of
+    cuDNN, and by replays modelled workspaces and gradients that live through the next forward pass.
     `fits` is True where the work with all that makes it large runs on the device, False where the work with all that makes it
     small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would.
 
@@ -114,7 +116,8 @@ def largest_batch(
         {batch: fits is True for batch, fits in known.items()},
         start=_first_guess(quick or tape, bound, capacity, gpu, expandable_segments),
     )
-    ceiling = _batch_bound(tape, gpu.total_bytes - gpu.context_low_bytes, with_modelled=False)
+    most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
+    ceiling = _batch_bound(tape, most, with_modelled=False)
     possible = _search_twice(
         lambda one, batch: _possibly(one.at(batch), gpu, expandable_segments),
         (quick, tape),
@@ -157,37 +160,39 @@ def _margins(tape: Tape, gpu: Gpu, reserved: int, expandable_segments: bool) -> 
             return reserved
         return max(place(other, gpu.backend, None, expandable_segments).reserved, default=0)
 
-    with_others = [reserved, *(peak(other) for other in (next_engines(tape), smallest(tape), largest(tape)))]
-    low, high, kept = min(with_others), max(with_others), peak(gradients_kept(tape))
+    few, many = peak(without_models(tape)), peak(with_models_twice(tape))
+    engines, kept = engines_margin(tape, reserved), peak(gradients_kept(tape))
     found = (
         Margin(
             name=CONTEXT,
             less_bytes=gpu.context_bytes - gpu.context_low_bytes,
             more_bytes=gpu.context_high_bytes - gpu.context_bytes,
         ),
-        Margin(name=WORKSPACES, less_bytes=reserved - low, more_bytes=high - reserved),
+        Margin(name=ENGINES, less_bytes=engines, more_bytes=engines),
+        Margin(name=MODELS, less_bytes=max(0, reserved - few), more_bytes=max(0, many - reserved)),
         Margin(name=ZERO_GRAD, less_bytes=0, more_bytes=max(0, kept - reserved)),
     )
     return tuple(margin for margin in found if margin.less_bytes or margin.more_bytes)
 
 
 def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work runs with the most workspace and gradients kept, beside the largest context."""
+    """Whether the work runs with all that makes it large, beside the largest context: engines of another version of cuDNN take
+    their share of what is left."""
     capacity = gpu.total_bytes - gpu.context_high_bytes
-    return (
-        capacity > 0
-        and place(gradients_kept(largest(tape)), gpu.backend, capacity, expandable_segments).failed_at is None
-    )
+    if capacity <= 0:
+        return False
+    capacity -= engines_margin(tape, capacity * 100 // (100 + BETWEEN_VERSIONS))
+    large = gradients_kept(with_models_twice(tape))
+    return place(large, gpu.backend, capacity, expandable_segments).failed_at is None
 
 
 def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work, or the same with the least workspace, runs beside the smallest context."""
+    """Whether the work runs with all that makes it small, beside the smallest context."""
     capacity = gpu.total_bytes - gpu.context_low_bytes
-    few = smallest(tape)
-    tried = (tape,) if few is tape else (few, tape)
-    return capacity > 0 and any(
-        place(one, gpu.backend, capacity, expandable_segments).failed_at is None for one in tried
-    )
+    if capacity <= 0:
+        return False
+    capacity += engines_margin(tape, capacity * 100 // (100 - BETWEEN_VERSIONS))
+    return place(without_models(tape), gpu.backend, capacity, expandable_segments).failed_at is None
 
 
 def _settled(tape: AffineTape, known: Mapping[int, bool | str], bound: int) -> AffineTape | None:

@@ -6,12 +6,11 @@ package only asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-Answer = Callable[[str, tuple[str, ...], tuple[int, ...]], Sequence[int]]
-"""The bytes of a block by a question's kind, words and numbers: first what is taken, then what would be taken next, as another
-version of the library might. Empty where there is no answer and the model stands."""
+Answer = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
+"""The bytes of a block by a question's kind, words and numbers; None where there is no answer and the model stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

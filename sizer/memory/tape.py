@@ -30,7 +30,7 @@ class Tape:
     marks: (position in `order` where the phase ends, phase name), ascending; the phases are slices of `order`.
     stand_ins: what was assumed where a value was unknown; every report lists them as uncounted.
     questions: by what the size of some blocks is asked of a library; what stands in `sizes` until then is a model.
-    choices: for each question its answers (bytes), the first of which is the size; empty where nobody answered.
+    answered: the blocks whose size is such an answer.
     second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
     A kernel's inner workspace is an ordinary block of category "workspace" around its op.
     """
@@ -46,14 +46,8 @@ class Tape:
     marks: tuple[tuple[int, str], ...]
     stand_ins: tuple[str, ...] = ()
     questions: tuple[Question, ...] = ()
-    choices: tuple[tuple[int, ...], ...] = ()
+    answered: frozenset[int] = frozenset()
     second_forward: int | None = None
-
-    @property
-    def answered(self) -> frozenset[int]:
-        """The blocks whose size is an answer."""
-        asked = zip(self.questions, self.choices, strict=True) if self.choices else ()
-        return frozenset(block for question, sizes in asked if sizes for block in question.blocks)
 
     def ask(self, answer: Answer | None) -> Tape:
         """The tape with the sizes (bytes) that its questions are answered with; itself where nobody answers."""
@@ -61,13 +55,15 @@ class Tape:
             return self
         return self.sized([answer(q.kind, q.words, q.numbers) for q in self.questions])
 
-    def sized(self, answers: Sequence[Sequence[int]]) -> Tape:
-        """The tape with the answers (bytes) to each of its questions, the first of which counts; without any the model stands."""
-        sizes = self.sizes[:]
-        for question, found in zip(self.questions, answers, strict=True):
-            for block in question.blocks if found else ():
-                sizes[block] = found[0]
-        return replace(self, sizes=sizes, choices=tuple(map(tuple, answers)))
+    def sized(self, answers: Sequence[int | None]) -> Tape:
+        """The tape with an answer (bytes) to each of its questions; where that is None the model stands."""
+        sizes, answered = self.sizes[:], set()
+        for question, size in zip(self.questions, answers, strict=True):
+            if size is not None:
+                answered.update(question.blocks)
+                for block in question.blocks:
+                    sizes[block] = size
+        return replace(self, sizes=sizes, answered=frozenset(answered))
 
     def in_words(self, others: dict[str, str]) -> Tape:
         """The tape whose questions have some words in the place of others."""
@@ -176,7 +172,7 @@ class AffineTape:
             second_forward=self.second_forward,
         )
         if self.settled:
-            return tape.sized([() if line is None else (line[0] + line[1] * batch,) for line in self.settled])
+            return tape.sized([line and line[0] + line[1] * batch for line in self.settled])
         return tape.ask(self.answer)
 
     def settle(self, low: int, high: int) -> AffineTape:
@@ -185,10 +181,10 @@ class AffineTape:
 
     def _line(self, question: AffineQuestion, low: int, high: int) -> tuple[int, int] | None:
         first, second = (self.answer(q.kind, q.words, q.numbers) for q in (question.at(low), question.at(high)))
-        if not first or not second:
+        if first is None or second is None:
             return None
-        slope = max(0, (second[0] - first[0]) // (high - low))
-        return max(0, second[0] - slope * high), slope
+        slope = max(0, (second - first) // (high - low))
+        return max(0, second - slope * high), slope
 
     def check(self, third: Tape) -> None:
         """None where a third trace (or its beginning) is predicted to the byte, its questions to the number.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sizer.memory.gpus import Gpu
 from sizer.memory.hardware import HARDWARE
@@ -16,12 +16,12 @@ from sizer.tracing import (
     reductions_cuda,
 )
 
-# Each takes the key of a GPU, the question's words and numbers, and returns bytes in order of preference, none where it can't tell.
-KINDS: dict[str, Callable[[str, tuple[str, ...], tuple[int, ...]], Sequence[int]]] = {
-    convolution_cuda.CUDNN: cudnn_convolution.workspaces,
-    embedding_cuda.EMBEDDING: lambda *question: (embedding_cuda.answer(*question),),
-    normalization_cuda.NORM: lambda *question: (normalization_cuda.answer(*question),),
-    reductions_cuda.REDUCTION: lambda *question: (reductions_cuda.answer(*question),),
+# Each takes the key of a GPU, the question's words and numbers, and returns bytes, or None where it cannot tell.
+KINDS: dict[str, Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]] = {
+    convolution_cuda.CUDNN: cudnn_convolution.workspace_bytes,
+    embedding_cuda.EMBEDDING: embedding_cuda.answer,
+    normalization_cuda.NORM: normalization_cuda.answer,
+    reductions_cuda.REDUCTION: reductions_cuda.answer,
 }
 
 
@@ -30,7 +30,7 @@ def answers_for(gpu: Gpu) -> Answer | None:
     if gpu.key not in HARDWARE:
         return None
 
-    def answer(kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> Sequence[int]:
+    def answer(kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
         return KINDS[kind](gpu.key, words, numbers)
 
     return answer

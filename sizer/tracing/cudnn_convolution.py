@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -22,8 +21,6 @@ _CONVOLUTION = 1
 _COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _DIMENSIONS = range(100, 107)
 _DATA_TYPE, _CONVOLUTION_MODE, _CROSS_CORRELATION = 1, 7, 1
 _FARTHEST = 32  # getAlignment looks no farther
-ENGINES = 2  # as many different ones are asked for
-_CONFIGS = 9  # and in so many configurations they are looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,39 +57,31 @@ def without_cublaslt() -> str | None:
     answering = cudnn.answers()
     if isinstance(answering, str):
         return answering
-    _workspaces("a100-80gb", ("forward", "float32", "contiguous", "tf32"), _POINTWISE, 1)
+    _workspace_bytes("a100-80gb", ("forward", "float32", "contiguous", "tf32"), _POINTWISE)
     return None if answering.products else "cuDNN had looked for cuBLASLt before, or does not"
 
 
 @functools.lru_cache(maxsize=2**16)
-def workspaces(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """The workspaces (bytes) of the first plans that PyTorch would try on a GPU of the catalogue, one of each engine: it runs the
-    first, another version of cuDNN might put one of the others first. None where cuDNN is not installed, too old for described
-    devices, or has no plan."""
+def workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
+    """The workspace (bytes) of the first plan that PyTorch would run on a GPU of the catalogue; None where cuDNN is not
+    installed, too old for described devices, or has no plan."""
     without_cublaslt()
-    return _workspaces(gpu, words, numbers, ENGINES)
+    return _workspace_bytes(gpu, words, numbers)
 
 
-def _workspaces(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...], limit: int) -> tuple[int, ...]:
+def _workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
     found, device = cudnn.library(), _device(gpu)
     if found is None or device is None:
-        return ()
-    sizes: dict[int, int] = {}
+        return None
     with Workshop(found, HARDWARE[gpu].capability) as shop:
         try:
             graph = _graph(shop, words, numbers)
             for mode in (cudnn.INSTANT, cudnn.FALLBACK):
-                configs = _usable(shop, graph, device, mode, gpu, words, numbers)
-                for engine, config in itertools.islice(configs, _CONFIGS):
-                    if engine not in sizes:
-                        sizes[engine] = shop.workspace(config)
-                    if len(sizes) == limit:
-                        return tuple(sizes.values())
-                if sizes:  # PyTorch asks for the fallbacks where no other plan works
-                    break
-        except RefusedError:
-            pass  # what cuDNN does not support has no plans, or no more
-    return tuple(sizes.values())
+                for config in _usable(shop, graph, device, mode, gpu, words, numbers):
+                    return shop.workspace(config)
+        except RefusedError:  # cuDNN does not support it
+            return None
+    return None
 
 
 @functools.cache
@@ -152,8 +141,8 @@ def strides_of(sizes: Sequence[int], layout: str) -> list[int]:
 def _usable(
     shop: Workshop, graph: ctypes.c_void_p, device: ctypes.c_void_p, mode: int,
     gpu: str, words: tuple[str, ...], numbers: tuple[int, ...],
-) -> Iterator[tuple[int, ctypes.c_void_p]]:  # fmt: skip
-    """Engines with configurations that pass filterEngineConfigs and plan_errata_exception; none where the heuristics know none."""
+) -> Iterator[ctypes.c_void_p]:  # fmt: skip
+    """Configurations that pass filterEngineConfigs and plan_errata_exception; none where the heuristics know none."""
     direction, dtype = words[:2]
     try:
         for config in shop.configs(graph, device, mode):
@@ -164,7 +153,7 @@ def _usable(
             if dtype == "float32" and "tf32" not in words:
                 unwanted.add(cudnn.TENSOR_CORE)
             if not notes & unwanted and not _is_erratum(direction, engine, gpu, rank=(len(numbers) + 3) // 6):
-                yield engine, config
+                yield config
     except RefusedError:
         return
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 import sizer
-from sizer.memory.bounds import WORKSPACES, Margin
+from sizer.memory.bounds import CONTEXT, ENGINES, MODELS, Margin
 from sizer.memory.gpus import GPUS
 from sizer.memory.hardware import HARDWARE
 from sizer.memory.report import Report
 from sizer.tracing import convolution_cuda, cublaslt, cudnn, cudnn_convolution, deviceless
 from sizer.tracing.answers import answers_for, who_answers
 from sizer.tracing.convolution_backend import as_call, backend_of
-from sizer.tracing.cudnn_convolution import strides_of, workspaces
+from sizer.tracing.cudnn_convolution import strides_of, workspace_bytes
 from sizer.tracing.linkage import NoImportError, replace_import
 
 WORDS = ("forward", "float32", "contiguous", "tf32")
@@ -34,15 +34,10 @@ def numbers(input: tuple[int, ...], weight: tuple[int, ...], *, padding: int = 0
     return (*input, input[0], weight[0], *result, *weight, *[padding] * 2, *[stride] * 2, 1, 1, 0, 0, 0)
 
 
-def workspace_bytes(gpu: str, words: tuple[str, ...], asked: tuple[int, ...]) -> int | None:
-    """The workspace of the engine that runs."""
-    return next(iter(workspaces(gpu, words, asked)), None)
-
-
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No cuDNN is installed."""
-    caches = (cudnn._found, cudnn_convolution.without_cublaslt, cudnn_convolution._device, workspaces)
+    caches = (cudnn._found, cudnn_convolution.without_cublaslt, cudnn_convolution._device, workspace_bytes)
     with monkeypatch.context() as patch:
         patch.setattr(cudnn, "_folders", lambda: iter([Path("/nowhere")]))
         for cache in caches:
@@ -76,10 +71,10 @@ def test_pointwise_convolutions_go_through_cublaslt(gpu: str, direction: str, by
 def test_without_a_driver_cudnn_would_pass_over_these_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = numbers((32, 256, 56, 56), (64, 256, 1, 1))
     words = ("forward", "float32", "contiguous", "tf32")
-    assert cudnn_convolution._workspaces("a100-40gb", words, asked, 1) == (0,)
+    assert cudnn_convolution._workspace_bytes("a100-40gb", words, asked) == 0
     monkeypatch.setattr(deviceless.Answers, "asking", lambda self, capability: nullcontext())
     # copies of all three operands in NHWC instead: 4 * (32 * 256 * 56 * 56 + 32 * 64 * 56 * 56 + 64 * 256) bytes are 122.6 MiB
-    (alone,) = cudnn_convolution._workspaces("a100-40gb", words, asked, 1)
+    alone = cudnn_convolution._workspace_bytes("a100-40gb", words, asked)
     assert alone > 4 * 32 * 256 * 56 * 56
 
 
@@ -101,9 +96,9 @@ def test_engines_that_would_be_compiled_are_chosen_and_not_compiled() -> None:
 
 _ASKED_IN_ORDER = """
 import json, sys
-from sizer.tracing.cudnn_convolution import workspaces
+from sizer.tracing.cudnn_convolution import workspace_bytes
 asked = [(gpu, tuple(words), tuple(numbers)) for gpu, words, numbers in json.loads(sys.argv[1])]
-print(json.dumps([workspaces(*one) for one in asked]))
+print(json.dumps([workspace_bytes(*one) for one in asked]))
 """
 
 
@@ -219,15 +214,14 @@ def test_reports_say_who_was_asked() -> None:
     assert any(who in line for line in told.modelled)
     use = next(use for use in told.workspaces if use.op == "aten.convolution.default")
     assert who in use.formula and not use.modelled
-    row, gpu = report.estimates[0], report.gpu
-    assert row.process_high_bytes - row.process_low_bytes == gpu.context_high_bytes - gpu.context_low_bytes
+    assert [margin.name for margin in report.estimates[0].margins] == [CONTEXT, ENGINES]
     assert Report.from_dict(report.to_dict()) == report
 
 
 def test_without_cudnn_workspaces_are_modelled_and_said_to_be(nobody: None) -> None:
     gpu = GPUS["h100-80gb"]
     assert cudnn.library() is None and cudnn.version() is None and who_answers(gpu) is None
-    assert answers_for(gpu)(convolution_cuda.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1)) == ()
+    assert answers_for(gpu)(convolution_cuda.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1)) is None
     report = sizer.estimate(SMALL)
     assert [line for line in report.uncounted if "workspaces of convolutions: modelled" in line]
     use = next(use for use in report.explanation.workspaces if use.op == "aten.convolution.default")
@@ -235,7 +229,7 @@ def test_without_cudnn_workspaces_are_modelled_and_said_to_be(nobody: None) -> N
     # the largest workspace at batch 2: [2, 512, 1, 1] twice and [512, 512, 3, 3] of the last convolution are 9,445,376 bytes, which
     # share a segment of 20 MiB with others; twice as many need another one
     assert 2 * 4 * (2 * 2 * 512 + 512 * 512 * 9) < 20 * 2**20
-    assert report.estimates[0].margins[1:] == (Margin(name=WORKSPACES, less_bytes=0, more_bytes=20 * 2**20),)
+    assert report.estimates[0].margins[1:] == (Margin(name=MODELS, less_bytes=0, more_bytes=20 * 2**20),)
 
 
 def test_an_old_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
