@@ -251,6 +251,18 @@ def test_flash_attention_backward() -> None:
     assert held(tape, "aten._scaled_dot_product_flash_attention_backward.default") == [[256, 2048, 65536]] * 2
 
 
+def test_math_adds_a_boolean_mask_in_the_querys_dtype() -> None:
+    mask = torch.zeros(16, 16, dtype=torch.bool, device="meta")
+    on = cuda(TURING)  # no fused kernel for bfloat16
+    tape = call(
+        lambda w: F.scaled_dot_product_attention(w, w, w, attn_mask=mask), 2, 4, 16, 64, on=on, dtype="bfloat16"
+    )
+    made = [
+        tape.sizes[block] for block in tape.order if block >= 0 and tape.op_names[tape.ops[block]] == "aten.where.self"
+    ]
+    assert made == [16 * 16 * 2] * 2  # in both steps
+
+
 def test_flash_attention_backward_of_grouped_heads() -> None:
     def grouped(w: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(w, w[:, :1], w[:, :1], enable_gqa=True)

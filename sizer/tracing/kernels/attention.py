@@ -290,12 +290,14 @@ def _cudnn(a: Attention) -> Tensor:
 
 
 def _math(a: Attention) -> Tensor:
-    """attention.cpp, _scaled_dot_product_attention_math: halves are computed in float32, the mask is added in place."""
+    """attention.cpp, _scaled_dot_product_attention_math: halves are computed in float32, the mask is added in place; a boolean one
+    was made one of the query's dtype before.
+    """
     dtype = a.query.dtype
     query, key, value = (t.float() if dtype in _HALVES else t for t in (a.query, a.key, a.value))
     half_scale = math.sqrt(a.scale if a.scale is not None else 1 / math.sqrt(query.shape[-1]))
     scaled = query * half_scale
-    mask = _additive(a.mask, scaled.dtype)
+    mask = _additive(a.mask, dtype)
     if a.is_causal:
         lower = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = _additive(lower, scaled.dtype)
