@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sizer.tracing import autocast_lists as lists
 from sizer.tracing.autocast import Autocast
+from sizer.versions import installed_version
 
 HALF, FLOAT, FP16 = torch.bfloat16, torch.float32, torch.float16
 
@@ -32,7 +33,7 @@ LEFT_OUT = {
 
 @contextmanager
 def traced(kind: str = "cuda") -> Iterator[Autocast]:
-    autocast = Autocast(kind)
+    autocast = Autocast(kind, installed_version())
     with autocast.installed():
         yield autocast
 
