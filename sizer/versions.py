@@ -37,7 +37,7 @@ def installed_version() -> Version:
     return int(major), int(minor)
 
 
-def rules_of(target: Version) -> Version:
+def version_followed(target: Version) -> Version:
     """The version that was read whose rules a version goes by: its own, or of those that were not read a neighbour's."""
     if target in READ:
         return target
@@ -49,13 +49,12 @@ def rules_of(target: Version) -> Version:
 def cautions(target: Version, installed: Version) -> tuple[str, ...]:
     """What to know of figures by the rules of one PyTorch that another one, the installed, was run for."""
     said = []
-    followed = rules_of(target)
+    followed = version_followed(target)
     if target != followed:
-        beyond = "older than the rules" if target < OLDEST else "newer than the rules"
-        where = "not among the versions whose rules are known" if OLDEST < target < NEWEST else beyond
+        where = "newer than" if target > NEWEST else "older than" if target < OLDEST else "not among"
         said.append(
-            f"PyTorch {format_version(target)} is {where}, which were read in 2.6 and 2.11 to {format_version(NEWEST)}: those of "
-            f"{format_version(followed)} were followed"
+            f"PyTorch {format_version(target)} is {where} the versions whose rules were read, 2.6 and 2.11 to "
+            f"{format_version(NEWEST)}: those of {format_version(followed)} were followed"
         )
     if target != installed:
         said.append(

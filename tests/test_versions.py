@@ -20,7 +20,7 @@ from sizer.versions import (
     format_version,
     installed_version,
     parse_version,
-    rules_of,
+    version_followed,
 )
 
 PACKAGE = Path(sizer.__file__).parent
@@ -78,12 +78,12 @@ def test_what_to_know_of_another_version() -> None:
     assert said.startswith("the rules are those of PyTorch 2.6, the code that ran is that of the installed 2.15")
     newer = cautions((9, 0), (9, 0))
     assert newer == (
-        "PyTorch 9.0 is newer than the rules, which were read in 2.6 and 2.11 to 2.15: those of 2.15 were followed",
+        "PyTorch 9.0 is newer than the versions whose rules were read, 2.6 and 2.11 to 2.15: those of 2.15 were followed",
     )
     assert len(cautions((9, 0), NEWEST)) == 2
     (older,) = cautions((2, 5), (2, 5))  # the installed one, which no query could ask for
     assert older.startswith(
-        "PyTorch 2.5 is older than the rules, which were read in 2.6 and 2.11 to 2.15: those of 2.6 were"
+        "PyTorch 2.5 is older than the versions whose rules were read, 2.6 and 2.11 to 2.15: those of 2.6"
     )
 
 
@@ -91,18 +91,18 @@ def test_what_to_know_of_another_version() -> None:
     ("target", "followed"), [((2, 7), "2.6"), ((2, 8), "2.6"), ((2, 9), "2.11"), ((2, 10), "2.11")]
 )
 def test_a_version_that_was_not_read_follows_a_neighbour_and_says_so(target: tuple[int, int], followed: str) -> None:
-    assert format_version(rules_of(target)) == followed
+    assert format_version(version_followed(target)) == followed
     not_read, other = cautions(target, NEWEST)
     assert not_read == (
-        f"PyTorch {format_version(target)} is not among the versions whose rules are known, which were read in 2.6 and 2.11 to "
+        f"PyTorch {format_version(target)} is not among the versions whose rules were read, 2.6 and 2.11 to "
         f"2.15: those of {followed} were followed"
     )
     assert other.startswith(f"the rules are those of PyTorch {format_version(target)}, the code that ran is")
 
 
 def test_versions_that_were_read_follow_themselves() -> None:
-    assert [rules_of(version) for version in READ] == list(READ)
-    assert (rules_of((1, 13)), rules_of((9, 0))) == (OLDEST, NEWEST)
+    assert [version_followed(version) for version in READ] == list(READ)
+    assert (version_followed((1, 13)), version_followed((9, 0))) == (OLDEST, NEWEST)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sizer.versions import Version, rules_of
+from sizer.versions import Version, version_followed
 
 _aten = torch.ops.aten
 
@@ -66,7 +66,7 @@ class Blas:
 
 def blas_of(capability: Capability, version: Version) -> Blas:
     """What cuBLAS takes on a device of this capability in this version of PyTorch."""
-    version = rules_of(version)
+    version = version_followed(version)
     large = capability == (9, 0) if version < (2, 12) else 9 <= capability[0] <= 12
     own_lt = version < (2, 12) or version >= (2, 15)
     size = LARGE_WORKSPACE if large else DEFAULT_WORKSPACE

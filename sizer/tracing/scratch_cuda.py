@@ -22,7 +22,7 @@ from sizer.tracing.kernels import recurrent
 from sizer.tracing.scratch import Scratch, Stages, safe_softmax
 from sizer.tracing.steps import Inner, Steps
 from sizer.tracing.values import tensors_of
-from sizer.versions import rules_of
+from sizer.versions import version_followed
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -50,7 +50,7 @@ def flash_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
     query, key = args[1], args[2]
     batch, heads, queries, head = query.shape
     rows = batch * heads * _up(queries, 128) * 4
-    sizes = [rows, rows * _up(head, 32 if head <= 128 or rules_of(device.version) < (2, 11) else 64)]
+    sizes = [rows, rows * _up(head, 32 if head <= 128 or version_followed(device.version) < (2, 11) else 64)]
     if key.shape[1] != heads:
         sizes += [batch * key.shape[2] * heads * head * query.itemsize] * 2
     return [sizes]

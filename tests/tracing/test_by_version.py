@@ -43,7 +43,7 @@ def test_what_cublas_keeps_in_2_6() -> None:
 def test_the_report_says_that_2_8_was_not_read() -> None:
     report = sizer.size_step(perceptron, gpu="a100-80gb", torch="2.8")
     assert report.target == {"torch": "2.8"}
-    (said,) = [text for text in report.notes if "PyTorch 2.8 is not among the versions whose rules are known" in text]
+    (said,) = [text for text in report.notes if "PyTorch 2.8 is not among the versions whose rules were read" in text]
     assert said.endswith("those of 2.6 were followed")
     by_2_6 = sizer.size_step(perceptron, gpu="a100-80gb", torch="2.6").estimates[0]
     assert report.estimates[0].phases == by_2_6.phases

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sizer.tracing.dtypes import check_attention, check_bias
-from sizer.versions import Version, rules_of
+from sizer.versions import Version, version_followed
 
 if TYPE_CHECKING:
     from sizer.tracing.device import Device
@@ -400,7 +400,7 @@ def results_on_cuda(version: Version) -> dict[Any, Callable[[tuple, Any], Any]]:
     seeds = _seeds_on_host_with_dropout if version >= (2, 15) else _seeds_on_host
     flash = {_aten._scaled_dot_product_flash_attention.default: _flash_seeds_on_host}
     return {
-        **(flash if rules_of(version) < (2, 11) else {}),
+        **(flash if version_followed(version) < (2, 11) else {}),
         _aten._scaled_dot_product_efficient_attention.default: seeds,
         _aten._scaled_dot_product_efficient_attention_backward.default: _gradients_like_inputs,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from sizer.versions import rules_of
+from sizer.versions import version_followed
 
 if TYPE_CHECKING:
     from sizer.tracing.device import Device
@@ -49,7 +49,7 @@ def rms_norm_on_cuda(device: Device, input, normalized_shape, weight=None, eps=N
 
     Not for weights of another dtype or images in channels-last order, nor in 2.6: then a chain of operators.
     """
-    if rules_of(device.version) < (2, 11):
+    if version_followed(device.version) < (2, 11):
         return _rms_norm_of_2_6(input, len(normalized_shape), weight, eps)
     channels_last = suggest_memory_format(input) not in (torch.contiguous_format, torch.preserve_format)
     if channels_last or (weight is not None and weight.dtype != input.dtype):
