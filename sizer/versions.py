@@ -1,6 +1,7 @@
 """PyTorch's version: whose rules are followed. Everything that follows from it asks here, or the value that was made here.
 
-A version is (major, minor). The rules were read in the sources of `OLDEST` to `NEWEST`; what they say of each stands beside them.
+A version is (major, minor). The rules were read in the sources of the versions in `READ`; what they say of each stands beside
+them. Where pull requests tell in which version between 2.6 and 2.11 a rule changed, it goes by that.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from importlib.metadata import version
 
 Version = tuple[int, int]
 
-OLDEST: Version = (2, 11)
-NEWEST: Version = (2, 15)
+READ: tuple[Version, ...] = ((2, 6), *((2, minor) for minor in range(11, 16)))
+OLDEST, NEWEST = READ[0], READ[-1]
+_AS_2_11: Version = (2, 9)  # from here on versions that were not read are taken to be as 2.11, before as 2.6
 
 _TEXT = re.compile(r"(\d{1,2})\.(\d{1,3})(?:\.\d{1,3})?", re.ASCII)
 
@@ -35,14 +37,24 @@ def installed_version() -> Version:
     return int(major), int(minor)
 
 
+def version_followed(target: Version) -> Version:
+    """The version that was read whose rules a version goes by: its own, or of those that were not read a neighbour's."""
+    if target in READ:
+        return target
+    if target > NEWEST:
+        return NEWEST
+    return OLDEST if target < _AS_2_11 else (2, 11)
+
+
 def cautions(target: Version, installed: Version) -> tuple[str, ...]:
     """What to know of figures by the rules of one PyTorch that another one, the installed, was run for."""
     said = []
-    nearest = min(max(target, OLDEST), NEWEST)
-    if target != nearest:
+    followed = version_followed(target)
+    if target != followed:
+        where = "newer than" if target > NEWEST else "older than" if target < OLDEST else "not among"
         said.append(
-            f"PyTorch {format_version(target)} is {'newer' if target > nearest else 'older'} than the rules, which were read in "
-            f"{format_version(OLDEST)} to {format_version(NEWEST)}: those of {format_version(nearest)} were followed"
+            f"PyTorch {format_version(target)} is {where} the versions whose rules were read, 2.6 and 2.11 to "
+            f"{format_version(NEWEST)}: those of {format_version(followed)} were followed"
         )
     if target != installed:
         said.append(

@@ -15,10 +15,12 @@ from sizer.tracing import builds
 from sizer.versions import (
     NEWEST,
     OLDEST,
+    READ,
     cautions,
     format_version,
     installed_version,
     parse_version,
+    version_followed,
 )
 
 PACKAGE = Path(sizer.__file__).parent
@@ -73,14 +75,34 @@ def test_who_asks_is_caught() -> None:
 def test_what_to_know_of_another_version() -> None:
     assert cautions(NEWEST, NEWEST) == ()
     (said,) = cautions(OLDEST, NEWEST)
-    assert said.startswith("the rules are those of PyTorch 2.11, the code that ran is that of the installed 2.15")
+    assert said.startswith("the rules are those of PyTorch 2.6, the code that ran is that of the installed 2.15")
     newer = cautions((9, 0), (9, 0))
     assert newer == (
-        "PyTorch 9.0 is newer than the rules, which were read in 2.11 to 2.15: those of 2.15 were followed",
+        "PyTorch 9.0 is newer than the versions whose rules were read, 2.6 and 2.11 to 2.15: those of 2.15 were followed",
     )
     assert len(cautions((9, 0), NEWEST)) == 2
-    (older,) = cautions((2, 6), (2, 6))  # the installed one, which no query could ask for
-    assert older.startswith("PyTorch 2.6 is older than the rules, which were read in 2.11 to 2.15: those of 2.11 were")
+    (older,) = cautions((2, 5), (2, 5))  # the installed one, which no query could ask for
+    assert older.startswith(
+        "PyTorch 2.5 is older than the versions whose rules were read, 2.6 and 2.11 to 2.15: those of 2.6"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "followed"), [((2, 7), "2.6"), ((2, 8), "2.6"), ((2, 9), "2.11"), ((2, 10), "2.11")]
+)
+def test_a_version_that_was_not_read_follows_a_neighbour_and_says_so(target: tuple[int, int], followed: str) -> None:
+    assert format_version(version_followed(target)) == followed
+    not_read, other = cautions(target, NEWEST)
+    assert not_read == (
+        f"PyTorch {format_version(target)} is not among the versions whose rules were read, 2.6 and 2.11 to "
+        f"2.15: those of {followed} were followed"
+    )
+    assert other.startswith(f"the rules are those of PyTorch {format_version(target)}, the code that ran is")
+
+
+def test_versions_that_were_read_follow_themselves() -> None:
+    assert [version_followed(version) for version in READ] == list(READ)
+    assert (version_followed((1, 13)), version_followed((9, 0))) == (OLDEST, NEWEST)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +132,13 @@ def test_a_volta_is_too_old_for_todays_wheels() -> None:
     assert [builds.caution(GPUS[key], (2, 14)) for key in ("t4", "rtx-4090", "b200", "cpu", "m2-ultra-64gb")] == [
         None
     ] * 5
+
+
+def test_the_wheels_of_2_6_know_a_volta_but_no_blackwell() -> None:
+    assert builds.caution(GPUS["v100-16gb"], (2, 6)) is None
+    said = builds.caution(GPUS["rtx-5090"], (2, 6))
+    assert said is not None
+    assert "built for sm_50, sm_60, sm_70, sm_75, sm_80, sm_86, sm_90 and would fail there" in said
 
 
 def test_every_other_gpu_of_the_catalogue_is_not_older() -> None:

@@ -1,7 +1,7 @@
 """Autocast on meta tensors, at the very place where PyTorch has it.
 
 `torch.autocast` works on the dispatch key above autograd, by operator lists, and refuses tensors of other devices. Here the
-same lists (aten/src/ATen/autocast_mode.h, PyTorch 2.11 to 2.15) are registered on a key that no device in use has
+same lists (aten/src/ATen/autocast_mode.h, PyTorch 2.6 and 2.11 to 2.15) are registered on a key that no device in use has
 (AutocastIPU), so that casts happen for calls from Python and from inside composite C++ operators alike, autograd records
 them, and the cache of cast weights lives exactly as long: until the outermost context ends.
 """
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sizer.tracing import autocast_lists as lists
+from sizer.versions import Version, version_followed
 
 _KEY = "AutocastIPU"
 _DEVICE = "ipu"
@@ -26,13 +27,14 @@ _aten = torch.ops.aten
 class Autocast:
     """The autocast state of a traced device: (enabled, dtype), its nesting and its cache of cast weights."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, version: Version) -> None:
         self.device_types = {kind, "meta"}
         self.enabled = False
         self.dtype = torch.bfloat16 if kind == "cpu" else torch.float16
         self._nesting = 0
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._kind = kind
+        self._float32_of_cuda = lists.FLOAT32 if version_followed(version) >= (2, 11) else lists.FLOAT32_OF_2_6
         self._excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)
 
     def cast(self, dtype: torch.dtype, value: Any) -> Any:
@@ -90,7 +92,13 @@ class Autocast:
 
     def _register(self, library: torch.library.Library) -> None:
         tables = {
-            "cuda": (lists.LOWER_PRECISION, lists.FLOAT32, lists.FLOAT32_SET_DTYPE, lists.PROMOTE, lists.BANNED),
+            "cuda": (
+                lists.LOWER_PRECISION,
+                self._float32_of_cuda,
+                lists.FLOAT32_SET_DTYPE,
+                lists.PROMOTE,
+                lists.BANNED,
+            ),
             "mps": (lists.MPS_LOWER_PRECISION, lists.MPS_FLOAT32, (), lists.MPS_PROMOTE, ()),
             "cpu": (lists.CPU_LOWER_PRECISION, lists.CPU_FLOAT32, (), lists.CPU_PROMOTE, ()),
         }[self._kind]

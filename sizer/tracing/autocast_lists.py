@@ -1,4 +1,4 @@
-"""Autocast's operator lists, as they stand in aten/src/ATen/autocast_mode.h and autocast_mode.cpp of PyTorch 2.11 to 2.15.
+"""Autocast's operator lists, as they stand in aten/src/ATen/autocast_mode.h and autocast_mode.cpp of PyTorch 2.6 and 2.11 to 2.15.
 
 A name the installed PyTorch does not have on its own list is passed over when the lists are registered.
 """
@@ -36,6 +36,7 @@ FLOAT32 = names("""
     _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
     linalg_matrix_sqrth
 """)
+FLOAT32_OF_2_6 = tuple(name for name in FLOAT32 if name not in ("rms_norm", "linalg_matrix_sqrth"))
 # CUDA: float32 as the output dtype unless one is given.
 FLOAT32_SET_DTYPE = names("""
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm

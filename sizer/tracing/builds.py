@@ -14,9 +14,11 @@ from sizer.memory.gpus import Gpu
 from sizer.versions import Version, format_version, installed_version
 
 # What torch._C._cuda_getArchFlags() says in PyTorch's own wheels for Linux, as they are in the Python Package Index: read in 2.11.0
-# (CUDA 13.0) and 2.15.0 (CUDA 13.2), which are alike; those between are taken to be so, too.
+# (CUDA 13.0) and 2.15.0 (CUDA 13.2), which are alike; those between are taken to be so, too. Those of 2.6.0 (CUDA 12.4) are in its
+# warnings on newer GPUs, as users quote them. None is known of 2.7 to 2.10.
 _CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-WHEELS: dict[Version, tuple[str, ...]] = {(2, minor): _CUDA_13 for minor in range(11, 16)}
+_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+WHEELS: dict[Version, tuple[str, ...]] = {(2, 6): _CUDA_12_4, **{(2, minor): _CUDA_13 for minor in range(11, 16)}}
 
 _FLAG = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
 

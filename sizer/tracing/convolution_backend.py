@@ -1,4 +1,7 @@
-"""Which backend PyTorch picks for a convolution on CUDA: aten/src/ATen/native/Convolution.cpp, versions 2.11 to 2.15."""
+"""Which backend PyTorch picks for a convolution on CUDA: aten/src/ATen/native/Convolution.cpp, versions 2.6 and 2.11 to 2.15.
+
+2.6 does not know the exception for the cuDNN of 9.8 to 9.14, with which it was not released.
+"""
 
 from __future__ import annotations
 

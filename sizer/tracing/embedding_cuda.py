@@ -1,8 +1,9 @@
 """The gradient of an embedding on CUDA: indices are sorted, so that each row of the gradient is summed by one block of threads.
 
-As of PyTorch 2.11 to 2.15: aten/src/ATen/native/cuda/Embedding.cu (embedding_dense_backward_cuda), EmbeddingBackwardKernel.cu
-(embedding_backward_cuda_kernel), and CUB's temporary storage for sorting and scanning (dispatch_radix_sort.cuh, dispatch_scan.cuh),
-fitted to its own answers; the scans' are off by a few hundred bytes.
+As of PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/Embedding.cu (embedding_dense_backward_cuda),
+EmbeddingBackwardKernel.cu (embedding_backward_cuda_kernel), and CUB's temporary storage for sorting and scanning
+(dispatch_radix_sort.cuh, dispatch_scan.cuh), fitted to its own answers in CUDA 13, which 2.6 is taken to get, too; the scans' are
+off by a few hundred bytes.
 """
 
 from __future__ import annotations

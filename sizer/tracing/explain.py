@@ -79,7 +79,10 @@ def formulas(device: Device, gpu: Gpu | None = None) -> dict[str, Formula]:
 
 def _blas(blas: libraries.Blas) -> str:
     how = "one per thread, kept from its first use" if blas.kept else "for the time of each call"
-    light = f", {blas.lt_size:,} B where cuBLASLt adds a bias" if blas.lt_size is not None else ""
+    light = ""
+    if blas.lt_size is not None:
+        brief = "for the time of the call " if blas.kept and not blas.lt_kept else ""
+        light = f", {blas.lt_size:,} B {brief}where cuBLASLt adds a bias"
     return f"cuBLAS's workspace of {blas.size:,} B, {how}{light}, and copies of strided operands (cuda/CublasHandlePool.cpp)"
 
 

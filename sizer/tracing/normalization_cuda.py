@@ -1,9 +1,9 @@
 """Layer and RMS norm on CUDA: copies of strided operands, in the order in which the kernels make them beside their results,
 and partial sums of the weights' gradients.
 
-As of PyTorch 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda,
-LaunchGammaBetaBackwardCUDAKernel). Whether there are partial sums depends on the GPU's multiprocessors: a question
-(sizer.memory.questions) of the kind NORM.
+As of PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda,
+LaunchGammaBetaBackwardCUDAKernel). 2.6 has no partial sums: they came with pull request 150773, in 2.8. Whether there are any
+depends on the GPU's multiprocessors: a question (sizer.memory.questions) of the kind NORM.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def forward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The input made contiguous, beside the results the gradient, then where rows are many and narrow a weight's and a bias'
-    partial sums, a row for 32, and what summing them holds (cuda/layer_norm_kernel.cu)."""
+    """The input made contiguous, beside the results the gradient, then, since 2.8, where rows are many and narrow a weight's and a
+    bias' partial sums, a row for 32, and what summing them holds (cuda/layer_norm_kernel.cu)."""
     yield tuple(_copies(args[1]))
     yield from tensors_of(out)
     yield _copies(args[0])
     gradients = tensors_of(out[1:])
     columns = prod(args[2])
     rows = args[1].numel() // columns if columns else 0
-    if columns // _WARP >= _PROCESSORS // 2 or not gradients:
+    if device.version < (2, 8) or columns // _WARP >= _PROCESSORS // 2 or not gradients:
         return  # on no GPU, however many rows
     itemsize = gradients[0].itemsize
     yield tuple(_ask(_SUMS, rows, columns, itemsize) for _ in gradients)

@@ -1,7 +1,7 @@
 """Undoing what watching changes.
 
-Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (ATen/TensorSubclassLikeUtils.h, 2.11 to 2.15) and
-autograd gives up writing into tensors that it alone owns:
+Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (ATen/TensorSubclassLikeUtils.h, 2.6, 2.11 to 2.15)
+and autograd gives up writing into tensors that it alone owns:
 - torch/csrc/autograd/input_buffer.cpp, accumulate(): where two gradients meet, `old + new` instead of `old.add_(new)`;
 - torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward, index_backward, …: `zeros.scatter_add(…)`
   instead of `zeros.scatter_add_(…)`.

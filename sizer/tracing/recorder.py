@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
             for tensor in tensors_of(out):
                 self._see(plan, tensor, args)
         if plan.multiplies:
-            self._multiply(plan, args, kwargs, out, self.device.blas.needs(func, args, out))
+            self._multiply(plan, args, kwargs, out, *self.device.blas.needs(func, args, out))
         elif plan.scratch is not None:
             for sizes in plan.scratch(self.device, args, kwargs, out):
                 self._hold(plan, sizes)
@@ -208,17 +208,16 @@ class Recorder(TorchDispatchMode):
         if self._live.pop(key, None) is not None:
             self.log.release(block)
 
-    def _multiply(self, plan: _Plan, args: tuple, kwargs: dict, out: Tensor, sizes: tuple[int, ...]) -> None:
+    def _multiply(
+        self, plan: _Plan, args: tuple, kwargs: dict, out: Tensor, called: tuple[int, ...], kept: tuple[int, ...]
+    ) -> None:
         """What a matrix product holds beside its result: copies of strided operands and cuBLAS's workspaces, which are there
-        for the call or stay from the first product of a thread (the caller's, autograd's) on."""
+        for the call (`called`) or stay from the first product of a thread (the caller's, autograd's) on (`kept`)."""
         copies = (
             [size for stage in plan.scratch(self.device, args, kwargs, out) for size in stage] if plan.scratch else []
         )
-        if not self.device.blas.kept:
-            self._hold(plan, [*copies, *sizes])
-            return
-        blocks = self._allocate(plan, copies)
-        self._keep_workspaces(plan, sizes)
+        blocks = self._allocate(plan, [*copies, *called])
+        self._keep_workspaces(plan, kept)
         for block in reversed(blocks):
             self.log.release(block)
 

@@ -1,6 +1,6 @@
 """The staging memory of CUDA reductions that several blocks of threads share: bytes by shapes, strides and device.
 
-Source: ATen/native/cuda/Reduce.cuh (setReduceConfig, global_memory_size, semaphore_size; alike in PyTorch 2.11 and 2.15) and
+Source: ATen/native/cuda/Reduce.cuh (setReduceConfig, global_memory_size, semaphore_size; alike in PyTorch 2.6, 2.11 and 2.15) and
 TensorIterator.cpp (reorder_dimensions, coalesce_dimensions). Where rows are many and columns few, as in the gradient of a bias,
 each column's partial sums of all blocks are kept apart, thread by thread: tens of MiB.
 """

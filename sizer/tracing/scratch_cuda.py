@@ -1,6 +1,7 @@
 """What CUDA's kernels allocate inside: bytes per operator as functions of shapes and dtypes, one function per operator.
 
-Each returns stages as in `scratch`. Sizes follow the C++ that the docstring names (PyTorch 2.11 to 2.15); `MODELLED` lists those
+Each returns stages as in `scratch`. Sizes follow the C++ that the docstring names (PyTorch 2.6 and 2.11 to 2.15); `MODELLED` lists
+those
 whose true size a closed library decides. Sizes stay linear in the leading dimension, so that one tape serves every batch size:
 where a kernel counts distinct rows, a batch is taken to share none.
 
@@ -21,6 +22,7 @@ from sizer.tracing.kernels import recurrent
 from sizer.tracing.scratch import Scratch, Stages, safe_softmax
 from sizer.tracing.steps import Inner, Steps
 from sizer.tracing.values import tensors_of
+from sizer.versions import version_followed
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -43,12 +45,12 @@ def _up(value: int, multiple: int) -> int:
 
 
 def flash_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
-    """In float32 softmax_d [batch, heads, queries to 128] and dq_accum [.., head_dim to 32, above 128 to 64]; for grouped heads
-    the gradients of key and value of every query head (flash_attn/flash_api.cpp, mha_bwd)."""
+    """In float32 softmax_d [batch, heads, queries to 128] and dq_accum [.., head_dim to 32, since 2.11 above 128 to 64]; for
+    grouped heads the gradients of key and value of every query head (flash_attn/flash_api.cpp, mha_bwd)."""
     query, key = args[1], args[2]
     batch, heads, queries, head = query.shape
     rows = batch * heads * _up(queries, 128) * 4
-    sizes = [rows, rows * _up(head, 32 if head <= 128 else 64)]
+    sizes = [rows, rows * _up(head, 32 if head <= 128 or version_followed(device.version) < (2, 11) else 64)]
     if key.shape[1] != heads:
         sizes += [batch * key.shape[2] * heads * head * query.itemsize] * 2
     return [sizes]

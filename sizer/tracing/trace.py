@@ -78,7 +78,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(imports_apart())
         stack.enter_context(device.installed())
-        stack.enter_context(Autocast(device.kind).installed())
+        stack.enter_context(Autocast(device.kind, device.version).installed())
         stack.enter_context(optimizers_on(device.kind))
         stack.enter_context(fast_path_on(device.kind))
         stack.enter_context(values_from_data(recorder.values))

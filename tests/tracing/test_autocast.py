@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sizer.tracing import autocast_lists as lists
 from sizer.tracing.autocast import Autocast
+from sizer.versions import Version, installed_version
 
 HALF, FLOAT, FP16 = torch.bfloat16, torch.float32, torch.float16
 
@@ -31,8 +32,8 @@ LEFT_OUT = {
 
 
 @contextmanager
-def traced(kind: str = "cuda") -> Iterator[Autocast]:
-    autocast = Autocast(kind)
+def traced(kind: str = "cuda", version: Version | None = None) -> Iterator[Autocast]:
+    autocast = Autocast(kind, version or installed_version())
     with autocast.installed():
         yield autocast
 
@@ -49,6 +50,12 @@ def registered(key: str) -> set[str]:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::") and has(n, key)]
     return {n.removeprefix("aten::") for n in names if "imname" not in n and "names_" not in n}
+
+
+@pytest.mark.parametrize(("version", "dtype"), [((2, 6), HALF), ((2, 8), HALF), ((2, 11), FLOAT)])
+def test_rms_norm_is_not_on_the_list_of_2_6(version: Version, dtype: torch.dtype) -> None:
+    with traced(version=version), torch.autocast("cuda", dtype=HALF):
+        assert F.rms_norm(empty(2, 4, dtype=HALF), (4,)).dtype == dtype
 
 
 @pytest.mark.parametrize("key", OURS)

@@ -32,8 +32,25 @@ def test_what_cublas_keeps_is_told_by_version() -> None:
     assert old.phases[-1].allocated_bytes - new.phases[-1].allocated_bytes == 2 * LARGE_WORKSPACE + LT_WORKSPACE
 
 
+def test_what_cublas_keeps_in_2_6() -> None:
+    old, next_one = (
+        sizer.size_step(perceptron, gpu="a100-80gb", torch=version).estimates[0] for version in ("2.6", "2.11")
+    )
+    # both keep 8,519,680 for each of two threads; cuBLASLt's MiB, which 2.11 keeps, 2.6 has for the time of a call
+    assert next_one.phases[-1].allocated_bytes - old.phases[-1].allocated_bytes == LT_WORKSPACE
+
+
+def test_the_report_says_that_2_8_was_not_read() -> None:
+    report = sizer.size_step(perceptron, gpu="a100-80gb", torch="2.8")
+    assert report.target == {"torch": "2.8"}
+    (said,) = [text for text in report.notes if "PyTorch 2.8 is not among the versions whose rules were read" in text]
+    assert said.endswith("those of 2.6 were followed")
+    by_2_6 = sizer.size_step(perceptron, gpu="a100-80gb", torch="2.6").estimates[0]
+    assert report.estimates[0].phases == by_2_6.phases
+
+
 def test_a_version_without_known_rules_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"torch: given '2\.5', allowed PyTorch's versions from 2\.11 on"):
+    with pytest.raises(RequestError, match=r"torch: given '2\.5', allowed PyTorch's versions from 2\.6 on"):
         sizer.size_step(perceptron, torch="2.5")
 
 

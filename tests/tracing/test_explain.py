@@ -48,6 +48,11 @@ def test_formula_of_cublas_follows_the_version() -> None:
     kept, called = (formulas(Device("cuda", (9, 0), version=v))["aten.mm.default"].text for v in ((2, 13), (2, 15)))
     assert "33,554,432 B, one per thread, kept" in kept and "cuBLASLt" not in kept
     assert "33,554,432 B, for the time of each call, 1,048,576 B where cuBLASLt adds a bias" in called
+    old = formulas(Device("cuda", (8, 0), version=(2, 6)))["aten.addmm.default"].text
+    assert (
+        "8,519,680 B, one per thread, kept from its first use, 1,048,576 B for the time of the call where cuBLASLt"
+        in old
+    )
 
 
 def test_kernels_are_counted_by_module_and_dtype() -> None:

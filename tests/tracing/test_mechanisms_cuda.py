@@ -49,6 +49,16 @@ def held(tape: Tape, op: str) -> list[list[int]]:
     return together
 
 
+def held_sizes(tape: Tape, op: str) -> list[int]:
+    """The workspaces of an operator in the order in which they begin."""
+    workspace = CATEGORIES.index("workspace")
+    return [
+        tape.sizes[block]
+        for block in tape.order
+        if block >= 0 and tape.categories[block] == workspace and tape.op_names[tape.ops[block]] == op
+    ]
+
+
 class Calls(nn.Module):
     """One call between a weight that wants a gradient and the sum of the output."""
 
@@ -68,6 +78,8 @@ def call(function: Callable[[Tensor], Tensor], *shape: int, on: Device | None = 
 # --- cuBLAS and cuBLASLt, by version and capability
 
 BLAS = [
+    ((2, 6), AMPERE, DEFAULT_WORKSPACE, LT_WORKSPACE, True),
+    ((2, 6), HOPPER, LARGE_WORKSPACE, LT_WORKSPACE, True),
     ((2, 11), AMPERE, DEFAULT_WORKSPACE, LT_WORKSPACE, True),
     ((2, 11), HOPPER, LARGE_WORKSPACE, LT_WORKSPACE, True),
     ((2, 11), BLACKWELL, DEFAULT_WORKSPACE, LT_WORKSPACE, True),  # 9.0 alone took more
@@ -85,13 +97,21 @@ def test_workspaces_of_cublas(version, capability, size, lt_size, kept) -> None:
 
 
 # 8,519,680 = 4096 KiB * 2 + 16 KiB * 8; a linear layer's bias goes to cuBLASLt
-KEPT = [((2, 11), 2 * 8_519_680 + 2**20), ((2, 13), 2 * 8_519_680), ((2, 15), 0)]
+KEPT = [((2, 6), 2 * 8_519_680), ((2, 11), 2 * 8_519_680 + 2**20), ((2, 13), 2 * 8_519_680), ((2, 15), 0)]
 
 
 @pytest.mark.parametrize(("version", "kept"), KEPT, ids=str)
 def test_what_cublas_keeps_after_a_training_step(version: tuple[int, int], kept: int) -> None:
     tape = run(Mlp, torch.zeros(2, 8), on=cuda(version=version))
     assert alive(tape, "optimizer").get("workspace", 0) == kept
+
+
+def test_in_2_6_cublaslt_has_its_own_for_each_call() -> None:
+    for capability, kept in ((AMPERE, 8_519_680), (HOPPER, 32 * 2**20)):
+        tape = run(Mlp, torch.zeros(2, 8), on=cuda(capability, (2, 6)), mode="inference")
+        # two layers with a bias, two passes, 1 MiB each; beside the first the handle's workspace begins, which stays
+        assert held_sizes(tape, "aten.addmm.default") == [2**20, kept, 2**20, 2**20, 2**20]
+        assert alive(tape, "forward")["workspace"] == kept
 
 
 def test_since_2_15_each_call_has_its_own() -> None:
@@ -126,6 +146,17 @@ def test_which_products_go_to_cublaslt(bias: Tensor, first: Tensor, second: Tens
     assert uses_lt(bias, first, second) == light
 
 
+def test_in_2_6_a_single_row_goes_to_cublaslt() -> None:
+    assert uses_lt(meta(3), meta(1, 4), meta(4, 3), single_row=True)
+    assert not uses_lt(meta(3), meta(1, 1), meta(1, 3), single_row=True)
+    assert [blas_of(AMPERE, version).lt_takes_a_row for version in ((2, 6), (2, 8), (2, 9), (2, 11))] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
 def test_expanded_operands_are_copied_for_the_product() -> None:
     tape = run(lambda: nn.Linear(8, 4, bias=False), torch.zeros(2, 8), on=cuda(), optimizer="none")
     # the gradient of the sum is one number expanded to [2, 4]: 2*4*4 bytes beside the workspace, in both steps
@@ -141,6 +172,19 @@ def test_strided_operands_are_copied_for_the_product() -> None:
 # --- attention: the order, the conditions, what each version changed
 
 VERSIONS = [
+    ((2, 6), (8, 6), {}, "flash"),
+    ((2, 6), (8, 6), {"mask": True}, "efficient"),
+    ((2, 6), (8, 6), {"key_heads": 2, "mask": True}, "math"),
+    ((2, 6), HOPPER, {}, "flash"),  # cuDNN comes after math
+    ((2, 6), HOPPER, FLOAT32, "efficient"),
+    ((2, 6), (12, 0), {}, "math"),  # no fused kernel above 9.0
+    ((2, 6), BLACKWELL, FLOAT32, "math"),
+    ((2, 7), (12, 0), {}, "flash"),
+    ((2, 7), (12, 1), {}, "math"),
+    ((2, 8), (12, 1), {}, "flash"),
+    ((2, 8), HOPPER, {}, "flash"),
+    ((2, 9), HOPPER, {}, "cudnn"),
+    ((2, 10), HOPPER, {}, "flash"),
     ((2, 11), AMPERE, {"key_heads": 2, **FLOAT32}, "math"),  # grouped heads: flash alone took them
     ((2, 13), AMPERE, {"key_heads": 2, "mask": True}, "math"),
     ((2, 14), AMPERE, {"key_heads": 2, **FLOAT32}, "efficient"),
@@ -165,6 +209,7 @@ def test_the_order_in_which_backends_are_asked() -> None:
     assert attention.order(cuda(AMPERE)) == ("flash", "efficient", "math")
     assert attention.order(cuda(HOPPER)) == attention.order(cuda(BLACKWELL)) == ("cudnn", "flash", "efficient", "math")
     assert attention.order(cuda((12, 0))) == ("flash", "efficient", "math")
+    assert attention.order(cuda(HOPPER, (2, 6))) == ("flash", "efficient", "math")
 
 
 def _changed(**changes: Any) -> attention.Attention:
@@ -181,6 +226,7 @@ REFUSALS = {
         (AMPERE, question(mask=True), "it takes no mask"),
         (AMPERE, question(head=264), "it needs one head dim of at most 256"),
         (TURING, question(), "it needs capability 8.0 to 12.1"),
+        ((BLACKWELL, (2, 6)), question(), "this version has none for the capability"),
         (ADA, question(head=200), "its backward pass has no kernel for this head dim here"),
         (AMPERE, question(causal=True, queries=8), "causal attention needs as many queries as keys"),
         (AMPERE, question(**FLOAT32), "it needs float16 or bfloat16"),
@@ -192,6 +238,7 @@ REFUSALS = {
         (AMPERE, _changed(query=meta(4, 16, 64, dtype=HALF)), "query, key and value need four dimensions"),
         (AMPERE, question(queries=0), "there are no queries or keys"),
         ((13, 0), question(), "it needs capability 5.0 to 12.1"),
+        ((BLACKWELL, (2, 6)), question(), "this version has none for the capability"),
         (AMPERE, question(head=60), "head dims do not match or are not aligned"),
         (AMPERE, _changed(key=LATE), "tensors do not begin at an aligned place"),
         (AMPERE, _changed(value=STRIDED), "the last dimension is strided"),
@@ -204,6 +251,7 @@ REFUSALS = {
         (HOPPER, question(**FLOAT32), "it needs float16 or bfloat16"),
         (HOPPER, _changed(mask=meta(1, 16, 16, dtype=HALF)), "it does not take this mask"),
         (TURING, question(**FLOAT16), "it needs capability 8.0 to 12.1"),
+        ((BLACKWELL, (2, 6)), question(), "this version has none for the capability"),
         (HOPPER, question(dropout=0.1), "dropout is no multiple of 1/16"),
         (HOPPER, _changed(query=STRIDED), "the last dimension is strided"),
         (HOPPER, question(heads=65536, key_heads=65536), "batch or heads are above 65,535"),
@@ -216,7 +264,10 @@ REFUSALS = {
 
 @pytest.mark.parametrize("backend", REFUSALS)
 def test_every_condition_of_a_backend_can_fail_and_says_so(backend: str) -> None:
-    reached = [attention.refusal(backend, cuda(capability), asked) for capability, asked, _ in REFUSALS[backend]]
+    reached = [
+        attention.refusal(backend, cuda(*on) if isinstance(on[0], tuple) else cuda(on), asked)
+        for on, asked, _ in REFUSALS[backend]
+    ]
     assert reached == [why for *_, why in REFUSALS[backend]]
     assert set(reached) == {why for why, _ in attention.CONDITIONS[backend]}
 
@@ -249,6 +300,37 @@ def test_flash_attention_backward() -> None:
     # gradient [2, 2, 4, 8] is an expanded number: copied, 2*4*2*8*2; softmax_d [2, 2, 128] in float32 2*2*128*4;
     # dq_accum [2, 128, 2, 32]: 4 queries rounded to 128, 8 columns to 32, 2*128*2*32*4
     assert held(tape, "aten._scaled_dot_product_flash_attention_backward.default") == [[256, 2048, 65536]] * 2
+
+
+def test_flash_attention_backward_of_wide_heads() -> None:
+    for version, columns in (((2, 6), 160), ((2, 11), 192)):
+        tape = call(
+            lambda w: F.scaled_dot_product_attention(w, w, w), 2, 4, 16, 160, on=cuda(version=version), dtype="bfloat16"
+        )
+        # softmax_d 2*4*128*4, dq_accum [2, 128, 4, columns]: 160 rounded to 32, in 2.11 to 64
+        assert held(tape, "aten._scaled_dot_product_flash_attention_backward.default")[0][-2:] == [
+            4096,
+            2 * 128 * 4 * columns * 4,
+        ]
+
+
+@pytest.mark.parametrize(("version", "seeds"), [((2, 6), 0), ((2, 11), 24)])
+def test_flash_attention_keeps_its_random_state_on_the_host_in_2_6(version: tuple[int, int], seeds: int) -> None:
+    tape = run(Attend, torch.zeros(2, 4, 16), dtype="bfloat16", on=cuda(version=version), optimizer="none")
+    # projection 2*4*16*2, output likewise, log sums [2, 2, 4] in float32, the loss 2; later two numbers of 8, and one not used
+    assert alive(tape, "forward")["activation"] == 256 + 256 + 2 * 2 * 4 * 4 + 2 + seeds
+
+
+def test_math_adds_a_boolean_mask_in_the_querys_dtype() -> None:
+    mask = torch.zeros(16, 16, dtype=torch.bool, device="meta")
+    on = cuda(TURING)  # no fused kernel for bfloat16
+    tape = call(
+        lambda w: F.scaled_dot_product_attention(w, w, w, attn_mask=mask), 2, 4, 16, 64, on=on, dtype="bfloat16"
+    )
+    made = [
+        tape.sizes[block] for block in tape.order if block >= 0 and tape.op_names[tape.ops[block]] == "aten.where.self"
+    ]
+    assert made == [16 * 16 * 2] * 2  # in both steps
 
 
 def test_flash_attention_backward_of_grouped_heads() -> None:
@@ -387,6 +469,12 @@ def test_rms_norm_saves_its_input_and_one_number_a_row() -> None:
     assert alive(tape, "backward")["gradient"] == (64 + 8) * 4
 
 
+def test_rms_norm_in_2_6_is_a_chain_of_operators() -> None:
+    tape = run(Rms, torch.zeros(2, 4, 8), on=cuda(version=(2, 6)), optimizer="none")
+    # kept in float32: input 2*4*8*4, inverse root [2, 4, 1], their product for the weight's gradient 2*4*8*4, the loss 4
+    assert alive(tape, "forward")["activation"] == 256 + 32 + 256 + 4
+
+
 def test_rms_norm_of_mixed_dtypes_is_a_chain_of_operators() -> None:
     on = cuda()
     rms_norm = on.kernels["rms_norm"]
@@ -436,6 +524,20 @@ def test_gradients_of_a_norms_weights_are_summed_in_two_passes(key: str, rows: i
     assert normalization_cuda.answer(key, ("partial sums", "2"), (rows, columns)) == bytes
     staged = normalization_cuda.answer(key, ("semaphores", "2"), (rows, columns))
     assert staged == 0 if bytes == 0 else staged > 0
+
+
+def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
+    def step(w: Tensor) -> Tensor:
+        return F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True))
+
+    asked = {
+        version: sum(
+            one.kind == normalization_cuda.NORM for one in call(step, 4, 96, on=cuda(version=version)).questions
+        )
+        for version in ((2, 6), (2, 8))
+    }
+    assert asked[2, 6] == 0
+    assert asked[2, 8] > 0
 
 
 def test_a_layer_norm_asks_at_every_batch() -> None:

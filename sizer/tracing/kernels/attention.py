@@ -1,7 +1,7 @@
 """Scaled dot product attention: the backend that PyTorch would choose, in its order, by its conditions.
 
-Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, sdp_utils_cpp.{h,cpp} and attention.cpp, PyTorch 2.11 to 2.15; where
-these differ, the conditions ask the device's version. Shapes: query [batch, heads, queries, head_dim], key and value
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, sdp_utils_cpp.{h,cpp} and attention.cpp, PyTorch 2.6 and 2.11 to
+2.15; where these differ, the conditions ask the device's version. Shapes: query [batch, heads, queries, head_dim], key and value
 [batch, key_heads, keys, head_dim].
 """
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sizer.tracing.dtypes import check_attention, check_bias
-from sizer.versions import Version
+from sizer.versions import Version, version_followed
 
 if TYPE_CHECKING:
     from sizer.tracing.device import Device
@@ -61,6 +61,12 @@ def _capability(device: Device) -> tuple[int, int]:
 
 def _within(low: tuple[int, int], high: tuple[int, int]) -> Callable[[Device, Attention], bool]:
     return lambda device, a: low <= _capability(device) <= high
+
+
+def _has_kernels(device: Device, a: Attention) -> bool:
+    """check_sm_version goes to 9.0 in 2.6, to 12.0 since 2.7 (pull request 145602) and to 12.1 since 2.8 (152314)."""
+    highest = (9, 0) if device.version < (2, 7) else (12, 0) if device.version < (2, 8) else (12, 1)
+    return _capability(device) <= highest
 
 
 def _is_dense(device: Device, a: Attention) -> bool:
@@ -189,6 +195,8 @@ _SHAPES: tuple[Condition, ...] = (
     ("there are no queries or keys", _has_rows),
 )
 
+_NO_KERNELS = "this version has none for the capability"
+
 # One line per condition, in the order of the functions that sdp_utils.cpp names.
 CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "flash": (
@@ -196,6 +204,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
         ("it takes no mask", lambda device, a: a.mask is None),
         ("it needs one head dim of at most 256", _flash_heads),
         ("it needs capability 8.0 to 12.1", _within((8, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
         ("its backward pass has no kernel for this head dim here", _flash_trains),
         ("causal attention needs as many queries as keys", _flash_causal),
         ("it needs float16 or bfloat16", _is_half),
@@ -206,6 +215,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "efficient": (
         *_SHAPES,
         ("it needs capability 5.0 to 12.1", _within((5, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
         ("head dims do not match or are not aligned", _efficient_heads),
         ("tensors do not begin at an aligned place", _efficient_offsets),
         ("the last dimension is strided", _unit_stride(singleton=False)),
@@ -217,6 +227,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
         ("it needs float16 or bfloat16", _is_half),
         ("it does not take this mask", _cudnn_mask),
         ("it needs capability 8.0 to 12.1", _within((8, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
         ("dropout is no multiple of 1/16", lambda device, a: a.dropout * 16 == math.floor(a.dropout * 16)),
         ("the last dimension is strided", _unit_stride(singleton=True)),
         ("batch or heads are above 65,535", _grid_fits),
@@ -235,8 +246,12 @@ def refusal(backend: str, device: Device, a: Attention) -> str | None:
 
 def order(device: Device) -> tuple[str, ...]:
     """The backends in the order in which CUDA asks them (priority_order, check_prefer_cudnn_attention): cuDNN first on
-    capabilities 9 and 10, for the cuDNN (9.19 and newer) and CUDA (13) that come with the supported versions."""
-    first = ("cudnn",) if _capability(device)[0] in (9, 10) else ()
+    capabilities 9 and 10, for the cuDNN (9.19 and newer) and CUDA (13) that come with 2.11 and newer.
+
+    In 2.6 cuDNN comes after the math path (Context.h, sdp_priority_order), which takes everything; it is first in 2.9 (pull request
+    162073), but not in 2.10, which asks for a newer cuDNN than comes with it."""
+    prefers = device.version == (2, 9) or device.version >= (2, 11)
+    first = ("cudnn",) if prefers and _capability(device)[0] in (9, 10) else ()
     return (*first, "flash", "efficient", "math")
 
 
@@ -290,12 +305,13 @@ def _cudnn(a: Attention) -> Tensor:
 
 
 def _math(a: Attention) -> Tensor:
-    """attention.cpp, _scaled_dot_product_attention_math: halves are computed in float32, the mask is added in place."""
+    """attention.cpp, _scaled_dot_product_attention_math: halves are computed in float32, the mask is added in place; a boolean one
+    was made one of the query's dtype before."""
     dtype = a.query.dtype
     query, key, value = (t.float() if dtype in _HALVES else t for t in (a.query, a.key, a.value))
     half_scale = math.sqrt(a.scale if a.scale is not None else 1 / math.sqrt(query.shape[-1]))
     scaled = query * half_scale
-    mask = _additive(a.mask, scaled.dtype)
+    mask = _additive(a.mask, dtype)
     if a.is_causal:
         lower = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = _additive(lower, scaled.dtype)
@@ -365,6 +381,13 @@ def _log_sums_if_asked(args: tuple, out: tuple) -> tuple:
     return out if len(args) > 4 and args[4] else (out[0], torch.empty(0, device=out[1].device), *out[2:])
 
 
+def _flash_seeds_on_host(args: tuple, out: tuple) -> tuple:
+    """_scaled_dot_product_flash_attention in 2.6: its seed and offset, the seventh and eighth result, are on the host
+    (flash_attn/flash_api.cpp, mha_fwd), where later versions keep three numbers on the device."""
+    seeds = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
+    return (*out[:6], *seeds, *out[8:])
+
+
 def _gradients_like_inputs(args: tuple, out: tuple) -> tuple:
     """The gradients of query, key and value [batch, heads, rows, head_dim] in their own shapes, stored row by row: the meta kernels
     of PyTorch before 2.14 give those of grouped keys the query's heads."""
@@ -381,7 +404,9 @@ def _like_input(gradient: Tensor | None, input: Tensor) -> Tensor | None:
 def results_on_cuda(version: Version) -> dict[Any, Callable[[tuple, Any], Any]]:
     """What mends the results of attention's meta kernels, by PyTorch's version."""
     seeds = _seeds_on_host_with_dropout if version >= (2, 15) else _seeds_on_host
+    flash = {_aten._scaled_dot_product_flash_attention.default: _flash_seeds_on_host}
     return {
+        **(flash if version_followed(version) < (2, 11) else {}),
         _aten._scaled_dot_product_efficient_attention.default: seeds,
         _aten._scaled_dot_product_efficient_attention_backward.default: _gradients_like_inputs,
         _aten._scaled_dot_product_cudnn_attention.default: _log_sums_if_asked,

@@ -1,7 +1,7 @@
 """nn.MultiheadAttention and nn.TransformerEncoderLayer in evaluation: their fast path, which keeps nothing.
 
 Source: torch/nn/modules/activation.py and transformer.py (when it is taken), aten/src/ATen/native/transformers/cuda/attention.cu
-(native_multi_head_attention_cuda) and transformer.cpp (transformer_encoder_layer_forward), PyTorch 2.11 to 2.15.
+(native_multi_head_attention_cuda, alike in 2.6) and transformer.cpp (transformer_encoder_layer_forward), PyTorch 2.11 to 2.15.
 """
 
 from __future__ import annotations

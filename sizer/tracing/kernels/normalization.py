@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from sizer.versions import version_followed
+
 if TYPE_CHECKING:
     from sizer.tracing.device import Device
 
@@ -45,8 +47,10 @@ def _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps) -
 def rms_norm_on_cuda(device: Device, input, normalized_shape, weight=None, eps=None):
     """aten.rms_norm: one fused kernel that saves its input and the inverse root [.., 1] (layer_norm.cpp, rms_norm_symint).
 
-    Not for weights of another dtype or images in channels-last order: then a chain of operators.
+    Not for weights of another dtype or images in channels-last order, nor in 2.6: then a chain of operators.
     """
+    if version_followed(device.version) < (2, 11):
+        return _rms_norm_of_2_6(input, len(normalized_shape), weight, eps)
     channels_last = suggest_memory_format(input) not in (torch.contiguous_format, torch.preserve_format)
     if channels_last or (weight is not None and weight.dtype != input.dtype):
         with warnings.catch_warnings():
@@ -54,6 +58,15 @@ def rms_norm_on_cuda(device: Device, input, normalized_shape, weight=None, eps=N
             return _aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)
     device.note_choice("RMS norm", "fused", str(input.dtype)[6:])
     return _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
+
+
+def _rms_norm_of_2_6(input, rank, weight, eps):
+    """rms_norm_symint as 2.6 has it: halves in float32, back in the input's dtype before the weight is multiplied."""
+    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    root = wide.pow(2).mean(tuple(range(-rank, 0)), keepdim=True).add_(eps).rsqrt()
+    out = wide.mul(root).to(input.dtype)
+    return out if weight is None else out.mul(weight)
 
 
 class _FusedRmsNorm(torch.autograd.Function):

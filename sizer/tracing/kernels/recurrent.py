@@ -1,7 +1,7 @@
 """Recurrent layers: cuDNN runs the whole stack of them in one kernel, which keeps one reserve for the backward pass.
 
-Source: aten/src/ATen/native/RNN.cpp (use_cudnn), native/cudnn/RNN.cpp (_cudnn_impl, _cudnn_rnn, _cudnn_rnn_backward), PyTorch 2.11
-to 2.15. Weights are one flat buffer on the device (flatten_parameters); their gradients come as one, too.
+Source: aten/src/ATen/native/RNN.cpp (use_cudnn), native/cudnn/RNN.cpp (_cudnn_impl, _cudnn_rnn, _cudnn_rnn_backward), PyTorch 2.6
+and 2.11 to 2.15. Weights are one flat buffer on the device (flatten_parameters); their gradients come as one, too.
 
 *Known limitations*: how large cuDNN's reserve and workspace are only the library knows (cudnnGetRNNTempSpaceSizes): taken are
 the activations of the gates, the cells, and what goes from layer to layer. Its dropout state is not counted.

@@ -10,11 +10,11 @@ from inspect import signature
 import sizer
 from sizer.memory.bounds import CONTEXT
 from sizer.memory.estimate import Estimate
+from sizer.versions import OLDEST, format_version
 from tests.benchmarks.published.cases import CASES
 from tests.benchmarks.published.rows import Run, read_arguments
 
 STEPS = 3  # what a step keeps for the next one is there from the second on
-OLDEST_RULES = (2, 11)  # runs of older PyTorch go by these
 TAKES_VERSION = "torch" in signature(sizer.size_step).parameters  # else the installed PyTorch's rules are followed
 
 
@@ -77,7 +77,7 @@ def within(estimate: Estimate, run: Run, estimated_bytes: int) -> bool | None:
 def rules_of(run: Run) -> str:
     """The PyTorch whose rules a run goes by: its own, or the oldest whose rules are known ("2.14" of "2.14.0+cu130")."""
     major, minor = re.match(r"(\d+)(?:\.(\d+))?", run.torch).groups(default="0")
-    return ".".join(map(str, max((int(major), int(minor)), OLDEST_RULES)))
+    return format_version(max((int(major), int(minor)), OLDEST))
 
 
 @cache

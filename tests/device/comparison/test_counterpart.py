@@ -17,7 +17,8 @@ from tests.device.tapes import measured_from, tape_of, training
         ("2.11.0", "2.11"),
         ("2.13.1+cu130", "2.13"),
         ("2.16.0", "2.16"),
-        ("2.10.0", None),  # whose rules nobody read
+        ("2.10.0", "2.10"),
+        ("2.5.1", None),  # whose rules nobody read
         ("2.16.0a0+git1234567", None),
         ("", None),
     ],
