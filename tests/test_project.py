@@ -53,7 +53,14 @@ def test_the_supported_floor_is_required():
 
 
 def test_what_the_tests_require_beside():
-    assert set(requirements("tests/requirements.txt")) == {"peft", "playwright", "pytest", "pytest-timeout", "ruff"}
+    assert set(requirements("tests/requirements.txt")) == {
+        "peft",
+        "playwright",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "ruff",
+    }
     known = {*requirements("requirements.txt"), "peft", "playwright", "pytest", "starlette", "huggingface_hub", "numpy"}
     assert third_party("tests") <= known
 
