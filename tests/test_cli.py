@@ -245,7 +245,9 @@ def test_models_lists_presets_and_torchvision(run):
     data = json.loads(run("models", "--json", work=work)[1])
     assert data["torchvision"] == [{"name": "resnet50", "family": "resnet"}]
     preset = next(row for row in data["presets"] if row["key"] == "llama-3.1-8b")
-    assert preset["published_parameters"] == 8_030_261_248
+    assert preset["published_parameters"] == preset["parameters"] == 8_030_261_248
+    # the hub counts Qwen3-1.7B's output layer, which is the embedding once more
+    assert any(line.split() == ["hf:qwen3-1.7b", "Qwen", "1.72", "B"] for line in out.splitlines())
     for row in data["presets"]:
         assert parse_query(f"arch=hf:{row['key']}").name == row["key"]
 

@@ -13,13 +13,16 @@ from sizer.units import format_count
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the presets and torchvision's names."""
+    """Prints the presets with the parameters that their heads have, and torchvision's names."""
     with contextlib.closing(make_client()) as client:
         vision = wait(client.submit_models())["torchvision"]
     keys = ("key", "title", "family", "modality", "hub_id", "head", "published_parameters", "published_as")
-    presets = [{key: getattr(preset, key) for key in keys} for preset in list_presets()]
-    header = ("arch", "family", "parameters, as published")
-    rows = [(f"hf:{row['key']}", row["family"], format_count(row["published_parameters"])) for row in presets]
+    presets = [
+        {key: getattr(preset, key) for key in keys} | {"parameters": preset.expected_parameters}
+        for preset in list_presets()
+    ]
+    header = ("arch", "family", "parameters")
+    rows = [(f"hf:{row['key']}", row["family"], format_count(row["parameters"])) for row in presets]
     rows += [(f"torchvision:{row['name']}", row["family"], "") for row in vision]
     print_list(options, {"presets": presets, "torchvision": vision}, format_table(header, rows, left=2))
     return 0
