@@ -34,7 +34,7 @@ class Autocast:
         self._nesting = 0
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._kind = kind
-        self._float32_of_cuda = lists.FLOAT32 if version_followed(version) >= (2, 11) else lists.FLOAT32_OF_2_6
+        self._float32_of_cuda = lists.FLOAT32 if version_followed(version) > (2, 11) else lists.FLOAT32_TO_2_11
         self._excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)
 
     def cast(self, dtype: torch.dtype, value: Any) -> Any:

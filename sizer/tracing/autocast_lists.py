@@ -36,7 +36,8 @@ FLOAT32 = names("""
     _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
     linalg_matrix_sqrth
 """)
-FLOAT32_OF_2_6 = tuple(name for name in FLOAT32 if name not in ("rms_norm", "linalg_matrix_sqrth"))
+# Up to 2.11, whose own build registers neither; 2.15's does, and 2.12 to 2.14 are taken to be like it.
+FLOAT32_TO_2_11 = tuple(name for name in FLOAT32 if name not in ("rms_norm", "linalg_matrix_sqrth"))
 # CUDA: float32 as the output dtype unless one is given.
 FLOAT32_SET_DTYPE = names("""
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
