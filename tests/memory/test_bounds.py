@@ -18,7 +18,8 @@ from sizer.memory.bounds import (
 )
 from sizer.memory.fit import fit, largest_batch
 from sizer.memory.gpus import GPUS
-from sizer.memory.tape import AffineTape, Tape, fit_affine
+from sizer.memory.questions import Question
+from sizer.memory.tape import Tape, fit_affine
 from tests.memory.tapes import make_tape
 
 MIB = 2**20
@@ -66,10 +67,19 @@ def test_the_verdict_turns_where_the_range_ends() -> None:
 
 
 def test_the_largest_batch_allows_for_engines() -> None:
-    affine: AffineTape = fit_affine(convolved(50, batch=2), convolved(50, batch=3))
-    tape = replace(affine, answer=lambda *question: None)
+    first, second = (
+        replace(
+            convolved(50, batch=batch, answered=False),
+            questions=(Question(kind="cuDNN convolution", words=(), numbers=(batch,), blocks=(2,)),),
+        )
+        for batch in (2, 3)
+    )
+    tape = fit_affine(first, second, answer=lambda kind, words, numbers: 64 * MIB * numbers[0])
     found = largest_batch(tape, replace(GPU, total_bytes=10_000 * MIB), dtype="")
-    assert found.batch == (10_000 - 40 - 100) // 114  # nothing is asked on this tape
+    # 9,960 MiB beside the largest context, of which engines may take 7 parts in 107: 9,308 hold 100 + 80 * (50 + 64), not 81
+    assert found.batch == 80
+    # 9,990 MiB beside the smallest one, and as many more as 7 parts in 93: 10,741 hold 100 + 93 * 114
+    assert found.possible_batch == 93
 
 
 def test_two_versions_of_cudnn_differ_by_no_more_in_nine_cases_of_ten() -> None:
