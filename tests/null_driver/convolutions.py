@@ -9,6 +9,8 @@ import json
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -59,12 +61,22 @@ def make(device: str, case: Case) -> tuple[Tensor, Tensor, Tensor | None]:
     """Input, weight, and the bias where there is one."""
     layout = torch.channels_last if case["channels_last"] else torch.contiguous_format
     dtype = getattr(torch, case["dtype"])
-    torch.backends.cudnn.conv.fp32_precision = "tf32" if case["tf32"] else "ieee"
     input, weight = (
         torch.empty(case[name], dtype=dtype, device=device, memory_format=layout) for name in ("input", "weight")
     )
     channels = case["weight"][1 if case["transposed"] else 0]
     return input, weight, torch.empty(channels, dtype=dtype, device=device) if case["bias"] else None
+
+
+@contextmanager
+def precision(case: Case) -> Iterator[None]:
+    """Within the context float32 is multiplied in TF32 where the case says so, and nowhere else."""
+    convolutions = torch.backends.cudnn.conv
+    before, convolutions.fp32_precision = convolutions.fp32_precision, "tf32" if case["tf32"] else "ieee"
+    try:
+        yield
+    finally:
+        convolutions.fp32_precision = before
 
 
 def options(case: Case) -> tuple:
@@ -83,10 +95,11 @@ def backward_arguments(case: Case, result: Tensor, input: Tensor, weight: Tensor
 
 def held(case: Case) -> list[list[int]]:
     """The bytes of the blocks that came and went in the forward and in the backward operator."""
-    input, weight, bias = make("cuda", case)
-    result, freed = _watch(lambda: FORWARD(input, weight, bias, *options(case)))
-    arguments = backward_arguments(case, result, input, weight)
-    return [freed, _watch(lambda: BACKWARD(*arguments))[1]]
+    with precision(case):
+        input, weight, bias = make("cuda", case)
+        result, freed = _watch(lambda: FORWARD(input, weight, bias, *options(case)))
+        arguments = backward_arguments(case, result, input, weight)
+        return [freed, _watch(lambda: BACKWARD(*arguments))[1]]
 
 
 def _watch(call: Any) -> tuple[Any, list[int]]:

@@ -12,7 +12,7 @@ from sizer.tracing.answers import answers_for
 from sizer.tracing.convolution_backend import as_call, backend_of
 from sizer.tracing.device import Device
 from sizer.tracing.log import Asked
-from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments, cases, make, options
+from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments, cases, make, options, precision
 
 COUNT = 60
 
@@ -24,13 +24,10 @@ def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
     truth = run_on_null("tests.null_driver.convolutions", "7", str(COUNT), json.dumps(capability), gpu=gpu)
     device, answer = Device("cuda", capability), answers_for(GPUS[gpu])
 
-    def held(operator, arguments: tuple, out) -> list[int]:  # type: ignore[no-untyped-def]
-        sizes = [
-            size
-            for step in device.inner[operator](device, arguments, {}, out)
-            if isinstance(step, list | tuple)
-            for size in step
-        ]
+    def held(operator, case: dict, arguments: tuple, out) -> list[int]:  # type: ignore[no-untyped-def]
+        with precision(case):
+            steps = [*device.inner[operator](device, arguments, {}, out)]
+        sizes = [size for step in steps if isinstance(step, list | tuple) for size in step]
         found = [answer(one.kind, one.words, one.numbers) if isinstance(one, Asked) else one for one in sizes]
         return sorted(rounded(size) for size in found if size)
 
@@ -50,7 +47,7 @@ def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
             (FORWARD, (input, weight, bias, *options(case)), result, first),
             (BACKWARD, backward, gradients, second),
         ):
-            found, true = held(operator, arguments, out), sorted(rounded(size) for size in freed)
+            found, true = held(operator, case, arguments, out), sorted(rounded(size) for size in freed)
             workspaces += sum(true) > 0
             if found != true:
                 wrong.append((operator.name(), case, found, true))

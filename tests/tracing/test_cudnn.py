@@ -138,10 +138,14 @@ def test_products_that_cublaslt_supports(
 
 
 def test_the_report_says_where_cublaslt_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    cudnn_convolution.without_cublaslt.cache_clear()
-    monkeypatch.setattr(cudnn, "answers", lambda: "no such table here")
-    report = sizer.estimate(SMALL)
-    cudnn_convolution.without_cublaslt.cache_clear()
+    caches = (cudnn_convolution.without_cublaslt, workspace_bytes)
+    with monkeypatch.context() as patch:
+        patch.setattr(cudnn, "answers", lambda: "no such table here")
+        for cache in caches:
+            cache.cache_clear()
+        report = sizer.estimate(SMALL)
+    for cache in caches:
+        cache.cache_clear()
     assert any(
         "engines that use cuBLASLt are left out" in line and "no such table here" in line for line in report.uncounted
     )
