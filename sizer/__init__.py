@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sizer.device.placement.placement import Placement
     from sizer.memory.report import Report
+    from sizer.placement.placement import Placement
 
 __all__ = ["check_placement", "estimate", "size_module", "size_step"]
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ def estimate(query: str) -> Report:
 
     *Known limitations*: no limits and no sandbox; the app and the command line run this in a child process instead.
     """
-    from sizer.architecture.ingest import read_config
+    from sizer.config_json import read_config
     from sizer.request import parse_query
 
     request, config = parse_query(query), None
@@ -72,7 +72,7 @@ def size_step(
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
-    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.device.placement.rehearsal."""
-    from sizer.device.placement import rehearsal
+    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.placement.rehearsal."""
+    from sizer.placement import rehearsal
 
     return rehearsal.check_placement(module, inputs)

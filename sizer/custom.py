@@ -10,14 +10,14 @@ from torch import device as on_meta
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.census import take_census
+from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.errors import RequestError
 from sizer.estimator import cautions, target, versions
 from sizer.memory.census import Census
-from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
 from sizer.request import MODES, OPTIMIZERS, read_torch
-from sizer.tracing.answers import answers_for
+from sizer.tracing.cuda.size_oracle import answers_for
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
 from sizer.tracing.recipes import Work

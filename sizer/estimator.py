@@ -14,17 +14,17 @@ from sizer import versions as pytorch
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
+from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.errors import RequestError, TraceError
 from sizer.memory.explanation import Explanation
-from sizer.memory.gpus import GPUS, Gpu
-from sizer.memory.questions import Answer
 from sizer.memory.report import Report, build_report
+from sizer.memory.size_queries import Answer
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from sizer.request import Request, format_query
-from sizer.tracing import builds
-from sizer.tracing.answers import answers_for, who_answers
-from sizer.tracing.convolution_cuda import CUDNN
-from sizer.tracing.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda import builds
+from sizer.tracing.cuda.convolution import CUDNN
+from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda.size_oracle import answers_for, who_answers
 from sizer.tracing.device import Device
 from sizer.tracing.explain import convolutions, explain, formulas
 from sizer.tracing.recipes import Work

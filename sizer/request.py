@@ -14,9 +14,9 @@ from dataclasses import MISSING, dataclass, fields
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
+from sizer.catalogue.gpus import GPUS
+from sizer.config_json import canonical_config, decode_config, encode_config
 from sizer.errors import ConfigError, Refusal, RequestError, quote, suggest
-from sizer.memory.gpus import GPUS
-from sizer.packing import canonical_config, decode_config, encode_config
 from sizer.versions import OLDEST, format_version, parse_version
 
 DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
@@ -279,7 +279,7 @@ def _parse_torchvision(value: str) -> dict[str, object]:
 
 
 def _parse_preset(value: str) -> dict[str, object]:
-    from sizer.architecture.presets import PRESETS
+    from sizer.catalogue.presets import PRESETS
 
     if not PRESET_KEY.fullmatch(value) or value not in PRESETS:
         todo = suggest(value, PRESETS) or "see `python -m sizer models`; any other model is hub:<org/name> or config:"

@@ -23,12 +23,11 @@ ROOMS = {
     "sizer": PLAIN,
     "sizer.errors": PLAIN,
     "sizer.units": PLAIN,
-    "sizer.packing": PLAIN,
+    "sizer.config_json": PLAIN,
     "sizer.request": PLAIN,
     "sizer.architecture": (*HEAVY, "streamlit"),
-    "sizer.architecture.ingest": (*HEAVY, "streamlit"),
     "sizer.architecture.hub": (*HEAVY, "streamlit"),
-    "sizer.architecture.presets": (*HEAVY, "streamlit"),
+    "sizer.catalogue.presets": (*HEAVY, "streamlit"),
     "sizer.memory.*": (*HEAVY, "streamlit"),
     # Of the device's rooms these are plain as a whole, and of the others what is imported where torch is not: by the pages, and
     # by the command line, which runs the suite where neither Streamlit nor pandas is installed.
@@ -38,7 +37,7 @@ ROOMS = {
     ),
     **dict.fromkeys([f"sizer.device.trial.{name}" for name in ("launch", "process", "child")], PLAIN),
     **dict.fromkeys([f"sizer.device.suite.{name}" for name in ("cases", "bench", "suite")], PLAIN),
-    **dict.fromkeys([f"sizer.device.placement.{name}" for name in ("placement", "mistakes")], PLAIN),
+    **dict.fromkeys([f"sizer.placement.{name}" for name in ("placement", "mistakes")], PLAIN),
     "sizer.commands.*": PLAIN,
     "sizer.terminal.*": PLAIN,
     "sizer.service.*": (*HEAVY, "streamlit"),
@@ -108,7 +107,7 @@ def test_what_is_forbidden_is_caught():
 
 
 def test_the_walk_finds_modules_in_packages():
-    assert {"sizer.memory", "sizer.memory.tape", "sizer.memory.gpus"} <= set(modules_of("sizer.memory.*"))
+    assert {"sizer.memory", "sizer.memory.tape", "sizer.catalogue.gpus"} <= set(modules_of("sizer.memory.*"))
     assert any(name.startswith("sizer.tracing.kernels.") for name in modules_of("sizer.tracing.*"))
 
 
@@ -116,7 +115,7 @@ def test_questions_are_read_without_torch():
     code = (
         "import sys; from sizer.request import encode_config, parse_query\n"
         "parse_query('arch=config:' + encode_config('{\"model_type\": \"gpt2\"}'))\n"
-        "parse_query('arch=hf:' + next(iter(__import__('sizer.architecture.presets', fromlist=['PRESETS']).PRESETS)))\n"
+        "parse_query('arch=hf:' + next(iter(__import__('sizer.catalogue.presets', fromlist=['PRESETS']).PRESETS)))\n"
         "print([name for name in ('torch', 'transformers', 'streamlit') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120)

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
+from sizer.catalogue.gpus import GPUS
+from sizer.config_json import encode_config
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate
-from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report
-from sizer.packing import encode_config
 from sizer.request import DTYPES, parse_query
 from tests.architecture.rare_configs import RARE
 

@@ -9,6 +9,7 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.commands import measure as command
+from sizer.config_json import encode_config
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.ledger.ledger import Ledger
@@ -17,7 +18,6 @@ from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, T
 from sizer.device.record.recording import Measured
 from sizer.errors import DeviceError, RequestError, TraceError
 from sizer.memory.timeline import running_bytes
-from sizer.packing import encode_config
 from sizer.request import parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings

@@ -8,9 +8,9 @@ from base64 import urlsafe_b64encode
 
 import pytest
 
-from sizer.architecture.presets import PRESETS
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.presets import PRESETS
 from sizer.errors import ConfigError, RequestError
-from sizer.memory.gpus import GPUS
 from sizer.request import (
     ATTENTIONS,
     DEFAULT_BATCHES,

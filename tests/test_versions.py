@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import sizer
-from sizer.memory.gpus import GPUS
-from sizer.tracing import builds
+from sizer.catalogue.gpus import GPUS
+from sizer.tracing.cuda import builds
 from sizer.versions import (
     NEWEST,
     OLDEST,

@@ -27,8 +27,8 @@ def _from_config(request: Request, config: dict | None) -> Blueprint:
 
     from sizer.architecture.guard import clean_config
     from sizer.architecture.huggingface import huggingface_blueprint
-    from sizer.architecture.ingest import read_config
-    from sizer.architecture.presets import find_preset
+    from sizer.catalogue.presets import find_preset
+    from sizer.config_json import read_config
     from sizer.errors import ConfigError
 
     head, name = request.head, request.name

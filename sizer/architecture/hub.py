@@ -12,10 +12,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from sizer.architecture.ingest import read_config
+from sizer.config_json import MAX_CONFIG_BYTES, read_config
 from sizer.errors import ConfigError, HubError
 from sizer.errors import quote as quote_given
-from sizer.packing import MAX_CONFIG_BYTES
 from sizer.request import REPO_ID, REVISION
 
 DEFAULT_ENDPOINT = "https://huggingface.co"

@@ -18,8 +18,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.calls import call
 from sizer.architecture.examples import has_own_loss, make_example, medium_of
+from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
 from sizer.architecture.examples.setting import Setting, takes, text_config
-from sizer.architecture.examples.story import TEXT_BESIDE
 from sizer.architecture.heads import choose_head, choose_part
 from sizer.architecture.refusals import no_batch, no_gradient, no_step, no_training
 from sizer.architecture.sizes import (

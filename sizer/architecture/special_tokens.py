@@ -13,7 +13,7 @@ from functools import cache
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sizer.architecture.examples import story
+from sizer.architecture.examples import multimodal_text
 from sizer.architecture.examples.media import placeholder_names
 from sizer.architecture.examples.setting import Setting, read, takes, text_config
 from sizer.architecture.examples.tensors import special_tokens
@@ -46,7 +46,9 @@ def _with_padding(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Compl
 
 def _with_placeholder(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
     """A text that holds a picture or a sound needs a token in its place, and ids for the marks that the code looks for."""
-    kind = story.kind_of(Setting(config=config, cls=cls, batch=1, training=False, length=None, image_size=None))
+    kind = multimodal_text.kind_of(
+        Setting(config=config, cls=cls, batch=1, training=False, length=None, image_size=None)
+    )
     if kind is None:
         return config, ()
     part = read(config, "vlm_config", default=config)

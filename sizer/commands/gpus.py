@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from sizer.catalogue.gpus import GPUS
 from sizer.commands.job import MakeClient
 from sizer.commands.output import print_list
-from sizer.memory.gpus import GPUS
 from sizer.terminal.table import format_table
 from sizer.units import format_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from sizer.architecture.presets import list_presets
+from sizer.catalogue.presets import list_presets
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.output import print_list
 from sizer.terminal.table import format_table

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sizer.architecture.ingest import read_config
+from sizer.config_json import MAX_CONFIG_BYTES, encode_config, read_config
 from sizer.errors import ConfigError, quote
-from sizer.packing import MAX_CONFIG_BYTES, encode_config
 
 
 def query_of(options: argparse.Namespace) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
-from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report
 from sizer.units import MIB, counted, format_bytes
 

@@ -6,9 +6,9 @@ from array import array
 from dataclasses import dataclass
 from typing import Protocol
 
+from sizer.catalogue.gpus import Backend
 from sizer.memory.cuda import CudaCache
 from sizer.memory.expandable import ExpandableCache
-from sizer.memory.gpus import Backend
 from sizer.memory.mps import MpsHeaps
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import Timeline, read_timeline

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sizer.catalogue.gpus import Gpu
 from sizer.memory.bounds import Margin
 from sizer.memory.fit import Fits, fit
-from sizer.memory.gpus import Gpu
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, running_bytes
 from sizer.units import format_bytes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sizer.catalogue.gpus import Gpu
 from sizer.memory.allocator import place, replay
 from sizer.memory.bounds import (
     BETWEEN_VERSIONS,
@@ -20,7 +21,6 @@ from sizer.memory.bounds import (
     with_models_twice,
     without_models,
 )
-from sizer.memory.gpus import Gpu
 from sizer.memory.tape import AffineTape, Tape
 from sizer.memory.timeline import Timeline, read_failure, read_timeline, running_bytes
 

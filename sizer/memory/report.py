@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from sizer.catalogue.gpus import Gpu
 from sizer.memory.census import Census, ModuleRow
 from sizer.memory.codec import DecodeError, decode, encode, json_names
 from sizer.memory.estimate import Estimate, describe_range, estimate_tape
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
 from sizer.memory.fit import Fits, MaxBatch, largest_batch, largest_traced_batch
-from sizer.memory.gpus import Gpu
 from sizer.memory.table import write_csv
 from sizer.memory.tape import CATEGORIES, PHASES, AffineTape, NotAffineError, Tape
 

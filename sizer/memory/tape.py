@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sizer.memory.questions import AffineQuestion, Answer, Question, by_block, fit_questions, gather
+from sizer.memory.size_queries import AffineQuestion, Answer, Question, by_block, fit_questions, gather
 
 CATEGORIES = ("parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "input", "workspace")
 PHASES = ("load", "forward", "backward", "optimizer", "step2")

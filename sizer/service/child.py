@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from sizer.errors import JobError, SizerError, quote
-from sizer.service.sandbox import confine, memory_limit_bytes
+from sizer.processes.sandbox import confine, memory_limit_bytes
+from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
 from sizer.service.settings import Settings
-from sizer.service.wire import clip_progress, error_to_wire, from_line, to_line
 from sizer.units import format_bytes
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")

@@ -10,9 +10,9 @@ import subprocess
 import sys
 from typing import Protocol
 
+from sizer.processes.wire import to_line
 from sizer.service.child import run_forked
 from sizer.service.settings import Settings
-from sizer.service.wire import to_line
 
 REAP_SECONDS = 0.005
 

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 
 from sizer.errors import JobError, quote
+from sizer.processes.wire import error_from_wire, from_line, to_line
 from sizer.service.settings import Settings, server_environment
-from sizer.service.wire import error_from_wire, from_line, to_line
 
 CLOSE_SECONDS = 5.0
 

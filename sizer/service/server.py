@@ -2,7 +2,7 @@
 
     python -m sizer.service.server [--max-jobs=2 --wall-seconds=120 ...]
 
-It reads requests and writes answers as JSON lines (see sizer.service.wire) and ends, with its children, when its stdin
+It reads requests and writes answers as JSON lines (see sizer.processes.wire) and ends, with its children, when its stdin
 does. One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
 Windows, each job is a fresh process, which imports torch again: slower, the same protocol.
 
@@ -25,9 +25,9 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 from sizer.errors import JobError, SizerError
+from sizer.processes.wire import error_to_wire, from_line, to_line
 from sizer.service.children import Child, ForkedChild, SpawnedChild
 from sizer.service.settings import HOME_VARIABLE, Settings
-from sizer.service.wire import error_to_wire, from_line, to_line
 
 
 class Server:
@@ -217,7 +217,7 @@ async def read_thread(limit: int) -> AsyncIterator[bytes | None]:
 def preload(names: tuple[str, ...]) -> dict[str, str]:
     """Imports the modules, so that children need not; the versions of those that have one. Raises JobError."""
     gc.disable()
-    tempfile.gettempdir()  # see sizer.service.sandbox.confine
+    tempfile.gettempdir()  # see sizer.processes.sandbox.confine
     for name in names:
         try:
             importlib.import_module(name)

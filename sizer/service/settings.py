@@ -27,8 +27,8 @@ PRELOAD = (
     "sizer.architecture.vision",
     "sizer.architecture.huggingface",
     "sizer.architecture.guard",
-    "sizer.architecture.presets",
-    "sizer.architecture.ingest",
+    "sizer.catalogue.presets",
+    "sizer.config_json",
     "sizer.service.work",
 )
 

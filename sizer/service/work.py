@@ -16,7 +16,7 @@ def run(job: dict, progress: Progress) -> dict:
 
 
 def _estimate(job: dict, progress: Progress) -> dict:
-    from sizer.architecture.ingest import read_config
+    from sizer.config_json import read_config
     from sizer.estimator import estimate
     from sizer.request import parse_query
 
@@ -27,7 +27,7 @@ def _estimate(job: dict, progress: Progress) -> dict:
 
 def _compare(job: dict, progress: Progress) -> dict:
     """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
-    from sizer.architecture.ingest import read_config
+    from sizer.config_json import read_config
     from sizer.device.comparison.comparison import compare
     from sizer.device.comparison.counterpart import gpu_of, request_of
     from sizer.device.record.recording import Measured
@@ -52,8 +52,8 @@ def _compare(job: dict, progress: Progress) -> dict:
 
 def _placement(job: dict, progress: Progress) -> dict:
     """Where the tensors of a query's model and batch are, and what is wrong with that."""
-    from sizer.architecture.ingest import read_config
-    from sizer.device.placement.rehearsal import check_request
+    from sizer.config_json import read_config
+    from sizer.placement.rehearsal import check_request
     from sizer.request import parse_query
 
     text = job["config_text"]

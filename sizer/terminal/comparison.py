@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sizer.device.comparison.comparison import Comparison
-from sizer.device.comparison.parting import Scratch
+from sizer.device.comparison.divergence import Scratch
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import Measurement, Spread, Timing
 from sizer.terminal.figures import TITLES, percent

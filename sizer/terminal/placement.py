@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.device.placement.placement import Placement
+from sizer.placement.placement import Placement
 from sizer.terminal.table import format_table, to_printable
 from sizer.units import format_bytes
 

@@ -14,26 +14,13 @@ from typing import Any
 
 import torch
 
-from sizer.tracing import (
-    convolution_cuda,
-    embedding_cuda,
-    libraries,
-    normalization_cuda,
-    reductions_cuda,
-    scratch,
-    scratch_cpu,
-    scratch_cuda,
-)
-from sizer.tracing.kernels import (
-    attention,
-    dropout,
-    elementwise,
-    encoder,
-    formats,
-    normalization,
-    recurrent,
-    softmax,
-)
+from sizer.tracing import scratch
+from sizer.tracing.cpu import scratch as scratch_cpu
+from sizer.tracing.cuda import convolution, cublas, embedding, reductions
+from sizer.tracing.cuda import normalization as normalization_cuda
+from sizer.tracing.cuda import scratch as scratch_cuda
+from sizer.tracing.kernels import attention, dropout, elementwise, encoder, normalization, recurrent, softmax
+from sizer.tracing.meta import strides
 from sizer.tracing.tables import join
 from sizer.versions import Version, installed_version
 
@@ -55,12 +42,12 @@ _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "cpu": join(elementwise.EVERYWHERE, {"scaled_dot_product_attention": attention.on_cpu}),
 }
 _RESULTS = {
-    "cuda": join(formats.EVERYWHERE, softmax.RESULTS_ON_CUDA),
-    "cpu": formats.both(formats.ON_CPU, normalization.RESULTS_ON_CPU),
+    "cuda": join(strides.EVERYWHERE, softmax.RESULTS_ON_CUDA),
+    "cpu": strides.both(strides.ON_CPU, normalization.RESULTS_ON_CPU),
 }
 _ANSWERS = {"cuda": recurrent.HANDLERS}
-_SCRATCH = {**scratch.SCRATCH, "cuda": join(scratch_cuda.SCRATCH, reductions_cuda.SCRATCH)}
-_ON_CUDA = join(convolution_cuda.INNER, embedding_cuda.INNER, normalization_cuda.INNER, scratch_cuda.INNER)
+_SCRATCH = {**scratch.SCRATCH, "cuda": join(scratch_cuda.SCRATCH, reductions.SCRATCH)}
+_ON_CUDA = join(convolution.INNER, embedding.INNER, normalization_cuda.INNER, scratch_cuda.INNER)
 _INNER = {"cpu": scratch_cpu.INNER, "cuda": _ON_CUDA}
 
 
@@ -113,7 +100,7 @@ class Device:
         if kind == "cuda":
             self.results = {**self.results, **attention.results_on_cuda(self.version)}
         self.answers = _ANSWERS.get(kind, {})
-        self.blas = libraries.blas_of(capability, self.version) if capability is not None else None
+        self.blas = cublas.blas_of(capability, self.version) if capability is not None else None
 
     def note_choice(self, operator: str, kernel: str, why: str) -> None:
         """Notes which kernel was taken for an operator and why."""

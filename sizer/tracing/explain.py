@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from sizer.catalogue.gpus import Gpu
 from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, Formula, KernelUse
-from sizer.memory.gpus import Gpu
-from sizer.tracing import convolution_cuda, libraries, scratch_cuda
-from sizer.tracing.answers import who_answers
-from sizer.tracing.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda import convolution, cublas, scratch
+from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda.size_oracle import who_answers
 from sizer.tracing.device import Device
 from sizer.versions import format_version
 
@@ -63,21 +63,21 @@ def convolutions(gpu: Gpu | None) -> str:
 def formulas(device: Device, gpu: Gpu | None = None) -> dict[str, Formula]:
     """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
     who = who_answers(gpu) if gpu is not None else None
-    asked = convolution_cuda.ASKED.format(who) if who else ""
+    asked = convolution.ASKED.format(who) if who else ""
     found = {
         str(operator): Formula(
             text=_first_paragraph(function.__doc__),
-            modelled=function in scratch_cuda.MODELLED,
-            asked=asked if operator in convolution_cuda.INNER else "",
+            modelled=function in scratch.MODELLED,
+            asked=asked if operator in convolution.INNER else "",
         )
         for operator, function in {**device.scratch, **device.inner}.items()
     }
     if device.blas is not None:
-        found |= dict.fromkeys(map(str, libraries.WORKSPACE_USERS), Formula(text=_blas(device.blas)))
+        found |= dict.fromkeys(map(str, cublas.WORKSPACE_USERS), Formula(text=_blas(device.blas)))
     return found
 
 
-def _blas(blas: libraries.Blas) -> str:
+def _blas(blas: cublas.Blas) -> str:
     how = "one per thread, kept from its first use" if blas.kept else "for the time of each call"
     light = ""
     if blas.lt_size is not None:

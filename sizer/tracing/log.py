@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 
-from sizer.memory.questions import gather
+from sizer.memory.size_queries import gather
 from sizer.memory.tape import CATEGORIES, Tape
 
 CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
 class Asked(int):
-    """A block's bytes by a model, with the question (sizer.memory.questions) that its true size is asked by."""
+    """A block's bytes by a model, with the question (sizer.memory.size_queries) that its true size is asked by."""
 
     kind: str
     words: tuple[str, ...]

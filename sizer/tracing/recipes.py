@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.tracing.optimizers import Optimizers, build_optimizers
+from sizer.tracing.meta.optimizers import Optimizers, build_optimizers
 from sizer.tracing.recorder import Recorder
 
 

@@ -16,21 +16,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from sizer.tracing import boxes, libraries, observer, routing, stand_ins
+from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
-from sizer.tracing.dtypes import CHECKS, Check
-from sizer.tracing.kernels import ctc, grouped
 from sizer.tracing.log import Asked, BlockLog
-from sizer.tracing.memo import Memo, makes_tensors
+from sizer.tracing.meta import ctc, grouped, in_place
+from sizer.tracing.meta.dtypes import CHECKS, Check
+from sizer.tracing.meta.memo import Memo, makes_tensors
+from sizer.tracing.meta.shortcuts import SHORTCUTS
 from sizer.tracing.modules import ModulePaths
-from sizer.tracing.shortcuts import SHORTCUTS
 from sizer.tracing.steps import PRODUCT, Inner, Steps
 from sizer.tracing.tables import join
-from sizer.tracing.values import LARGEST_INPUT, KnownValues, is_small, tensors_of
+from sizer.tracing.values import boxes, routing, stand_ins
+from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
 
 _CONTIGUOUS = torch.contiguous_format
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
-_HANDLERS = join(stand_ins.HANDLERS, routing.HANDLERS, ctc.HANDLERS, grouped.HANDLERS, observer.HANDLERS)
+_HANDLERS = join(stand_ins.HANDLERS, routing.HANDLERS, ctc.HANDLERS, grouped.HANDLERS, in_place.HANDLERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,8 @@ class Recorder(TorchDispatchMode):
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         self._workspaces: set[tuple[bool, int]] = set()
         device.where = self.paths.current
-        self._sole_owner = observer.count_of_a_sole_owner()
-        self.engines_own = observer.count_of_the_engines_own()
+        self._sole_owner = in_place.count_of_a_sole_owner()
+        self.engines_own = in_place.count_of_the_engines_own()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -127,7 +128,7 @@ class Recorder(TorchDispatchMode):
             shortcut=SHORTCUTS.get(func),
             run=Memo(func) if makes_tensors(func) else func,
             mend=self.device.results.get(func),
-            multiplies=self.device.blas is not None and func in libraries.WORKSPACE_USERS,
+            multiplies=self.device.blas is not None and func in cublas.WORKSPACE_USERS,
             scratch=self.device.scratch.get(func),
             inner=self.device.inner.get(func),
             lifts=func is torch.ops.aten.lift_fresh.default,

@@ -10,24 +10,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
+from sizer.tracing.values.lengths import lengths_assumed
 from torch import nn
 
 import sizer
 from sizer.architecture.blueprint import Blueprint
 from sizer.errors import TraceError
 from sizer.memory.tape import Tape
-from sizer.tracing.autocast import Autocast
-from sizer.tracing.boxes import boxes_assumed
 from sizer.tracing.device import Device
-from sizer.tracing.dtypes import is_refusal, remedy
-from sizer.tracing.imports import imports_apart
 from sizer.tracing.kernels.encoder import fast_path_on
-from sizer.tracing.kernels.rnnt import transducers_on
-from sizer.tracing.lengths import lengths_assumed
-from sizer.tracing.optimizers import optimizers_on
-from sizer.tracing.patches import random_states_seen, values_from_data
+from sizer.tracing.meta.autocast import Autocast
+from sizer.tracing.meta.constructors import random_states_seen, values_from_data
+from sizer.tracing.meta.dtypes import is_refusal, remedy
+from sizer.tracing.meta.imports import imports_apart
+from sizer.tracing.meta.optimizers import optimizers_on
+from sizer.tracing.meta.rnnt import transducers_on
 from sizer.tracing.recipes import RECIPES, Work, weight_dtype
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.values.boxes import boxes_assumed
 
 _OURS = tuple(str(Path(package.__file__).parent) for package in (torch, sizer))
 

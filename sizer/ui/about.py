@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from sizer.memory.gpus import GPUS
+from sizer.catalogue.gpus import GPUS
 from sizer.ui.charts import legend
 from sizer.ui.measures import MEASURES
 from sizer.ui.palette import COLOURS

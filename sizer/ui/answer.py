@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.memory.gpus import Gpu
+from sizer.catalogue.gpus import Gpu
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.request import Request

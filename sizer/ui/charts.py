@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import altair as alt
 import pandas as pd
 
+from sizer.catalogue.gpus import Gpu
 from sizer.memory.estimate import Estimate
-from sizer.memory.gpus import Gpu
 from sizer.memory.tape import CATEGORIES
 from sizer.ui.measures import Measure, parts
 from sizer.ui.palette import COLOURS, INK

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import streamlit as st
 
-from sizer.architecture.presets import PRESETS
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.presets import PRESETS
+from sizer.config_json import MAX_CONFIG_BYTES, encode_config
 from sizer.errors import ConfigError
-from sizer.memory.gpus import GPUS
-from sizer.packing import MAX_CONFIG_BYTES, encode_config
 from sizer.request import (
     ATTENTIONS,
     DTYPES,

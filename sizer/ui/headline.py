@@ -39,7 +39,7 @@ def sample_size(report: Report) -> str:
 def subject(request: Request, report: Report) -> str:
     """What the headline calls the model: a name from a list of ours, else only the name of its class."""
     if request.source == "hf":
-        from sizer.architecture.presets import PRESETS
+        from sizer.catalogue.presets import PRESETS
 
         return PRESETS[request.name].title
     if request.source == "torchvision":

@@ -7,12 +7,12 @@ from dataclasses import replace
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from sizer.catalogue.gpus import GPUS
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError
 from sizer.memory.estimate import Estimate
-from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.ui import machine, remarks, service

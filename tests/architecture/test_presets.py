@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
-from sizer.architecture.presets import DATA, PRESETS, find_preset, list_presets
+from sizer.catalogue.presets import DATA, PRESETS, find_preset, list_presets
 from sizer.errors import RequestError
 
 # transformers 5.17 scripts a function of DeBERTa at import, which recent PyTorch calls deprecated.

@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 
-from sizer.architecture.ingest import read_config
+from sizer.config_json import read_config
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.comparison.row import Row

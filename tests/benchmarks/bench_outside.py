@@ -2,7 +2,7 @@
 
 Reads `tests/measured/published/outside.csv` (README.md there says what its columns mean) and prints, per GPU, the messages that
 are used, their median beside the catalogue's rule, and how many lie within its range; then what the rule's numbers in
-`sizer/memory/context.py` come from. `tests/memory/test_context.py` holds the two together.
+`sizer/catalogue/contexts.py` come from. `tests/memory/test_context.py` holds the two together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median
 
-from sizer.memory.context import BYTES_PER_THREAD, THREADS_PER_MULTIPROCESSOR, Context, context_of, libraries_of
+from sizer.catalogue.contexts import BYTES_PER_THREAD, THREADS_PER_MULTIPROCESSOR, Context, context_of, libraries_of
 from sizer.terminal.table import format_table
 
 PUBLISHED = Path(__file__).parent.parent / "measured" / "published"

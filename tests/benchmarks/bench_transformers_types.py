@@ -31,7 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from sizer.architecture.census import take_census
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.tracing.device import Device
-from sizer.tracing.dtypes import OWN_CODE
+from sizer.tracing.meta.dtypes import OWN_CODE
 from sizer.tracing.recipes import Work
 from sizer.tracing.trace import build, trace
 

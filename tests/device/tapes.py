@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 
+from sizer.catalogue.gpus import Gpu
 from sizer.device.record.measurement import COUNTED, PROFILED, DeviceFacts, Measurement, PhaseReading, TensorBytes
 from sizer.device.record.recording import Measured
 from sizer.memory.allocator import place
 from sizer.memory.census import Census
-from sizer.memory.gpus import Gpu
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import live_by_category, running_bytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sizer.catalogue.gpus import GPUS
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
-from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import fit_affine
 from tests.memory.tapes import make_tape

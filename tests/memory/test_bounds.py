@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from sizer.catalogue.gpus import GPUS
 from sizer.device.record.files import CaseRecord, read_measured
 from sizer.memory.bounds import (
     BETWEEN_VERSIONS,
@@ -17,8 +18,7 @@ from sizer.memory.bounds import (
     gradients_kept,
 )
 from sizer.memory.fit import fit, largest_batch
-from sizer.memory.gpus import GPUS
-from sizer.memory.questions import Question
+from sizer.memory.size_queries import Question
 from sizer.memory.tape import Tape, fit_affine
 from tests.memory.tapes import make_tape
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sizer.catalogue.gpus import GPUS
 from sizer.memory.explanation import (
     ALLOCATOR,
     EXACT,
@@ -14,7 +15,6 @@ from sizer.memory.explanation import (
     explain_workspaces,
     sections,
 )
-from sizer.memory.gpus import GPUS
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape
 

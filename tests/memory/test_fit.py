@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.memory.allocator import place
 from sizer.memory.fit import LARGEST_BATCH, fit, fits_in, largest_batch, largest_traced_batch
-from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.tape import fit_affine
 from tests.memory.tapes import make_tape
 

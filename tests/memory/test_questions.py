@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.catalogue.gpus import GPUS
 from sizer.memory.allocator import place
 from sizer.memory.fit import fit, largest_batch
-from sizer.memory.gpus import GPUS
-from sizer.memory.questions import Question
+from sizer.memory.size_queries import Question
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from tests.memory.tapes import make_tape
 

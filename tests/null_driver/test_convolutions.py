@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from sizer.memory.gpus import GPUS
-from sizer.tracing.answers import answers_for
-from sizer.tracing.convolution_backend import as_call, backend_of
+from sizer.catalogue.gpus import GPUS
+from sizer.tracing.cuda.convolution_backend import as_call, backend_of
+from sizer.tracing.cuda.size_oracle import answers_for
 from sizer.tracing.device import Device
 from sizer.tracing.log import Asked
 from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments, cases, make, options, precision

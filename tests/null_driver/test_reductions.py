@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.memory.gpus import GPUS
-from sizer.tracing.answers import answers_for
+from sizer.catalogue.gpus import GPUS
+from sizer.tracing.cuda.size_oracle import answers_for
 from sizer.tracing.device import Device
 from tests.null_driver.reductions import OPERATORS, cases, make
 

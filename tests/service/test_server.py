@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sizer.processes.wire import error_from_wire, to_line
 from sizer.service.settings import PROJECT, Settings, server_environment
-from sizer.service.wire import error_from_wire, to_line
 from tests.service.processes import is_running, wait_until
 
 WORK = "tests.service.scripted:run"

@@ -4,7 +4,7 @@ import pytest
 
 from sizer import errors
 from sizer.errors import JobError, Refusal, RequestError
-from sizer.service.wire import (
+from sizer.processes.wire import (
     LIMIT_PROGRESS,
     LIMIT_TEXT,
     clip_progress,

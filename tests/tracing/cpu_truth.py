@@ -10,7 +10,7 @@ import torch
 from sizer.architecture.blueprint import Blueprint
 from sizer.device.readers.cpu import CpuReader
 from sizer.device.record.measurement import DeviceFacts
-from sizer.device.trial.skeleton import build_skeleton, fill, load
+from sizer.device.trial.materialize import build_skeleton, fill, load
 from sizer.device.trial.steps import Steps
 from sizer.memory.tape import Tape
 from sizer.tracing.recipes import Work, weight_dtype

@@ -12,7 +12,7 @@ from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import BERT, GPT2, LLAMA, MIXTRAL, T5, VIT, WHISPER, classifier, text
 
 # An operator with a Python number holds it in 8 bytes, and in 4 more in the dtype of the computation; oneDNN's buffers that go by
-# the size of the caches differ by some too (sizer/tracing/onednn.py).
+# the size of the caches differ by some too (sizer/tracing/cpu/onednn.py).
 HAIR = 0.001  # of the peak
 
 MODELS = {

@@ -3,7 +3,7 @@
 What may be missing from a peak, all of it below a thousandth of it unless a case names it in `KNOWN`:
 - an operator with a Python number holds it in 8 bytes, and once more in the dtype of the computation;
 - autograd saves such numbers in 8 bytes each (`CpuTruth.saved_numbers`);
-- oneDNN's buffers whose sizes go by the size of the caches (`sizer/tracing/onednn.py`).
+- oneDNN's buffers whose sizes go by the size of the caches (`sizer/tracing/cpu/onednn.py`).
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sizer.memory.gpus import GPUS
-from sizer.memory.hardware import HARDWARE
-from sizer.tracing.answers import answers_for
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.cuda.size_oracle import answers_for
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording

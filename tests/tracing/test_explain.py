@@ -12,8 +12,8 @@ from torch import nn
 import sizer
 from sizer.memory.bounds import CLOSED_KERNELS
 from sizer.memory.report import Report
-from sizer.tracing import convolution_cuda, scratch_cuda
 from sizer.tracing import device as devices
+from sizer.tracing.cuda import convolution, scratch
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas, rules_of
 from tests.tracing.test_mechanisms import Attend, run
@@ -37,10 +37,10 @@ def test_every_workspace_of_cuda_names_its_source_first() -> None:
 def test_what_cudnn_decides_is_modelled() -> None:
     told = formulas(Device("cuda", (8, 0)))
     modelled = {name for name, formula in told.items() if formula.modelled}
-    functions = {**scratch_cuda.SCRATCH, **convolution_cuda.INNER}
-    assert modelled == {str(op) for op, function in functions.items() if function in scratch_cuda.MODELLED}
+    functions = {**scratch.SCRATCH, **convolution.INNER}
+    assert modelled == {str(op) for op, function in functions.items() if function in scratch.MODELLED}
     # and so does the range of the process: these whatever happens, convolutions where nobody answers
-    assert {name for name in modelled if not name.startswith(CLOSED_KERNELS)} == set(map(str, convolution_cuda.INNER))
+    assert {name for name in modelled if not name.startswith(CLOSED_KERNELS)} == set(map(str, convolution.INNER))
     assert not told["aten._scaled_dot_product_flash_attention_backward.default"].modelled
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sizer.tracing.values.lengths import DURATIONS, PATCHES
 
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.memory.tape import Tape
 from sizer.tracing.device import Device
-from sizer.tracing.lengths import DURATIONS, PATCHES
 from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import build, trace

@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sizer.memory.gpus import GPUS
+from sizer.catalogue.gpus import GPUS
 from sizer.memory.tape import CATEGORIES, Tape
-from sizer.tracing import normalization_cuda
-from sizer.tracing.answers import answers_for
-from sizer.tracing.device import Device
-from sizer.tracing.kernels import attention
-from sizer.tracing.kernels.recurrent import reserve_bytes
-from sizer.tracing.libraries import (
+from sizer.tracing.cuda import normalization
+from sizer.tracing.cuda.cublas import (
     DEFAULT_WORKSPACE,
     LARGE_WORKSPACE,
     LT_WORKSPACE,
     blas_of,
     uses_lt,
 )
+from sizer.tracing.cuda.size_oracle import answers_for
+from sizer.tracing.device import Device
+from sizer.tracing.kernels import attention
+from sizer.tracing.kernels.recurrent import reserve_bytes
 from tests.tracing.test_mechanisms import FLOAT16, FLOAT32, Attend, Mlp, alive, peaks, question, run
 
 VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
@@ -521,8 +521,8 @@ def test_a_roll_goes_dimension_by_dimension() -> None:
     ],
 )
 def test_gradients_of_a_norms_weights_are_summed_in_two_passes(key: str, rows: int, columns: int, bytes: int) -> None:
-    assert normalization_cuda.answer(key, ("partial sums", "2"), (rows, columns)) == bytes
-    staged = normalization_cuda.answer(key, ("semaphores", "2"), (rows, columns))
+    assert normalization.answer(key, ("partial sums", "2"), (rows, columns)) == bytes
+    staged = normalization.answer(key, ("semaphores", "2"), (rows, columns))
     assert staged == 0 if bytes == 0 else staged > 0
 
 
@@ -531,9 +531,7 @@ def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
         return F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True))
 
     asked = {
-        version: sum(
-            one.kind == normalization_cuda.NORM for one in call(step, 4, 96, on=cuda(version=version)).questions
-        )
+        version: sum(one.kind == normalization.NORM for one in call(step, 4, 96, on=cuda(version=version)).questions)
         for version in ((2, 6), (2, 8))
     }
     assert asked[2, 6] == 0
@@ -542,7 +540,7 @@ def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
 
 def test_a_layer_norm_asks_at_every_batch() -> None:
     tape = call(lambda w: F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True)), 4, 96)
-    asked = [question for question in tape.questions if question.kind == normalization_cuda.NORM]
+    asked = [question for question in tape.questions if question.kind == normalization.NORM]
     assert {question.numbers for question in asked} == {(4, 96)}
     assert all(answer == 0 for answer in tape.ask(answers_for(GPUS["t4"])).sizes[-3:])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sizer.tracing.imports import imports_apart
+from sizer.tracing.meta.imports import imports_apart
 from sizer.tracing.recorder import Recorder
 from tests.tracing.questions import QUESTIONS
 

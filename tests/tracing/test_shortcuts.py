@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sizer.tracing import shortcuts
-from sizer.tracing.shortcuts import COMPARISONS, FOREACH, IN_PLACE, POINTWISE, RULES, SHORTCUTS
-from sizer.tracing.values import LARGEST_FLOATS
+from sizer.tracing.meta import shortcuts
+from sizer.tracing.meta.shortcuts import COMPARISONS, FOREACH, IN_PLACE, POINTWISE, RULES, SHORTCUTS
+from sizer.tracing.values.known import LARGEST_FLOATS
 
 NUMBERS = {"weight": 0.5, "exponent": 2, "negative_slope": 0.1, "value": 2, "scalar": 2, "threshold": 0}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.comparison.curve import Level
-from sizer.device.comparison.parting import Parting, Scratch
+from sizer.device.comparison.divergence import Parting, Scratch
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import (
     COUNTED,

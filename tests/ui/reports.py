@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 
+from sizer.catalogue.gpus import GPUS
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
 from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, KernelUse
-from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import CATEGORIES, AffineTape
 from sizer.request import Request, format_query

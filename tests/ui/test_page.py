@@ -10,8 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from streamlit.testing.v1.element_tree import ButtonGroup
 
+from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
-from sizer.packing import encode_config
 from sizer.request import Request, parse_query
 from sizer.ui import service
 from sizer.units import format_bytes

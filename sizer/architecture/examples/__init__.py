@@ -16,17 +16,17 @@ from sizer.architecture.examples import (
     audio,
     documents,
     encoders,
-    films,
     labels,
-    parts,
+    multimodal_text,
     patches,
     prompts,
     proteins,
     series,
     speech,
-    story,
+    submodules,
     text,
     towers,
+    video_tracking,
     vision,
 )
 from sizer.architecture.examples.media import Medium
@@ -41,13 +41,13 @@ FAMILIES: dict[str, Recipe] = {
     "time_series_transformer": series.lagged_series,
     "timesfm": series.plain_series,
     "timesfm2_5": series.plain_series,
-    **parts.FAMILIES,
+    **submodules.FAMILIES,
     **towers.FAMILIES,
     **encoders.FAMILIES,
     **speech.FAMILIES,
     **documents.FAMILIES,
     **prompts.FAMILIES,
-    **films.FAMILIES,
+    **video_tracking.FAMILIES,
     **proteins.FAMILIES,
 }
 
@@ -96,8 +96,8 @@ def _plain_inputs(setting: Setting) -> dict[str, object]:
     if recipe is not None:
         inputs = recipe(setting)
     else:
-        medium = story.medium_of(setting)
-        inputs = by_parameter(setting) if medium is None else story.story(setting, medium)
+        medium = multimodal_text.medium_of(setting)
+        inputs = by_parameter(setting) if medium is None else multimodal_text.story(setting, medium)
     if setting.takes("decoder_input_ids") and not (setting.training and text.derives_decoder_input(setting)):
         write = labels.transcript_so_far if transduces(setting.cls) else text.translation
         inputs.setdefault("decoder_input_ids", write(setting, inputs))
@@ -106,7 +106,7 @@ def _plain_inputs(setting: Setting) -> dict[str, object]:
 
 def medium_of(setting: Setting) -> Medium | None:
     """The picture or sound that the example's texts hold; None where they hold none."""
-    return None if _family(setting) else story.medium_of(setting)
+    return None if _family(setting) else multimodal_text.medium_of(setting)
 
 
 def _family(setting: Setting) -> Recipe | None:
@@ -117,7 +117,7 @@ def by_parameter(setting: Setting) -> dict[str, object]:
     """One tensor for every parameter of the forward that has a recipe of its own."""
     if setting.takes("grid_thw"):
         return towers.patch_grid_tower(setting)
-    silent = story.left_out(setting)
+    silent = multimodal_text.left_out(setting)
     made = {name: make(setting) for name, make in BY_PARAMETER.items() if setting.takes(name) and name not in silent}
     if setting.takes("spatial_shapes"):
         made |= patches.naflex(setting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sizer.architecture.examples import patches, pictures, tiles, vision
+from sizer.architecture.examples import image_text, patches, tiles, vision
 from sizer.architecture.examples.setting import Recipe, Setting, read
 from sizer.architecture.examples.tensors import floats, ones
 
@@ -63,7 +63,7 @@ def queries(setting: Setting) -> dict[str, Tensor]:
         "encoder_hidden_states": floats(setting.batch, 257, width),
     }
     if setting.takes("input_ids"):
-        words = pictures.question(config.vocab_size, setting.batch)
+        words = image_text.question(config.vocab_size, setting.batch)
         inputs |= {"input_ids": words, "attention_mask": ones(setting.batch, 32 + words.shape[1])}
     return inputs
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from sizer.device.comparison.course import Call, Course
 from sizer.device.comparison.pairing import NEARBY, pair_in_any_order, pair_in_order
+from sizer.device.comparison.tape_index import Call, Course
 from sizer.memory.tape import Tape
 
 # What the estimate did, seen from the device.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sizer.catalogue.gpus import Gpu
 from sizer.device.comparison.alignment import Alignment
 from sizer.device.comparison.curve import Level, curves_of
+from sizer.device.comparison.divergence import Parting, Scratch, first_parting, largest_partings, scratch_of
 from sizer.device.comparison.family import Family, family_of
 from sizer.device.comparison.judgement import explain, notes_on, verdict_of, wrong_fit
-from sizer.device.comparison.parting import Parting, Scratch, first_parting, largest_partings, scratch_of
 from sizer.device.comparison.row import Row, rows_of
 from sizer.device.comparison.sides import Sides
 from sizer.device.record.measurement import SCHEMA as MEASUREMENT_SCHEMA
@@ -17,7 +18,6 @@ from sizer.device.record.recording import Measured
 from sizer.errors import RequestError
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.estimate import Estimate
-from sizer.memory.gpus import Gpu
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
 from sizer.request import parse_query

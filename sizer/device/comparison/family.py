@@ -33,7 +33,7 @@ def family_of(request: Request) -> Family:
 
 def _model_type(request: Request) -> str:
     """The config's model_type; the repository's name where the config is not at hand."""
-    from sizer.architecture.presets import find_preset
+    from sizer.catalogue.presets import find_preset
 
     if request.source == "hub":
         return request.name.rpartition("/")[2].lower()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sizer.device.comparison.alignment import Side
-from sizer.device.comparison.parting import join_shares, place_text, shares_at
+from sizer.device.comparison.divergence import join_shares, place_text, shares_at
 from sizer.device.comparison.row import Row
 from sizer.device.comparison.sides import Sides, bounds_of
 from sizer.memory.allocator import place

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
-from sizer.device.comparison.course import Course
+from sizer.device.comparison.tape_index import Course
 
 Pair = tuple[int, int]
 NEARBY = 6  # allocations that both sides make: how far apart blocks that come in another order may be

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sizer.device.machine.gauges import Gauge, open_gauge
+from sizer.device.machine.allocator_probes import Gauge, open_gauge
 from sizer.device.machine.inventory import take_inventory
 from sizer.device.machine.program import answer, ask
 from sizer.device.record.measurement import DeviceFacts, Spread

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 
 from sizer.errors import JobError, SizerError, quote
+from sizer.processes.wire import error_from_wire, error_to_wire
 from sizer.service.settings import PROJECT
-from sizer.service.wire import error_from_wire, error_to_wire
 
 
 def ask(module: str, *arguments: str, seconds: float, what: str) -> object:

@@ -22,7 +22,7 @@ from sizer.architecture import make_blueprint
 from sizer.device.machine.program import answer
 from sizer.device.readers.reader import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
-from sizer.device.trial.skeleton import build_skeleton, fill, give_memory, load
+from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load
 from sizer.device.trial.steps import run_steps
 from sizer.device.trial.trial import work_of
 from sizer.errors import DeviceError

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 
 from sizer.errors import DeviceError, SizerError
+from sizer.processes.sandbox import guard
+from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
 from sizer.service.child import explain
-from sizer.service.sandbox import guard
-from sizer.service.wire import clip_progress, error_to_wire, from_line, to_line
 
 GRACE_SECONDS = 5.0  # after the limit at which the parent kills: for a parent that cannot any more
 
@@ -62,7 +62,7 @@ def _open(open_reader: Callable, device: str) -> object:
 
 
 def _config(text: str | None) -> dict | None:
-    from sizer.architecture.ingest import read_config
+    from sizer.config_json import read_config
 
     return None if text is None else read_config(text)
 

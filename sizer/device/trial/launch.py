@@ -17,8 +17,8 @@ from sizer.device.record.recording import Measured
 from sizer.device.trial.process import kill, spawn
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
 from sizer.memory.codec import DecodeError
+from sizer.processes.wire import clip_progress, error_from_wire, error_to_wire, from_line, to_line
 from sizer.request import Request, format_query, parse_query
-from sizer.service.wire import clip_progress, error_from_wire, error_to_wire, from_line, to_line
 
 WALL_SECONDS = 600.0
 LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.tracing.optimizers import build_optimizers
+from sizer.tracing.meta.optimizers import build_optimizers
 from sizer.tracing.recipes import Work, autocast, place, weight_dtype
 
 # Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.

@@ -17,7 +17,7 @@ from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
 from sizer.device.record.recording import Measured
 from sizer.device.trial.confines import data_limited, one_thread
-from sizer.device.trial.skeleton import build_skeleton, fill, give_memory, load, skeleton_bytes, storage_bytes
+from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load, skeleton_bytes, storage_bytes
 from sizer.device.trial.steps import Steps
 from sizer.device.trial.timing import measure_timing
 from sizer.estimator import versions

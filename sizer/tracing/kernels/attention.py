@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sizer.tracing.dtypes import check_attention, check_bias
+from sizer.tracing.meta.dtypes import check_attention, check_bias
 from sizer.versions import Version, version_followed
 
 if TYPE_CHECKING:

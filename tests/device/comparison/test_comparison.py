@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.catalogue.gpus import GPUS
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.comparison.row import Row
@@ -12,7 +13,6 @@ from sizer.device.record.measurement import SAMPLED, DeviceFacts, DeviceOutOfMem
 from sizer.device.record.recording import Measured
 from sizer.errors import DeviceError, RequestError
 from sizer.memory.codec import DecodeError
-from sizer.memory.gpus import GPUS
 from sizer.memory.tape import Tape
 from tests.device.tapes import CPU, CUDA, GIB, QUERY, measured_from, report_of, tape_of, training
 

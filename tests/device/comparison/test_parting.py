@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from sizer.device.comparison.alignment import Alignment
+from sizer.device.comparison.divergence import first_parting, join_shares, largest_partings, scratch_of, shares_at
 from sizer.device.comparison.pairing import common_subsequence, longest_common_subsequence, operator_name
-from sizer.device.comparison.parting import first_parting, join_shares, largest_partings, scratch_of, shares_at
 from sizer.memory.tape import Tape
 from tests.device.tapes import tape_of, training
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sizer.device.machine import demonstration
+from sizer.device.machine.allocator_probes import CachingGauge, CpuGauge, MpsGauge, open_gauge, resident_bytes
 from sizer.device.machine.demonstration import (
     BLOCK_BYTES,
     CACHED,
@@ -20,7 +21,6 @@ from sizer.device.machine.demonstration import (
     demonstrate,
     show,
 )
-from sizer.device.machine.gauges import CachingGauge, CpuGauge, MpsGauge, open_gauge, resident_bytes
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError

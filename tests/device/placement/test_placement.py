@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import sizer
 from sizer.__main__ import main
-from sizer.device.placement import mistakes
-from sizer.device.placement.placement import Group, Placement
-from sizer.device.placement.rehearsal import check_placement, check_request
 from sizer.errors import BuildError
+from sizer.placement import mistakes
+from sizer.placement.placement import Group, Placement
+from sizer.placement.rehearsal import check_placement, check_request
 from sizer.request import parse_query
 from sizer.service import work
 from sizer.terminal.placement import format_placement

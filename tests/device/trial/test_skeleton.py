@@ -10,7 +10,7 @@ from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.vision import vision_blueprint
-from sizer.device.trial.skeleton import build_skeleton, fill, give_memory, load, skeleton_bytes
+from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load, skeleton_bytes
 from sizer.errors import BuildError
 from tests.device.blueprints import blueprint, perceptron
 from tests.tracing.models import BERT, GPT2, LLAMA, T5, VIT, WHISPER, text

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.device.trial.skeleton import build_skeleton, fill, load
+from sizer.device.trial.materialize import build_skeleton, fill, load
 from sizer.device.trial.steps import Steps, run_steps
 from sizer.tracing.recipes import Work, weight_dtype
 from tests.device.blueprints import blueprint, perceptron

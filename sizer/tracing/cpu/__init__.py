@@ -1,0 +1,1 @@
+"""The CPU: what kernels hold inside, and how oneDNN runs convolutions."""
