@@ -17,7 +17,7 @@ from sizer.memory.census import Census
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
 from sizer.request import MODES, OPTIMIZERS, read_torch
-from sizer.tracing.cuda.size_oracle import answers_for
+from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
 from sizer.tracing.recipes import Work
@@ -119,7 +119,7 @@ def _report(
         query="",
         versions=versions(),
         census=census,
-        tapes={dtype: {tape.batch: tape.ask(answers_for(gpu))}},
+        tapes={dtype: {tape.batch: tape.resolve(size_oracle_of(gpu))}},
         batches=[tape.batch],
         gpu=gpu,
         mode=mode,

@@ -18,13 +18,13 @@ from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.errors import RequestError, TraceError
 from sizer.memory.explanation import Explanation
 from sizer.memory.report import Report, build_report
-from sizer.memory.size_queries import Answer
+from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from sizer.request import Request, format_query
 from sizer.tracing.cuda import builds
 from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
-from sizer.tracing.cuda.size_oracle import answers_for, who_answers
+from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import convolutions, explain, formulas
 from sizer.tracing.recipes import Work
@@ -48,7 +48,7 @@ class _Job:
     gpu: Gpu
     device: Device
     progress: Progress
-    answer: Answer | None
+    answer: SizeOracle | None
     exceptional: bool | None = None  # whether batch 1 is off the line, once known
     one_is_possible: bool = True
     same: dict[str, str] = field(default_factory=dict)  # dtypes that are not traced, and those that stand for them
@@ -97,7 +97,7 @@ def _answer(
     module = build_module(blueprint, checkpointing=request.checkpointing)
     census = take_census(module, name=blueprint.name)
     device = Device(gpu.backend, gpu.capability, version=request.torch and pytorch.parse_version(request.torch))
-    job = _Job(request, blueprint, module, gpu, device, report_progress, answers_for(gpu))
+    job = _Job(request, blueprint, module, gpu, device, report_progress, size_oracle_of(gpu))
     tapes: dict[str, AffineTape | dict[int, Tape]] = {}
     failures: dict[str, str] = {}
     notes: list[str] = []
@@ -145,8 +145,10 @@ def _explanation(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> E
 
 def _unanswered(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> tuple[str, ...]:
     """What to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
-    asks = any(question.kind == CUDNN for tape in tapes.values() for one in _every(tape) for question in one.questions)
-    answered = who_answers(job.gpu) is not None and without_cublaslt() is None
+    asks = any(
+        question.kind == CUDNN for tape in tapes.values() for one in _every(tape) for question in one.size_queries
+    )
+    answered = oracle_name(job.gpu) is not None and without_cublaslt() is None
     return (convolutions(job.gpu),) if asks and not answered else ()
 
 
@@ -209,15 +211,15 @@ def _tapes(
             affine = replace(affine, exact=(*affine.exact, *(at(batch) for batch in batches if batch >= beyond)))
     except NotAffineError as error:
         notes.append(f"{dtype}: traced at each batch size by itself, because {error}")
-        return {batch: at(batch).ask(job.answer) for batch in batches}
+        return {batch: at(batch).resolve(job.answer) for batch in batches}
     except TraceError:
         if batches != (1,):
             raise
-        return {1: at(1).ask(job.answer)}  # of a model that takes one sample at a time
+        return {1: at(1).resolve(job.answer)}  # of a model that takes one sample at a time
     return affine
 
 
-def _affine(at: Callable[..., Tape], answer: Answer | None) -> AffineTape:
+def _affine(at: Callable[..., Tape], answer: SizeOracle | None) -> AffineTape:
     """The affine tape of two traces, the second cut short where the steps repeat each other.
 
     Else of two whole ones, both made anew: a module may keep something from the first step that it ever did.

@@ -43,7 +43,7 @@ class Margin:
 def engines_margin(tape: Tape, reserved_bytes: int) -> int:
     """How far reserved memory may move with cuDNN's engines: a share of it, no more than all results of convolutions together."""
     convolutions = {op for op, name in enumerate(tape.op_names) if name.startswith(_CONVOLUTIONS)}
-    if convolutions.isdisjoint(tape.ops[block] for block in tape.answered):
+    if convolutions.isdisjoint(tape.ops[block] for block in tape.resolved):
         return 0
     rows = zip(tape.sizes, tape.ops, tape.categories, strict=True)
     results = sum(size for size, op, category in rows if op in convolutions and category != _WORKSPACE)
@@ -80,8 +80,8 @@ def modelled_blocks(tape: Tape | AffineTape) -> list[bool]:
     """Per block whether it is a workspace whose size is a model and nobody's answer."""
     closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
     modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
-    answered = tape.answered
-    for question in tape.questions:
+    answered = tape.resolved
+    for question in tape.size_queries:
         for block in question.blocks:
             modelled[block] = block not in answered
     return modelled

@@ -136,11 +136,11 @@ def explain_workspaces(
 
 def _answered(tape: Tape) -> set[str]:
     """The operators all of whose questions were answered."""
-    answered = tape.answered
-    asked = {tape.op_names[tape.ops[block]] for question in tape.questions for block in question.blocks}
+    answered = tape.resolved
+    asked = {tape.op_names[tape.ops[block]] for question in tape.size_queries for block in question.blocks}
     open_ = {
         tape.op_names[tape.ops[block]]
-        for question in tape.questions
+        for question in tape.size_queries
         for block in question.blocks
         if block not in answered
     }

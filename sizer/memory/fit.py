@@ -197,7 +197,7 @@ def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
 
 def _settled(tape: AffineTape, known: Mapping[int, bool | str], bound: int) -> AffineTape | None:
     """The tape with lines through the answers at the two largest batches that are known; None where nothing is asked."""
-    if not tape.answered or bound < 2:
+    if not tape.resolved or bound < 2:
         return None
     low, high = (sorted({1, 2, *known})[-2:]) if known else (max(1, bound // 8), max(2, bound // 4))
     return tape.settle(low, high)
@@ -257,7 +257,7 @@ def _batch_bound(tape: AffineTape, capacity: int, *, with_modelled: bool) -> int
     Blocks whose size is asked for are left out, since it is on no line.
     """
     counted = [with_modelled or not modelled for modelled in modelled_blocks(tape)]
-    for block in tape.answered:
+    for block in tape.resolved:
         counted[block] = False
     constants = running_bytes(tape.order, [a * keep for a, keep in zip(tape.constant, counted, strict=True)])
     slopes = running_bytes(tape.order, [b * keep for b, keep in zip(tape.per_item, counted, strict=True)])

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-Answer = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
+SizeOracle = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
 """The bytes of a block by a question's kind, words and numbers; None where there is no answer and the model stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SizeQuery:
     """What the size of some blocks is asked by: `words` are the same at every batch size, `numbers` need not be."""
 
     kind: str
@@ -22,14 +22,14 @@ class Question:
     numbers: tuple[int, ...]
     blocks: tuple[int, ...]
 
-    def in_words(self, others: dict[str, str]) -> Question:
+    def in_words(self, others: dict[str, str]) -> SizeQuery:
         """The same question with some words in the place of others."""
         words = tuple(others.get(word, word) for word in self.words)
-        return Question(kind=self.kind, words=words, numbers=self.numbers, blocks=self.blocks)
+        return SizeQuery(kind=self.kind, words=words, numbers=self.numbers, blocks=self.blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AffineQuestion:
+class AffineSizeQuery:
     """A question whose numbers are `constant[i] + per_item[i] * batch`."""
 
     kind: str
@@ -38,40 +38,40 @@ class AffineQuestion:
     per_item: tuple[int, ...]
     blocks: tuple[int, ...]
 
-    def at(self, batch: int) -> Question:
+    def at(self, batch: int) -> SizeQuery:
         """The question at one batch size."""
         numbers = tuple([a + b * batch for a, b in zip(self.constant, self.per_item, strict=True)])
-        return Question(kind=self.kind, words=self.words, numbers=numbers, blocks=self.blocks)
+        return SizeQuery(kind=self.kind, words=self.words, numbers=numbers, blocks=self.blocks)
 
-    def in_words(self, others: dict[str, str]) -> AffineQuestion:
+    def in_words(self, others: dict[str, str]) -> AffineSizeQuery:
         """The same question with some words in the place of others."""
         words = tuple(others.get(word, word) for word in self.words)
-        return AffineQuestion(
+        return AffineSizeQuery(
             kind=self.kind, words=words, constant=self.constant, per_item=self.per_item, blocks=self.blocks
         )
 
 
-def by_block(questions: Iterable[Question]) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
+def by_block(questions: Iterable[SizeQuery]) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
     """Kind, words and numbers for each block that is asked for."""
     return {block: (q.kind, q.words, q.numbers) for q in questions for block in q.blocks}
 
 
-def gather(asked: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]) -> tuple[Question, ...]:
+def gather(asked: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]) -> tuple[SizeQuery, ...]:
     """The questions of blocks, each asked once."""
     blocks: dict[tuple[str, tuple[str, ...], tuple[int, ...]], list[int]] = {}
     for block, question in asked.items():
         blocks.setdefault(question, []).append(block)
     return tuple(
-        Question(kind=kind, words=words, numbers=numbers, blocks=tuple(places))
+        SizeQuery(kind=kind, words=words, numbers=numbers, blocks=tuple(places))
         for (kind, words, numbers), places in blocks.items()
     )
 
 
-def fit_questions(
+def fit_size_queries(
     first: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]],
     second: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]],
     batches: tuple[int, int],
-) -> tuple[AffineQuestion, ...]:
+) -> tuple[AffineSizeQuery, ...]:
     """The questions through those of two batch sizes, by block.
 
     Raises ValueError with the first block whose two questions are not the same but for numbers on a line.
@@ -95,6 +95,6 @@ def fit_questions(
         constant = tuple([a - slope * batches[0] for a, slope in zip(before, slopes, strict=True)])
         blocks.setdefault((kind, words, constant, slopes), []).append(block)
     return tuple(
-        AffineQuestion(kind=kind, words=words, constant=constant, per_item=slopes, blocks=tuple(places))
+        AffineSizeQuery(kind=kind, words=words, constant=constant, per_item=slopes, blocks=tuple(places))
         for (kind, words, constant, slopes), places in blocks.items()
     )

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sizer.memory.size_queries import AffineQuestion, Answer, Question, by_block, fit_questions, gather
+from sizer.memory.size_queries import AffineSizeQuery, SizeOracle, SizeQuery, by_block, fit_size_queries, gather
 
 CATEGORIES = ("parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "input", "workspace")
 PHASES = ("load", "forward", "backward", "optimizer", "step2")
@@ -45,29 +45,29 @@ class Tape:
     module_names: tuple[str, ...]
     marks: tuple[tuple[int, str], ...]
     stand_ins: tuple[str, ...] = ()
-    questions: tuple[Question, ...] = ()
-    answered: frozenset[int] = frozenset()
+    size_queries: tuple[SizeQuery, ...] = ()
+    resolved: frozenset[int] = frozenset()
     second_forward: int | None = None
 
-    def ask(self, answer: Answer | None) -> Tape:
+    def resolve(self, answer: SizeOracle | None) -> Tape:
         """The tape with the sizes (bytes) that its questions are answered with; itself where nobody answers."""
-        if answer is None or not self.questions:
+        if answer is None or not self.size_queries:
             return self
-        return self.sized([answer(q.kind, q.words, q.numbers) for q in self.questions])
+        return self.sized([answer(q.kind, q.words, q.numbers) for q in self.size_queries])
 
     def sized(self, answers: Sequence[int | None]) -> Tape:
         """The tape with an answer (bytes) to each of its questions; where that is None the model stands."""
         sizes, answered = self.sizes[:], set()
-        for question, size in zip(self.questions, answers, strict=True):
+        for question, size in zip(self.size_queries, answers, strict=True):
             if size is not None:
                 answered.update(question.blocks)
                 for block in question.blocks:
                     sizes[block] = size
-        return replace(self, sizes=sizes, answered=frozenset(answered))
+        return replace(self, sizes=sizes, resolved=frozenset(answered))
 
     def in_words(self, others: dict[str, str]) -> Tape:
         """The tape whose questions have some words in the place of others."""
-        return replace(self, questions=tuple(question.in_words(others) for question in self.questions))
+        return replace(self, size_queries=tuple(question.in_words(others) for question in self.size_queries))
 
     def describe(self, block: int) -> str:
         """The op and module that allocated a block, as text for messages."""
@@ -113,27 +113,27 @@ class AffineTape:
     marks: tuple[tuple[int, str], ...]
     stand_ins: tuple[str, ...] = ()
     exact: tuple[Tape, ...] = ()
-    questions: tuple[AffineQuestion, ...] = ()
-    answer: Answer | None = field(default=None, compare=False, repr=False)
+    size_queries: tuple[AffineSizeQuery, ...] = ()
+    answer: SizeOracle | None = field(default=None, compare=False, repr=False)
     settled: tuple[tuple[int, int] | None, ...] = ()
     second_forward: int | None = None
 
     @property
-    def answered(self) -> frozenset[int]:
+    def resolved(self) -> frozenset[int]:
         """The blocks whose size is asked for, and somebody is there to answer."""
-        return frozenset(block for q in self.questions for block in q.blocks) if self.answer else frozenset()
+        return frozenset(block for q in self.size_queries for block in q.blocks) if self.answer else frozenset()
 
     def in_words(self, others: dict[str, str]) -> AffineTape:
         """The tape whose questions have some words in the place of others: float16 where it takes bfloat16's kernels.
 
         Itself where it asks nothing.
         """
-        if not self.questions and not any(tape.questions for tape in self.exact):
+        if not self.size_queries and not any(tape.size_queries for tape in self.exact):
             return self
         return replace(
             self,
             exact=tuple(tape.in_words(others) for tape in self.exact),
-            questions=tuple(question.in_words(others) for question in self.questions),
+            size_queries=tuple(question.in_words(others) for question in self.size_queries),
         )
 
     def at(self, batch: int) -> Tape:
@@ -146,7 +146,7 @@ class AffineTape:
             raise ValueError(f"batch was {batch}; it must be at least 1: give a positive integer")
         for tape in self.exact:
             if tape.batch == batch:
-                return tape.ask(self.answer)
+                return tape.resolve(self.answer)
         sizes = [a + b * batch for a, b in zip(self.constant, self.per_item, strict=True)]
         if sum(sizes) >= LIMIT_BYTES:
             raise ValueError(f"batch was {batch}; its blocks would take {sum(sizes):.1e} bytes: give a smaller batch")
@@ -168,18 +168,20 @@ class AffineTape:
             module_names=self.module_names,
             marks=self.marks,
             stand_ins=self.stand_ins,
-            questions=tuple([question.at(batch) for question in self.questions]),
+            size_queries=tuple([question.at(batch) for question in self.size_queries]),
             second_forward=self.second_forward,
         )
         if self.settled:
             return tape.sized([line and line[0] + line[1] * batch for line in self.settled])
-        return tape.ask(self.answer)
+        return tape.resolve(self.answer)
 
     def settle(self, low: int, high: int) -> AffineTape:
         """The tape with lines through the answers at two batch sizes instead of answers; they never fall below 0 bytes."""
-        return replace(self, exact=(), settled=tuple(self._line(q, low, high) for q in self.questions if self.answer))
+        return replace(
+            self, exact=(), settled=tuple(self._line(q, low, high) for q in self.size_queries if self.answer)
+        )
 
-    def _line(self, question: AffineQuestion, low: int, high: int) -> tuple[int, int] | None:
+    def _line(self, question: AffineSizeQuery, low: int, high: int) -> tuple[int, int] | None:
         first, second = (self.answer(q.kind, q.words, q.numbers) for q in (question.at(low), question.at(high)))
         if first is None or second is None:
             return None
@@ -193,7 +195,7 @@ class AffineTape:
         """
         expected = _beginning(replace(self, answer=None).at(third.batch), third)
         _check_same_work(expected, third)
-        _check_same_questions(expected, third)
+        _check_same_size_queries(expected, third)
         if expected.sizes == third.sizes:
             return
         block = next(i for i, size in enumerate(expected.sizes) if size != third.sizes[i])
@@ -204,7 +206,7 @@ class AffineTape:
         )
 
 
-def fit_affine(first: Tape, second: Tape, *, answer: Answer | None = None) -> AffineTape:
+def fit_affine(first: Tape, second: Tape, *, answer: SizeOracle | None = None) -> AffineTape:
     """The affine tape through two traces of the same work at two batch sizes; `answer` sizes the blocks that it asks for.
 
     The second may be the beginning of the work, up to the end of a phase before the second step: what follows in the first
@@ -228,7 +230,7 @@ def fit_affine(first: Tape, second: Tape, *, answer: Answer | None = None) -> Af
                 f"{second.sizes[block]} at batch {second.batch}, which is not a whole "
                 "number of bytes per item: trace each batch by itself"
             )
-    asked, asked_later = by_block(first.questions), by_block(second.questions)
+    asked, asked_later = by_block(first.size_queries), by_block(second.size_queries)
     if begun is not first:
         counterparts = _counterparts(first, len(slopes))
         for later, block in enumerate(counterparts, len(slopes)):
@@ -240,7 +242,7 @@ def fit_affine(first: Tape, second: Tape, *, answer: Answer | None = None) -> Af
                 asked_later[later] = asked_later[block]
         slopes += [0 if block is None else slopes[block] for block in counterparts]
     try:
-        questions = fit_questions(asked, asked_later, (first.batch, second.batch))
+        questions = fit_size_queries(asked, asked_later, (first.batch, second.batch))
     except ValueError as error:
         raise NotAffineError(f"{error}: trace each batch by itself") from error
     return AffineTape(
@@ -255,7 +257,7 @@ def fit_affine(first: Tape, second: Tape, *, answer: Answer | None = None) -> Af
         module_names=first.module_names,
         marks=first.marks,
         stand_ins=tuple(dict.fromkeys(first.stand_ins + second.stand_ins)),
-        questions=questions,
+        size_queries=questions,
         answer=answer,
         second_forward=first.second_forward,
     )
@@ -276,7 +278,9 @@ def _beginning(tape: Tape, other: Tape) -> Tape:
         ops=tape.ops[:blocks],
         modules=tape.modules[:blocks],
         marks=tape.marks[: len(other.marks)],
-        questions=gather({block: question for block, question in by_block(tape.questions).items() if block < blocks}),
+        size_queries=gather(
+            {block: question for block, question in by_block(tape.size_queries).items() if block < blocks}
+        ),
     )
 
 
@@ -324,9 +328,9 @@ def _check_same_work(one: Tape, other: Tape) -> None:
         raise _different_work(one, other, shorter, f"phases {one.marks}", f"phases {other.marks}")
 
 
-def _check_same_questions(one: Tape, other: Tape) -> None:
+def _check_same_size_queries(one: Tape, other: Tape) -> None:
     """Raise NotAffineError naming the first block for which two tapes do not ask the same."""
-    expected, found = by_block(one.questions), by_block(other.questions)
+    expected, found = by_block(one.size_queries), by_block(other.size_queries)
     if expected != found:
         block = min(block for block in expected.keys() | found.keys() if expected.get(block) != found.get(block))
         raise NotAffineError(

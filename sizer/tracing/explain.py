@@ -8,7 +8,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, Formula, KernelUse
 from sizer.tracing.cuda import convolution, cublas, scratch
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
-from sizer.tracing.cuda.size_oracle import who_answers
+from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
 from sizer.versions import format_version
 
@@ -47,7 +47,7 @@ def rules_of(device: Device) -> str:
 
 def convolutions(gpu: Gpu | None) -> str:
     """Where the workspaces of convolutions on CUDA come from, in words."""
-    if who := gpu and who_answers(gpu):
+    if who := gpu and oracle_name(gpu):
         products = (
             "matrix products that it leaves to cuBLASLt are taken to need no workspace there"
             if (missing := without_cublaslt()) is None
@@ -62,7 +62,7 @@ def convolutions(gpu: Gpu | None) -> str:
 
 def formulas(device: Device, gpu: Gpu | None = None) -> dict[str, Formula]:
     """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
-    who = who_answers(gpu) if gpu is not None else None
+    who = oracle_name(gpu) if gpu is not None else None
     asked = convolution.ASKED.format(who) if who else ""
     found = {
         str(operator): Formula(

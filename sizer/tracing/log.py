@@ -10,14 +10,14 @@ from sizer.memory.tape import CATEGORIES, Tape
 CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
-class Asked(int):
+class DeferredSize(int):
     """A block's bytes by a model, with the question (sizer.memory.size_queries) that its true size is asked by."""
 
     kind: str
     words: tuple[str, ...]
     numbers: tuple[int, ...]
 
-    def __new__(cls, modelled: int, kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> Asked:
+    def __new__(cls, modelled: int, kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> DeferredSize:
         made = super().__new__(cls, modelled)
         made.kind, made.words, made.numbers = kind, words, numbers
         return made
@@ -45,7 +45,7 @@ class BlockLog:
     def allocate(self, size: int, op: str, module: str, category: str = "temporary") -> int:
         """The number of a new block of `size` bytes."""
         block = len(self.sizes)
-        if isinstance(size, Asked):
+        if isinstance(size, DeferredSize):
             self._asked[block] = (size.kind, size.words, size.numbers)
         self.sizes.append(size)
         self.categories.append(CATEGORY[category])
@@ -93,6 +93,6 @@ class BlockLog:
             module_names=tuple(self._module_names),
             marks=tuple(self.marks),
             stand_ins=stand_ins,
-            questions=gather(self._asked),
+            size_queries=gather(self._asked),
             second_forward=self.second_forward,
         )

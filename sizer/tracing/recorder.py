@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
-from sizer.tracing.log import Asked, BlockLog
+from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import ctc, grouped, in_place
 from sizer.tracing.meta.dtypes import CHECKS, Check
 from sizer.tracing.meta.memo import Memo, makes_tensors
@@ -261,7 +261,7 @@ class Recorder(TorchDispatchMode):
     def _allocate(self, plan: _Plan, sizes: Iterable[int]) -> list[int]:
         """New blocks of workspace; none for 0 bytes unless they are only a model of what is to be asked."""
         where = self.paths.current()
-        return [self.log.allocate(s, plan.name, where, "workspace") for s in sizes if s or isinstance(s, Asked)]
+        return [self.log.allocate(s, plan.name, where, "workspace") for s in sizes if s or isinstance(s, DeferredSize)]
 
     def _hold(self, plan: _Plan, sizes: Iterable[int]) -> None:
         """Logs a kernel's inner workspaces: all allocated, then all released."""

@@ -18,7 +18,7 @@ from sizer.memory.bounds import (
     gradients_kept,
 )
 from sizer.memory.fit import fit, largest_batch
-from sizer.memory.size_queries import Question
+from sizer.memory.size_queries import SizeQuery
 from sizer.memory.tape import Tape, fit_affine
 from tests.memory.tapes import make_tape
 
@@ -38,7 +38,7 @@ def convolved(results: int, *, batch: int = 1, answered: bool = True) -> Tape:
     ]
     tape = make_tape(events, batch=batch, marks=[(1, "load"), (5, "forward")])
     names = ("aten.empty", "aten.convolution.default", "aten.convolution.default")
-    return replace(tape, op_names=names, answered=frozenset({2} if answered else ()))
+    return replace(tape, op_names=names, resolved=frozenset({2} if answered else ()))
 
 
 def test_engines_move_reserved_memory_by_a_share_of_it() -> None:
@@ -54,7 +54,7 @@ def test_engines_move_reserved_memory_by_a_share_of_it() -> None:
 
 def test_engines_move_no_more_than_convolutions_have_results() -> None:
     assert engines_margin(convolved(3), 10**12) == 3 * MIB
-    assert engines_margin(convolved(3, answered=False), 10**12) == 0
+    assert engines_margin(convolved(3, resolved=False), 10**12) == 0
 
 
 def test_the_verdict_turns_where_the_range_ends() -> None:
@@ -69,8 +69,8 @@ def test_the_verdict_turns_where_the_range_ends() -> None:
 def test_the_largest_batch_allows_for_engines() -> None:
     first, second = (
         replace(
-            convolved(50, batch=batch, answered=False),
-            questions=(Question(kind="cuDNN convolution", words=(), numbers=(batch,), blocks=(2,)),),
+            convolved(50, batch=batch, resolved=False),
+            size_queries=(SizeQuery(kind="cuDNN convolution", words=(), numbers=(batch,), blocks=(2,)),),
         )
         for batch in (2, 3)
     )

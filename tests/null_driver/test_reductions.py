@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sizer.catalogue.gpus import GPUS
-from sizer.tracing.cuda.size_oracle import answers_for
+from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from tests.null_driver.reductions import OPERATORS, cases, make
 
@@ -15,7 +15,7 @@ COUNT = 150
 @pytest.mark.parametrize("gpu", ["h100-80gb", "t4"])
 def test_reductions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
     truth = run_on_null("tests.null_driver.reductions", "1", str(COUNT), gpu=gpu)
-    device, answer = Device("cuda", GPUS[gpu].capability), answers_for(GPUS[gpu])
+    device, answer = Device("cuda", GPUS[gpu].capability), size_oracle_of(GPUS[gpu])
     staged = 0
     for (name, dtype, shape, order, dims), freed in zip(cases(1, COUNT), truth, strict=True):
         tensor = make("meta", dtype, shape, order)

@@ -22,7 +22,7 @@ from sizer.tracing.cuda import convolution, cublaslt, cudnn, cudnn_convolution, 
 from sizer.tracing.cuda.convolution_backend import as_call, backend_of
 from sizer.tracing.cuda.cudnn_convolution import strides_of, workspace_bytes
 from sizer.tracing.cuda.linkage import NoImportError, replace_import
-from sizer.tracing.cuda.size_oracle import answers_for, who_answers
+from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 
 WORDS = ("forward", "float32", "contiguous", "tf32")
 SMALL = "arch=torchvision:resnet18&image=32&batch=2,4&dtype=float32&mode=inference&gpu=h100-80gb"
@@ -214,7 +214,7 @@ def test_reports_say_who_was_asked() -> None:
     report = sizer.estimate(SMALL)
     told = report.explanation
     who = f"cuDNN {cudnn.version_text()} chooses for a described NVIDIA H100 80GB HBM3"
-    assert who_answers(GPUS["h100-80gb"]) == who
+    assert oracle_name(GPUS["h100-80gb"]) == who
     assert any(who in line for line in told.modelled)
     use = next(use for use in told.workspaces if use.op == "aten.convolution.default")
     assert who in use.formula and not use.modelled
@@ -224,8 +224,8 @@ def test_reports_say_who_was_asked() -> None:
 
 def test_without_cudnn_workspaces_are_modelled_and_said_to_be(nobody: None) -> None:
     gpu = GPUS["h100-80gb"]
-    assert cudnn.library() is None and cudnn.version() is None and who_answers(gpu) is None
-    assert answers_for(gpu)(convolution.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1)) is None
+    assert cudnn.library() is None and cudnn.version() is None and oracle_name(gpu) is None
+    assert size_oracle_of(gpu)(convolution.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1)) is None
     report = sizer.estimate(SMALL)
     assert [line for line in report.uncounted if "workspaces of convolutions: modelled" in line]
     use = next(use for use in report.explanation.workspaces if use.op == "aten.convolution.default")

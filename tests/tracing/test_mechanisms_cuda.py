@@ -20,7 +20,7 @@ from sizer.tracing.cuda.cublas import (
     blas_of,
     uses_lt,
 )
-from sizer.tracing.cuda.size_oracle import answers_for
+from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.kernels import attention
 from sizer.tracing.kernels.recurrent import reserve_bytes
@@ -531,7 +531,7 @@ def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
         return F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True))
 
     asked = {
-        version: sum(one.kind == normalization.NORM for one in call(step, 4, 96, on=cuda(version=version)).questions)
+        version: sum(one.kind == normalization.NORM for one in call(step, 4, 96, on=cuda(version=version)).size_queries)
         for version in ((2, 6), (2, 8))
     }
     assert asked[2, 6] == 0
@@ -540,9 +540,9 @@ def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
 
 def test_a_layer_norm_asks_at_every_batch() -> None:
     tape = call(lambda w: F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True)), 4, 96)
-    asked = [question for question in tape.questions if question.kind == normalization.NORM]
+    asked = [question for question in tape.size_queries if question.kind == normalization.NORM]
     assert {question.numbers for question in asked} == {(4, 96)}
-    assert all(answer == 0 for answer in tape.ask(answers_for(GPUS["t4"])).sizes[-3:])
+    assert all(answer == 0 for answer in tape.resolve(size_oracle_of(GPUS["t4"])).sizes[-3:])
 
 
 # --- indexing
@@ -552,7 +552,7 @@ def _embedding_blocks(indices: int, rows: int, capability=(9, 0), version=(2, 15
     on = cuda(capability, version)
     tape = run(lambda: _Looked(rows, 8), torch.zeros(2, indices // 2, dtype=torch.int64), on=on, optimizer="none")
     key = {(9, 0): "h100-80gb", (8, 0): "a100-80gb"}[capability]
-    answered = tape.ask(answers_for(GPUS[key]))
+    answered = tape.resolve(size_oracle_of(GPUS[key]))
     blocks = held(answered, "aten.embedding_dense_backward.default")
     return [size for stage in blocks[: len(blocks) // 2] for size in stage]
 

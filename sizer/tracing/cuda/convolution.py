@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sizer.tracing.cuda.convolution_backend import Call, as_call, backend_of, note_differences
 from sizer.tracing.cuda.reductions import summing
-from sizer.tracing.log import Asked
+from sizer.tracing.log import DeferredSize
 from sizer.tracing.steps import PRODUCT, Steps
 
 CUDNN = "cuDNN convolution"
@@ -170,7 +170,7 @@ def _ask(
         words.append("deterministic")
     begins = [t.storage_offset() * t.itemsize if t.is_contiguous(memory_format=layout) else 0 for t in (x, y, weight)]
     numbers = (*x.shape, *y.shape, *weight.shape, *call.padding, *call.stride, *call.dilation, *begins)
-    return Asked(modelled, CUDNN, tuple(words), numbers)
+    return DeferredSize(modelled, CUDNN, tuple(words), numbers)
 
 
 def _modelled(device: Any, call: Call, operands: tuple[Tensor, ...]) -> int:

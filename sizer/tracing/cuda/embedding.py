@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sizer.catalogue.hardware import HARDWARE
-from sizer.tracing.log import Asked
+from sizer.tracing.log import DeferredSize
 from sizer.tracing.steps import Steps
 from sizer.versions import Version, format_version, parse_version
 
@@ -41,7 +41,7 @@ def dense_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
     numbers = indices.numel(), rows, width, indices.itemsize
 
     def blocks(*names: str) -> list[int]:
-        return [Asked(0, EMBEDDING, (name, format_version(device.version)), numbers) for name in names]
+        return [DeferredSize(0, EMBEDDING, (name, format_version(device.version)), numbers) for name in names]
 
     yield tuple(blocks("indices", "indices"))
     yield blocks("indices", "sort")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
-from sizer.tracing.log import Asked
+from sizer.tracing.log import DeferredSize
 from sizer.tracing.steps import Steps
 from sizer.tracing.values.known import tensors_of
 
@@ -51,8 +51,8 @@ def backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
         yield [_ask(which, rows, columns, itemsize) for which in (PARTIAL, SEMAPHORES)]
 
 
-def _ask(which: str, rows: int, columns: int, itemsize: int) -> Asked:
-    return Asked(0, NORM, (which, str(itemsize)), (rows, columns))
+def _ask(which: str, rows: int, columns: int, itemsize: int) -> DeferredSize:
+    return DeferredSize(0, NORM, (which, str(itemsize)), (rows, columns))
 
 
 def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.cuda.reduction_staging import Reduction, staging_bytes
-from sizer.tracing.log import Asked
+from sizer.tracing.log import DeferredSize
 from sizer.tracing.scratch import Scratch, Stages
 
 REDUCTION = "CUDA reduction"
@@ -77,7 +77,7 @@ def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result:
     converts = accumulator != _PAIR and not (input.dtype in _HALVES and result == input.dtype and accumulator > 2)
     words = "".join("01"[gone] for gone in reduced), str(input.itemsize), str(accumulator), str(int(converts))
     numbers = *input.shape, *input.stride()
-    return [Asked(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
+    return [DeferredSize(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
 
 
 def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
-from sizer.memory.size_queries import Answer
+from sizer.memory.size_queries import SizeOracle
 from sizer.tracing.cuda import convolution, cudnn, cudnn_convolution, embedding, normalization, reductions
 
 # Each takes the key of a GPU, the question's words and numbers, and returns bytes, or None where it cannot tell.
@@ -18,7 +18,7 @@ KINDS: dict[str, Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]] 
 }
 
 
-def answers_for(gpu: Gpu) -> Answer | None:
+def size_oracle_of(gpu: Gpu) -> SizeOracle | None:
     """The function that answers questions (bytes) about this GPU; None for a device that nobody can describe."""
     if gpu.key not in HARDWARE:
         return None
@@ -29,7 +29,7 @@ def answers_for(gpu: Gpu) -> Answer | None:
     return answer
 
 
-def who_answers(gpu: Gpu) -> str | None:
+def oracle_name(gpu: Gpu) -> str | None:
     """Whose answers they are, in words for a report; None where nobody answers and workspaces are modelled."""
     if gpu.key not in HARDWARE or cudnn.version() is None:
         return None

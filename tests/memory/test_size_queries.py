@@ -9,7 +9,7 @@ import pytest
 from sizer.catalogue.gpus import GPUS
 from sizer.memory.allocator import place
 from sizer.memory.fit import fit, largest_batch
-from sizer.memory.size_queries import Question
+from sizer.memory.size_queries import SizeQuery
 from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
 from tests.memory.tapes import make_tape
 
@@ -27,8 +27,8 @@ def asking(batch: int, *, steps: int = 2, numbers: tuple[int, ...] | None = None
     # the second step repeats operators and modules of the first
     rows = tape.ops[:3] + tape.ops[1:3]
     tape = replace(tape, ops=rows[: len(tape.sizes)], modules=rows[: len(tape.sizes)])
-    asked = Question(kind="square", words=(word,), numbers=numbers or (7, 3 * batch), blocks=(2, 4)[:steps])
-    return replace(tape, questions=(asked,))
+    asked = SizeQuery(kind="square", words=(word,), numbers=numbers or (7, 3 * batch), blocks=(2, 4)[:steps])
+    return replace(tape, size_queries=(asked,))
 
 
 def square(kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
@@ -43,14 +43,16 @@ def fitted(answer=square) -> AffineTape:  # type: ignore[no-untyped-def]
 def test_answers_are_on_no_line() -> None:
     # numbers (7, 3 b): at batch 10 the answer is 30 squared; MiB * 10 stays on its line
     assert list(fitted().at(10).sizes) == [4000, 10 * MIB, 900, 10 * MIB, 900]
-    assert fitted().at(10).answered == {2, 4}
-    assert fitted().at(10).questions == (Question(kind="square", words=("bfloat16",), numbers=(7, 30), blocks=(2, 4)),)
+    assert fitted().at(10).resolved == {2, 4}
+    assert fitted().at(10).size_queries == (
+        SizeQuery(kind="square", words=("bfloat16",), numbers=(7, 30), blocks=(2, 4)),
+    )
 
 
 def test_the_model_stands_where_nobody_answers() -> None:
     for tape in (fitted(None).at(10), fitted(lambda *question: None).at(10)):
         assert list(tape.sizes) == [4000, 10 * MIB, 1000, 10 * MIB, 1000]
-        assert tape.answered == frozenset()
+        assert tape.resolved == frozenset()
 
 
 def test_a_third_trace_is_checked_by_its_questions() -> None:
@@ -67,7 +69,7 @@ def test_a_third_trace_is_checked_by_its_questions() -> None:
         (asking(4, steps=1, numbers=(7, 9)), r"asks square .*\(7, 6\) at batch 2 and square .*\(7, 9\) at batch 4"),
         (asking(4, steps=1, numbers=(7, 12, 1)), r"\(7, 12, 1\) at batch 4"),
         (asking(4, steps=1, word="float16"), r"\('float16',\) \(7, 12\) at batch 4"),
-        (replace(asking(4, steps=1), questions=()), "block 2 is asked for at only one of the batches 2 and 4"),
+        (replace(asking(4, steps=1), size_queries=()), "block 2 is asked for at only one of the batches 2 and 4"),
     ],
 )
 def test_questions_that_are_not_the_same(other: Tape, message: str) -> None:
@@ -77,8 +79,8 @@ def test_questions_that_are_not_the_same(other: Tape, message: str) -> None:
 
 def test_the_second_step_asks_what_the_first_does() -> None:
     first = asking(2)
-    strange = Question(kind="square", words=("bfloat16",), numbers=(7, 5), blocks=(4,))
-    first = replace(first, questions=(replace(first.questions[0], blocks=(2,)), strange))
+    strange = SizeQuery(kind="square", words=("bfloat16",), numbers=(7, 5), blocks=(4,))
+    first = replace(first, size_queries=(replace(first.size_queries[0], blocks=(2,)), strange))
     with pytest.raises(NotAffineError, match=r"conv in m\.conv \(block 4\) asks another question in the second step"):
         fit_affine(first, asking(3, steps=1))
 
@@ -90,7 +92,7 @@ def test_words_change_together() -> None:
     tape = replace(fitted(by_word), exact=(asking(1),))
     other = tape.in_words({"bfloat16": "float16"})
     assert [list(one.at(batch).sizes)[2] for one in (tape, other) for batch in (1, 8)] == [512, 512, 1024, 1024]
-    silent = replace(tape, questions=(), exact=())
+    silent = replace(tape, size_queries=(), exact=())
     assert silent.in_words({"bfloat16": "float16"}) is silent
 
 
