@@ -14,6 +14,7 @@ from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.errors import RequestError
 from sizer.estimator import cautions, target, versions
 from sizer.memory.census import Census
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
 from sizer.request import MODES, OPTIMIZERS, read_torch
@@ -119,7 +120,8 @@ def _report(
         query="",
         versions=versions(),
         census=census,
-        tapes={dtype: {tape.batch: tape.resolve(size_oracle_of(gpu))}},
+        tapes={dtype: TapeFamily(exact=(tape,))},
+        oracle=size_oracle_of(gpu),
         batches=[tape.batch],
         gpu=gpu,
         mode=mode,

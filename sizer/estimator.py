@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 
@@ -16,10 +16,12 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.errors import RequestError, TraceError
+from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
 from sizer.memory.explanation import Explanation
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.size_queries import SizeOracle
-from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
+from sizer.memory.tape import Tape
 from sizer.request import Request, format_query
 from sizer.tracing.cuda import builds
 from sizer.tracing.cuda.convolution import CUDNN
@@ -48,7 +50,7 @@ class _Job:
     gpu: Gpu
     device: Device
     progress: Progress
-    answer: SizeOracle | None
+    oracle: SizeOracle | None
     exceptional: bool | None = None  # whether batch 1 is off the line, once known
     one_is_possible: bool = True
     same: dict[str, str] = field(default_factory=dict)  # dtypes that are not traced, and those that stand for them
@@ -77,13 +79,12 @@ def estimate_cell(
     (dtype,), (batch,) = request.dtypes, request.batches
     if not report.estimates:
         raise TraceError("the step cannot be traced", todo=report.failures.get(dtype) or "; ".join(report.notes))
-    tape = tapes[dtype]
-    return report, tape.at(batch) if isinstance(tape, AffineTape) else tape[batch]
+    return report, tapes[dtype].at(batch, size_oracle_of(gpu))
 
 
 def _answer(
     request: Request, config: dict | None, gpu: Gpu, report_progress: Progress
-) -> tuple[Report, dict[str, AffineTape | dict[int, Tape]]]:
+) -> tuple[Report, dict[str, TapeFamily]]:
     """The report of a request on a device, and its tapes by dtype."""
     if request.expandable_segments and gpu.backend != "cuda":
         raise RequestError(
@@ -98,13 +99,13 @@ def _answer(
     census = take_census(module, name=blueprint.name)
     device = Device(gpu.backend, gpu.capability, version=request.torch and pytorch.parse_version(request.torch))
     job = _Job(request, blueprint, module, gpu, device, report_progress, size_oracle_of(gpu))
-    tapes: dict[str, AffineTape | dict[int, Tape]] = {}
+    tapes: dict[str, TapeFamily] = {}
     failures: dict[str, str] = {}
     notes: list[str] = []
     batches = _possible_batches(job, notes)
     for dtype in _cheapest_first(request.dtypes):
         try:
-            tapes[dtype] = _tapes(job, dtype, batches, notes, tapes)
+            tapes[dtype] = _family(job, dtype, batches, notes, tapes)
         except TraceError as error:
             failures[dtype] = str(error)
     report_progress("replaying the allocator")
@@ -116,6 +117,7 @@ def _answer(
         batches=batches,
         gpu=gpu,
         mode=request.mode,
+        oracle=job.oracle,
         expandable_segments=request.expandable_segments,
         request={**_echo(request), "sequence_length": blueprint.sequence_length, "image_size": blueprint.image_size},
         failures=failures,
@@ -130,7 +132,7 @@ def _answer(
     return report, tapes
 
 
-def _explanation(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> Explanation:
+def _explanation(job: _Job, tapes: dict[str, TapeFamily]) -> Explanation:
     """The kernels and rules behind the tapes of a job; dtypes may share one."""
     request = job.request
     return explain(
@@ -143,17 +145,11 @@ def _explanation(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> E
     )
 
 
-def _unanswered(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> tuple[str, ...]:
+def _unanswered(job: _Job, tapes: dict[str, TapeFamily]) -> tuple[str, ...]:
     """What to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
-    asks = any(
-        question.kind == CUDNN for tape in tapes.values() for one in _every(tape) for question in one.size_queries
-    )
-    answered = oracle_name(job.gpu) is not None and without_cublaslt() is None
-    return (convolutions(job.gpu),) if asks and not answered else ()
-
-
-def _every(tape: AffineTape | dict[int, Tape]) -> tuple[AffineTape | Tape, ...]:
-    return (tape, *tape.exact) if isinstance(tape, AffineTape) else tuple(tape.values())
+    queries = (query for family in tapes.values() for tape in family.tapes() for query in tape.size_queries)
+    resolved = oracle_name(job.gpu) is not None and without_cublaslt() is None
+    return (convolutions(job.gpu),) if not resolved and any(query.kind == CUDNN for query in queries) else ()
 
 
 def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:
@@ -184,14 +180,14 @@ def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
     return (*said, unsupported) if unsupported else said
 
 
-def _tapes(
-    job: _Job, dtype: str, batches: tuple[int, ...], notes: list[str], done: dict
-) -> AffineTape | dict[int, Tape]:
-    """One tape for all batch sizes, or where the work is not affine in the batch a tape for each that was asked for."""
+def _family(
+    job: _Job, dtype: str, batches: tuple[int, ...], notes: list[str], done: dict[str, TapeFamily]
+) -> TapeFamily:
+    """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
     request = job.request
-    if dtype == "float16" and isinstance(done.get("bfloat16"), AffineTape) and _halves_alike(job.device):
+    if dtype == "float16" and "bfloat16" in done and done["bfloat16"].lines and _halves_alike(job.device):
         job.same["float16"] = "bfloat16"
-        return done["bfloat16"].in_words({"bfloat16": "float16"})
+        return done["bfloat16"].with_dtype("float16", instead_of="bfloat16")
 
     work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
 
@@ -199,49 +195,50 @@ def _tapes(
         job.progress(f"tracing {dtype} at batch {batch}")
         return trace(job.blueprint, job.module, work, batch=batch, device=job.device, short=short)
 
-    one = cache(lambda: at(1, short=1 not in batches))
+    one = cache(lambda: at(1))
     try:
-        affine = _affine(at, job.answer)
+        line = _affine(at, FITTED_AT)
         if job.exceptional is None:
-            job.exceptional = _is_exceptional(affine, at, one if job.one_is_possible else None)
-        if (job.exceptional or job.device.differs_at_one) and 1 in batches and job.one_is_possible:
-            affine = replace(affine, exact=(one(),))
-        beyond = job.device.changes_at
-        if beyond is not None:  # the line holds up to there
-            affine = replace(affine, exact=(*affine.exact, *(at(batch) for batch in batches if batch >= beyond)))
+            job.exceptional = _is_exceptional(line, at, one if job.one_is_possible else None)
+        exceptional = job.one_is_possible and (job.exceptional or job.device.differs_at_one)
+        lines = [(1, line)]
+        if (beyond := job.device.changes_at) is not None:
+            lines.append((beyond, _affine(at, (beyond, beyond + 1))))
     except NotAffineError as error:
         notes.append(f"{dtype}: traced at each batch size by itself, because {error}")
-        return {batch: at(batch).resolve(job.answer) for batch in batches}
+        return TapeFamily(exact=tuple(map(at, batches)))
     except TraceError:
         if batches != (1,):
             raise
-        return {1: at(1).resolve(job.answer)}  # of a model that takes one sample at a time
-    return affine
+        return TapeFamily(exact=(one(),))  # of a model that takes one sample at a time
+    return TapeFamily(
+        lines=tuple(lines), exact=(one(),) if exceptional else (), smallest=1 if job.one_is_possible else FITTED_AT[0]
+    )
 
 
-def _affine(at: Callable[..., Tape], answer: SizeOracle | None) -> AffineTape:
+def _affine(at: Callable[..., Tape], batches: tuple[int, int]) -> AffineTape:
     """The affine tape of two traces, the second cut short where the steps repeat each other.
 
     Else of two whole ones, both made anew: a module may keep something from the first step that it ever did.
     """
     try:
-        return fit_affine(at(FITTED_AT[0]), at(FITTED_AT[1], short=True), answer=answer)
+        return fit_affine(at(batches[0]), at(batches[1], short=True))
     except NotAffineError:
-        return fit_affine(*map(at, FITTED_AT), answer=answer)
+        return fit_affine(*map(at, batches))
 
 
-def _is_exceptional(affine: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
+def _is_exceptional(line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
     """Whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more ways.
 
     The check of the line at a third batch size comes with it. Raises NotAffineError where that fails.
     """
     if one is not None:
         try:
-            affine.check(one())
+            line.check(one())
             return False
         except NotAffineError:
             pass
-    affine.check(at(CHECKED_AT, short=True))
+    line.check(at(CHECKED_AT, short=True))
     return one is not None
 
 

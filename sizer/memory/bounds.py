@@ -4,7 +4,7 @@
 - Another version of cuDNN takes other engines, with other workspaces. How far reserved memory moves with them was seen in 49 cases
   that cuDNN 9.19 and 9.26 were both asked for (`tests/null_driver/recorded`): in nine of ten by at most BETWEEN_VERSIONS percent,
   up or down. Replays with the engines that cuDNN ranks next say less: they hold 31 of the 49, and are wider.
-- A workspace that is a model and nobody's answer is taken as anything from nothing to twice the model.
+- A workspace that is a model, no library's answer, is taken as anything from nothing to twice the model.
 - Where a training loop calls `zero_grad()` after the forward pass (as Lightning does), gradients live through it.
 """
 
@@ -13,10 +13,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
-from sizer.memory.tape import CATEGORIES, AffineTape, Tape
+from sizer.memory.affine import AffineTape
+from sizer.memory.tape import CATEGORIES, Tape
 
 # Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
-# model, as it is for questions that nobody answered; the rest are formulas read in PyTorch's source.
+# model, as it is for size queries that were not resolved; the rest are formulas read in PyTorch's source.
 # `scratch_cuda.MODELLED` is the same list, by function.
 CLOSED_KERNELS = ("aten._cudnn_rnn",)
 _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
@@ -77,13 +78,12 @@ def gradients_kept(tape: Tape) -> Tape:
 
 
 def modelled_blocks(tape: Tape | AffineTape) -> list[bool]:
-    """Per block whether it is a workspace whose size is a model and nobody's answer."""
+    """Per block whether it is a workspace whose size is a model, no library's answer."""
     closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
     modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
-    answered = tape.resolved
-    for question in tape.size_queries:
-        for block in question.blocks:
-            modelled[block] = block not in answered
+    for query in tape.size_queries:
+        for block in query.blocks:
+            modelled[block] = block not in tape.resolved
     return modelled
 
 

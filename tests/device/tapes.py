@@ -11,6 +11,7 @@ from sizer.device.record.measurement import COUNTED, PROFILED, DeviceFacts, Meas
 from sizer.device.record.recording import Measured
 from sizer.memory.allocator import place
 from sizer.memory.census import Census
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import live_by_category, running_bytes
@@ -97,7 +98,9 @@ def report_of(
 ) -> Report:
     """The report of one tape on a device."""
     arguments = {"versions": {"sizer": "0.1.0", **VERSIONS}, "mode": "training"} | changes
-    return build_report(query=query, census=census, tapes={dtype: {2: tape}}, batches=[2], gpu=gpu, **arguments)
+    return build_report(
+        query=query, census=census, tapes={dtype: TapeFamily(exact=(tape,))}, batches=[2], gpu=gpu, **arguments
+    )
 
 
 def measured_from(recording: Tape, facts: DeviceFacts = CPU, *, query: str = QUERY, **changes) -> Measured:

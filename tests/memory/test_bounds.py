@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sizer.catalogue.gpus import GPUS
 from sizer.device.record.files import CaseRecord, read_measured
+from sizer.memory.affine import fit_affine
 from sizer.memory.bounds import (
     BETWEEN_VERSIONS,
     CONTEXT,
@@ -17,9 +18,10 @@ from sizer.memory.bounds import (
     engines_margin,
     gradients_kept,
 )
+from sizer.memory.family import TapeFamily
 from sizer.memory.fit import fit, largest_batch
 from sizer.memory.size_queries import SizeQuery
-from sizer.memory.tape import Tape, fit_affine
+from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape
 
 MIB = 2**20
@@ -27,7 +29,7 @@ GPU = replace(GPUS["a100-80gb"], context_low_bytes=10 * MIB, context_bytes=20 * 
 RECORDED = Path(__file__).parents[1] / "null_driver" / "recorded"
 
 
-def convolved(results: int, *, batch: int = 1, answered: bool = True) -> Tape:
+def convolved(results: int, *, batch: int = 1, resolved: bool = True) -> Tape:
     """A weight of 100 MiB and a convolution's result, around them a workspace of 64 MiB a sample."""
     events = [
         ("weight", 100 * MIB, "parameter"),
@@ -38,7 +40,7 @@ def convolved(results: int, *, batch: int = 1, answered: bool = True) -> Tape:
     ]
     tape = make_tape(events, batch=batch, marks=[(1, "load"), (5, "forward")])
     names = ("aten.empty", "aten.convolution.default", "aten.convolution.default")
-    return replace(tape, op_names=names, resolved=frozenset({2} if answered else ()))
+    return replace(tape, op_names=names, resolved=frozenset({2} if resolved else ()))
 
 
 def test_engines_move_reserved_memory_by_a_share_of_it() -> None:
@@ -74,8 +76,12 @@ def test_the_largest_batch_allows_for_engines() -> None:
         )
         for batch in (2, 3)
     )
-    tape = fit_affine(first, second, answer=lambda kind, words, numbers: 64 * MIB * numbers[0])
-    found = largest_batch(tape, replace(GPU, total_bytes=10_000 * MIB), dtype="")
+    found = largest_batch(
+        TapeFamily(lines=((1, fit_affine(first, second)),)),
+        replace(GPU, total_bytes=10_000 * MIB),
+        dtype="",
+        oracle=lambda kind, words, numbers: 64 * MIB * numbers[0],
+    )
     # 9,960 MiB beside the largest context, of which engines may take 7 parts in 107: 9,308 hold 100 + 80 * (50 + 64), not 81
     assert found.batch == 80
     # 9,990 MiB beside the smallest one, and as many more as 7 parts in 93: 10,741 hold 100 + 93 * 114

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.memory.tape import NotAffineError, fit_affine
+from sizer.memory.affine import NotAffineError, fit_affine
 from tests.memory.tapes import make_tape
 
 

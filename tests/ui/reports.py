@@ -5,10 +5,12 @@ from __future__ import annotations
 from array import array
 
 from sizer.catalogue.gpus import GPUS
+from sizer.memory.affine import AffineTape
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
 from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, KernelUse
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
-from sizer.memory.tape import CATEGORIES, AffineTape
+from sizer.memory.tape import CATEGORIES
 from sizer.request import Request, format_query
 
 MIB = 2**20
@@ -38,7 +40,9 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
         query=format_query(request),
         versions={"sizer": "0.1.0", "torch": "2.15.0", "torchvision": "0.29.0", "transformers": "5.23.0"},
         census=model or census(request.name or "config"),
-        tapes={dtype: tape(request, dtype) for dtype in request.dtypes if dtype not in failures},
+        tapes={
+            dtype: TapeFamily(lines=((1, tape(request, dtype)),)) for dtype in request.dtypes if dtype not in failures
+        },
         batches=request.batches,
         gpu=GPUS[request.gpu],
         mode=request.mode,

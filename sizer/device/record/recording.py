@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sizer.device.record.measurement import Measurement
+from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.codec import DecodeError, decode, encode
-from sizer.memory.tape import CATEGORIES, LIMIT_BYTES, PHASES, Tape
+from sizer.memory.tape import CATEGORIES, PHASES, Tape
 
 LIMIT_EVENTS = 8_000_000
 LIMIT_NAMES = 200_000
