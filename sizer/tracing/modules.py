@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+_NONE = (0, "")
+
 
 class ModulePaths(AbstractContextManager):
     """Follows the forward passes of a module's children by global hooks; autograd's sequence numbers lead the way back.
@@ -23,10 +25,7 @@ class ModulePaths(AbstractContextManager):
         self._numbers: list[int] = []
         self._paths: list[str] = []
         self._handles: list[Any] = []
-        self._failure: tuple[int, str] = (
-            0,
-            "",
-        )  # the error last seen on its way through modules, and the innermost of these
+        self._failure = _NONE  # the error last seen on its way through modules, and the innermost of these
 
     def name(self, module: nn.Module) -> None:
         """Learns the dotted paths of a module and its children."""
@@ -59,6 +58,7 @@ class ModulePaths(AbstractContextManager):
             handle.remove()
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
+        self._failure = _NONE  # what was raised before was caught; another error may come to lie at its address
         self._stack.append(self._names.get(id(module), self._stack[-1] if self._stack else ""))
         self._note()
 

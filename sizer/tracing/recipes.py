@@ -1,8 +1,8 @@
-"""Recipes: the steps whose memory is asked for, written as one writes them for a real device."""
+"""The steps whose memory is asked for, written as one writes them for a real device: traced on meta, measured and timed there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.tracing.meta.optimizers import Optimizers, build_optimizers
-from sizer.tracing.recorder import Recorder
+from sizer.tracing.meta.optimizers import build_optimizers
+
+# Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
+INIT_SCALE = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,74 +59,94 @@ def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]
     return Example(args=walk(example.args, cast=True), kwargs=kwargs, targets=walk(example.targets, cast=False))
 
 
-def train(
-    recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: Example, work: Work, *, short: bool = False
-) -> None:
-    """Two training steps. The first shows when optimizer state appears, the peak often falls in the second.
+class Steps:
+    """Two training or inference steps of a module that is on `device`, with the inputs of one batch.
 
-    `short` ends it with the first backward pass: all that depends on the batch size has been seen by then.
+    On meta `kind` names the device that is traced ("cuda"), for autocast, and `move` brings a tensor of the example there. The
+    first training step shows when optimizer state appears, the peak often falls in the second.
+
+    `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
+    `optimizers` what steps. PyTorch chooses the optimizer's implementation where the work names none, as it does for everybody.
     """
-    module.train()
-    optimizers = build_optimizers(work.optimizer, work.optimizer_impl, module)
-    example = place(example, weight_dtype(work.dtype), recorder.place)
-    cast = autocast(recorder.device.kind, work.dtype)
-    scaler = torch.amp.GradScaler("meta", enabled=work.dtype == "amp-float16")
-    trained = [p for p in module.parameters() if p.requires_grad]
-    for step in (1, 2):
-        start = len(recorder.log.order)
-        with cast():
-            loss = blueprint.loss(module, example)
-        _classify_activations(recorder, start)
-        if step == 1:
-            recorder.log.mark("forward")
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        module: nn.Module,
+        example: Example,
+        work: Work,
+        *,
+        device: torch.device,
+        kind: str | None = None,
+        move: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._blueprint, self._work = blueprint, work
+        self.module = module.train(work.mode == "training")
+        # the whole of training's state: inference has neither
+        optimizer = work.optimizer if work.mode == "training" else "none"
+        self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module)
+        scales = work.mode == "training" and work.dtype == "amp-float16"
+        self._scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE, enabled=scales)
+        self._cast = autocast(kind or device.type, work.dtype)
+        if move is None:
+            # On the CPU `.to` would not copy: a clone stands for the batch that a data loader just made.
+            move = torch.clone if device.type == "cpu" else (lambda tensor: tensor.to(device))
+        self.example = place(example, weight_dtype(work.dtype), move)
+        self.loss: Tensor | None = None
+        self.output: object = None
+
+    def run(self) -> Iterator[str]:
+        """Two steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2"."""
+        yield from (phase for number, phase in self.run_all() if number == 1 or phase == "step2")
+
+    def run_all(self) -> Iterator[tuple[int, str]]:
+        """Two steps; yields (number of the step, phase) whenever a phase has ended, and (2, "step2") at the end."""
+        for number in (1, 2):
+            self.forward()
+            yield number, "forward"
+            if self._work.mode == "training":
+                self.backward()
+                yield number, "backward"
+                self.optimize()
+                yield number, "optimizer"
+            self.clear()
+        yield 2, "step2"
+
+    def step(self) -> None:
+        """Does one whole step, after which neither gradients nor output are left."""
+        self.forward()
+        if self._work.mode == "training":
+            self.backward()
+            self.optimize()
+        self.clear()
+
+    def forward(self) -> None:
+        """Does the forward pass: `loss` in training, `output`, without gradients, in inference."""
+        if self._work.mode == "training":
+            with self._cast():
+                self.loss = self._blueprint.loss(self.module, self.example)
         else:
-            recorder.log.second_forward = len(recorder.log.order)
-        scaler.scale(loss).backward()
-        del loss
-        recorder.classify((p.grad for p in trained), "gradient")
-        if step == 1:
-            recorder.log.mark("backward")
-        if short:
-            return
-        _step(optimizers, scaler)
-        recorder.classify(optimizers.state_tensors(), "optimizer state")
-        if step == 1:
-            recorder.log.mark("optimizer")
-        module.zero_grad(set_to_none=True)
-    recorder.log.mark("step2")
+            with torch.no_grad(), self._cast():
+                self.output = self._blueprint.predict(self.module, self.example)
 
+    def backward(self) -> None:
+        """Does the backward pass and drops the loss."""
+        self._scaler.scale(self.loss).backward()
+        self.loss = None
 
-def infer(
-    recorder: Recorder, blueprint: Blueprint, module: nn.Module, example: Example, work: Work, *, short: bool = False
-) -> None:
-    """Two forward passes without gradients, the output dropped after each; one with `short`."""
-    module.eval()
-    example = place(example, weight_dtype(work.dtype), recorder.place)
-    cast = autocast(recorder.device.kind, work.dtype)
-    for phase in ("forward", "step2"):
-        start = len(recorder.log.order)
-        with torch.no_grad(), cast():
-            output = blueprint.predict(module, example)
-        _classify_activations(recorder, start)
-        if phase == "forward":
-            recorder.log.mark(phase)
-        if short:
-            return
-        del output
-    recorder.log.mark("step2")
+    def optimize(self) -> None:
+        """Does the optimizer's step, through the gradient scaler."""
+        for optimizer in self.optimizers.optimizers:
+            self._scaler.step(optimizer)
+        if self.optimizers.optimizers:
+            self._scaler.update()
 
+    def clear(self) -> None:
+        """Drops the gradients, and the output of inference."""
+        self.module.zero_grad(set_to_none=True)
+        self.output = None
 
-def _classify_activations(recorder: Recorder, start: int) -> None:
-    for block in recorder.log.alive(start):
-        if recorder.log.category(block) == "temporary":
-            recorder.log.classify(block, "activation")
-
-
-def _step(optimizers: Optimizers, scaler: torch.amp.GradScaler) -> None:
-    for optimizer in optimizers.optimizers:
-        scaler.step(optimizer)
-    if optimizers.optimizers:
-        scaler.update()
-
-
-RECIPES = {"training": train, "inference": infer}
+    @property
+    def skipped(self) -> bool:
+        """Whether the gradient scaler met an overflow, so that an optimizer's step was left out."""
+        return self._scaler.is_enabled() and self._scaler.get_scale() < INIT_SCALE

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from sizer.tracing.values.lengths import lengths_assumed
 from torch import nn
 
 import sizer
@@ -25,10 +24,12 @@ from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.imports import imports_apart
 from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.rnnt import transducers_on
-from sizer.tracing.recipes import RECIPES, Work, weight_dtype
+from sizer.tracing.recipes import Steps, Work, weight_dtype
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.values.boxes import boxes_assumed
+from sizer.tracing.values.lengths import lengths_assumed
 
+_META = torch.device("meta")
 _OURS = tuple(str(Path(package.__file__).parent) for package in (torch, sizer))
 
 
@@ -65,10 +66,35 @@ def trace(
         with repeatable(), recording(recorder):
             try:
                 with explained(recorder, module):
-                    RECIPES[work.mode](recorder, blueprint, module, example, work, short=short)
+                    steps = Steps(blueprint, module, example, work, device=_META, kind=device.kind, move=recorder.place)
+                    _log(recorder, steps, short=short)
             finally:
                 module.zero_grad(set_to_none=True)
         return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+
+
+def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
+    """Runs the steps, marks their phases and says what their blocks are; with `short` the first step up to where no later phase
+    depends on the batch size."""
+    log, last = recorder.log, "backward" if steps.module.training else "forward"
+    trained = [p for p in steps.module.parameters() if p.requires_grad]
+    start = len(log.order)
+    for number, phase in steps.run_all():
+        if phase == "forward":
+            for block in log.alive(start):
+                if log.category(block) == "temporary":
+                    log.classify(block, "activation")
+            if number == 2 and steps.module.training:
+                log.second_forward = len(log.order)
+        elif phase == "backward":
+            recorder.classify((p.grad for p in trained), "gradient")
+        elif phase == "optimizer":
+            recorder.classify(steps.optimizers.state_tensors(), "optimizer state")
+        start = len(log.order)
+        if number == 1 or phase == "step2":
+            log.mark(phase)
+        if short and phase == last:
+            return
 
 
 @contextmanager

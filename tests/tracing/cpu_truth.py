@@ -11,9 +11,8 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.device.readers.cpu import CpuReader
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial.materialize import build_skeleton, fill, load
-from sizer.device.trial.steps import Steps
 from sizer.memory.tape import Tape
-from sizer.tracing.recipes import Work, weight_dtype
+from sizer.tracing.recipes import Steps, Work, weight_dtype
 from sizer.tracing.trace import repeatable
 
 CPU = DeviceFacts(device="cpu", name="this computer", total_bytes=None)

@@ -23,11 +23,10 @@ from sizer.device.machine.program import answer
 from sizer.device.readers.reader import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
 from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load
-from sizer.device.trial.steps import run_steps
 from sizer.device.trial.trial import work_of
 from sizer.errors import DeviceError
 from sizer.request import Request, format_query, parse_query
-from sizer.tracing.recipes import weight_dtype
+from sizer.tracing.recipes import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
 
 LONG_LIST = 8  # of more tensors than this only the sums are kept
@@ -205,7 +204,8 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
             module = load(module, device)
             fill(module)
             with log:
-                run_steps(blueprint, module, example, work, device=device, mark=lambda phase: reader.synchronize())
+                for _ in Steps(blueprint, module, example, work, device=device).run():
+                    reader.synchronize()
         except Exception as error:  # whatever ends a step, too little memory above all: the calls until then stand
             failure = _first_line(error)
     return KernelRecord(

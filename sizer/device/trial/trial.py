@@ -18,12 +18,11 @@ from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, Phas
 from sizer.device.record.recording import Measured
 from sizer.device.trial.confines import data_limited, one_thread
 from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load, skeleton_bytes, storage_bytes
-from sizer.device.trial.steps import Steps
 from sizer.device.trial.timing import measure_timing
 from sizer.estimator import versions
 from sizer.memory.codec import LIMIT_TEXT
 from sizer.request import Request, format_query
-from sizer.tracing.recipes import Work, place, weight_dtype
+from sizer.tracing.recipes import Steps, Work, place, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.units import format_bytes
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from sizer.device.trial.materialize import build_skeleton, fill, load
-from sizer.device.trial.steps import Steps, run_steps
-from sizer.tracing.recipes import Work, weight_dtype
+from sizer.tracing.recipes import Steps, Work, weight_dtype
 from tests.device.blueprints import blueprint, perceptron
 
 CPU = torch.device("cpu")
@@ -81,11 +80,3 @@ def test_the_implementation_asked_for_runs(optimizer: str, implementation: str) 
     defaults = steps_of(work).optimizers.optimizers[0].defaults
     chosen = {name for name in ("foreach", "fused") if defaults[name]} or {"loop"}
     assert chosen == {implementation}
-
-
-def test_each_phase_is_marked() -> None:
-    plan, work = blueprint(perceptron, 4), Work(mode="training", dtype="float32")
-    module = load(build_skeleton(plan, torch.float32), CPU)
-    marks: list[str] = []
-    run_steps(plan, module, plan.example(2, True), work, device=CPU, mark=marks.append)
-    assert marks == ["forward", "backward", "optimizer", "step2"]
