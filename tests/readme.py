@@ -6,6 +6,8 @@ replaced; "..." stands for lines that are left out. Figures of the machine at ha
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -15,6 +17,8 @@ from pathlib import Path
 
 README = Path(__file__).parent.parent / "README.md"
 LEFT_OUT = "..."
+PICTURES = ("size-a-model.png", "measure.png")  # in tests/browser
+TAKE = "SIZER_TAKE_PICTURES"  # set, tests/browser/test_pictures.py takes them anew
 
 _BLOCK = re.compile(r"```\n\$ python -m (sizer [^\n]+)\n(.*?)```\n", re.DOTALL)
 _FIGURE = re.compile(r"[-<]?\s*[\d][\d,.]*")
@@ -64,5 +68,17 @@ def renewed(text: str) -> str:
     return _BLOCK.sub(replace, text)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.readme")
+    parser.add_argument(
+        "--pictures", action="store_true", help="take the pictures of the page anew, too (needs Chromium)"
+    )
+    options = parser.parse_args()
     README.write_text(renewed(README.read_text(encoding="utf-8")), encoding="utf-8")
+    if options.pictures:
+        command = [sys.executable, "-m", "pytest", "-q", "tests/browser/test_pictures.py"]
+        subprocess.run(command, check=True, cwd=README.parent, env=os.environ | {TAKE: "1"})
+
+
+if __name__ == "__main__":
+    main()
