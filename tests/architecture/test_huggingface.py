@@ -200,7 +200,7 @@ def test_each_part_takes_the_attention_it_supports():
 
 
 def test_blueprints_are_values():
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'name'"):
         tiny("bert").name = "other"
 
 

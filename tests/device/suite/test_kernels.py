@@ -181,5 +181,5 @@ def test_what_ends_a_step_is_written_beside_the_calls_until_then(monkeypatch):
 
 @pytest.mark.parametrize("data", [None, {}, {"rows": 3}, {"rows": [["aten.mm.default"]]}])
 def test_other_data_is_refused(data):
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match=r"a record of kernels is|allowed is the keys device"):
         KernelRecord.from_dict(data)
