@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from sizer.versions import SIZER
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sizer.memory.report import Report
     from sizer.placement.placement import Placement
 
+__version__ = SIZER
 __all__ = ["check_placement", "estimate", "size_module", "size_step"]
-__version__ = "0.1.0"
 
 
 def estimate(query: str) -> Report:

@@ -9,7 +9,6 @@ from importlib.metadata import version
 
 from torch import nn
 
-import sizer
 from sizer import versions as pytorch
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
@@ -165,7 +164,7 @@ def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Mod
 
 def versions() -> dict[str, str]:
     """The versions that an answer depends on."""
-    return {"sizer": sizer.__version__, **{name: version(name) for name in ("torch", "torchvision", "transformers")}}
+    return {"sizer": pytorch.SIZER, **{name: version(name) for name in ("torch", "torchvision", "transformers")}}
 
 
 def target(device: Device) -> dict[str, str]:

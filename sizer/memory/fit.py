@@ -8,7 +8,7 @@ from typing import Literal
 
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.affine import AffineTape
-from sizer.memory.allocator import place, replay
+from sizer.memory.allocator import replay, replay_events
 from sizer.memory.bounds import (
     BETWEEN_VERSIONS,
     CONTEXT,
@@ -155,7 +155,7 @@ def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: boo
     capacity = gpu.total_bytes - gpu.context_bytes
     if roomy.peak_reserved_bytes <= capacity:
         return roomy
-    tight = place(tape, gpu.backend, capacity, expandable_segments)
+    tight = replay_events(tape, gpu.backend, capacity, expandable_segments)
     failure = read_failure(tape, tight)
     return read_timeline(tape, tight) if failure is None else replace(roomy, out_of_memory=failure)
 
@@ -166,7 +166,7 @@ def _margins(tape: Tape, gpu: Gpu, reserved: int, expandable_segments: bool) -> 
     def peak(other: Tape) -> int:
         if other is tape:
             return reserved
-        return max(place(other, gpu.backend, None, expandable_segments).reserved, default=0)
+        return max(replay_events(other, gpu.backend, None, expandable_segments).reserved, default=0)
 
     few, many = peak(without_models(tape)), peak(with_models_twice(tape))
     engines, kept = engines_margin(tape, reserved), peak(gradients_kept(tape))
@@ -191,7 +191,7 @@ def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
         return False
     capacity -= engines_margin(tape, capacity * 100 // (100 + BETWEEN_VERSIONS))
     large = gradients_kept(with_models_twice(tape))
-    return place(large, gpu.backend, capacity, expandable_segments).failed_at is None
+    return replay_events(large, gpu.backend, capacity, expandable_segments).failed_at is None
 
 
 def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
@@ -200,7 +200,7 @@ def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
     if capacity <= 0:
         return False
     capacity += engines_margin(tape, capacity * 100 // (100 - BETWEEN_VERSIONS))
-    return place(without_models(tape), gpu.backend, capacity, expandable_segments).failed_at is None
+    return replay_events(without_models(tape), gpu.backend, capacity, expandable_segments).failed_at is None
 
 
 def _search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0) -> int:
@@ -226,7 +226,7 @@ def _first_guess(family: TapeFamily, bound: int, capacity: int, gpu: Gpu, expand
     if bound < 2:
         return bound
     line = family.lines[-1][1]
-    reserved = max(place(family.at(bound), gpu.backend, None, expandable_segments).reserved, default=0)
+    reserved = max(replay_events(family.at(bound), gpu.backend, None, expandable_segments).reserved, default=0)
     fixed = sum(a for a, b in zip(line.constant, line.per_item, strict=True) if not b and a > 0) // 2
     return max(1, bound * (capacity - fixed) // max(reserved - fixed, 1)) if reserved > capacity > fixed else bound
 

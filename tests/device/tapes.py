@@ -9,7 +9,7 @@ from itertools import pairwise
 from sizer.catalogue.gpus import Gpu
 from sizer.device.record.measurement import COUNTED, PROFILED, DeviceFacts, Measurement, PhaseReading, TensorBytes
 from sizer.device.record.recording import Measured
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.census import Census
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
@@ -106,7 +106,7 @@ def report_of(
 def measured_from(recording: Tape, facts: DeviceFacts = CPU, *, query: str = QUERY, **changes) -> Measured:
     """What a device would have told that did just what its recording says; any field of the measurement can be changed."""
     kind = facts.kind
-    placed = place(recording, kind)
+    placed = replay_events(recording, kind)
     levels = running_bytes(recording.order, placed.taken)
     live = live_by_category(recording)
     ends = [0, *(end for end, _ in recording.marks)]

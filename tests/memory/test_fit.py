@@ -9,7 +9,7 @@ import pytest
 
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.memory.affine import fit_affine
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.family import TapeFamily
 from sizer.memory.fit import LARGEST_BATCH, fit, fits_in, largest_batch
 from sizer.memory.tape import Tape
@@ -159,9 +159,9 @@ def asked(monkeypatch) -> list[int]:
 
     def asking(tape, *arguments):
         batches.append(tape.batch)
-        return place(tape, *arguments)
+        return replay_events(tape, *arguments)
 
-    monkeypatch.setattr("sizer.memory.fit.place", asking)
+    monkeypatch.setattr("sizer.memory.fit.replay_events", asking)
     return batches
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sizer.catalogue.gpus import GPUS
 from sizer.memory.affine import NotAffineError, fit_affine
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.family import TapeFamily
 from sizer.memory.fit import largest_batch
 from sizer.memory.size_queries import SizeQuery
@@ -104,8 +104,8 @@ def test_words_change_together() -> None:
 def test_a_workspace_of_nothing_takes_nothing() -> None:
     tape = FAMILY.at(4, lambda *query: 0)
     # 4000 bytes are 4096 in blocks of 512; 4 MiB beside them
-    assert max(place(tape, "cuda").taken) == 4 * MIB
-    assert [place(tape, "cuda").taken[block] for block in (0, 2, 4)] == [4096, 0, 0]
+    assert max(replay_events(tape, "cuda").taken) == 4 * MIB
+    assert [replay_events(tape, "cuda").taken[block] for block in (0, 2, 4)] == [4096, 0, 0]
 
 
 def test_the_largest_batch_is_found_by_few_answers() -> None:

@@ -8,7 +8,7 @@ from sizer.device.comparison.alignment import Side
 from sizer.device.comparison.divergence import join_shares, place_text, shares_at
 from sizer.device.comparison.row import Row
 from sizer.device.comparison.sides import Sides, bounds_of
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import running_bytes
@@ -69,7 +69,7 @@ def _allocated_cause(sides: Sides, row: Row, name: str) -> str:
 
 def _reserved_cause(sides: Sides, row: Row) -> str:
     """Whether the events or the allocator's rules are wrong: the device's own events, replayed by our rules, tell."""
-    reserved = place(sides.recording, sides.kind).reserved
+    reserved = replay_events(sides.recording, sides.kind).reserved
     end = bounds_of(sides.recording, row.phase)
     ours = max(reserved, default=0) if row.quantity == "peak_reserved_bytes" else reserved[end[1] - 1] if end else 0
     replayed = f"our replay of the device's own allocations reserves {format_bytes(ours)}"
@@ -202,7 +202,7 @@ def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
 
 def _recording_notes(sides: Sides) -> Iterator[str]:
     """Whether the recording adds up to the device's own counters."""
-    levels = running_bytes(sides.recording.order, place(sides.recording, sides.kind).taken)
+    levels = running_bytes(sides.recording.order, replay_events(sides.recording, sides.kind).taken)
     ends = {phase: end for end, phase in sides.recording.marks}
     for reading in sides.measured.phases:
         if reading.phase in ends and levels[ends[reading.phase]] != reading.allocated_bytes:
