@@ -2,8 +2,14 @@
 
     python -m sizer.service.server [--max-jobs=2 --wall-seconds=120 ...]
 
-It reads requests and writes answers as JSON lines (see sizer.processes.wire) and ends, with its children, when its stdin
-does. One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
+It reads requests and writes answers as JSON lines, and ends, with its children, when its stdin does:
+
+    client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null}      {"cancel": 7}
+                       {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
+    server -> client   {"ready": {"torch": "..."}}, {"fatal": error}, {"refused": "why a line was not understood"}
+                       {"id": 7, "progress": "..."}, {"id": 7, "result": {...}}, {"id": 7, "error": error}
+
+ One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
 Windows, each job is a fresh process, which imports torch again: slower, the same protocol.
 
 *Known limitations*: the "spawn" way is tested on Linux only. While it imports torch, the server answers nothing.
@@ -25,9 +31,11 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 from sizer.errors import JobError, SizerError
+from sizer.processes.environment import HOME_VARIABLE
+from sizer.processes.job import write
 from sizer.processes.wire import error_to_wire, from_line, to_line
 from sizer.service.children import Child, ForkedChild, SpawnedChild
-from sizer.service.settings import HOME_VARIABLE, Settings
+from sizer.service.settings import Settings
 
 
 class Server:
@@ -260,9 +268,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not end up between the answers
 
     def send(data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(output, rest) :]
+        write(output, data)
 
     with contextlib.suppress(BrokenPipeError):  # the app has gone
         try:

@@ -17,7 +17,7 @@ from sizer.memory.report import Report
 from sizer.service import client as client_module
 from sizer.service.client import JobClient, shared_client
 from sizer.service.settings import Settings
-from tests.service.processes import is_running, wait_until
+from tests.processes.running import is_running, wait_until
 
 WORK = "tests.service.scripted:run"
 
@@ -279,7 +279,7 @@ def test_close_ends_everything(make_client):
     client = make_client()
     job = submit(client, "hold")
     process, connection = process_of(job), client._connection
-    home = connection._home
+    home = connection._process.home
     client.close()
     client.close()
     with pytest.raises(JobError, match="the job client was closed"):
@@ -308,7 +308,7 @@ from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from tests.service.test_client import process_of, submit
 client = JobClient(Settings(work={WORK!r}, preload=()), read=dict)
-print(process_of(submit(client, "hold")), client._connection.process_id, client._connection._home, flush=True)
+print(process_of(submit(client, "hold")), client._connection.process_id, client._connection._process.home, flush=True)
 {end}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

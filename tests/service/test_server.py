@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sizer.processes.environment import environment
 from sizer.processes.wire import error_from_wire, to_line
-from sizer.service.settings import PROJECT, Settings, server_environment
-from tests.service.processes import is_running, wait_until
+from sizer.service.settings import Settings
+from tests.processes.running import is_running, wait_until
 
 WORK = "tests.service.scripted:run"
 LAUNCHES = ("fork", "spawn")
@@ -29,7 +30,7 @@ class RawServer:
             [sys.executable, "-P", "-m", "sizer.service.server", *self.settings.to_arguments()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=server_environment(str(home)),
+            env=environment(str(home)),
         )
 
     def __enter__(self) -> RawServer:
@@ -417,6 +418,5 @@ def test_settings_survive_the_command_line():
 
 def test_project_is_importable_from_wherever_the_server_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert PROJECT in server_environment(str(tmp_path))["PYTHONPATH"].split(os.pathsep)
     with RawServer(tmp_path / "home") as server:
         assert "ready" in server.read()

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from sizer.device.machine.allocator_probes import Gauge, open_gauge
 from sizer.device.machine.inventory import take_inventory
-from sizer.device.machine.program import answer, ask
 from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.errors import DeviceError, JobError, quote
 from sizer.memory.codec import DecodeError, decode, encode
+from sizer.processes.program import print_value, run_program
 from sizer.units import GIB, MIB, format_bytes
 
 SECONDS = 120.0
@@ -79,7 +79,9 @@ def demonstrate(device: str) -> Demonstration:
     """
     what = "the demonstration could not be run"
     try:
-        return Demonstration.from_dict(ask("sizer.device.machine.demonstration", device, seconds=SECONDS, what=what))
+        return Demonstration.from_dict(
+            run_program("sizer.device.machine.demonstration", device, seconds=SECONDS, what=what)
+        )
     except DecodeError as error:
         raise JobError(f"{what} ({quote(str(error), 200)})") from None
 
@@ -181,4 +183,4 @@ def _too_full(facts: DeviceFacts) -> DeviceError:
 
 
 if __name__ == "__main__":
-    answer(lambda: main(sys.argv[1]))
+    print_value(lambda: main(sys.argv[1]))

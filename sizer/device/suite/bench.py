@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from sizer.device.machine.program import ask
 from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.recording import Measured
 from sizer.device.suite.cases import Case
 from sizer.device.trial import launch
+from sizer.processes.program import run_program
 
 
 class Bench(Protocol):
@@ -45,7 +45,7 @@ class DeviceBench:
     def kernels(self, case: Case, seconds: float) -> KernelRecord:
         """Through `sizer.device.suite.kernel_log`."""
         what = "the kernels could not be recorded"
-        answer = ask("sizer.device.suite.kernel_log", case.query, self.device, seconds=seconds, what=what)
+        answer = run_program("sizer.device.suite.kernel_log", case.query, self.device, seconds=seconds, what=what)
         return KernelRecord.from_dict(answer)
 
     def now(self) -> float:

@@ -19,13 +19,13 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.architecture import make_blueprint
-from sizer.device.machine.program import answer
 from sizer.device.readers.reader import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
 from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load
 from sizer.device.trial.steps import run_steps
 from sizer.device.trial.trial import work_of
 from sizer.errors import DeviceError
+from sizer.processes.program import print_value
 from sizer.request import Request, format_query, parse_query
 from sizer.tracing.recipes import weight_dtype
 from sizer.tracing.trace import repeatable
@@ -232,4 +232,4 @@ def _only_views(func: Any) -> bool:
 if __name__ == "__main__":
     query_text, device_text = sys.argv[1:]
     torch.set_num_threads(1)  # as in a measurement: with more, the CPU's kernels hold buffers for each
-    answer(lambda: record_kernels(parse_query(query_text), device_text).to_dict())
+    print_value(lambda: record_kernels(parse_query(query_text), device_text).to_dict())

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO
 
 from sizer.device.record.recording import Measured
-from sizer.device.trial.process import kill, spawn
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
 from sizer.memory.codec import DecodeError
-from sizer.processes.wire import clip_progress, error_from_wire, error_to_wire, from_line, to_line
+from sizer.processes.process import ChildProcess
+from sizer.processes.wire import clip_progress, error_from_wire, error_to_wire, from_line
 from sizer.request import Request, format_query, parse_query
 
 WALL_SECONDS = 600.0
@@ -36,7 +31,7 @@ class MeasureJob:
         self._finished, self._cancelled, self._late = threading.Event(), threading.Event(), threading.Event()
         self._measured: Measured | None = None
         self._failure: dict | None = None
-        self._process: subprocess.Popen | None = None
+        self._process: ChildProcess | None = None
         self._lock = threading.Lock()
         threading.Thread(target=self._work, daemon=True).start()
 
@@ -53,7 +48,7 @@ class MeasureJob:
     @property
     def process_id(self) -> int | None:
         """The process that measures; None before it was started."""
-        return self._process.pid if self._process else None
+        return self._process.id if self._process else None
 
     def result(self, timeout: float | None = None) -> Measured | None:
         """What was measured, or None while it is still being measured after `timeout` seconds (None: waits to the end).
@@ -98,12 +93,20 @@ class MeasureJob:
     def _measure(self) -> Measured:
         if self._request.source == "hub" and self._message["config_text"] is None:
             self._message["config_text"] = self._fetch()
-        home = tempfile.mkdtemp(prefix="sizer-")
+        with self._lock:
+            if self._cancelled.is_set():
+                raise JobError("the measurement was cancelled")
+            self._process = ChildProcess("sizer.device.trial.child", name="the measuring process", accelerators=True)
+        clock = threading.Timer(self._seconds, self._end_late)
+        clock.daemon = True
+        clock.start()
         try:
-            with open(Path(home, "words"), "w+b") as words:
-                return self._run(home, words)
+            return self._read_answer()
         finally:
-            shutil.rmtree(home, ignore_errors=True)
+            clock.cancel()
+            self._kill()
+            self._process.wait()
+            self._process.close_stdin()
 
     def _fetch(self) -> str:
         from sizer.architecture.hub import fetch_config
@@ -111,30 +114,11 @@ class MeasureJob:
         self._progress = clip_progress(f"fetching the config of {self._request.name}")
         return fetch_config(self._request.name, self._request.revision).decode("utf-8")
 
-    def _run(self, home: str, words: IO[bytes]) -> Measured:
-        with self._lock:
-            if self._cancelled.is_set():
-                raise JobError("the measurement was cancelled")
-            self._process = spawn(home, words)
-        clock = threading.Timer(self._seconds, self._end_late)
-        clock.daemon = True
-        clock.start()
-        try:
-            return self._talk(words)
-        finally:
-            clock.cancel()
-            self._kill()
-            self._process.wait()
-            self._process.stdout.close()
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-
-    def _talk(self, words: IO[bytes]) -> Measured:
+    def _read_answer(self) -> Measured:
         """Sends the job and reads lines to the answer; stdin stays open, since the child ends with it."""
         with contextlib.suppress(OSError):  # it died at once: the missing answer tells
-            self._process.stdin.write(to_line(self._message))
-            self._process.stdin.flush()
-        while line := self._process.stdout.readline(LIMIT_LINE):
+            self._process.send(self._message)
+        for line in self._process.lines(LIMIT_LINE):
             try:
                 message = from_line(line)
                 if "progress" in message:
@@ -145,7 +129,7 @@ class MeasureJob:
                     return Measured.from_dict(message["result"])
             except (ValueError, KeyError, DecodeError) as error:
                 raise JobError(f"the answer is not what was expected ({quote(str(error), 200)})") from None
-        raise self._explain_end(self._process.wait(), words)
+        raise self._explain_end(self._process.wait())
 
     def _end_late(self) -> None:
         self._late.set()
@@ -153,10 +137,10 @@ class MeasureJob:
 
     def _kill(self) -> None:
         with self._lock:
-            if self._process is not None and self._process.returncode is None:
-                kill(self._process)
+            if self._process is not None:
+                self._process.kill()
 
-    def _explain_end(self, status: int, words: IO[bytes]) -> JobError:
+    def _explain_end(self, status: int) -> JobError:
         if self._cancelled.is_set():
             return JobError("the measurement was cancelled")
         if self._late.is_set():
@@ -169,10 +153,8 @@ class MeasureJob:
                 f"the measuring process was killed while {self._progress}",
                 todo="the computer's memory may have run out: try a smaller batch",
             )
-        words.seek(0)
-        said = [line for line in words.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        last = f", saying {quote(said[-1], 300)}" if said else ""
-        return JobError(f"the measuring process ended (exit status {status}) while {self._progress}{last}")
+        ended = f"the measuring process ended (exit status {status}) while {self._progress}"
+        return JobError(f"{ended}{self._process.saying()}")
 
 
 def start(

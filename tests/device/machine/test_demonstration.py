@@ -248,7 +248,7 @@ def test_a_device_that_fails_is_quoted(broken):
 
 
 def test_an_answer_that_makes_no_sense_is_said(monkeypatch):
-    monkeypatch.setattr(demonstration, "ask", lambda module, device, **rest: [])
+    monkeypatch.setattr(demonstration, "run_program", lambda module, device, **rest: [])
     with pytest.raises(JobError, match="the demonstration could not be run"):
         demonstrate("cpu")
 

@@ -14,11 +14,11 @@ import pytest
 
 import sizer
 from sizer.device.record.measurement import PROFILED
-from sizer.device.trial import launch, process
+from sizer.device.trial import launch
 from sizer.device.trial.launch import MeasureJob, measure, start
 from sizer.errors import DeviceError, JobError, RequestError
 from sizer.request import encode_config
-from tests.service.processes import is_running, wait_until
+from tests.processes.running import is_running, wait_until
 
 PROJECT = Path(sizer.__file__).parent.parent
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
@@ -144,7 +144,7 @@ def test_a_process_that_dies_says_its_last_words(monkeypatch: pytest.MonkeyPatch
     def other(command: list[str], **options: object) -> subprocess.Popen:
         return popen([sys.executable, "-c", "raise SystemExit('no such library')"], **options)
 
-    monkeypatch.setattr(process.subprocess, "Popen", other)
+    monkeypatch.setattr(subprocess, "Popen", other)
     with pytest.raises(JobError, match=r"ended \(exit status 1\) while starting, saying 'no such library'"):
         measure(TINY, "cpu")
 
@@ -156,7 +156,7 @@ def test_an_answer_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch, answer: 
     def other(command: list[str], **options: object) -> subprocess.Popen:
         return popen([sys.executable, "-c", f"print({answer!r})"], **options)
 
-    monkeypatch.setattr(process.subprocess, "Popen", other)
+    monkeypatch.setattr(subprocess, "Popen", other)
     with pytest.raises(JobError, match="the answer is not what was expected"):
         measure(TINY, "cpu")
 
@@ -200,19 +200,6 @@ def test_ctrl_c_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         measure(RESNET, "cpu", progress=interrupt)
     assert ended(seen[0])
-
-
-def test_the_child_gets_accelerators_but_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    environment = process.environment(str(tmp_path))
-    assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"]) == ("1", "3")
-    assert environment["HF_HUB_OFFLINE"] == "1" and environment["HOME"] == str(tmp_path)
-    assert not {"PYTORCH_CUDA_ALLOC_CONF", "HF_TOKEN", "HIP_VISIBLE_DEVICES"} & set(environment)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert "CUDA_VISIBLE_DEVICES" not in process.environment(str(tmp_path))
 
 
 def test_nobody_waits_in_vain_for_the_threads() -> None:
