@@ -39,7 +39,6 @@ ROOMS = {
     **dict.fromkeys([f"sizer.device.suite.{name}" for name in ("cases", "bench", "suite")], PLAIN),
     **dict.fromkeys([f"sizer.placement.{name}" for name in ("placement", "mistakes")], PLAIN),
     "sizer.commands.*": PLAIN,
-    "sizer.terminal.*": PLAIN,
     "sizer.service.*": (*HEAVY, "streamlit"),
     "sizer.ui.*": HEAVY,
 }

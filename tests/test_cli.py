@@ -6,17 +6,18 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import sizer
-from sizer.__main__ import main
+from sizer.__main__ import COMMANDS, main
+from sizer.commands.estimate import format_explanation, format_report
+from sizer.commands.text import format_table
 from sizer.memory.report import Report
 from sizer.request import parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
-from sizer.terminal.report import format_explanation, format_report
-from sizer.terminal.table import format_table
 from sizer.units import format_bytes
 from tests.ui.reports import report_for
 
@@ -34,6 +35,12 @@ def run(capsys):
         return status, captured.out, captured.err
 
     return run
+
+
+def test_every_command_is_listed_once():
+    folder = Path(sizer.__file__).parent / "commands"
+    written = {path.stem for path in folder.glob("*.py") if "def add_arguments(" in path.read_text(encoding="utf-8")}
+    assert written == set(COMMANDS)
 
 
 # ------------------------------------------------------------------------------------------------------------ estimate

@@ -6,17 +6,33 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sizer.commands.job import MakeClient, wait
+from sizer.commands.text import TITLES, format_table, percent, to_printable
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, Parcel, read_parcels
 from sizer.device.ledger.ledger import Imported, Ledger
+from sizer.device.ledger.row import LedgerRow
+from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.device.record.files import read_measured
 from sizer.errors import RequestError, quote
 from sizer.memory.codec import DecodeError, encode
-from sizer.terminal.ledger import format_rows, format_statistics
-from sizer.terminal.table import to_printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the whole ledger as JSON, for --import elsewhere")
+    form.add_argument("--csv", action="store_true", help="print the ledger as CSV")
+    form.add_argument("--path", action="store_true", help="print the file that holds it (see $SIZER_LEDGER)")
+    parser.add_argument(
+        "--import",
+        dest="import_file",
+        metavar="FILE",
+        type=Path,
+        help="take in another machine's measurements: a file, or a folder of the suite",
+    )
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
@@ -76,3 +92,53 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RequestError("the file cannot be read", given=quote(str(path)), todo=reason) from error
+
+
+IN_STATISTICS = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
+
+
+def format_rows(rows: Sequence[LedgerRow]) -> Iterator[str]:
+    """The ledger's rows as a table, with the errors of the three peaks."""
+    header = (
+        "id",
+        "measured",
+        "architecture",
+        "mode",
+        "dtype",
+        "batch",
+        "device",
+        "torch",
+        "allocated",
+        "reserved",
+        "process",
+        "",
+    )
+    yield from format_table(header, map(_cells, rows), left=8)
+
+
+def format_statistics(statistics: Sequence[ErrorStatistics]) -> Iterator[str]:
+    """Signed errors of the figures that most is made of, per device and family."""
+    header = ("error of", "device", "family", "count", "median", "worst", "bias")
+    rows = (
+        (
+            TITLES[row.quantity],
+            row.device,
+            row.family,
+            str(row.count),
+            *(percent(error) for error in (row.median, row.worst, row.bias)),
+        )
+        for row in statistics
+        if row.quantity in IN_STATISTICS
+    )
+    yield from format_table(header, rows, left=3)
+
+
+def _cells(row: LedgerRow) -> tuple[str, ...]:
+    pairs = (
+        (row.estimated_peak_allocated_bytes, row.measured_peak_allocated_bytes),
+        (row.estimated_peak_reserved_bytes, row.measured_peak_reserved_bytes),
+        (row.estimated_process_bytes, row.measured_process_bytes),
+    )
+    errors = ("" if not measured else percent((estimated - measured) / measured) for estimated, measured in pairs)
+    about = (row.architecture, row.mode, row.dtype, str(row.batch), row.device_name, row.torch)
+    return str(row.id), row.measured_at[:10], *about, *errors, "" if row.holds else "WRONG"

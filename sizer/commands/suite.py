@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from sizer.commands.arguments import minutes
 from sizer.commands.job import MakeClient
+from sizer.commands.text import to_printable
 from sizer.device.suite.bench import DeviceBench
 from sizer.device.suite.suite import choose_cases, find_device, folder_for, forget_failures, run_suite
-from sizer.terminal.table import to_printable
 from sizer.units import counted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("--device", default="cuda:0", help="cuda:0, mps or cpu (small models); by default cuda:0")
+    parser.add_argument(
+        "--record", action="store_true", help="also record what the allocator did, and kernels' workspaces"
+    )
+    parser.add_argument("--only", metavar="SUBSTRING", default="", help="only the cases with this in their name")
+    parser.add_argument("--minutes", type=minutes, default=9.0, help="start nothing that would end later; by default 9")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="by default tests/measured/<device>-<torch>-<date>")
+    parser.add_argument("--again", action="store_true", help="measure once more what failed")
+    parser.add_argument("--list", action="store_true", help="print the cases and measure nothing")
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:

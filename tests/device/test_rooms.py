@@ -25,7 +25,7 @@ ROOMS = {
     "trial": ("record", "machine", "readers"),
     "suite": ("record", "machine", "readers", "trial"),
 }
-SHOWS_IT = ("sizer.ui", "sizer.commands", "sizer.terminal", "sizer.__main__", "streamlit")
+SHOWS_IT = ("sizer.ui", "sizer.commands", "sizer.__main__", "streamlit")
 
 
 def named_modules(source: str) -> Iterator[str]:
@@ -98,11 +98,11 @@ def test_modules_import_one_way_too():
 
 def test_what_is_named_is_caught_wherever_it_stands():
     source = (
-        "import sizer.device.suite.suite\nfrom sizer.device.trial import launch\nfrom sizer.terminal import table\n"
+        "import sizer.device.suite.suite\nfrom sizer.device.trial import launch\nfrom sizer.commands import text\n"
         "def f():\n    from sizer.device import ledger\n    return ask('sizer.device.readers.cpu', 'the sizer.device.machine')\n"
     )
     assert named_rooms(source) == {"suite", "trial", "ledger", "readers"}
-    assert any(_is_in(name, "sizer.terminal") for name in named_modules(source))
+    assert any(_is_in(name, "sizer.commands") for name in named_modules(source))
 
 
 def test_a_circle_is_caught():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sizer.commands.devices import format_demonstration
 from sizer.device.machine import demonstration
 from sizer.device.machine.allocator_probes import CachingGauge, CpuGauge, MpsGauge, open_gauge, resident_bytes
 from sizer.device.machine.demonstration import (
@@ -24,7 +25,6 @@ from sizer.device.machine.demonstration import (
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError
-from sizer.terminal.devices import format_demonstration
 from sizer.units import GIB, MIB
 from tests.device.machine.scripted_torch import Scripted
 

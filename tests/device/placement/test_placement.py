@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import sizer
 from sizer.__main__ import main
+from sizer.commands.placement import format_placement
 from sizer.errors import BuildError
 from sizer.placement import mistakes
 from sizer.placement.placement import Group, Placement
 from sizer.placement.rehearsal import check_placement, check_request
 from sizer.request import parse_query
 from sizer.service import work
-from sizer.terminal.placement import format_placement
 
 X = torch.arange(8.0).reshape(2, 4)
 

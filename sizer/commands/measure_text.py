@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sizer.commands.text import TITLES, format_table, percent, to_printable
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.divergence import Scratch
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import Measurement, Spread, Timing
-from sizer.terminal.figures import TITLES, percent
-from sizer.terminal.table import format_table, to_printable
 from sizer.units import counted, format_bytes
 
 SCRATCH_SHOWN = 5
