@@ -212,7 +212,7 @@ BRINGS = {
         *(f"sizer.device.readers.{name}" for name in ("reader", "events", "cuda_events", "shortage")),
         *(f"sizer.device.trial.{name}" for name in ("launch", "child")),
         *(f"sizer.device.suite.{name}" for name in ("cases", "bench", "suite")),
-        *(f"sizer.placement.{name}" for name in ("placement", "mistakes")),
+        *(f"sizer.placement.{name}" for name in ("report", "findings")),
     ),
     (*HEAVY, "streamlit"): (
         *("sizer.architecture", "sizer.architecture.hub", "sizer.catalogue.*", "sizer.memory.*", "sizer.service.*"),

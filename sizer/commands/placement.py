@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, print_list, to_printable
-from sizer.placement.placement import Placement
+from sizer.placement.report import PlacementReport
 from sizer.units import format_bytes
 
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     return 0
 
 
-def format_placement(found: Placement) -> Iterator[str]:
+def format_placement(found: PlacementReport) -> Iterator[str]:
     """The tensors by kind, device and dtype, and what is wrong, the worst first."""
     yield to_printable(f"{found.name} ({found.class_name})")
     rows = (

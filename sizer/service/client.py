@@ -21,7 +21,7 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, SizerError, quote
 from sizer.memory.report import Report
-from sizer.placement.placement import Placement
+from sizer.placement.report import PlacementReport
 from sizer.processes.wire import clip_progress, error_from_wire, error_to_wire, to_line
 from sizer.request import Request, format_query, parse_query
 from sizer.service.connection import Connection
@@ -142,8 +142,8 @@ class JobClient:
         return self._submit("estimate", query, config_text, self._read)
 
     def submit_placement(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the Placement of a query's model and batch: see `sizer.placement`. Raises as `submit`."""
-        return self._submit("placement", query, config_text, Placement.from_dict)
+        """A job whose result is the PlacementReport of a query's model and batch: see `sizer.placement`. Raises as `submit`."""
+        return self._submit("placement", query, config_text, PlacementReport.from_dict)
 
     def submit_comparison(self, measured: Measured) -> Job:
         """A job whose result is the Comparison of a measurement with the estimate of the same work on the same device.
