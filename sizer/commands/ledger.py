@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import TITLES, format_table, percent, to_printable
-from sizer.device.ledger.exchange import LIMIT_CHARACTERS, Parcel, read_parcels
-from sizer.device.ledger.ledger import Imported, Ledger
+from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, read_items
+from sizer.device.ledger.ledger import ImportResult, Ledger
 from sizer.device.ledger.row import LedgerRow
 from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.device.record.files import read_measured
@@ -62,26 +62,26 @@ def _shown(kept: Ledger) -> Iterator[str]:
 
 
 def _import(kept: Ledger, options: argparse.Namespace, make_client: MakeClient) -> int:
-    parcels = _parcels(options.import_file)
+    items = _items(options.import_file)
     with contextlib.closing(make_client()) as client:
-        done = kept.take_in(parcels, compare=lambda measured: wait(client.submit_comparison(measured)))
+        done = kept.import_items(items, compare=lambda measured: wait(client.submit_comparison(measured)))
     print(json.dumps(encode(done)) if options.json else _told(done))
     for reason in done.refused:
         print(to_printable(f"sizer: not taken, {reason}"), file=sys.stderr)
     return RequestError.exit_status if done.refused else 0
 
 
-def _parcels(path: Path) -> Iterable[Parcel | str]:
+def _items(path: Path) -> Iterable[ImportItem | str]:
     """What a file holds, or a folder of the suite, whose recordings come along."""
     if not path.is_dir():
-        return read_parcels(_read(path))
+        return read_items(_read(path))
     try:
-        return [Parcel(measured=record.measured) for record in read_measured(path)]
+        return [ImportItem(measured=record.measured) for record in read_measured(path)]
     except (DecodeError, OSError) as error:
         raise RequestError("the folder is not one of the suite", given=quote(str(path)), todo=str(error)) from error
 
 
-def _told(done: Imported) -> str:
+def _told(done: ImportResult) -> str:
     return f"{len(done.added)} added, {done.known} known already, {len(done.refused)} not taken"
 
 

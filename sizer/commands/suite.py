@@ -8,7 +8,7 @@ from pathlib import Path
 from sizer.commands.arguments import minutes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
-from sizer.device.suite.bench import DeviceBench
+from sizer.device.suite.runner import DeviceRunner
 from sizer.device.suite.suite import choose_cases, find_device, folder_for, forget_failures, run_suite
 from sizer.units import counted
 
@@ -34,8 +34,8 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
         return 0
     inventory, facts = find_device(options.device)
     cases = choose_cases(facts.kind, options.only)
-    bench = DeviceBench(device=facts.device, record=options.record)
-    folder = options.out or folder_for(inventory, facts, bench.date())
+    runner = DeviceRunner(device=facts.device, record=options.record)
+    folder = options.out or folder_for(inventory, facts, runner.date())
     print(f"{facts.name}: {counted(len(cases), 'case')}, to {folder}", flush=True)
     if options.again:
         forget_failures(cases, folder)
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
         cases,
         facts,
         folder,
-        bench,
+        runner,
         record=options.record,
         seconds=60 * options.minutes,
         say=lambda text: print(to_printable(text), flush=True),

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from sizer.device.comparison.pairing import NEARBY, pair_in_any_order, pair_in_order
-from sizer.device.comparison.tape_index import Call, Course
+from sizer.device.comparison.tape_index import Call, TapeIndex
 from sizer.memory.tape import Tape
 
 # What the estimate did, seen from the device.
@@ -53,7 +53,7 @@ class Alignment:
     """
 
     def __init__(self, estimate: Tape, device: Tape):
-        self._sides = {"estimate": Course(estimate), "device": Course(device)}
+        self._sides = {"estimate": TapeIndex(estimate), "device": TapeIndex(device)}
         self.estimate, self.device = estimate, device
         self.estimate_partner = [-1] * len(estimate.sizes)
         self.device_partner = [-1] * len(device.sizes)
@@ -62,15 +62,15 @@ class Alignment:
         self._crossed: set[int] = set()  # the estimate's blocks that come in another order than the device's
         for phase in self.phases:
             self._align(phase)
-        for course, place in ((self._own, 0), (self._other, 1)):
-            course.start_clock({pair[place] for pairs in self._anchors.values() for pair in pairs})
+        for tape_index, place in ((self._own, 0), (self._other, 1)):
+            tape_index.start_clock({pair[place] for pairs in self._anchors.values() for pair in pairs})
 
     @property
-    def _own(self) -> Course:
+    def _own(self) -> TapeIndex:
         return self._sides["estimate"]
 
     @property
-    def _other(self) -> Course:
+    def _other(self) -> TapeIndex:
         return self._sides["device"]
 
     @cached_property
@@ -84,13 +84,13 @@ class Alignment:
         """Bytes (as requested) alive on a side after so many of its events."""
         return self._sides[side].levels[position]
 
-    def place(self, side: Side, difference: Difference) -> tuple[str, str]:
+    def names_at(self, side: Side, difference: Difference) -> tuple[str, str]:
         """The operator and module of a difference on one side: of its block there, else of the last one that both have."""
-        course = self._sides[side]
+        tape_index = self._sides[side]
         block = difference.block if side == "estimate" else difference.device_block
         if block is None:
-            block = course.block_at(difference.start)
-        return ("", "") if block is None else course.names(block)
+            block = tape_index.block_at(difference.start)
+        return ("", "") if block is None else tape_index.names(block)
 
     def names(self, side: Side, block: int) -> tuple[str, str]:
         """The operator and module that allocated a block of one side."""
@@ -123,7 +123,7 @@ class Alignment:
         phase = self._sides[side].phase_at(position)
         if phase not in self.phases:
             last = self.phases[-1] if self.phases else None
-            return tuple(course.bounds[last][1] if last else 0 for course in self._sides.values())
+            return tuple(tape_index.bounds[last][1] if last else 0 for tape_index in self._sides.values())
         here = 0 if side == "estimate" else 1
         points = self._points[phase]
         index = min(bisect_right(points, position, key=lambda pair: pair[here]), len(points) - 1)
@@ -186,15 +186,15 @@ class Alignment:
 
     # ----------------------------------------------------------------------------------------------------- differences
 
-    def _unpaired(self, kind: Kind, course: Course) -> list[Difference]:
-        own = course is self._own
+    def _unpaired(self, kind: Kind, tape_index: TapeIndex) -> list[Difference]:
+        own = tape_index is self._own
         partner = self.estimate_partner if own else self.device_partner
         found = []
         for phase in self.phases:
-            for block in course.allocated_in(phase):
+            for block in tape_index.allocated_in(phase):
                 if partner[block] < 0:
-                    size = course.tape.sizes[block]
-                    start, end = course.lifetime(block)
+                    size = tape_index.tape.sizes[block]
+                    start, end = tape_index.lifetime(block)
                     found.append(
                         Difference(
                             kind=kind,
@@ -205,7 +205,7 @@ class Alignment:
                             device_block=None if own else block,
                             estimated_bytes=size if own else 0,
                             measured_bytes=0 if own else size,
-                            is_scratch=course.within_one_operator(block),
+                            is_scratch=tape_index.within_one_operator(block),
                         )
                     )
         return found
@@ -247,6 +247,6 @@ class Alignment:
         return found
 
 
-def _joined(course: Course, first: Call, last: Call) -> Call:
+def _joined(tape_index: TapeIndex, first: Call, last: Call) -> Call:
     """The call from the first one's begin to the last one's end, under the last one's name."""
-    return course.call(first.begin, last.end, last.op, last.module)
+    return tape_index.call(first.begin, last.end, last.op, last.module)

@@ -7,14 +7,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
-from sizer.device.comparison.tape_index import Course
+from sizer.device.comparison.tape_index import TapeIndex
 
 Pair = tuple[int, int]
 NEARBY = 6  # allocations that both sides make: how far apart blocks that come in another order may be
 LONGEST_PIECE = 12_000  # blocks on either side that are compared at once: 18 MB of bits
 
 
-def pair_in_any_order(own: Course, blocks: Sequence[int], other: Course, others: Sequence[int]) -> list[Pair]:
+def pair_in_any_order(own: TapeIndex, blocks: Sequence[int], other: TapeIndex, others: Sequence[int]) -> list[Pair]:
     """Pairs (own block, other block) of one size, whatever the order: how a model is loaded does not matter."""
     waiting: dict[int, deque[int]] = defaultdict(deque)
     for block in others:
@@ -24,7 +24,7 @@ def pair_in_any_order(own: Course, blocks: Sequence[int], other: Course, others:
 
 
 def pair_in_order(
-    own: Course, blocks: Sequence[int], other: Course, others: Sequence[int], phase: str
+    own: TapeIndex, blocks: Sequence[int], other: TapeIndex, others: Sequence[int], phase: str
 ) -> tuple[list[Pair], list[Pair]]:
     """Pairs (own block, other block) of a phase that ascend on both sides, and pairs that do not.
 
@@ -125,12 +125,12 @@ class _Pairing:
         return gaps
 
 
-def _describe(course: Course, blocks: Sequence[int], phase: str) -> list[_Block]:
-    tape, (_, end) = course.tape, course.bounds[phase]
+def _describe(tape_index: TapeIndex, blocks: Sequence[int], phase: str) -> list[_Block]:
+    tape, (_, end) = tape_index.tape, tape_index.bounds[phase]
     names = [operator_name(name) for name in tape.op_names]
     modules = tape.module_names
     return [
-        _Block(tape.sizes[block], names[tape.ops[block]], course.fate(block, end), modules[tape.modules[block]])
+        _Block(tape.sizes[block], names[tape.ops[block]], tape_index.fate(block, end), modules[tape.modules[block]])
         for block in blocks
     ]
 

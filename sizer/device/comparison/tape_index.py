@@ -27,7 +27,7 @@ class Call:
     inside_bytes: int
 
 
-class Course:
+class TapeIndex:
     """A tape with what is asked of it often: phases, when each block is allocated and released, and levels in bytes."""
 
     def __init__(self, tape: Tape):

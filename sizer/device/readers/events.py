@@ -11,7 +11,7 @@ from sizer.memory.tape import CATEGORIES, Tape
 
 _TEMPORARY, _ACTIVATION = CATEGORIES.index("temporary"), CATEGORIES.index("activation")
 
-Held = Mapping[int, tuple[str, str]]
+LiveTensors = Mapping[int, tuple[str, str]]
 """What is known to live at an address: (category of `sizer.memory.tape`, dotted path for where the events know no module)."""
 
 
@@ -40,7 +40,7 @@ class PhaseEnd:
 
     position: int
     phase: str
-    held: Held = field(default_factory=dict)
+    live: LiveTensors = field(default_factory=dict)
 
 
 def make_tape(events: Iterable[AllocatorEvent], ends: Iterable[PhaseEnd], *, batch: int) -> Tape:
@@ -115,7 +115,7 @@ class _Maker:
         self.order.append(~self.alive.pop(address))
 
     def end(self, end: PhaseEnd) -> None:
-        for address, (category, path) in end.held.items():
+        for address, (category, path) in end.live.items():
             block = self.alive.get(address)
             if block is not None and self.categories[block] == _TEMPORARY:
                 self.categories[block] = CATEGORIES.index(category)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from sizer.device.readers.events import Held
-from sizer.device.readers.shortage import read_words, says_out_of_memory
+from sizer.device.readers.events import LiveTensors
+from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
 from sizer.device.record.measurement import COUNTED, SAMPLED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.units import format_bytes
@@ -83,8 +83,8 @@ class MpsReader:
 
     def begin(self, *, record: bool) -> None:
         self._runtime.synchronize()
-        if held := self._runtime.allocated_bytes():
-            self._doubts[f"{format_bytes(held)} were allocated before the measurement began"] = None
+        if live := self._runtime.allocated_bytes():
+            self._doubts[f"{format_bytes(live)} were allocated before the measurement began"] = None
         self._runtime.reset_peak()
         self.source = SAMPLED if self._runtime.peak_bytes() is None else COUNTED
         register = nn.modules.module
@@ -101,7 +101,7 @@ class MpsReader:
             if parameter.requires_grad:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._sample))
 
-    def mark(self, phase: str, held: Held | None = None) -> None:
+    def mark(self, phase: str, live: LiveTensors | None = None) -> None:
         self._runtime.synchronize()
         self._sample()
         counted = self._runtime.peak_bytes()
@@ -141,7 +141,7 @@ class MpsReader:
         text = " ".join(str(error).split())
         if not says_out_of_memory(text):
             return None
-        words = read_words(text)
+        words = parse_message(text)
         return DeviceOutOfMemory(
             phase=phase,
             requested_bytes=words.requested_bytes,

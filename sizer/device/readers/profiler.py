@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from sizer.device.readers.events import AllocatorEvent, Held, PhaseEnd
+from sizer.device.readers.events import AllocatorEvent, LiveTensors, PhaseEnd
 
 _PHASE, _MODULE, _OPERATOR = "phase:", "module:", "aten::"
 _NODE = "autograd::engine::evaluate_function: "
@@ -41,11 +41,11 @@ class Profiled:
         """The events of one type of device."""
         return [event for _, where, event in self.events if where == kind]
 
-    def phase_ends(self, kind: str, held: dict[str, Held]) -> list[PhaseEnd]:
-        """Where the phases end in the list `on(kind)`; `held` says by phase what lived where."""
+    def phase_ends(self, kind: str, live: dict[str, LiveTensors]) -> list[PhaseEnd]:
+        """Where the phases end in the list `on(kind)`; `live` says by phase what lived where."""
         times = [time for time, where, _ in self.events if where == kind]
         return [
-            PhaseEnd(position=bisect_left(times, end), phase=phase, held=held.get(phase, {}))
+            PhaseEnd(position=bisect_left(times, end), phase=phase, live=live.get(phase, {}))
             for end, phase in self.ends
         ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from sizer.device.readers.events import Held
+from sizer.device.readers.events import LiveTensors
 from sizer.device.record.measurement import DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.errors import DeviceError, quote
@@ -40,10 +40,10 @@ class Reader(Protocol):
     def watch(self, module: nn.Module) -> None:
         """Learns the module that is on the device now: its children's names, and where to sample."""
 
-    def mark(self, phase: str, held: Held | None = None) -> None:
+    def mark(self, phase: str, live: LiveTensors | None = None) -> None:
         """Waits for the device, reads its counters as those of the phase that ends here, and starts the peaks anew.
 
-        `held` says for the recording what lives at which address.
+        `live` says for the recording what lives at which address.
         """
 
     def end(self) -> None:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sizer.architecture import make_blueprint
 from sizer.device.readers.reader import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
-from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load
+from sizer.device.trial.materialize import allocate_parameters, build_without_weights, fill, load
 from sizer.device.trial.steps import run_steps
 from sizer.device.trial.trial import work_of
 from sizer.errors import DeviceError
@@ -37,7 +37,7 @@ _RANGE = "kernel:"
 Call = tuple[str, tuple[str, ...]]  # operator and arguments
 
 
-class Counter(Protocol):
+class CallCounter(Protocol):
     """Counts the bytes of calls. `readings` is asked once, at the end: (number of the call's kind, kept, held inside)."""
 
     def count(self, kind: int, call: Callable[[], Any]) -> Any:
@@ -53,7 +53,7 @@ class Counter(Protocol):
 class KernelLog(TorchDispatchMode):
     """Counts every operator that runs under it, one row per distinct call."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: CallCounter) -> None:
         super().__init__()
         self._counter = counter
         self._kinds: dict[Call, int] = {}
@@ -179,7 +179,7 @@ class ProfileCounter:
             yield kind, max(0, kept), max(levels[first : last + 1]) - max(levels[first], levels[last])
 
 
-def open_counter(device: torch.device) -> Counter:
+def open_counter(device: torch.device) -> CallCounter:
     """The counter of a device. Raises DeviceError where it has no peak counter (mps)."""
     return ProfileCounter() if device.type == "cpu" else PeakCounter(device)
 
@@ -196,9 +196,9 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     facts, device = reader.facts(), reader.device
     log = KernelLog(counter := open_counter(device))
     blueprint, work, failure = make_blueprint(request), work_of(request), None
-    module = build_skeleton(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
+    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     if device.type != "cpu":
-        give_memory(module)
+        allocate_parameters(module)
     example = blueprint.example(request.batches[0], work.mode == "training")
     with repeatable(), counter.running():
         try:

@@ -12,12 +12,19 @@ from torch.utils import _pytree as pytree
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.device.readers.events import Held
+from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
 from sizer.device.record.recording import Measured
-from sizer.device.trial.confines import data_limited, one_thread
-from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load, skeleton_bytes, storage_bytes
+from sizer.device.trial.limits import memory_limited, one_thread
+from sizer.device.trial.materialize import (
+    allocate_parameters,
+    build_without_weights,
+    fill,
+    load,
+    parameter_and_buffer_bytes,
+    storage_bytes,
+)
 from sizer.device.trial.steps import Steps
 from sizer.device.trial.timing import measure_timing
 from sizer.estimator import versions
@@ -65,7 +72,7 @@ def measure_request(
     progress("building the module")
     blueprint = make_blueprint(request, config)
     example = blueprint.example(request.batches[0], work.mode == "training")
-    module = build_skeleton(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
+    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
     trial = _Trial(blueprint, module, example, work, reader, progress)
     if refusal := _too_large(module, free_bytes):
@@ -102,7 +109,7 @@ class _Trial:
         with one_thread(), repeatable():
             gc.collect()
             try:
-                with data_limited(free_bytes):
+                with memory_limited(free_bytes):
                     self._run_phases(record)
             except Exception as caught:  # the model's code and the device's can raise anything: all of it is a result
                 error = caught
@@ -122,7 +129,7 @@ class _Trial:
     def _run_phases(self, record: bool) -> None:
         device = self.reader.device
         if device.type != "cpu":
-            give_memory(self.module)
+            allocate_parameters(self.module)
         self.progress(_DOING["load"])
         self.reader.begin(record=record)
         self.module = load(self.module, device)
@@ -131,23 +138,23 @@ class _Trial:
         fill(self.module)
         steps = Steps(self.blueprint, self.module, self.example, self.work, device=device)
         for phase in steps.run():
-            self._mark(phase, self._held(phase, steps))
+            self._mark(phase, self._live(phase, steps))
         self.steps = steps
         if steps.skipped:
             self.doubts.append("the gradient scaler met an overflow and left out an optimizer's step")
 
-    def _mark(self, phase: str, held: Held) -> None:
-        self.reader.mark(phase, held)
+    def _mark(self, phase: str, live: LiveTensors) -> None:
+        self.reader.mark(phase, live)
         self.phase = "step2" if self.work.mode == "inference" and phase == "forward" else _AFTER[phase]
         if phase != "step2":
             self.progress(_DOING[self.phase])
 
-    def _loaded(self) -> Held:
-        self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = skeleton_bytes(self.module)
+    def _loaded(self) -> LiveTensors:
+        self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = parameter_and_buffer_bytes(self.module)
         parameters = _at_addresses("parameter", dict(self.module.named_parameters()))
         return _at_addresses("buffer", dict(self.module.named_buffers())) | parameters
 
-    def _held(self, phase: str, steps: Steps) -> Held:
+    def _live(self, phase: str, steps: Steps) -> LiveTensors:
         """Counts the tensors that a phase brought, and says where they live."""
         kind = self.reader.device.type
         if phase == "forward":
@@ -213,7 +220,7 @@ class _Trial:
 
 def _too_large(module: nn.Module, free_bytes: int | None) -> DeviceOutOfMemory | None:
     """Out of memory before anything was tried: the weights alone are more than the host can give."""
-    needed = sum(skeleton_bytes(module))
+    needed = sum(parameter_and_buffer_bytes(module))
     if free_bytes is None or needed <= free_bytes:
         return None
     return DeviceOutOfMemory(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.device.trial.materialize import build_skeleton, fill, load
+from sizer.device.trial.materialize import build_without_weights, fill, load
 from sizer.device.trial.steps import Steps, run_steps
 from sizer.tracing.recipes import Work, weight_dtype
 from tests.device.blueprints import blueprint, perceptron
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def steps_of(work: Work, factory=perceptron, *shape: int) -> Steps:
     plan = blueprint(factory, *(shape or (4,)))
-    module = load(build_skeleton(plan, weight_dtype(work.dtype)), CPU)
+    module = load(build_without_weights(plan, weight_dtype(work.dtype)), CPU)
     fill(module)
     return Steps(plan, module, plan.example(3, True), work, device=CPU)
 
@@ -85,7 +85,7 @@ def test_the_implementation_asked_for_runs(optimizer: str, implementation: str) 
 
 def test_each_phase_is_marked() -> None:
     plan, work = blueprint(perceptron, 4), Work(mode="training", dtype="float32")
-    module = load(build_skeleton(plan, torch.float32), CPU)
+    module = load(build_without_weights(plan, torch.float32), CPU)
     marks: list[str] = []
     run_steps(plan, module, plan.example(2, True), work, device=CPU, mark=marks.append)
     assert marks == ["forward", "backward", "optimizer", "step2"]

@@ -14,7 +14,7 @@ from sizer.device.trial import launch
 from sizer.processes.program import run_program
 
 
-class Bench(Protocol):
+class Runner(Protocol):
     """What runs the cases and tells the time; tests put another one in its place."""
 
     def measure(self, case: Case, seconds: float) -> Measured:
@@ -31,8 +31,8 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBench:
-    """The bench of a real device: fresh processes, each of which has it alone."""
+class DeviceRunner:
+    """Runs cases on a real device: in fresh processes, each of which has it alone."""
 
     device: str
     record: bool
