@@ -361,8 +361,8 @@ def test_a_cell_is_estimated_for_the_device_that_was_measured():
 
 @pytest.mark.parametrize("text", ["{}", "[", '{"measurement": {"schema": 1}}', "null"])
 def test_a_job_refuses_what_is_no_measurement(text: str):
-    from sizer.service import work
+    from sizer.service import tasks
 
     job = {"task": "compare", "query": None, "config_text": None, "measured": text}
     with pytest.raises(RequestError, match="this is not a measurement"):
-        work.run(job, lambda progress: None)
+        tasks.run(job, lambda progress: None)

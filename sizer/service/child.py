@@ -1,4 +1,4 @@
-"""One job in one process: confine it, run the work, write progress and one result as JSON lines, end.
+"""One job in one process: confine it, call its function, write progress and one result as JSON lines, end.
 
 `run_forked` is what a freshly forked child calls. `python -m sizer.service.child` is the same in a fresh process, for
 systems without fork: it reads its job as one line from stdin.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from sizer.processes.job import Progress, redirect_to_null, run_job
+from sizer.processes.child import Progress, redirect_to_null, run_job
 from sizer.processes.sandbox import Limits, confine
 from sizer.processes.wire import from_line
 from sizer.service.settings import Settings
@@ -45,7 +45,7 @@ def _detach(descriptor: int) -> int:
 
 
 def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
-    def work(progress: Progress) -> dict:
+    def call(progress: Progress) -> dict:
         limits = Limits(
             cpu_seconds=settings.cpu_seconds,
             memory_bytes=settings.memory_bytes,
@@ -54,9 +54,9 @@ def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
         confine(settings.wall_seconds + GRACE_SECONDS, limits=limits, parent=parent)
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
-        return load_function(settings.work)(job, progress)
+        return load_function(settings.function)(job, progress)
 
-    run_job(work, descriptor)
+    run_job(call, descriptor)
 
 
 def main() -> None:

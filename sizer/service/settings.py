@@ -1,4 +1,4 @@
-"""What the job server is told when it starts: limits, how many jobs, which work."""
+"""What the job server is told when it starts: limits, how many jobs, which function they call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRELOAD = (
     "sizer.architecture.guard",
     "sizer.catalogue.presets",
     "sizer.config_json",
-    "sizer.service.work",
+    "sizer.service.tasks",
 )
 
 
@@ -42,7 +42,7 @@ class Settings:
     `wall_seconds` counts from the job's start, not its submission.
     `max_waiting` jobs wait for a place; more are refused.
     `preload` are the modules that the server imports before it forks its first job.
-    `work` is the function a job runs, as MODULE:FUNCTION (see sizer.service.work.run).
+    `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
     `launch` is "fork" (a copy of the preloaded server per job) or "spawn" (a fresh process, where there is no fork).
     """
 
@@ -54,7 +54,7 @@ class Settings:
     headroom_bytes: int = 4 * GIB
     result_bytes: int = 16 * MIB
     request_bytes: int = 16 * MIB
-    work: str = "sizer.service.work:run"
+    function: str = "sizer.service.tasks:run"
     preload: tuple[str, ...] = PRELOAD
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 

@@ -19,7 +19,7 @@ from sizer.placement import findings
 from sizer.placement.check import check_placement, check_request
 from sizer.placement.report import Group, PlacementReport
 from sizer.request import parse_query
-from sizer.service import work
+from sizer.service import tasks
 
 X = torch.arange(8.0).reshape(2, 4)
 
@@ -494,7 +494,7 @@ def test_real_architectures_give_no_alarm(query):
 def test_the_job_answers_in_plain_values():
     said = []
     job = {"task": "placement", "query": "arch=hf:gpt2&dtype=bfloat16&seq=16", "config_text": None}
-    found = PlacementReport.from_dict(json.loads(json.dumps(work.run(job, said.append))))
+    found = PlacementReport.from_dict(json.loads(json.dumps(tasks.run(job, said.append))))
     assert (found.class_name, found.findings) == ("GPT2LMHeadModel", ())
     assert said == ["building the model on meta", "running a step on meta tensors in bfloat16"]
 

@@ -15,7 +15,7 @@ from sizer.processes.wire import error_from_wire, to_line
 from sizer.service.settings import Settings
 from tests.processes.running import is_running, wait_until
 
-WORK = "tests.service.scripted:run"
+FUNCTION = "tests.service.scripted:run"
 LAUNCHES = ("fork", "spawn")
 
 
@@ -25,7 +25,7 @@ class RawServer:
     def __init__(self, home: Path, **settings):
         home.mkdir(exist_ok=True)
         self.numbers = itertools.count(1000)
-        self.settings = Settings(**{"work": WORK, "preload": (), "max_jobs": 2, **settings})
+        self.settings = Settings(**{"function": FUNCTION, "preload": (), "max_jobs": 2, **settings})
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "sizer.service.server", *self.settings.to_arguments()],
             stdin=subprocess.PIPE,
@@ -410,7 +410,7 @@ def server_version() -> str:
 
 
 def test_settings_survive_the_command_line():
-    settings = Settings(max_jobs=3, wall_seconds=1.5, memory_bytes=2**31, work="a.b:c", preload=("x", "y.z"))
+    settings = Settings(max_jobs=3, wall_seconds=1.5, memory_bytes=2**31, function="a.b:c", preload=("x", "y.z"))
     assert Settings.from_arguments(settings.to_arguments()) == settings
     assert Settings.from_arguments(Settings(preload=()).to_arguments()) == Settings(preload=())
     assert Settings.from_arguments([]) == Settings()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from sizer.errors import DeviceError
-from sizer.processes.job import Progress, redirect_to_null, run_job
+from sizer.processes.child import Progress, redirect_to_null, run_job
 from sizer.processes.sandbox import confine
 from sizer.processes.wire import from_line
 

@@ -11,15 +11,16 @@ from collections.abc import Callable
 from sizer.device.record.recording import Measured
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
 from sizer.memory.codec import DecodeError
+from sizer.processes.outcome import Outcome
 from sizer.processes.process import ChildProcess
-from sizer.processes.wire import clip_progress, error_from_wire, error_to_wire, from_line
+from sizer.processes.wire import clip_progress, error_from_wire, from_line
 from sizer.request import Request, format_query, parse_query
 
 WALL_SECONDS = 600.0
 LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included
-TURN_SECONDS = 0.1  # how often a job that waits for its turn looks whether it was cancelled
+POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it was cancelled
 
-_TURN = threading.Lock()  # two measurements at once would measure each other
+_DEVICE_LOCK = threading.Lock()  # two measurements at once would measure each other
 
 
 class MeasureJob:
@@ -27,23 +28,21 @@ class MeasureJob:
 
     def __init__(self, message: dict, request: Request, seconds: float):
         self._message, self._request, self._seconds = message, request, seconds
-        self._progress = "waiting for another measurement to end" if _TURN.locked() else "starting"
-        self._finished, self._cancelled, self._late = threading.Event(), threading.Event(), threading.Event()
-        self._measured: Measured | None = None
-        self._failure: dict | None = None
+        self._outcome = Outcome("waiting for another measurement to end" if _DEVICE_LOCK.locked() else "starting")
+        self._cancelled, self._late = threading.Event(), threading.Event()
         self._process: ChildProcess | None = None
         self._lock = threading.Lock()
-        threading.Thread(target=self._work, daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
     @property
     def progress(self) -> str:
         """One short line on what is being done now."""
-        return self._progress
+        return self._outcome.progress
 
     @property
     def done(self) -> bool:
         """Whether `result` would answer at once."""
-        return self._finished.is_set()
+        return self._outcome.done
 
     @property
     def process_id(self) -> int | None:
@@ -55,38 +54,33 @@ class MeasureJob:
 
         Raises what `measure` raises.
         """
-        self._finished.wait(timeout)
-        if self._failure is not None:
-            raise error_from_wire(self._failure)
-        return self._measured
+        self._outcome.wait(timeout)
+        return self._outcome.take()
 
     def cancel(self) -> None:
         """Kills the process with all that it started; `result` then raises JobError. A job that is done stays done."""
         self._cancelled.set()
         self._kill()
-        self._finished.wait()
+        self._outcome.wait()
 
     # ------------------------------------------------------------------------------------------------ in a thread of its own
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self._take_turn()
+            self._acquire_device()
             try:
-                self._measured = self._measure()
+                measured = self._measure()
             finally:
-                _TURN.release()
-            self._progress = "done"
+                _DEVICE_LOCK.release()
+            self._outcome.finish(measured)
         except SizerError as error:
-            self._fail(error)
+            self._outcome.finish(failure=error)
         except Exception as error:  # whatever it is, the job must end
-            self._fail(JobError(f"the measurement failed with {type(error).__name__} {quote(str(error), 200)}"))
-        self._finished.set()
+            failure = JobError(f"the measurement failed with {type(error).__name__} {quote(str(error), 200)}")
+            self._outcome.finish(failure=failure)
 
-    def _fail(self, error: SizerError) -> None:
-        self._failure, self._progress = error_to_wire(error), "failed"
-
-    def _take_turn(self) -> None:
-        while not _TURN.acquire(timeout=TURN_SECONDS):
+    def _acquire_device(self) -> None:
+        while not _DEVICE_LOCK.acquire(timeout=POLL_SECONDS):
             if self._cancelled.is_set():
                 raise JobError("the measurement was cancelled")
 
@@ -111,7 +105,7 @@ class MeasureJob:
     def _fetch(self) -> str:
         from sizer.architecture.hub import fetch_config
 
-        self._progress = clip_progress(f"fetching the config of {self._request.name}")
+        self._outcome.progress = clip_progress(f"fetching the config of {self._request.name}")
         return fetch_config(self._request.name, self._request.revision).decode("utf-8")
 
     def _read_answer(self) -> Measured:
@@ -122,7 +116,7 @@ class MeasureJob:
             try:
                 message = from_line(line)
                 if "progress" in message:
-                    self._progress = clip_progress(message["progress"])
+                    self._outcome.progress = clip_progress(message["progress"])
                 elif "error" in message:
                     raise error_from_wire(message["error"])
                 else:
@@ -145,15 +139,15 @@ class MeasureJob:
             return JobError("the measurement was cancelled")
         if self._late.is_set():
             return JobError(
-                f"the measurement took longer than its limit of {self._seconds:g} s while {self._progress}",
+                f"the measurement took longer than its limit of {self._seconds:g} s while {self._outcome.progress}",
                 todo="try a smaller model or batch, or allow more time",
             )
         if os.name == "posix" and status == -signal.SIGKILL:
             return JobError(
-                f"the measuring process was killed while {self._progress}",
+                f"the measuring process was killed while {self._outcome.progress}",
                 todo="the computer's memory may have run out: try a smaller batch",
             )
-        ended = f"the measuring process ended (exit status {status}) while {self._progress}"
+        ended = f"the measuring process ended (exit status {status}) while {self._outcome.progress}"
         return JobError(f"{ended}{self._process.saying()}")
 
 
@@ -214,7 +208,7 @@ def measure(
             if progress is not None and job.progress != said:
                 said = job.progress
                 progress(said)
-            job._finished.wait(TURN_SECONDS)
+            job._outcome.wait(POLL_SECONDS)
     except BaseException:  # Ctrl-C: nothing may go on without us
         job.cancel()
         raise

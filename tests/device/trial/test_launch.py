@@ -203,5 +203,5 @@ def test_ctrl_c_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_waits_in_vain_for_the_threads() -> None:
-    assert not launch._TURN.locked()
+    assert not launch._DEVICE_LOCK.locked()
     assert all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate())

@@ -16,7 +16,7 @@ from sizer.service.settings import Settings
 REAP_SECONDS = 0.005
 
 
-class Child(Protocol):
+class JobProcess(Protocol):
     """A job in its process."""
 
     async def open(self) -> asyncio.StreamReader:
@@ -29,7 +29,7 @@ class Child(Protocol):
         """
 
 
-class ForkedChild:
+class ForkedJob:
     """A copy of this process, in a process group of its own. Raises OSError where the system refuses to fork."""
 
     def __init__(self, job: dict, settings: Settings):
@@ -61,7 +61,7 @@ class ForkedChild:
         return os.waitstatus_to_exitcode(ended[1])
 
 
-class SpawnedChild:
+class SpawnedJob:
     """A fresh Python process, which imports everything again."""
 
     def __init__(self, job: dict, settings: Settings):
