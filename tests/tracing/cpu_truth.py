@@ -10,7 +10,7 @@ import torch
 from sizer.architecture.blueprint import Blueprint
 from sizer.device.readers.cpu import CpuReader
 from sizer.device.record.measurement import DeviceFacts
-from sizer.device.trial.materialize import build_without_weights, fill, load
+from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
 from sizer.device.trial.steps import Steps
 from sizer.memory.tape import Tape
 from sizer.tracing.recipes import Work, weight_dtype
@@ -56,7 +56,7 @@ def measure_on_cpu(blueprint: Blueprint, work: Work, batch: int) -> CpuTruth:
         reader.begin(record=True)
         load(module, reader.device)
         reader.mark("load")
-        fill(module)
+        initialize_parameters(module)
         steps = Steps(blueprint, module, example, work, device=reader.device)
         for phase in steps.run():
             reader.mark(phase)

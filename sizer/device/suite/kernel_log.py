@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sizer.architecture import make_blueprint
 from sizer.device.readers.reader import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
-from sizer.device.trial.materialize import allocate_parameters, build_without_weights, fill, load
+from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
 from sizer.device.trial.steps import run_steps
 from sizer.device.trial.trial import work_of
 from sizer.errors import DeviceError
@@ -203,7 +203,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     with repeatable(), counter.running():
         try:
             module = load(module, device)
-            fill(module)
+            initialize_parameters(module)
             with log:
                 run_steps(blueprint, module, example, work, device=device, mark=lambda phase: reader.synchronize())
         except Exception as error:  # whatever ends a step, too little memory above all: the calls until then stand

@@ -65,7 +65,7 @@ def load(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
-def fill(module: nn.Module) -> None:
+def initialize_parameters(module: nn.Module) -> None:
     """Gives the weights small random values in place, vectors that scale 1 and others 0: no step may overflow."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():

@@ -20,7 +20,7 @@ from sizer.device.trial.limits import memory_limited, one_thread
 from sizer.device.trial.materialize import (
     allocate_parameters,
     build_without_weights,
-    fill,
+    initialize_parameters,
     load,
     parameter_and_buffer_bytes,
     storage_bytes,
@@ -135,7 +135,7 @@ class _Trial:
         self.module = load(self.module, device)
         self.reader.watch(self.module)
         self._mark("load", self._loaded())
-        fill(self.module)
+        initialize_parameters(self.module)
         steps = Steps(self.blueprint, self.module, self.example, self.work, device=device)
         for phase in steps.run():
             self._mark(phase, self._live(phase, steps))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_s
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
 TINY = f"arch=config:{encode_config(json.dumps(LLAMA))}&seq=16&dtype=float32&batch=2"
 RESNET = "arch=torchvision:resnet18&image=64&dtype=float32&batch=2"
+
+
+@pytest.fixture(autouse=True)
+def _device_is_free_again() -> Iterator[None]:
+    """Fails the test whose measurement keeps the device, or a thread that the program's end would wait for."""
+    yield
+    assert not launch._DEVICE_LOCK.locked()
+    assert all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate())
 
 
 def ended(job: MeasureJob) -> bool:
@@ -200,8 +209,3 @@ def test_ctrl_c_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         measure(RESNET, "cpu", progress=interrupt)
     assert ended(seen[0])
-
-
-def test_nobody_waits_in_vain_for_the_threads() -> None:
-    assert not launch._DEVICE_LOCK.locked()
-    assert all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate())

@@ -13,7 +13,7 @@ from sizer.architecture.vision import vision_blueprint
 from sizer.device.trial.materialize import (
     allocate_parameters,
     build_without_weights,
-    fill,
+    initialize_parameters,
     load,
     parameter_and_buffer_bytes,
 )
@@ -142,7 +142,7 @@ def test_a_constructor_that_fails_says_so() -> None:
 
 def test_recurrent_layers_know_their_new_weights() -> None:
     module = load(build_without_weights(blueprint(lambda: nn.LSTM(3, 4, batch_first=True)), torch.float32), CPU)
-    fill(module)
+    initialize_parameters(module)
     output, _ = module(torch.ones(2, 5, 3))
     output.sum().backward()
     assert module.weight_ih_l0.grad.abs().sum() > 0
@@ -158,7 +158,7 @@ def test_weights_are_small_and_scales_are_one() -> None:
         build_without_weights(blueprint(lambda: nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))), torch.float32), CPU
     )
     torch.manual_seed(0)
-    fill(module)
+    initialize_parameters(module)
     linear, norm = module
     assert 0.015 < linear.weight.std() < 0.025 and linear.weight.abs().max() < 0.2
     assert linear.bias.tolist() == norm.bias.tolist() == [0.0] * 64

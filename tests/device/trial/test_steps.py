@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.device.trial.materialize import build_without_weights, fill, load
+from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
 from sizer.device.trial.steps import Steps, run_steps
 from sizer.tracing.recipes import Work, weight_dtype
 from tests.device.blueprints import blueprint, perceptron
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def steps_of(work: Work, factory=perceptron, *shape: int) -> Steps:
     plan = blueprint(factory, *(shape or (4,)))
     module = load(build_without_weights(plan, weight_dtype(work.dtype)), CPU)
-    fill(module)
+    initialize_parameters(module)
     return Steps(plan, module, plan.example(3, True), work, device=CPU)
 
 
