@@ -11,7 +11,7 @@ from sizer.errors import ConfigError, quote
 
 
 def add_query(parser: argparse.ArgumentParser, help: str) -> None:
-    """Adds the query and `--config`, which `query_of` reads."""
+    """Add the query and `--config`, which `query_of` reads."""
     parser.add_argument("query", metavar="QUERY", help=help)
     parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json in the place of arch")
 

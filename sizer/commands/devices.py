@@ -13,13 +13,13 @@ from sizer.units import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--demonstrate", metavar="DEVICE", help="show what memory does on cpu, cuda:0, mps, ...")
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the devices of this machine, or what one of them shows of its allocator."""
+    """Print the devices of this machine, or what one of them shows of its allocator."""
     if options.demonstrate is not None:
         shown = demonstrate(options.demonstrate)
         print_list(options, shown.to_dict(), format_demonstration(shown))

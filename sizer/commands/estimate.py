@@ -19,7 +19,7 @@ from sizer.units import format_bytes, format_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Add the command's arguments."""
     add_query(parser, 'such as "arch=torchvision:resnet50&batch=1,32&gpu=rtx-4090"')
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the report on a query. Raises TraceError where the model was counted, and no step could be traced."""
+    """Print the report on a query. Raises TraceError where the model was counted, and no step could be traced."""
     query = query_of(options)
     with contextlib.closing(make_client()) as client:
         report = wait(client.submit(query))

@@ -12,12 +12,12 @@ from sizer.units import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the catalogue."""
+    """Print the catalogue."""
     header = ("key", "name", "memory", "outside the allocator")
     rows = (
         (gpu.key, gpu.name, format_bytes(gpu.total_bytes), format_bytes(gpu.context_bytes)) for gpu in GPUS.values()

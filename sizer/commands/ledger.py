@@ -21,7 +21,7 @@ from sizer.memory.codec import DecodeError, encode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Add the command's arguments."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the whole ledger as JSON, for --import elsewhere")
     form.add_argument("--csv", action="store_true", help="print the ledger as CSV")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Shows the ledger, takes in another machine's measurements, or says where it is."""
+    """Show the ledger, import another machine's measurements, or say where the file is."""
     kept = Ledger()
     if options.path:
         print(kept.path)

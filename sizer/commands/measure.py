@@ -25,7 +25,7 @@ SCHEMA = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Add the command's arguments."""
     add_query(parser, 'such as "arch=torchvision:resnet50&dtype=float32&batch=32"')
     parser.add_argument("--device", required=True, help="cuda:0, mps, cpu, ... (see `python -m sizer devices`)")
     parser.add_argument(
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Measures every cell of a query in a process of its own, holds the estimate against it, and keeps the comparison.
+    """Measure every dtype and batch size of a query, each in a process of its own, compare it with the estimate, keep the comparison.
 
     Raises, after all is printed, the first of: TraceError where a step was measured and cannot be traced, JobError where one
     ended early. A lack of memory is a result.

@@ -14,13 +14,13 @@ from sizer.units import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Add the command's arguments."""
     add_query(parser, "as of estimate; the first dtype counts")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the tensors by device and dtype, and the mistakes that were found."""
+    """Print the tensors by device and dtype, and the mistakes that were found."""
     query = query_of(options)
     with contextlib.closing(make_client()) as client:
         found = wait(client.submit_placement(query))

@@ -14,7 +14,7 @@ from sizer.units import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("--device", default="cuda:0", help="cuda:0, mps or cpu (small models); by default cuda:0")
     parser.add_argument(
         "--record", action="store_true", help="also record what the allocator did, and kernels' workspaces"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Measures the cases that the folder lacks, or lists them."""
+    """Measure the cases that the folder lacks, or list them."""
     if options.list:
         for case in choose_cases(options.device.partition(":")[0], options.only):
             print(f"{case.name:46} {case.query}")

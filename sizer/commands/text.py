@@ -50,5 +50,5 @@ def percent(error: float | None) -> str:
 
 
 def print_list(options: argparse.Namespace, data: dict, lines: Iterable[str]) -> None:
-    """Prints `data` where JSON was asked for, else the lines."""
+    """Print `data` where JSON was asked for, else the lines."""
     print(json.dumps(data) if options.json else "\n".join(lines))

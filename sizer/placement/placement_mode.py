@@ -81,11 +81,11 @@ class PlacementMode(TorchDispatchMode):
         return tuple(self._found.values())
 
     def add(self, finding: Finding, name: str = "") -> None:
-        """Keeps a finding, unless the same mistake was found at the same line before."""
+        """Keep a finding, unless the same mistake was found at the same line before."""
         self._found.setdefault((finding.problem, finding.where, name), finding)
 
     def forget_copies_of(self, names: Iterable[str]) -> None:
-        """Drops the findings about attributes that the pass has moved for good: the next one copies nothing."""
+        """Drop the findings about attributes that the pass has moved for good: the next one copies nothing."""
         for name in names:
             for key in [key for key in self._found if key[0] == findings.COPIED and key[2] == name]:
                 del self._found[key]
@@ -154,7 +154,7 @@ class PlacementMode(TorchDispatchMode):
         return [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.dim()]
 
     def add_misplaced(self, func: Any, tensors: Iterable[Tensor]) -> None:
-        """Adds a finding for tensors that an operator would refuse, each by where it came from."""
+        """Add a finding for tensors that an operator would refuse, each by where it came from."""
         here, operator = self._current_line() or "the model", func.overloadpacket.__name__
         for tensor in tensors:
             origin = self._origin(tensor) or Origin(kind="made", line=here)
@@ -176,7 +176,7 @@ class PlacementMode(TorchDispatchMode):
         return pytree.tree_map_only(Tensor, move, (args, kwargs))
 
     def _check_copy(self, packet: Any, args: tuple, kwargs: dict) -> None:
-        """A copy to the device is allowed; one of an attribute happens again in every pass."""
+        """Allow a copy to the device, but add a finding for one of an attribute: it happens again in every pass."""
         if packet is _aten._to_copy:
             source, arrives = args[0], str(kwargs.get("device")) == "meta"
         else:

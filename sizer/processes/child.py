@@ -20,7 +20,7 @@ PLUMBING = (PACKAGE / "processes", PACKAGE / "service")  # every job passes them
 
 
 def run_job(job: Callable[[Progress], dict], descriptor: int) -> None:
-    """Calls `job(progress)`; writes what it reports, then the dict that it returns or the error that it raises."""
+    """Call `job(progress)`; write what it reports, then the dict that it returns or the error that it raises."""
     try:
         line = to_line({"result": job(lambda text: write(descriptor, to_line({"progress": clip_progress(text)})))})
     except SizerError as error:
@@ -31,14 +31,14 @@ def run_job(job: Callable[[Progress], dict], descriptor: int) -> None:
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Writes all of the data to a pipe."""
+    """Write all of the data to a pipe."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def redirect_to_null(*descriptors: int) -> None:
-    """Makes file descriptors the null device."""
+    """Make file descriptors the null device."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(null, descriptor)

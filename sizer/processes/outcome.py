@@ -23,14 +23,14 @@ class Outcome:
         return self._finished.is_set()
 
     def finish(self, value: object = None, failure: SizerError | None = None) -> None:
-        """Sets the value, or the error; the first one stays."""
+        """Set the value, or the error; the first one stays."""
         if not self._finished.is_set():
             self._value, self._failure = value, failure and error_to_wire(failure)
             self.progress = "failed" if failure else "done"
             self._finished.set()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when the job is done, or after `timeout` seconds."""
+        """Wait until the job is done, or for `timeout` seconds."""
         self._finished.wait(timeout)
 
     def take(self) -> object:

@@ -32,7 +32,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def kill(process: subprocess.Popen | Process) -> None:
-    """Kills a process that has a session of its own, with all that it started."""
+    """Kill a process that has a session of its own, with all that it started."""
     if os.name == "posix":
         kill_group(process.pid)
     else:
@@ -41,7 +41,7 @@ def kill(process: subprocess.Popen | Process) -> None:
 
 
 def kill_group(group: int) -> None:
-    """Kills every process of a process group; nothing where it has ended."""
+    """Kill every process of a process group; nothing where it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM where only a zombie is left
         os.killpg(group, signal.SIGKILL)
 
@@ -77,12 +77,12 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, message: dict) -> None:
-        """Writes a message. Raises OSError where the process has ended."""
+        """Write a message. Raises OSError where the process has ended."""
         self._process.stdin.write(to_line(message))
         self._process.stdin.flush()
 
     def close_stdin(self) -> None:
-        """Tells the process that no more messages will come."""
+        """Tell the process that no more messages will come."""
         with contextlib.suppress(OSError):  # it has ended with a message unread
             self._process.stdin.close()
 
@@ -92,7 +92,7 @@ class ChildProcess:
             yield line
 
     def kill(self) -> None:
-        """Kills the process with all that it started, unless it was waited for."""
+        """Kill the process with all that it started, unless it was waited for."""
         if self._process.returncode is None:
             kill(self._process)
 

@@ -42,7 +42,7 @@ def run_program(module: str, *arguments: str, seconds: float, what: str) -> obje
 
 
 def print_value(make: Callable[[], object]) -> None:
-    """Prints what `make` returns, or the SizerError that it raises, as the last line of standard output."""
+    """Print what `make` returns, or the SizerError that it raises, as the last line of standard output."""
     try:
         message = {"result": make()}
     except SizerError as error:

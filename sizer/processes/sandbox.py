@@ -41,7 +41,7 @@ class Limits:
 
 
 def confine(seconds: float, *, limits: Limits | None = None, parent: int | None = None, compiles: bool = False) -> None:
-    """Gives the calling process a deadline and takes the network from it for good, and with it programs and files to write.
+    """Give the calling process a deadline, and refuse it for good the network, new processes and files to write.
 
     `limits` sets the kernel's limits, too; without them memory and CPU time stay free, as a measurement needs it. `parent` is
     the process id that the process must not outlive (Linux). What `compiles` an accelerator's kernels while it runs may write
@@ -92,7 +92,7 @@ def _set_limits(limits: Limits) -> None:
 
 
 def _lower(limit: int, value: int, *, above: int = 0) -> None:
-    """Sets a soft limit, and the hard one `above` it; neither ever rises."""
+    """Set a soft limit, and the hard one `above` it; neither ever rises."""
     import resource
 
     _, hard = resource.getrlimit(limit)
@@ -101,7 +101,7 @@ def _lower(limit: int, value: int, *, above: int = 0) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies, however that happens."""
+    """Have the kernel kill this process when its parent dies, however that happens."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -110,7 +110,7 @@ def _die_with(parent: int) -> None:
 
 
 def _refuse(event: str, arguments: tuple) -> None:
-    """The audit hook: raises PermissionError for what a job may not do."""
+    """Raise PermissionError for what a job may not do: an audit hook."""
     if event == "open":
         path, _, flags = arguments
         if flags & _WRITING and path != os.devnull:

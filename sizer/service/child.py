@@ -27,7 +27,7 @@ def load_function(name: str) -> Callable[[dict, Progress], dict]:
 
 
 def run_forked(job: dict, settings: Settings, descriptor: int, parent: int) -> NoReturn:
-    """Runs a job in the process that os.fork just made, writes to the pipe `descriptor`, and ends the process."""
+    """Run a job in the process that os.fork just made, write to the pipe `descriptor`, and end the process."""
     try:
         os.setpgid(0, 0)
         _run(job, settings, _detach(descriptor), parent)
@@ -60,7 +60,7 @@ def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
 
 
 def main() -> None:
-    """Runs the job on stdin; its progress and result go to what was stdout."""
+    """Run the job on stdin; its progress and result go to what was stdout."""
     settings = Settings.from_arguments(sys.argv[1:])
     job = from_line(sys.stdin.buffer.readline())
     descriptor = os.dup(1)

@@ -67,7 +67,7 @@ class JobClient:
         return self._versions
 
     def start(self) -> None:
-        """Starts the job server now rather than at the first job: it needs some seconds to import torch."""
+        """Start the job server now rather than at the first job: it needs some seconds to import torch."""
         with self._lock:
             self._connect()
 
@@ -107,7 +107,7 @@ class JobClient:
         return self._submit_shared(SharedJob(("models",), {"task": "models"}, _read_models), None)
 
     def close(self) -> None:
-        """Ends the job server; jobs that run get a JobError. Called by itself when the interpreter ends."""
+        """End the job server; jobs that run get a JobError. Called by itself when the interpreter ends."""
         with self._lock:
             self._closed = True
             connection, self._connection = self._connection, None
@@ -194,7 +194,7 @@ class JobClient:
     # ------------------------------------------------------------------------------------------------ what comes back
 
     def _receive(self, connection: Connection, message: dict) -> None:
-        """One message of the server, on the connection's thread. Raises KeyError, TypeError where it makes no sense."""
+        """Handle a message of the server, on the connection's thread. Raises KeyError, TypeError where it makes no sense."""
         if "ready" in message:
             return self._set_versions(message["ready"])
         with self._lock:
@@ -240,7 +240,7 @@ class JobClient:
         shared.finish(value, failure)
 
     def _lost(self, connection: Connection, failure: JobError) -> None:
-        """The server of a connection has ended: its jobs fail, the next one starts another."""
+        """Fail the jobs of a connection whose server has ended; the next job starts another."""
         with self._lock:
             if self._connection is connection:
                 self._connection = None

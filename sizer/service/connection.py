@@ -36,11 +36,11 @@ class Connection:
             thread.start()
 
     def send(self, message: dict) -> None:
-        """Queues a message; never blocks, not even while the server is importing."""
+        """Queue a message; never blocks, not even while the server is importing."""
         self._outbox.put(message)
 
     def close(self) -> None:
-        """Ends the server by closing its stdin, by force where it does not react, and waits for it."""
+        """End the server by closing its stdin, by force where it does not react, and waits for it."""
         self._outbox.put(None)
         if not self.ready:  # it imports and does not listen; it has no children yet
             self._process.kill()

@@ -42,7 +42,7 @@ class Job:
         return self.shared.take()
 
     def cancel(self) -> None:
-        """Gives up this share; the job is stopped when nobody else waits for it. A job that is done stays done."""
+        """Give up this share; the job is stopped when nobody else waits for it. A job that is done stays done."""
         self._give_up(self)
 
 

@@ -46,7 +46,7 @@ class Server:
         self._jobs: dict[int, asyncio.Task] = {}
 
     async def serve(self, lines: AsyncIterator[bytes | None]) -> None:
-        """Handles lines until they end, then kills all jobs. None stands for a line that was too long."""
+        """Handle lines until they end, then kill all jobs. None stands for a line that was too long."""
         try:
             async for line in lines:
                 self._handle(line)
@@ -89,7 +89,7 @@ class Server:
             self._reply(number, error=error_to_wire(JobError("the job was cancelled")))
 
     async def _run(self, number: int, job: dict) -> None:
-        """One job from its place in the queue to its one answer; a cancelled job has been answered already."""
+        """Run a job from its place in the queue to its one answer; a cancelled job has been answered already."""
         try:
             async with self._slots:
                 await self._run_child(number, job)
@@ -100,7 +100,7 @@ class Server:
             self._reply(number, error=error_to_wire(failure))
 
     async def _run_child(self, number: int, job: dict) -> None:
-        """Starts the child, hands its lines on and stops it; raises JobError where it ends without a result."""
+        """Start the child, forward its lines and stop it; raises JobError where it ends without a result."""
         self._reply(number, progress="started")
         child = self._launch(job, self._settings)
         try:
@@ -181,7 +181,7 @@ def _explain_end(status: int, settings: Settings) -> JobError:
 
 
 def main() -> None:
-    """Runs the job server until stdin ends."""
+    """Run the job server until stdin ends."""
     settings = Settings.from_arguments(sys.argv[1:])
     output = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not end up between the answers

@@ -73,7 +73,7 @@ class _Pairing:
         self.crossed: list[Pair] = []
 
     def in_order(self, key: Callable[[_Block], Hashable]) -> None:
-        """Between the pairs so far, as many more as possible with the same key."""
+        """Add, between the pairs so far, as many more as possible with the same key."""
         more = []
         for left, right in self._gaps():
             keys = [key(self._one[index]) for index in left]
@@ -82,7 +82,7 @@ class _Pairing:
         self._take(more, self.ordered)
 
     def nearby(self, key: Callable[[_Block], Hashable]) -> None:
-        """Pairs with the same key that are at most NEARBY ordered pairs apart, whatever their order."""
+        """Add pairs with the same key that are at most NEARBY ordered pairs apart, whatever their order."""
         ticks, other_ticks = ([pair[place] for pair in self.ordered] for place in (0, 1))
         waiting: dict[Hashable, deque[Pair]] = defaultdict(deque)
         for index, block in enumerate(self._two):
@@ -99,7 +99,7 @@ class _Pairing:
         self._take(more, self.crossed)
 
     def alike(self, key: Callable[[_Block], Hashable]) -> None:
-        """Everything between two pairs where both sides have the same keys there."""
+        """Add everything between two pairs where both sides have the same keys there."""
         more = []
         for left, right in self._gaps():
             if [key(self._one[index]) for index in left] == [key(self._two[index]) for index in right]:

@@ -98,7 +98,7 @@ class TapeIndex:
         return "inside" if self.within_one_operator(block) else "passes"
 
     def start_clock(self, anchors: Set[int]) -> None:
-        """Starts the common clock: it ticks at the allocations that both sides make, at these positions of this one."""
+        """Start the common clock: it ticks at the allocations that both sides make, at these positions of this one."""
         now, ticks = 0, array("q", [0])
         for position, event in enumerate(self.tape.order):
             if position in anchors:

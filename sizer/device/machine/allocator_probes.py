@@ -31,19 +31,19 @@ class AllocatorProbe(Protocol):
         """A block of so many bytes, as `torch.empty` makes it; freed when nobody refers to it."""
 
     def fill(self, block: Any) -> None:
-        """Writes to all of the block."""
+        """Write to all of the block."""
 
     def double(self, block: Any) -> Any:
         """A new block with the sum of the block and itself."""
 
     def wait(self) -> None:
-        """Returns when the device has done all it was told."""
+        """Wait until the device is idle."""
 
     def read(self) -> tuple[int, int | None, int | None]:
         """Bytes allocated, reserved, and taken from the system since this probe was made."""
 
     def empty_cache(self) -> None:
-        """Gives cached memory back to the system."""
+        """Give cached memory back to the system."""
 
 
 class _TensorProbe:
@@ -140,14 +140,14 @@ class CpuProbe(_TensorProbe):
         return self._count(super().double(block))
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: the CPU runs each operator before it returns."""
 
     def read(self) -> tuple[int, int | None, int | None]:
         now = resident_bytes(self._host)
         return self._alive, None, None if now is None or self._before is None else max(0, now - self._before)
 
     def empty_cache(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: the CPU has no cache."""
 
     def _count(self, tensor: Any) -> Any:
         size = tensor.untyped_storage().nbytes()

@@ -38,7 +38,7 @@ class CpuReader:
         return self._facts
 
     def synchronize(self) -> None:
-        """Nothing: the CPU runs each operator before it returns."""
+        """Return at once: the CPU runs each operator before it returns."""
 
     def begin(self, *, record: bool) -> None:
         self._records = record

@@ -20,7 +20,7 @@ class Runtime(Protocol):
     """All that a reader asks of PyTorch about MPS. Tests script it."""
 
     def synchronize(self) -> None:
-        """Waits until the device is idle."""
+        """Wait until the device is idle."""
 
     def allocated_bytes(self) -> int:
         """Bytes of tensors."""
@@ -32,7 +32,7 @@ class Runtime(Protocol):
         """The most bytes of tensors since the peak was started anew; None where PyTorch keeps no such counter."""
 
     def reset_peak(self) -> None:
-        """Starts the peak anew, where there is one."""
+        """Reset the peak, where there is one."""
 
 
 class MpsRuntime:
@@ -152,7 +152,7 @@ class MpsReader:
         )
 
     def _sample(self, *ignored: object) -> None:
-        """A hook of any kind, or a plain call."""
+        """Sample the allocated bytes; takes what any kind of hook is called with."""
         self._most = max(self._most, self._runtime.allocated_bytes())
 
     def _positive(self, name: str, value: int) -> int | None:

@@ -73,7 +73,7 @@ class Profiler:
         self._running = False
 
     def start(self) -> None:
-        """Starts recording."""
+        """Start recording."""
         register = nn.modules.module
         self._handles = [
             register.register_module_forward_pre_hook(self._enter),
@@ -83,12 +83,12 @@ class Profiler:
         self._running = True
 
     def watch(self, module: nn.Module) -> None:
-        """Learns the dotted paths of a module and its children."""
+        """Learn the dotted paths of a module and its children."""
         for path, child in module.named_modules():
             self._paths.setdefault(id(child), path)
 
     def mark(self, phase: str) -> None:
-        """Ends a phase here."""
+        """End a phase here."""
         with record_function(f"{_PHASE}{phase}"):
             pass
 

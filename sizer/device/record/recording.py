@@ -140,12 +140,12 @@ def _order(events: Iterable[int]) -> Iterator[int]:
 
 
 def write_recording(path: Path, tape: Tape, **facts: object) -> None:
-    """Writes a tape, and beside it `facts` (plain values), as gzipped JSON; the same tape gives the same bytes."""
+    """Write a tape, and beside it `facts` (plain values), as gzipped JSON; the same tape gives the same bytes."""
     write_packed(path, {**facts, "tape": tape_to_dict(tape)})
 
 
 def write_packed(path: Path, data: dict) -> None:
-    """Writes plain values as gzipped JSON, whole or not at all; the same values give the same bytes."""
+    """Write plain values as gzipped JSON, whole or not at all; the same values give the same bytes."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:

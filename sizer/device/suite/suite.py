@@ -104,7 +104,7 @@ def run_suite(
 
 
 def forget_failures(cases: Iterable[Case], folder: Path) -> None:
-    """Deletes the files of the cases that failed, so that they are measured again; out of memory is no failure."""
+    """Delete the files of the cases that failed, so that they are measured again; out of memory is no failure."""
     for case in cases:
         if is_measured(folder, case.name):
             record = read_case(folder, case.name)

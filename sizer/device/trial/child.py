@@ -77,7 +77,7 @@ def _free_host_bytes(limit: int | None) -> int | None:
 
 
 def main() -> None:
-    """Does the job on stdin; what was stdout is for its lines alone."""
+    """Run the job on stdin; what was stdout is for its lines alone."""
     job = from_line(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = os.dup(1)
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _end_with_stdin() -> None:
-    """Ends this process when whoever started it is gone, on every system, whatever it is doing."""
+    """End this process when whoever started it is gone, on every system, whatever it is doing."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

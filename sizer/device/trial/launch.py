@@ -58,7 +58,7 @@ class MeasureJob:
         return self._outcome.take()
 
     def cancel(self) -> None:
-        """Kills the process with all that it started; `result` then raises JobError. A job that is done stays done."""
+        """Kill the process with all that it started; `result` then raises JobError. A job that is done stays done."""
         self._cancelled.set()
         self._kill()
         self._outcome.wait()

@@ -41,7 +41,7 @@ def storage_bytes(tensors: Iterator[Tensor | None] | list[Tensor | None]) -> int
 
 
 def allocate_parameters(module: nn.Module) -> None:
-    """Gives every parameter of a module memory on the CPU, without values. Tied parameters stay tied."""
+    """Give every parameter of a module memory on the CPU, without values. Tied parameters stay tied."""
     for parameter in module.parameters():
         _swap(parameter, torch.empty_like(parameter, device="cpu"))
 
@@ -66,7 +66,7 @@ def load(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def initialize_parameters(module: nn.Module) -> None:
-    """Gives the weights small random values in place, vectors that scale 1 and others 0: no step may overflow."""
+    """Give the weights small random values in place, vectors that scale 1 and others 0: no step may overflow."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if not parameter.is_floating_point():
@@ -116,7 +116,7 @@ def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _swap(parameter: nn.Parameter, data: Tensor) -> None:
-    """Puts other data, of any device, into a parameter that stays the same object for everybody who holds it.
+    """Put other data, of any device, into a parameter that stays the same object for everybody who holds it.
 
     `torch.utils.swap_tensors` does the same, but refuses where weak references exist, as recurrent layers keep them.
     """

@@ -104,7 +104,7 @@ class _Trial:
     timing: Timing | None = None
 
     def run(self, *, record: bool, free_bytes: int | None) -> None:
-        """The phases. Whatever ends them is noted."""
+        """Run the phases, and keep what ends them early."""
         error: Exception | None = None
         with one_thread(), repeatable():
             gc.collect()
@@ -176,7 +176,7 @@ class _Trial:
         return {}
 
     def take_time(self) -> None:
-        """The time of one step and of the batch's way to the device; a doubt where that failed."""
+        """Measure the time of one step and of the batch's way to the device; add a doubt where that fails."""
         self.progress("timing steps")
         try:
             batch = place(self.example, weight_dtype(self.work.dtype), lambda tensor: tensor)
