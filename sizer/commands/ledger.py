@@ -37,35 +37,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Show the ledger, import another machine's measurements, or say where the file is."""
-    kept = Ledger()
+    ledger = Ledger()
     if options.path:
-        print(kept.path)
+        print(ledger.path)
     elif options.import_file is not None:
-        return _import(kept, options, make_client)
+        return _import(ledger, options, make_client)
     elif options.json:
-        print(kept.export_json())
+        print(ledger.export_json())
     elif options.csv:
-        print(kept.export_csv().replace("\r\n", "\n"), end="")  # stdout writes the platform's own line ends
+        print(ledger.export_csv().replace("\r\n", "\n"), end="")  # stdout writes the platform's own line ends
     else:
-        print("\n".join(_shown(kept)))
+        print("\n".join(_lines(ledger)))
     return 0
 
 
-def _shown(kept: Ledger) -> Iterator[str]:
-    rows = kept.rows()
+def _lines(ledger: Ledger) -> Iterator[str]:
+    rows = ledger.rows()
     if not rows:
-        yield f"The ledger is empty ({to_printable(str(kept.path))}): `python -m sizer measure` fills it."
+        yield f"The ledger is empty ({to_printable(str(ledger.path))}): `python -m sizer measure` fills it."
         return
     yield from format_rows(rows)
     yield ""
-    yield from format_statistics(kept.statistics())
+    yield from format_statistics(ledger.statistics())
 
 
-def _import(kept: Ledger, options: argparse.Namespace, make_client: MakeClient) -> int:
+def _import(ledger: Ledger, options: argparse.Namespace, make_client: MakeClient) -> int:
     items = _items(options.import_file)
     with contextlib.closing(make_client()) as client:
-        done = kept.import_items(items, compare=lambda measured: wait(client.submit_comparison(measured)))
-    print(json.dumps(encode(done)) if options.json else _told(done))
+        done = ledger.import_items(items, compare=lambda measured: wait(client.submit_comparison(measured)))
+    print(json.dumps(encode(done)) if options.json else _summary(done))
     for reason in done.refused:
         print(to_printable(f"sizer: not taken, {reason}"), file=sys.stderr)
     return RequestError.exit_status if done.refused else 0
@@ -81,7 +81,7 @@ def _items(path: Path) -> Iterable[ImportItem | str]:
         raise RequestError("the folder is not one of the suite", given=quote(str(path)), todo=str(error)) from error
 
 
-def _told(done: ImportResult) -> str:
+def _summary(done: ImportResult) -> str:
     return f"{len(done.added)} added, {done.known} known already, {len(done.refused)} not taken"
 
 

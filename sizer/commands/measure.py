@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Measure every dtype and batch size of a query, each in a process of its own, compare it with the estimate, keep the comparison.
+    """Measure every dtype and batch size of a query, each in a process of its own, and compare them with the estimate.
 
     Raises, after all is printed, the first of: TraceError where a step was measured and cannot be traced, JobError where one
     ended early. A lack of memory is a result.

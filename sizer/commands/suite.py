@@ -9,7 +9,7 @@ from sizer.commands.arguments import minutes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
 from sizer.device.suite.runner import DeviceRunner
-from sizer.device.suite.suite import choose_cases, find_device, folder_for, forget_failures, run_suite
+from sizer.device.suite.suite import choose_cases, delete_failures, find_device, folder_for, run_suite
 from sizer.units import counted
 
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     folder = options.out or folder_for(inventory, facts, runner.date())
     print(f"{facts.name}: {counted(len(cases), 'case')}, to {folder}", flush=True)
     if options.again:
-        forget_failures(cases, folder)
+        delete_failures(cases, folder)
     left = run_suite(
         cases,
         facts,

@@ -16,7 +16,7 @@ Progress = Callable[[str], None]
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 PACKAGE = Path(__file__).resolve().parents[1]
-PLUMBING = (PACKAGE / "processes", PACKAGE / "service")  # every job passes them: they say nothing of what went wrong
+PLUMBING = (PACKAGE / "processes", PACKAGE / "service")  # in every traceback of a job: their lines do not help
 
 
 def run_job(job: Callable[[Progress], dict], descriptor: int) -> None:
@@ -25,7 +25,7 @@ def run_job(job: Callable[[Progress], dict], descriptor: int) -> None:
         line = to_line({"result": job(lambda text: write(descriptor, to_line({"progress": clip_progress(text)})))})
     except SizerError as error:
         line = to_line({"error": error_to_wire(error)})
-    except BaseException as error:  # a job must always answer: SystemExit and RecursionError included
+    except BaseException as error:  # SystemExit and RecursionError included: the parent waits for an answer
         line = to_line({"error": error_to_wire(explain(error))})
     write(descriptor, line)
 

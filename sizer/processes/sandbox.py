@@ -41,14 +41,14 @@ class Limits:
 
 
 def confine(seconds: float, *, limits: Limits | None = None, parent: int | None = None, compiles: bool = False) -> None:
-    """Give the calling process a deadline, and refuse it for good the network, new processes and files to write.
+    """Set a deadline for the calling process, and refuse it the network, new processes and files to write, for good.
 
     `limits` sets the kernel's limits, too; without them memory and CPU time stay free, as a measurement needs it. `parent` is
     the process id that the process must not outlive (Linux). What `compiles` an accelerator's kernels while it runs may write
     files and start programs. Raises OSError or ValueError where the system refuses a limit that it has.
     """
     sys.dont_write_bytecode = not compiles
-    tempfile.gettempdir()  # its first call tries the folder out by writing a file to it, its later ones only return the name
+    tempfile.gettempdir()  # its first call writes a test file; later ones only return the name, and are still allowed
     if parent is not None and sys.platform == "linux":
         _die_with(parent)
     if os.name == "posix":
@@ -84,7 +84,7 @@ def memory_limit_bytes() -> int | None:
 def _set_limits(limits: Limits) -> None:
     import resource
 
-    _lower(resource.RLIMIT_CPU, limits.cpu_seconds, above=1)  # the soft limit's signal tells what happened
+    _lower(resource.RLIMIT_CPU, limits.cpu_seconds, above=1)  # SIGXCPU at the soft limit tells the parent why
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_NPROC, 0)
     if (held := address_space_bytes()) is not None:
@@ -105,7 +105,7 @@ def _die_with(parent: int) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent ended before prctl was called
         os._exit(1)
 
 

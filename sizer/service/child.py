@@ -17,7 +17,9 @@ from sizer.processes.sandbox import Limits, confine
 from sizer.processes.wire import from_line
 from sizer.service.settings import Settings
 
-GRACE_SECONDS = 2.0  # after the limit at which the server kills: for a server that is too busy to keep it
+GRACE_SECONDS = (
+    2.0  # added to the limit: the server kills first, and this ends the process where the server is too busy
+)
 
 
 def load_function(name: str) -> Callable[[dict, Progress], dict]:

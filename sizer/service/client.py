@@ -174,7 +174,7 @@ class JobClient:
             self._finish(shared, failure=error)
         except UnicodeDecodeError:
             self._finish(shared, failure=ConfigError("config is not UTF-8", given=quote(request.name)))
-        except Exception as error:  # whatever it is, the job must end
+        except Exception as error:  # of any kind: whoever waits for the job must get an answer
             self._finish(shared, failure=JobError(f"the config could not be fetched ({type(error).__name__})"))
 
     def _dispatch(self, shared: SharedJob) -> None:
@@ -211,7 +211,7 @@ class JobClient:
     def _set_versions(self, versions: dict[str, str]) -> None:
         with self._lock:
             if versions != self._versions:
-                self._cache.clear()  # an answer holds for the versions that it was made with
+                self._cache.clear()  # a report holds for the versions that it was made with
             self._versions = versions
 
     def _find(self, connection: Connection, number: int) -> SharedJob | None:
@@ -225,7 +225,7 @@ class JobClient:
     def _finish_with(self, shared: SharedJob, data: dict) -> None:
         try:
             value = shared.read(data)
-        except Exception as error:  # it comes from a process that read what strangers wrote
+        except Exception as error:  # of any kind: the data come from a process that has read untrusted input
             failure = JobError(f"the job's answer is not what was expected ({quote(str(error), 200)})")
             self._finish(shared, failure=failure)
         else:

@@ -40,9 +40,9 @@ class Connection:
         self._outbox.put(message)
 
     def close(self) -> None:
-        """End the server by closing its stdin, by force where it does not react, and waits for it."""
+        """End the server by closing its stdin, by force where it does not react, and wait for it."""
         self._outbox.put(None)
-        if not self.ready:  # it imports and does not listen; it has no children yet
+        if not self.ready:  # it is importing, and reads nothing yet; it has no children
             self._process.kill()
         if not self._process.ends_within(CLOSE_SECONDS):
             self._process.kill()
@@ -54,7 +54,7 @@ class Connection:
         return self._process.id
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # it has died; the reader tells
+        with contextlib.suppress(OSError):  # it has ended; the reader says why
             while (message := self._outbox.get()) is not None:
                 self._process.send(message)
         self._process.close_stdin()
@@ -63,7 +63,7 @@ class Connection:
         try:
             for line in self._process.lines(self._settings.result_bytes + 1000):
                 self._take(from_line(line))
-        except Exception as error:  # never from our own server
+        except Exception as error:  # of any kind; our own server writes nothing that raises
             self._failure = JobError(f"the job server said something that was not understood ({quote(str(error))})")
             self._process.kill()
         self._outbox.put(None)
@@ -78,6 +78,6 @@ class Connection:
         if "fatal" in message:
             failure = error_from_wire(message["fatal"])
             self._failure = failure if isinstance(failure, JobError) else JobError(str(failure))
-        elif "refused" not in message:  # a line of ours that it did not take: its job has been answered by `submit`
+        elif "refused" not in message:  # it refused a line of this client, whose job has got its error from `submit`
             self.ready = self.ready or "ready" in message
             self._receive(self, message)

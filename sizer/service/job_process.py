@@ -44,7 +44,7 @@ class ForkedJob:
                 run_forked(job, settings, sink, parent)
         finally:
             os.close(sink)
-        with contextlib.suppress(OSError):  # the child does it too: whoever comes first
+        with contextlib.suppress(OSError):  # the child does it, too; the second of the two may fail
             os.setpgid(self._process, self._process)
 
     async def open(self) -> asyncio.StreamReader:

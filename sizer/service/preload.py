@@ -14,7 +14,7 @@ from sizer.errors import JobError
 def preload(names: tuple[str, ...]) -> dict[str, str]:
     """Imports the modules, so that children need not; the versions of those that have one. Raises JobError."""
     gc.disable()
-    tempfile.gettempdir()  # see sizer.processes.sandbox.confine
+    tempfile.gettempdir()  # writes a file on its first call, which jobs may not: see sizer.processes.sandbox.confine
     for name in names:
         try:
             importlib.import_module(name)

@@ -84,7 +84,7 @@ class Server:
 
     def _cancel(self, number: object) -> None:
         task = self._jobs.get(number) if isinstance(number, int) else None
-        if task is not None and not task.cancelling():  # else it has just ended: its answer is on the way
+        if task is not None and not task.cancelling():  # else it has ended, and has been answered
             task.cancel()
             self._reply(number, error=error_to_wire(JobError("the job was cancelled")))
 
@@ -95,7 +95,7 @@ class Server:
                 await self._run_child(number, job)
         except SizerError as error:
             self._reply(number, error=error_to_wire(error))
-        except Exception as error:  # no process left, say: whatever it is, the job gets its answer
+        except Exception as error:  # of any kind (no process could be started, say): the job must be answered
             failure = JobError(f"the job could not be run ({type(error).__name__}: {error})", todo="try again")
             self._reply(number, error=error_to_wire(failure))
 
@@ -184,7 +184,7 @@ def main() -> None:
     """Run the job server until stdin ends."""
     settings = Settings.from_arguments(sys.argv[1:])
     output = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not end up between the answers
+    os.dup2(2, 1)  # what a library prints goes to stderr, not between the answers
 
     def send(data: bytes) -> None:
         write(output, data)

@@ -33,7 +33,7 @@ async def read_thread(limit: int) -> AsyncIterator[bytes | None]:
     lines: asyncio.Queue[bytes] = asyncio.Queue()
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError, ValueError):  # the loop or stdin has been closed: nobody listens
+        with contextlib.suppress(RuntimeError, ValueError):  # the loop or stdin has been closed: the server is ending
             while True:
                 line = sys.stdin.buffer.readline(limit)
                 loop.call_soon_threadsafe(lines.put_nowait, line)

@@ -59,7 +59,7 @@ class Alignment:
         self.device_partner = [-1] * len(device.sizes)
         self.phases = tuple(phase for phase in self._own.bounds if phase in self._other.bounds)
         self._anchors: dict[str, list[Pair]] = {}  # phase -> events that both have, ascending on both sides
-        self._crossed: set[int] = set()  # the estimate's blocks that come in another order than the device's
+        self._out_of_order: set[int] = set()  # the estimate's blocks that come in another order than the device's
         for phase in self.phases:
             self._align(phase)
         for tape_index, place in ((self._own, 0), (self._other, 1)):
@@ -111,10 +111,10 @@ class Alignment:
             born = self._other.born[difference.device_block] if side == "device" else self._own.born[difference.block]
             position = born + 1
         return tuple(
-            self.level(one, end) for one, end in zip(self._sides, self.same_place(side, position), strict=True)
+            self.level(one, end) for one, end in zip(self._sides, self.corresponding(side, position), strict=True)
         )
 
-    def same_place(self, side: Side, position: int) -> tuple[int, int]:
+    def corresponding(self, side: Side, position: int) -> tuple[int, int]:
         """(events of the estimate, events of the device) done at the same place of the work, given those of one side.
 
         Just after an event that both have, and at the end of a phase, it is exact. Between two such places the other side
@@ -146,7 +146,7 @@ class Alignment:
         pairs, taken = [], set()
         for call in calls:
             partners = {
-                self.estimate_partner[block] for block in self._own.blocks_in(call) if block not in self._crossed
+                self.estimate_partner[block] for block in self._own.blocks_in(call) if block not in self._out_of_order
             }
             found = sorted({place[block] for block in partners if block in place})
             if found and pairs and pairs[-1][1] is not None and found[0] == max(taken):
@@ -176,11 +176,11 @@ class Alignment:
         own, other = self._own, self._other
         blocks, device_blocks = own.allocated_in(phase), other.allocated_in(phase)
         if phase == "load":
-            ordered, crossed = [], pair_in_any_order(own, blocks, other, device_blocks)
+            ordered, out_of_order = [], pair_in_any_order(own, blocks, other, device_blocks)
         else:
-            ordered, crossed = pair_in_order(own, blocks, other, device_blocks, phase)
-            self._crossed.update(block for block, _ in crossed)
-        for block, device_block in (*ordered, *crossed):
+            ordered, out_of_order = pair_in_order(own, blocks, other, device_blocks, phase)
+            self._out_of_order.update(block for block, _ in out_of_order)
+        for block, device_block in (*ordered, *out_of_order):
             self.estimate_partner[block], self.device_partner[device_block] = device_block, block
         self._anchors[phase] = [(own.born[one], other.born[two]) for one, two in ordered]
 
@@ -222,8 +222,8 @@ class Alignment:
                 kind, (start, end) = "size", lifetime
                 phase = self._own.phase_at(self._own.born[block] + 1)
             elif self._own.within_one_operator(block) and self._other.within_one_operator(device_block):
-                continue  # in which order a kernel lets go of its own is nobody's business
-            elif abs(int(lifetime[1]) - int(device_lifetime[1])) > (NEARBY if block in self._crossed else 0):
+                continue  # the order in which a kernel releases its own workspaces does not matter
+            elif abs(int(lifetime[1]) - int(device_lifetime[1])) > (NEARBY if block in self._out_of_order else 0):
                 kind = "later" if lifetime[1] > device_lifetime[1] else "earlier"
                 start, end = sorted((lifetime[1], device_lifetime[1]))
                 first = self._own.died[block] if kind == "earlier" else self._other.died[device_block]

@@ -134,7 +134,7 @@ def shares_at(alignment: Alignment, side: Side, position: int) -> tuple[Share, .
     `position` is the number of events done on `side`. The shares sum to the difference of the levels (bytes as requested), wrapped
     numbers and scratch included.
     """
-    alive, device_alive = alignment.alive(*alignment.same_place(side, position))
+    alive, device_alive = alignment.alive(*alignment.corresponding(side, position))
     groups: dict[tuple, list[_BlockPair]] = defaultdict(list)
     for block in alive:
         partner = alignment.estimate_partner[block]

@@ -1,4 +1,4 @@
-"""Which allocation of one tape is which of another: in order where possible, by size, operator and fate. No torch."""
+"""Which allocation of one tape is which of another: in order where possible, by size, operator and lifespan. No torch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def pair_in_order(
 ) -> tuple[list[Pair], list[Pair]]:
     """Pairs (own block, other block) of a phase that ascend on both sides, and pairs that do not.
 
-    As many as possible of the same size, operator and fate (whether a block stays to the phase's end, or lies inside one
-    operator), between those as many as possible of the same size and fate. Then those of the same size, operator and fate
+    As many as possible of the same size, operator and lifespan (whether a block stays to the phase's end, or lies inside one
+    operator), between those as many as possible of the same size and lifespan. Then those of the same size, operator and lifespan
     that an operator allocates in another order, then as many as possible of one size, then those of one size and module in another
     order: a kernel's workspace may come before or after its results. At last, what is left between two pairs where both sides
     have the same operators: there the sizes differ.
@@ -39,22 +39,24 @@ def pair_in_order(
     """
     pairing = _Pairing(_describe(own, blocks, phase), _describe(other, others, phase))
     pairing.in_order(lambda one: one)
-    pairing.in_order(lambda one: (one.size, one.fate))
-    pairing.nearby(lambda one: (one.size, one.fate, one.op))
+    pairing.in_order(lambda one: (one.size, one.lifespan))
+    pairing.nearby(lambda one: (one.size, one.lifespan, one.op))
     pairing.in_order(lambda one: one.size)
     pairing.nearby(lambda one: (one.size, one.module))
     pairing.alike(lambda one: one.op)
-    return tuple([(blocks[one], others[two]) for one, two in pairs] for pairs in (pairing.ordered, pairing.crossed))
+    return tuple(
+        [(blocks[one], others[two]) for one, two in pairs] for pairs in (pairing.ordered, pairing.out_of_order)
+    )
 
 
 class _Block:
-    """What a block is known by. Equal where size, operator and fate are."""
+    """What a block is known by. Equal where size, operator and lifespan are."""
 
-    __slots__ = ("fate", "key", "module", "op", "size")
+    __slots__ = ("key", "lifespan", "module", "op", "size")
 
-    def __init__(self, size: int, op: str, fate: str, module: str):
-        self.size, self.op, self.fate, self.module = size, op, fate, module
-        self.key = (size, op, fate)
+    def __init__(self, size: int, op: str, lifespan: str, module: str):
+        self.size, self.op, self.lifespan, self.module = size, op, lifespan, module
+        self.key = (size, op, lifespan)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Block) and self.key == other.key
@@ -64,13 +66,13 @@ class _Block:
 
 
 class _Pairing:
-    """Pairs of indices into two lists in the making: `ordered` ascending on both sides, `crossed` not."""
+    """Builds pairs of indices into two lists: `ordered` ascending on both sides, `out_of_order` not."""
 
     def __init__(self, one: Sequence[_Block], two: Sequence[_Block]):
         self._one, self._two = one, two
         self._free_one, self._free_two = bytearray(b"\1" * len(one)), bytearray(b"\1" * len(two))
         self.ordered: list[Pair] = []
-        self.crossed: list[Pair] = []
+        self.out_of_order: list[Pair] = []
 
     def in_order(self, key: Callable[[_Block], Hashable]) -> None:
         """Add, between the pairs so far, as many more as possible with the same key."""
@@ -96,7 +98,7 @@ class _Pairing:
                     queue.popleft()
                 if queue and queue[0][0] <= tick + NEARBY:
                     more.append((index, queue.popleft()[1]))
-        self._take(more, self.crossed)
+        self._take(more, self.out_of_order)
 
     def alike(self, key: Callable[[_Block], Hashable]) -> None:
         """Add everything between two pairs where both sides have the same keys there."""
@@ -130,7 +132,7 @@ def _describe(tape_index: TapeIndex, blocks: Sequence[int], phase: str) -> list[
     names = [operator_name(name) for name in tape.op_names]
     modules = tape.module_names
     return [
-        _Block(tape.sizes[block], names[tape.ops[block]], tape_index.fate(block, end), modules[tape.modules[block]])
+        _Block(tape.sizes[block], names[tape.ops[block]], tape_index.lifespan(block, end), modules[tape.modules[block]])
         for block in blocks
     ]
 

@@ -91,7 +91,7 @@ class TapeIndex:
         """What a block is."""
         return CATEGORIES[self.tape.categories[block]]
 
-    def fate(self, block: int, end: int) -> str:
+    def lifespan(self, block: int, end: int) -> str:
         """What becomes of a block up to so many events: it "stays", was "inside" one operator, or "passes"."""
         if self.died[block] >= end:
             return "stays"

@@ -124,7 +124,7 @@ class CudaReader:
         """Within the context a failure is a doubt: a lost device answers nothing any more, and what was read before stands."""
         try:
             yield
-        except Exception as error:  # the driver's and PyTorch's own, whatever they raise then
+        except Exception as error:  # of any kind: the driver and PyTorch raise various ones on a lost device
             self._doubt(f"{what} could not be read at the end ({type(error).__name__})")
 
     def phases(self) -> tuple[PhaseReading, ...]:

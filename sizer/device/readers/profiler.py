@@ -20,7 +20,7 @@ from sizer.device.readers.events import AllocatorEvent, LiveTensors, PhaseEnd
 _PHASE, _MODULE, _OPERATOR = "phase:", "module:", "aten::"
 _NODE = "autograd::engine::evaluate_function: "
 _MEMORY = "[memory]"
-# What other operators call to get memory: the one that called says more.
+# Operators that others call to get memory: an allocation is attributed to the caller.
 _FACTORIES = frozenset(
     f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_")
 )

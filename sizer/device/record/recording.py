@@ -38,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one run on a device brought home: its figures, and where it was recorded the allocator's events.
+    """The result of one run on a device: its figures, and where it was recorded the allocator's events.
 
     The recording is a tape of the device's own allocations (bytes as requested) and releases in order, ended phases as marks.
     Its ops are the profiler's names ("aten::addmm"), its modules dotted paths, "" where nobody knows. `segments` are the CUDA

@@ -31,7 +31,7 @@ from sizer.tracing.recipes import weight_dtype
 from sizer.tracing.trace import repeatable
 
 LONG_LIST = 8  # of more tensors than this only the sums are kept
-_PLACES = ("device", "generator", "layout", "pin_memory")  # arguments that say where, not what
+_PLACES = ("device", "generator", "layout", "pin_memory")  # arguments that do not change what a kernel allocates
 _RANGE = "kernel:"
 
 Call = tuple[str, tuple[str, ...]]  # operator and arguments
@@ -206,7 +206,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
             initialize_parameters(module)
             with log:
                 run_steps(blueprint, module, example, work, device=device, mark=lambda phase: reader.synchronize())
-        except Exception as error:  # whatever ends a step, too little memory above all: the calls until then stand
+        except Exception as error:  # of any kind, out of memory above all: the calls before it are recorded
             failure = _first_line(error)
     return KernelRecord(
         query=format_query(request, complete=True),

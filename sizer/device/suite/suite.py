@@ -103,7 +103,7 @@ def run_suite(
     return tuple(dict.fromkeys(left))
 
 
-def forget_failures(cases: Iterable[Case], folder: Path) -> None:
+def delete_failures(cases: Iterable[Case], folder: Path) -> None:
     """Delete the files of the cases that failed, so that they are measured again; out of memory is no failure."""
     for case in cases:
         if is_measured(folder, case.name):
@@ -134,7 +134,7 @@ def _measure(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, ro
         measured = runner.measure(case, min(room, CASE_SECONDS))
     except DeviceError:
         raise
-    except Exception as error:  # whatever goes wrong in one case must not cost the others, which wait for the device
+    except Exception as error:  # of any kind: the other cases are measured nevertheless
         if _was_cut_short(error, runner.now() - start, room):
             return None
         measured = _failed(case, facts, runner.date(), error)

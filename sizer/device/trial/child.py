@@ -17,7 +17,7 @@ from sizer.processes.child import Progress, redirect_to_null, run_job
 from sizer.processes.sandbox import confine
 from sizer.processes.wire import from_line
 
-GRACE_SECONDS = 5.0  # after the limit at which the parent kills: for a parent that cannot any more
+GRACE_SECONDS = 5.0  # added to the limit: the parent kills first, and this ends the process where the parent cannot
 
 
 def run(job: dict, progress: Progress) -> dict:
@@ -28,7 +28,7 @@ def run(job: dict, progress: Progress) -> dict:
     from sizer.request import parse_query
 
     request = parse_query(job["query"])
-    if request.expandable_segments:  # before PyTorch's allocator reads it
+    if request.expandable_segments:  # set before torch is imported: its allocator reads it then
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     progress("starting PyTorch")
     from sizer.device.readers.reader import open_reader

@@ -20,7 +20,7 @@ WALL_SECONDS = 600.0
 LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included
 POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it was cancelled
 
-_DEVICE_LOCK = threading.Lock()  # two measurements at once would measure each other
+_DEVICE_LOCK = threading.Lock()  # one measurement at a time: each would count the memory of the other
 
 
 class MeasureJob:
@@ -75,7 +75,7 @@ class MeasureJob:
             self._outcome.finish(measured)
         except SizerError as error:
             self._outcome.finish(failure=error)
-        except Exception as error:  # whatever it is, the job must end
+        except Exception as error:  # of any kind: whoever waits for the outcome must get one
             failure = JobError(f"the measurement failed with {type(error).__name__} {quote(str(error), 200)}")
             self._outcome.finish(failure=failure)
 
@@ -110,7 +110,7 @@ class MeasureJob:
 
     def _read_answer(self) -> Measured:
         """Sends the job and reads lines to the answer; stdin stays open, since the child ends with it."""
-        with contextlib.suppress(OSError):  # it died at once: the missing answer tells
+        with contextlib.suppress(OSError):  # the process has ended already: explained below, where no answer comes
             self._process.send(self._message)
         for line in self._process.lines(LIMIT_LINE):
             try:
@@ -209,7 +209,7 @@ def measure(
                 said = job.progress
                 progress(said)
             job._outcome.wait(POLL_SECONDS)
-    except BaseException:  # Ctrl-C: nothing may go on without us
+    except BaseException:  # Ctrl-C: the measurement must not go on
         job.cancel()
         raise
     return job.result()

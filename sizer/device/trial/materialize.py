@@ -81,7 +81,7 @@ def _build(blueprint: Blueprint) -> nn.Module:
     try:
         with _parameters_on_meta():
             module = blueprint.build()
-    except Exception:  # a constructor that reads a parameter's values, in any way: what really is wrong comes again
+    except Exception:  # the constructor reads values of parameters, or fails anyway: then it fails here, too
         return blueprint.build()
     return blueprint.build() if _has_lost_values(module) else module
 

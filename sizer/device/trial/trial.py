@@ -98,7 +98,7 @@ class _Trial:
     tensors: dict[str, int] = field(default_factory=dict)
     phases: tuple[PhaseReading, ...] = ()
     doubts: list[str] = field(default_factory=list)
-    steps: Steps | None = None  # after two steps that nothing ended
+    steps: Steps | None = None  # set once both steps were done
     out_of_memory: DeviceOutOfMemory | None = None
     failure: str | None = None
     timing: Timing | None = None
@@ -111,7 +111,7 @@ class _Trial:
             try:
                 with memory_limited(free_bytes):
                     self._run_phases(record)
-            except Exception as caught:  # the model's code and the device's can raise anything: all of it is a result
+            except Exception as caught:  # the model and the device can raise anything; it is part of the result
                 error = caught
             self.reader.end()
         self.phases = self.reader.phases()
@@ -122,7 +122,7 @@ class _Trial:
         found = self.reader.out_of_memory(error, self.phase)
         if found is None:
             self.failure = f"{type(error).__name__} in the phase {self.phase}: {_one_line(error)}{_hint(error)}"
-        elif free_bytes is not None:  # of what it could have had, it had so much
+        elif free_bytes is not None:  # what was allowed less what was allocated
             found = replace(found, free_bytes=max(0, free_bytes - (found.allocated_bytes or 0)))
         self.out_of_memory = found
 
@@ -181,7 +181,7 @@ class _Trial:
         try:
             batch = place(self.example, weight_dtype(self.work.dtype), lambda tensor: tensor)
             self.timing = measure_timing(self.steps.step, batch, self.reader.device)
-        except Exception as error:  # memory figures stand without it
+        except Exception as error:  # the memory figures are complete without it
             self.doubts.append(f"the time could not be measured: {type(error).__name__} {_one_line(error)}")
 
     def result(self, request: Request, config_text: str | None, *, record: bool) -> Measured:

@@ -193,7 +193,7 @@ def test_shares_add_up_to_the_difference_of_the_levels():
     end = alignment.device.marks[1][0]
     shares = shares_at(alignment, "device", end)
     assert [(share.kind, share.difference_bytes) for share in shares] == [("missing", -5_000), ("extra", 3_000)]
-    here, there = alignment.same_place("device", end)
+    here, there = alignment.corresponding("device", end)
     assert alignment.level("estimate", here) - alignment.level("device", there) == 3_000 - 5_000
     assert join_shares(shares) == (
         "the device holds 4.88 KiB by aten::clone in two.norm (temporary) that the estimate has not; "
@@ -207,7 +207,7 @@ def test_shares_add_up_at_every_place_of_random_work(seed: int):
     alignment = Alignment(one, other)
     for side, tape in (("estimate", one), ("device", other)):
         for position in range(0, len(tape.order) + 1, 17):
-            here, there = alignment.same_place(side, position)
+            here, there = alignment.corresponding(side, position)
             difference = alignment.level("estimate", here) - alignment.level("device", there)
             assert sum(share.difference_bytes for share in shares_at(alignment, side, position)) == difference
 

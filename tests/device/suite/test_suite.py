@@ -21,8 +21,8 @@ from sizer.device.suite.suite import (
     CASE_SECONDS,
     NOTHING,
     choose_cases,
+    delete_failures,
     folder_for,
-    forget_failures,
     run_suite,
     short_name,
     without_paths,
@@ -136,7 +136,7 @@ def test_what_failed_is_measured_again_when_asked(tmp_path):
     runner.fails = {"three": JobError("for once")}
     run(tmp_path, runner, record=True)
     again = ScriptedBench()
-    forget_failures(CASES, tmp_path)
+    delete_failures(CASES, tmp_path)
     left, _ = run(tmp_path, again, record=True)
     assert (left, done(again)) == ((), [("measure", "two"), ("kernels", "two"), ("kernels", "three")])
     assert all(case.measured.measurement.failure is None for case in read_measured(tmp_path))
