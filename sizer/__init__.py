@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sizer.memory.report import Report
-    from sizer.placement.placement import Placement
+    from sizer.placement.report import PlacementReport
 
 __version__ = SIZER
 __all__ = ["check_placement", "estimate", "size_module", "size_step"]
@@ -73,8 +73,8 @@ def size_step(
     return custom.size_step(setup, gpu=gpu, steps=steps, torch=torch)
 
 
-def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
-    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.placement.rehearsal."""
-    from sizer.placement import rehearsal
+def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:
+    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.placement.check."""
+    from sizer.placement import check
 
-    return rehearsal.check_placement(module, inputs)
+    return check.check_placement(module, inputs)

@@ -7,13 +7,17 @@ import contextlib
 
 from sizer.catalogue.presets import list_presets
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.output import print_list
-from sizer.terminal.table import format_table
+from sizer.commands.text import format_table, print_list
 from sizer.units import format_count
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the presets with the parameters that their heads have, and torchvision's names."""
+    """Print the presets with the parameters that their heads have, and torchvision's names."""
     with contextlib.closing(make_client()) as client:
         vision = wait(client.submit_models())["torchvision"]
     keys = ("key", "title", "family", "modality", "hub_id", "head", "published_parameters", "published_as")

@@ -1,7 +1,7 @@
 """A mode that watches a forward pass on meta tensors for those of other devices and dtypes.
 
 The pass runs with everything that is on the device of the weights on meta, and everything that is not on the CPU. An operator that
-gets tensors of both would raise on an accelerator; here it is noted, the odd tensor is moved, and the pass goes on.
+gets tensors of both would raise on an accelerator; here it is a finding, the tensor is moved to meta, and the pass goes on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sizer.placement import mistakes
-from sizer.placement.frames import line_of
-from sizer.placement.placement import Finding
+from sizer.placement import findings
+from sizer.placement.call_site import line_of
+from sizer.placement.report import Finding
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.values.known import is_small, tensors_of
@@ -57,15 +57,15 @@ def on_meta(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor.detach(), device="meta")
 
 
-class Lookout(TorchDispatchMode):
-    """Sees every operator before `recorder` does; `sizer.placement.functions` sees what only Python shows.
+class PlacementMode(TorchDispatchMode):
+    """A dispatch mode that sees every operator before `recorder` does; `sizer.placement.function_mode` sees what only Python shows.
 
-    `home` is the device of the weights, for which meta stands, and `dtype` their dtype.
+    `device` is that of the weights, for which meta stands, and `dtype` their dtype.
     """
 
-    def __init__(self, home: torch.device, dtype: torch.dtype):
+    def __init__(self, device: torch.device, dtype: torch.dtype):
         super().__init__()
-        self.home, self.dtype = home, dtype
+        self.device, self.dtype = device, dtype
         self.recorder = Recorder(Device("cuda", (9, 0)))
         self._origins: dict[int, tuple[Origin, weakref.ref]] = {}
         self._found: dict[tuple[str, str, str], Finding] = {}
@@ -80,50 +80,50 @@ class Lookout(TorchDispatchMode):
         """What was found, in the order of the pass; each mistake once."""
         return tuple(self._found.values())
 
-    def note(self, finding: Finding, name: str = "") -> None:
-        """Keeps a finding, unless the same mistake was found at the same line before."""
+    def add(self, finding: Finding, name: str = "") -> None:
+        """Keep a finding, unless the same mistake was found at the same line before."""
         self._found.setdefault((finding.problem, finding.where, name), finding)
 
     def forget_copies_of(self, names: Iterable[str]) -> None:
-        """Drops what was noted of attributes that the pass has moved for good: the next one copies nothing."""
+        """Drop the findings about attributes that the pass has moved for good: the next one copies nothing."""
         for name in names:
-            for key in [key for key in self._found if key[0] == mistakes.COPIED and key[2] == name]:
+            for key in [key for key in self._found if key[0] == findings.COPIED and key[2] == name]:
                 del self._found[key]
 
     # ---------------------------------------------------------------------------------------------------- before the pass
 
     def place_input(self, name: str, tensor: Tensor) -> Tensor:
-        """An input as the pass has it: on meta if it is beside the weights, else left on the CPU.
+        """An input as the pass has it: on meta if it is on the weights' device, else on the CPU.
 
-        To weights that are on meta every input will be moved with them.
+        Where the weights are on meta, so is every input: both will be moved to a device later.
         """
         if tensor.dtype.is_floating_point:
             self._input_dtypes.setdefault(tensor.dtype, []).append(name)
-        if tensor.device != self.home and self.home.type != "meta":
-            return self._leave(tensor, Origin(kind="input", name=name, device=str(tensor.device)))
-        return self.bring_home(tensor)
+        if tensor.device != self.device and self.device.type != "meta":
+            return self._copy_on_cpu(tensor, Origin(kind="input", name=name, device=str(tensor.device)))
+        return self.to_meta(tensor)
 
-    def leave_behind(self, path: str, tensor: Tensor) -> Tensor:
-        """An attribute as `.to()` leaves it: beside the weights only if it is on an accelerator with them already."""
-        if tensor.device == self.home and self.home.type in ACCELERATORS:
+    def attribute_on_cpu(self, path: str, tensor: Tensor) -> Tensor:
+        """An attribute as `.to()` leaves it: on meta only if it is on an accelerator with the weights already."""
+        if tensor.device == self.device and self.device.type in ACCELERATORS:
             return on_meta(tensor)
-        left = self._leave(tensor, Origin(kind="attribute", name=path, device=str(tensor.device)))
+        left = self._copy_on_cpu(tensor, Origin(kind="attribute", name=path, device=str(tensor.device)))
         return nn.Parameter(left, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else left
 
-    def bring_home(self, tensor: Tensor) -> Tensor:
+    def to_meta(self, tensor: Tensor) -> Tensor:
         """A meta tensor in the place of another one; control flow may read its values where it is small."""
-        home = on_meta(tensor)
+        made = on_meta(tensor)
         if tensor.device.type != "meta" and tensor.layout == torch.strided and is_small(tensor):
             values = tensor.detach().to("cpu", copy=True)  # its own: operators in place change it as they go
-            self.recorder.values.remember(home, values.contiguous())
-        return home
+            self.recorder.values.remember(made, values.contiguous())
+        return made
 
-    def _leave(self, tensor: Tensor, origin: Origin) -> Tensor:
+    def _copy_on_cpu(self, tensor: Tensor, origin: Origin) -> Tensor:
         if tensor.device.type == "meta":  # it has no values: one zero stands for all of them
             left = torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
         else:
             left = tensor.detach().to("cpu", copy=True)
-        self._learn(left, origin)
+        self._set_origin(left, origin)
         return left
 
     # ---------------------------------------------------------------------------------------------------- during the pass
@@ -131,61 +131,59 @@ class Lookout(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         packet, tensors = func.overloadpacket, tensors_of(args) + tensors_of(kwargs.values())
-        away = [tensor for tensor in tensors if tensor.device.type == "cpu"]
-        if away and packet in _TAKES_BOTH:
-            self._see_copy(packet, args, kwargs)
-        elif odd := self.odd_ones(tensors):
-            self.report(func, odd)
-            if func._schema.is_mutable and any(args[0] is tensor for tensor in odd):
+        on_cpu = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+        if on_cpu and packet in _TAKES_BOTH:
+            self._check_copy(packet, args, kwargs)
+        elif misplaced := self.misplaced(tensors):
+            self.add_misplaced(func, misplaced)
+            if func._schema.is_mutable and any(args[0] is tensor for tensor in misplaced):
                 return args[0]  # what a device would refuse to write into a tensor of the CPU
-            args, kwargs = self.move_home(args, kwargs)
+            args, kwargs = self.move_to_meta(args, kwargs)
         if packet in _ONE_DTYPE:
             args = self._unify_dtypes(packet, args)
         out = func(*args, **kwargs)
         for tensor in tensors_of([out]):
             if tensor.device.type == "cpu" and tensor.untyped_storage()._cdata not in self._origins:
-                self._learn(tensor, self._origin_of_result(away))
+                self._set_origin(tensor, self._origin_of_result(on_cpu))
         return out
 
-    def odd_ones(self, tensors: list[Tensor]) -> list[Tensor]:
+    def misplaced(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors that a device would refuse beside the others: those of the CPU, but scalars, which it takes."""
         if all(tensor.device.type != "meta" for tensor in tensors):
             return []
         return [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.dim()]
 
-    def report(self, func: Any, odd: Iterable[Tensor]) -> None:
-        """Notes tensors that an operator would refuse, each by where it came from."""
-        here, operator = self._here() or "the model", func.overloadpacket.__name__
-        for tensor in odd:
+    def add_misplaced(self, func: Any, tensors: Iterable[Tensor]) -> None:
+        """Add a finding for tensors that an operator would refuse, each by where it came from."""
+        here, operator = self._current_line() or "the model", func.overloadpacket.__name__
+        for tensor in tensors:
             origin = self._origin(tensor) or Origin(kind="made", line=here)
             if origin.kind == "input":
-                home = str(self.home)
-                self.note(
-                    mistakes.input_on_another_device(origin.name, origin.device, home, operator, here), origin.name
-                )
+                devices = origin.device, str(self.device)
+                self.add(findings.input_on_another_device(origin.name, *devices, operator, here), origin.name)
             elif origin.kind == "attribute":
-                self.note(mistakes.left_behind(origin.name, operator, here), origin.name)
+                self.add(findings.left_behind(origin.name, operator, here), origin.name)
             else:
                 described = f"a {_name(tensor.dtype)} tensor of shape {tuple(tensor.shape)}"
-                self.note(mistakes.made_elsewhere(described, operator, origin.line, here))
+                self.add(findings.made_elsewhere(described, operator, origin.line, here))
 
-    def move_home(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def move_to_meta(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments without tensors of the CPU, but scalars."""
 
         def move(tensor: Tensor) -> Tensor:
-            return self.bring_home(tensor) if tensor.device.type == "cpu" and tensor.dim() else tensor
+            return self.to_meta(tensor) if tensor.device.type == "cpu" and tensor.dim() else tensor
 
         return pytree.tree_map_only(Tensor, move, (args, kwargs))
 
-    def _see_copy(self, packet: Any, args: tuple, kwargs: dict) -> None:
-        """A copy to the device is allowed; one of an attribute happens again in every pass."""
+    def _check_copy(self, packet: Any, args: tuple, kwargs: dict) -> None:
+        """Allow a copy to the device, but add a finding for one of an attribute: it happens again in every pass."""
         if packet is _aten._to_copy:
             source, arrives = args[0], str(kwargs.get("device")) == "meta"
         else:
             source, arrives = args[1], packet is _aten.copy_ and args[0].device.type == "meta"
         origin = self._origin(source) if arrives and source.dim() else None
         if origin is not None and origin.kind == "attribute":
-            self.note(mistakes.copied_every_time(origin.name, self._here() or "the model"), origin.name)
+            self.add(findings.copied_every_time(origin.name, self._current_line() or "the model"), origin.name)
 
     def _unify_dtypes(self, packet: Any, args: tuple) -> tuple:
         floats = [arg for arg in args if isinstance(arg, Tensor) and arg.dtype.is_floating_point]
@@ -193,16 +191,16 @@ class Lookout(TorchDispatchMode):
             return args
         weights = self.dtype if any(tensor.dtype == self.dtype for tensor in floats) else floats[-1].dtype
         odd = next(tensor.dtype for tensor in floats if tensor.dtype != weights)
-        here, parts = self._here() or "the model", (_name(odd), _name(weights), packet.__name__)
+        here, parts = self._current_line() or "the model", (_name(odd), _name(weights), packet.__name__)
         if odd in self._input_dtypes:
-            self.note(mistakes.input_of_another_dtype(mistakes.join(self._input_dtypes[odd]), *parts, here))
+            self.add(findings.input_of_another_dtype(findings.join(self._input_dtypes[odd]), *parts, here))
         else:
-            self.note(mistakes.two_dtypes(*parts, here))
+            self.add(findings.two_dtypes(*parts, here))
         return tuple(arg.to(weights) if any(arg is one for one in floats) else arg for arg in args)
 
     # ------------------------------------------------------------------------------------------------------------ origins
 
-    def _learn(self, tensor: Tensor, origin: Origin | None) -> None:
+    def _set_origin(self, tensor: Tensor, origin: Origin | None) -> None:
         if origin is not None:
             storage = tensor.untyped_storage()
             key = storage._cdata
@@ -212,13 +210,13 @@ class Lookout(TorchDispatchMode):
         entry = self._origins.get(tensor.untyped_storage()._cdata) if tensor.device.type == "cpu" else None
         return entry[0] if entry else None
 
-    def _origin_of_result(self, away: list[Tensor]) -> Origin | None:
+    def _origin_of_result(self, on_cpu: list[Tensor]) -> Origin | None:
         """That of the first tensor it was made from; else the line at work."""
-        known = next((origin for tensor in away if (origin := self._origin(tensor)) is not None), None)
+        known = next((origin for tensor in on_cpu if (origin := self._origin(tensor)) is not None), None)
         line = None if known else line_of(sys._getframe(2))
         return Origin(kind="made", line=line) if line else known
 
-    def _here(self) -> str | None:
+    def _current_line(self) -> str | None:
         line, module = line_of(sys._getframe(2)), self.recorder.paths.current()
         return f"{line}, in module {module}" if line and module else line
 

@@ -1,11 +1,11 @@
-"""What a job's child gives up before it looks at anything a stranger wrote.
+"""What a child process gives up before it reads anything that a stranger wrote.
 
 Two layers. The kernel's limits hold whatever the code does: address space, CPU time, file size, a deadline, death with
-the server. An audit hook then refuses, by name, what Python code could try: sockets, programs, files opened to write.
+the parent. An audit hook then refuses, by name, what Python code could try: sockets, programs, files opened to write.
 It cannot be taken out again. Only data comes from strangers (a config), never code: native code that means harm is not
 the threat, a library that helpfully downloads, caches or compiles is.
 
-*Known limitations*: macOS does not enforce RLIMIT_AS; Windows has none of the limits of `resource` (the server's wall
+*Known limitations*: macOS does not enforce RLIMIT_AS; Windows has none of the limits of `resource` (the parent's wall
 clock and the audit hook remain). RLIMIT_NPROC does not bind root: there the audit hook alone refuses new processes.
 """
 
@@ -15,11 +15,9 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from sizer.service.settings import Settings
-
-DEADLINE_GRACE_SECONDS = 2.0
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -33,36 +31,34 @@ _REFUSED_EVENTS = {
 }
 
 
-def confine(settings: Settings, parent: int) -> None:
-    """Limits the calling process for good. `parent` is the process id that it must not outlive.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a job may use. Its address space is `memory_bytes`, and at least `headroom_bytes` more than it has at its start."""
 
-    Raises OSError or ValueError where the system refuses a limit that it has.
+    cpu_seconds: int
+    memory_bytes: int
+    headroom_bytes: int
+
+
+def confine(seconds: float, *, limits: Limits | None = None, parent: int | None = None, compiles: bool = False) -> None:
+    """Set a deadline for the calling process, and refuse it the network, new processes and files to write, for good.
+
+    `limits` sets the kernel's limits, too; without them memory and CPU time stay free, as a measurement needs it. `parent` is
+    the process id that the process must not outlive (Linux). What `compiles` an accelerator's kernels while it runs may write
+    files and start programs. Raises OSError or ValueError where the system refuses a limit that it has.
     """
-    sys.dont_write_bytecode = True
-    tempfile.gettempdir()  # finds out, and remembers, by writing a file: libraries that only ask for the name still may
-    if sys.platform == "linux":
+    sys.dont_write_bytecode = not compiles
+    tempfile.gettempdir()  # its first call writes a test file; later ones only return the name, and are still allowed
+    if parent is not None and sys.platform == "linux":
         _die_with(parent)
-    if os.name == "posix":
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, settings.wall_seconds + DEADLINE_GRACE_SECONDS)
-        _set_limits(settings)
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
-    sys.addaudithook(_refuse)
-
-
-def guard(wall_seconds: float, *, compiles: bool) -> None:
-    """Sets a deadline for the calling process and refuses it the network for good, and unless it `compiles` (an accelerator's
-    kernels are made while it runs) also files to write and programs. Memory and CPU time stay free, for a measurement.
-    """
-    tempfile.gettempdir()
     if os.name == "posix":
         import resource
 
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         _lower(resource.RLIMIT_CORE, 0)
-    sys.dont_write_bytecode = not compiles
+        if limits is not None:
+            _set_limits(limits)
     sys.addaudithook(_refuse_network if compiles else _refuse)
 
 
@@ -85,19 +81,18 @@ def memory_limit_bytes() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _set_limits(settings: Settings) -> None:
+def _set_limits(limits: Limits) -> None:
     import resource
 
-    _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_CPU, settings.cpu_seconds, above=1)  # the soft limit's signal tells what happened
+    _lower(resource.RLIMIT_CPU, limits.cpu_seconds, above=1)  # SIGXCPU at the soft limit tells the parent why
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_NPROC, 0)
     if (held := address_space_bytes()) is not None:
-        _lower(resource.RLIMIT_AS, max(settings.memory_bytes, held + settings.headroom_bytes))
+        _lower(resource.RLIMIT_AS, max(limits.memory_bytes, held + limits.headroom_bytes))
 
 
 def _lower(limit: int, value: int, *, above: int = 0) -> None:
-    """Sets a soft limit, and the hard one `above` it; neither ever rises."""
+    """Set a soft limit, and the hard one `above` it; neither ever rises."""
     import resource
 
     _, hard = resource.getrlimit(limit)
@@ -106,16 +101,16 @@ def _lower(limit: int, value: int, *, above: int = 0) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies, however that happens."""
+    """Have the kernel kill this process when its parent dies, however that happens."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent ended before prctl was called
         os._exit(1)
 
 
 def _refuse(event: str, arguments: tuple) -> None:
-    """The audit hook: raises PermissionError for what a job may not do."""
+    """Raise PermissionError for what a job may not do: an audit hook."""
     if event == "open":
         path, _, flags = arguments
         if flags & _WRITING and path != os.devnull:

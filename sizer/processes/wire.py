@@ -1,13 +1,9 @@
-"""What travels between the client, the job server and a job's child: one JSON object per line.
+"""What travels between processes: one JSON object per line. Errors travel by kind and parts and come back as the same class.
 
-Errors travel by kind and parts and come back as the same class.
-
-    client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null}      {"cancel": 7}
-                       {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
-    server -> client   {"ready": {"torch": "..."}}, {"fatal": error}, {"refused": "why a line was not understood"}
-                       {"id": 7, "progress": "..."}, {"id": 7, "result": {...}}, {"id": 7, "error": error}
-    child -> server    {"progress": "..."}, {"result": {...}}, {"error": error}
+    child -> parent    {"progress": "..."}, {"result": {...}}, {"error": error}
     error              {"kind": "TraceError", "what": "...", "given": null, "allowed": ..., "todo": ..., "refusals": []}
+
+The job server's own messages are in `sizer.service.server`.
 """
 
 from __future__ import annotations

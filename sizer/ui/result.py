@@ -202,10 +202,10 @@ def _show_timelines(comparison: Comparison) -> None:
     st.html(timelines_legend())
     if not comparison.measured_curve:
         st.caption("Nothing was recorded between the phases' ends: the dots are what was read there.")
-    if comparison.parting is not None:
+    if comparison.first_divergence is not None:
         st.markdown("**Where they first part**")
-        st.text(comparison.parting.describe())
-        others = [one for one in comparison.largest_partings if one != comparison.parting]
+        st.text(comparison.first_divergence.describe())
+        others = [one for one in comparison.largest_divergences if one != comparison.first_divergence]
         if others:
             st.markdown("**Where they part by the most bytes**")
             remarks.show_lines(one.describe() for one in others)

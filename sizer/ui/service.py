@@ -9,7 +9,8 @@ import streamlit as st
 from sizer.errors import SizerError
 from sizer.memory.report import Report
 from sizer.request import Request, format_query
-from sizer.service.client import Job, JobClient, shared_client
+from sizer.service.client import JobClient, shared_client
+from sizer.service.job import Job
 
 AT_ONCE_SECONDS = 0.15  # an answer that comes this fast needs no progress box
 POLL_SECONDS = 0.2

@@ -10,7 +10,7 @@ from torchvision.models import list_models
 from sizer.architecture.blueprint import Example
 from sizer.architecture.vision import resized, vision_blueprint
 from sizer.architecture.vision_tasks import classification, detection, optical_flow, segmentation
-from sizer.device.trial.confines import one_thread
+from sizer.device.trial.limits import one_thread
 from sizer.errors import RequestError
 
 # Per name the smallest sensible image; what a backward pass on two real CPU cores can do in about a second.

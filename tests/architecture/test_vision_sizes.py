@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sizer.architecture.vision import vision_blueprint
-from sizer.device.trial.confines import one_thread
+from sizer.device.trial.limits import one_thread
 from sizer.errors import RequestError
 from sizer.versions import installed_version
 from tests.architecture.vision_facts import build_on_meta

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from sizer.catalogue.contexts import BYTES_PER_THREAD, THREADS_PER_MULTIPROCESSOR, Context, context_of, libraries_of
-from sizer.terminal.table import format_table
+from sizer.commands.text import format_table
 
 PUBLISHED = Path(__file__).parent.parent / "measured" / "published"
 UNITS = {"bytes": 2**-20, "KiB": 2**-10, "MiB": 1.0, "GiB": 1024.0}

@@ -22,8 +22,8 @@ from statistics import median
 import torch
 import transformers
 
+from sizer.commands.text import format_table
 from sizer.errors import SizerError
-from sizer.terminal.table import format_table
 from tests.benchmarks.published.cases import NEEDS, NOT_REPEATED
 from tests.benchmarks.published.held import Held, hold
 from tests.benchmarks.published.rows import Run, names_of_sets, read_arguments, read_runs

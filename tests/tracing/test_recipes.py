@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.device.trial.materialize import build_skeleton, fill, load
+from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
 from sizer.tracing.recipes import Steps, Work, weight_dtype
 from tests.device.blueprints import blueprint, perceptron
 
@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 
 def steps_of(work: Work, factory=perceptron, *shape: int) -> Steps:
     plan = blueprint(factory, *(shape or (4,)))
-    module = load(build_skeleton(plan, weight_dtype(work.dtype)), CPU)
-    fill(module)
+    module = load(build_without_weights(plan, weight_dtype(work.dtype)), CPU)
+    initialize_parameters(module)
     return Steps(plan, module, plan.example(3, True), work, device=CPU)
 
 

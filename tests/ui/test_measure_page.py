@@ -422,7 +422,7 @@ def test_names_from_strangers_are_never_markup(monkeypatch, ledger, open_measure
         verdict=HOSTILE,
         wrong=(HOSTILE,),
         notes=(HOSTILE,),
-        parting=replace(comparison.parting, op=HOSTILE, module=HOSTILE, device_op=HOSTILE),
+        first_divergence=replace(comparison.first_divergence, op=HOSTILE, module=HOSTILE, device_op=HOSTILE),
     )
     page = open_measure(**SMALL)
     page.session_state["measure_result"] = (("arch=torchvision:resnet18&dtype=float32&batch=2", "cpu"), comparison)

@@ -39,7 +39,9 @@ def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
         on_device = device_levels is not None and phase in sides.alignment.phases
         cuts = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
         places = (
-            [sides.alignment.same_place("estimate", cut) for cut in cuts] if on_device else [(cut, 0) for cut in cuts]
+            [sides.alignment.corresponding("estimate", cut) for cut in cuts]
+            if on_device
+            else [(cut, 0) for cut in cuts]
         )
         if on_device:
             places[0] = begin, bounds_of(sides.recording, phase)[0]

@@ -1,4 +1,4 @@
-"""Where an estimate and a device's recording part: the allocations that only one of them makes, by operator and module."""
+"""Where an estimate and a device's recording diverge: allocations that only one of them makes, by operator and module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_SCRATCH = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class Divergence:
     """A place where the estimate's tape and the device's recording are not the same work, in bytes as requested.
 
     `kind` is what the estimate did, seen from the device: it missed an allocation ("missing"), made one too many ("extra"),
@@ -46,7 +46,7 @@ class Parting:
         return self.estimated_level_bytes - self.measured_level_bytes
 
     def describe(self) -> str:
-        """The parting as one line of text."""
+        """The divergence as one line of text."""
         return f"{self.phase}: {_PHRASES[self.kind](self)}{_times(self.times)}"
 
 
@@ -80,7 +80,7 @@ class Share:
 
     def describe(self) -> str:
         """The share as a phrase: who holds what."""
-        size, where = format_bytes(abs(self.difference_bytes)), f"by {place_text(self.op, self.module)}"
+        size, where = format_bytes(abs(self.difference_bytes)), f"by {operator_text(self.op, self.module)}"
         blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
         more, less = ("the estimate", "the device") if self.difference_bytes > 0 else ("the device", "the estimate")
         if self.kind == "size":
@@ -89,19 +89,19 @@ class Share:
         return f"{more} holds {size}{blocks} {where} ({self.category}) that {less} {never}"
 
 
-def first_parting(alignment: Alignment) -> Parting | None:
-    """The first place where both part; None where they never do.
+def first_divergence(alignment: Alignment) -> Divergence | None:
+    """The first place where the two diverge; None where they never do.
 
     Scratch and wrapped Python numbers (at most TINY_BYTES) are passed over.
     """
-    found = min(_partings(alignment), key=lambda group: group[0].start, default=None)
-    return None if found is None else _parting(alignment, found)
+    found = min(_divergences(alignment), key=lambda group: group[0].start, default=None)
+    return None if found is None else _divergence(alignment, found)
 
 
-def largest_partings(alignment: Alignment, count: int = LARGEST) -> tuple[Parting, ...]:
-    """The partings that hold the most bytes at once, the largest first; the same operator doing the same again is one."""
-    groups = sorted(_partings(alignment), key=lambda group: (-_most_held(group), group[0].start))
-    return tuple(_parting(alignment, group) for group in groups[:count])
+def largest_divergences(alignment: Alignment, count: int = LARGEST) -> tuple[Divergence, ...]:
+    """The divergences that hold the most bytes at once, the largest first; the same operator doing the same again is one."""
+    groups = sorted(_divergences(alignment), key=lambda group: (-_most_held(group), group[0].start))
+    return tuple(_divergence(alignment, group) for group in groups[:count])
 
 
 def scratch_of(alignment: Alignment, count: int = MOST_SCRATCH) -> tuple[Scratch, ...]:
@@ -134,8 +134,8 @@ def shares_at(alignment: Alignment, side: Side, position: int) -> tuple[Share, .
     `position` is the number of events done on `side`. The shares sum to the difference of the levels (bytes as requested), wrapped
     numbers and scratch included.
     """
-    alive, device_alive = alignment.alive(*alignment.same_place(side, position))
-    groups: dict[tuple, list[_Held]] = defaultdict(list)
+    alive, device_alive = alignment.alive(*alignment.corresponding(side, position))
+    groups: dict[tuple, list[_BlockPair]] = defaultdict(list)
     for block in alive:
         partner = alignment.estimate_partner[block]
         kind = "extra" if partner < 0 else "size" if partner in device_alive else "later"
@@ -153,16 +153,16 @@ def shares_at(alignment: Alignment, side: Side, position: int) -> tuple[Share, .
 
 # -------------------------------------------------------------------------------------------------------------- groups
 
-_Held = tuple[int | None, int | None]  # a block of the estimate, a block of the device
+_BlockPair = tuple[int | None, int | None]  # a block of the estimate, a block of the device
 
 
-def _partings(alignment: Alignment) -> list[list[Difference]]:
+def _divergences(alignment: Alignment) -> list[list[Difference]]:
     """The differences that count, those alike together, each group in the order of the work."""
     groups: dict[tuple, list[Difference]] = defaultdict(list)
     for one in alignment.differences:
         tiny = max(one.estimated_bytes, one.measured_bytes) <= TINY_BYTES
         if not (one.is_scratch or tiny):
-            op, _ = alignment.place("device" if one.kind == "missing" else "estimate", one)
+            op, _ = alignment.names_at("device" if one.kind == "missing" else "estimate", one)
             groups[one.kind, one.phase, op].append(one)
     return list(groups.values())
 
@@ -173,12 +173,12 @@ def _most_held(group: Sequence[Difference]) -> int:
     return max(running_bytes(range(len(edges)), [size for _, size in edges]), default=0)
 
 
-def _parting(alignment: Alignment, group: Sequence[Difference]) -> Parting:
+def _divergence(alignment: Alignment, group: Sequence[Difference]) -> Divergence:
     one = group[0]
-    op, module = alignment.place("estimate", one)
-    device_op, device_module = alignment.place("device", one)
+    op, module = alignment.names_at("estimate", one)
+    device_op, device_module = alignment.names_at("device", one)
     level, device_level = alignment.levels_after(one)
-    return Parting(
+    return Divergence(
         kind=one.kind,
         phase=one.phase,
         op=op,
@@ -194,7 +194,7 @@ def _parting(alignment: Alignment, group: Sequence[Difference]) -> Parting:
     )
 
 
-def _share(alignment: Alignment, kind: Kind, group: Sequence[_Held]) -> Share:
+def _share(alignment: Alignment, kind: Kind, group: Sequence[_BlockPair]) -> Share:
     tapes = alignment.estimate, alignment.device
     sizes = [tuple(0 if b is None else t.sizes[b] for b, t in zip(held, tapes, strict=True)) for held in group]
     largest = group[max(range(len(group)), key=lambda index: abs(sizes[index][0] - sizes[index][1]))]
@@ -214,28 +214,28 @@ def _share(alignment: Alignment, kind: Kind, group: Sequence[_Held]) -> Share:
 
 _PHRASES = {
     "missing": lambda p: (
-        f"the device allocates {format_bytes(p.measured_bytes)} in {place_text(p.device_op, p.device_module)}, the estimate does "
-        f"not (after {place_text(p.op, p.module)})"
+        f"the device allocates {format_bytes(p.measured_bytes)} in {operator_text(p.device_op, p.device_module)}, "
+        f"the estimate does not (after {operator_text(p.op, p.module)})"
     ),
     "extra": lambda p: (
-        f"the estimate allocates {format_bytes(p.estimated_bytes)} in {place_text(p.op, p.module)}, the device does not (after "
-        f"{place_text(p.device_op, p.device_module)})"
+        f"the estimate allocates {format_bytes(p.estimated_bytes)} in {operator_text(p.op, p.module)}, the device does not (after "
+        f"{operator_text(p.device_op, p.device_module)})"
     ),
     "size": lambda p: (
-        f"{place_text(p.op, p.module)} takes {format_bytes(p.estimated_bytes)} in the estimate and "
-        f"{format_bytes(p.measured_bytes)} on the device ({place_text(p.device_op)})"
+        f"{operator_text(p.op, p.module)} takes {format_bytes(p.estimated_bytes)} in the estimate and "
+        f"{format_bytes(p.measured_bytes)} on the device ({operator_text(p.device_op)})"
     ),
     "later": lambda p: _released(p, "later"),
     "earlier": lambda p: _released(p, "earlier"),
 }
 
 
-def _released(parting: Parting, when: str) -> str:
-    block = f"{format_bytes(parting.estimated_bytes)} of {place_text(parting.op, parting.module)}"
-    return f"the estimate releases {block} {when} than the device ({place_text(parting.device_op)})"
+def _released(divergence: Divergence, when: str) -> str:
+    block = f"{format_bytes(divergence.estimated_bytes)} of {operator_text(divergence.op, divergence.module)}"
+    return f"the estimate releases {block} {when} than the device ({operator_text(divergence.device_op)})"
 
 
-def place_text(op: str, module: str = "") -> str:
+def operator_text(op: str, module: str = "") -> str:
     """An operator and its module as text; some memory is taken by code that is no operator."""
     return f"{op or 'code outside operators'}{f' in {module}' if module else ''}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sizer.device.comparison.alignment import Side
-from sizer.device.comparison.divergence import join_shares, place_text, shares_at
+from sizer.device.comparison.divergence import join_shares, operator_text, shares_at
 from sizer.device.comparison.row import Row
 from sizer.device.comparison.sides import Sides, bounds_of
 from sizer.memory.allocator import replay_events
@@ -74,7 +74,7 @@ def _reserved_cause(sides: Sides, row: Row) -> str:
     ours = max(reserved, default=0) if row.quantity == "peak_reserved_bytes" else reserved[end[1] - 1] if end else 0
     replayed = f"our replay of the device's own allocations reserves {format_bytes(ours)}"
     if abs(ours - row.measured_bytes) < abs(row.difference_bytes) // 2:
-        return f"{replayed}: the allocations differ, see where both part"
+        return f"{replayed}: the allocations differ, see where the two diverge"
     return f"{replayed}: the rules of the allocator differ"
 
 
@@ -101,14 +101,14 @@ def _where_estimate_fails(sides: Sides) -> str:
     failed = sides.estimate.out_of_memory
     if failed is None:
         return f"at least {format_bytes(sides.estimate.process_low_bytes)} for the process"
-    return f"{place_text(failed.op, failed.module)} would fail in {failed.phase}"
+    return f"{operator_text(failed.op, failed.module)} would fail in {failed.phase}"
 
 
 def _event_text(tape: Tape, position: int) -> str:
     event = tape.order[position - 1] if position else -1
     if event < 0:
         return "where the phase begins"
-    return place_text(tape.op_names[tape.ops[event]], tape.module_names[tape.modules[event]])
+    return operator_text(tape.op_names[tape.ops[event]], tape.module_names[tape.modules[event]])
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -165,7 +165,7 @@ def notes_on(sides: Sides, report: Report) -> Iterator[str]:
     yield from _left_out(sides)
     yield from _version_notes(sides, report)
     if sides.recording is None:
-        yield "the device's allocations were not recorded: where both part is not known"
+        yield "the device's allocations were not recorded: where the two diverge is not known"
     else:
         yield from _recording_notes(sides)
     yield from (f"the estimate does not count: {text}" for text in report.uncounted)
@@ -208,5 +208,5 @@ def _recording_notes(sides: Sides) -> Iterator[str]:
         if reading.phase in ends and levels[ends[reading.phase]] != reading.allocated_bytes:
             found = f"{levels[ends[reading.phase]]:,} bytes at the end of {reading.phase}"
             counted = f"{reading.allocated_bytes:,}"
-            yield f"the recording adds up to {found}, the counter says {counted}: where both part is less sure"
+            yield f"the recording adds up to {found}, the counter says {counted}: where the two diverge is less sure"
             return

@@ -27,7 +27,7 @@ class Call:
     inside_bytes: int
 
 
-class Course:
+class TapeIndex:
     """A tape with what is asked of it often: phases, when each block is allocated and released, and levels in bytes."""
 
     def __init__(self, tape: Tape):
@@ -91,14 +91,14 @@ class Course:
         """What a block is."""
         return CATEGORIES[self.tape.categories[block]]
 
-    def fate(self, block: int, end: int) -> str:
+    def lifespan(self, block: int, end: int) -> str:
         """What becomes of a block up to so many events: it "stays", was "inside" one operator, or "passes"."""
         if self.died[block] >= end:
             return "stays"
         return "inside" if self.within_one_operator(block) else "passes"
 
     def start_clock(self, anchors: Set[int]) -> None:
-        """Starts the common clock: it ticks at the allocations that both sides make, at these positions of this one."""
+        """Start the common clock: it ticks at the allocations that both sides make, at these positions of this one."""
         now, ticks = 0, array("q", [0])
         for position, event in enumerate(self.tape.order):
             if position in anchors:

@@ -16,7 +16,7 @@ from sizer.device.record.measurement import DeviceFacts
 from sizer.units import KIB
 
 
-class Gauge(Protocol):
+class AllocatorProbe(Protocol):
     """One device: blocks of memory on it, and its three figures. Tests script it.
 
     `driver` says what the third figure is; `emptying` is the code that gives cached memory back, None where nothing is
@@ -31,22 +31,22 @@ class Gauge(Protocol):
         """A block of so many bytes, as `torch.empty` makes it; freed when nobody refers to it."""
 
     def fill(self, block: Any) -> None:
-        """Writes to all of the block."""
+        """Write to all of the block."""
 
     def double(self, block: Any) -> Any:
         """A new block with the sum of the block and itself."""
 
     def wait(self) -> None:
-        """Returns when the device has done all it was told."""
+        """Wait until the device is idle."""
 
     def read(self) -> tuple[int, int | None, int | None]:
-        """Bytes allocated, reserved, and taken from the system since this gauge was made."""
+        """Bytes allocated, reserved, and taken from the system since this probe was made."""
 
     def empty_cache(self) -> None:
-        """Gives cached memory back to the system."""
+        """Give cached memory back to the system."""
 
 
-class _TensorGauge:
+class _TensorProbe:
     """What all of PyTorch's devices share: the blocks are tensors of float32."""
 
     remarks: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class _TensorGauge:
         return block + block
 
 
-class CachingGauge(_TensorGauge):
+class CachingAllocatorProbe(_TensorProbe):
     """CUDA, ROCm and XPU: PyTorch's caching allocator, its counters, and the device's memory as the driver counts it."""
 
     def __init__(self, torch: Any, facts: DeviceFacts, used_bytes: Callable[[], int | None]):
@@ -99,7 +99,7 @@ class CachingGauge(_TensorGauge):
         return total - free
 
 
-class MpsGauge(_TensorGauge):
+class MpsProbe(_TensorProbe):
     """Apple's GPUs: PyTorch counts what tensors hold, Metal what the process holds; the difference is mostly cached heaps."""
 
     driver = "what Metal holds for this process (torch.mps.driver_allocated_memory)"
@@ -116,7 +116,7 @@ class MpsGauge(_TensorGauge):
         self._torch.mps.empty_cache()
 
 
-class CpuGauge(_TensorGauge):
+class CpuProbe(_TensorProbe):
     """The CPU: no caching allocator and no counters; the tensors are counted here, the process by the operating system."""
 
     driver = "resident memory of the process, less what it was before"
@@ -140,14 +140,14 @@ class CpuGauge(_TensorGauge):
         return self._count(super().double(block))
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: the CPU runs each operator before it returns."""
 
     def read(self) -> tuple[int, int | None, int | None]:
         now = resident_bytes(self._host)
         return self._alive, None, None if now is None or self._before is None else max(0, now - self._before)
 
     def empty_cache(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: the CPU has no cache."""
 
     def _count(self, tensor: Any) -> Any:
         size = tensor.untyped_storage().nbytes()
@@ -167,14 +167,14 @@ def resident_bytes(host: Host) -> int | None:
     return int(listed) * KIB if listed and listed.isdigit() else None
 
 
-def open_gauge(torch: Any, facts: DeviceFacts) -> Gauge:
-    """The gauge of a device that is there."""
+def open_probe(torch: Any, facts: DeviceFacts) -> AllocatorProbe:
+    """The probe of a device that is there."""
     if facts.kind == "cpu":
         torch.set_num_threads(1)  # a pool of threads would show in the process's memory
-        return CpuGauge(torch, Host())
+        return CpuProbe(torch, Host())
     if facts.kind == "mps":
-        return MpsGauge(torch, "mps")
-    return CachingGauge(torch, facts, _driver_bytes(torch, facts))
+        return MpsProbe(torch, "mps")
+    return CachingAllocatorProbe(torch, facts, _driver_bytes(torch, facts))
 
 
 def _driver_bytes(torch: Any, facts: DeviceFacts) -> Callable[[], int | None]:

@@ -16,19 +16,19 @@ class Runtime(Protocol):
     """All that a reader asks of PyTorch and the driver about one CUDA device. Tests script it."""
 
     def open(self) -> None:
-        """Makes the context on the device, if there is none."""
+        """Make the context on the device, if there is none."""
 
     def has_context(self) -> bool:
         """Whether this process has a context on the device, whose memory the driver counts as used."""
 
     def synchronize(self) -> None:
-        """Waits until the device is idle."""
+        """Wait until the device is idle."""
 
     def stats(self) -> dict[str, int]:
         """torch.cuda.memory_stats."""
 
     def reset_peaks(self) -> None:
-        """Starts the allocator's peaks anew from what is there."""
+        """Reset the allocator's peaks to what is there."""
 
     def used_bytes(self) -> int | None:
         """The device's memory in use by all processes, as the driver says without a context; None where it does not say."""
@@ -40,16 +40,16 @@ class Runtime(Protocol):
         """How many processes compute on the device; None where the driver does not say."""
 
     def start_history(self) -> None:
-        """Has the allocator keep its events, without stacks."""
+        """Have the allocator keep its events, without stacks."""
 
     def history(self) -> list[dict[str, Any]]:
         """The events that the allocator kept."""
 
     def stop_history(self) -> None:
-        """Has the allocator forget its events."""
+        """Have the allocator forget its events."""
 
     def on_out_of_memory(self, call: Callable[[int, int], None]) -> None:
-        """Has `call(requested bytes, the device's free bytes)` called where an allocation fails. Some are tried again smaller."""
+        """Have `call(requested bytes, the device's free bytes)` called where an allocation fails. Some are tried again smaller."""
 
 
 class CudaRuntime:

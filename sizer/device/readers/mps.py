@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from sizer.device.readers.events import Held
-from sizer.device.readers.shortage import read_words, says_out_of_memory
+from sizer.device.readers.events import LiveTensors
+from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
 from sizer.device.record.measurement import COUNTED, SAMPLED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.units import format_bytes
@@ -20,7 +20,7 @@ class Runtime(Protocol):
     """All that a reader asks of PyTorch about MPS. Tests script it."""
 
     def synchronize(self) -> None:
-        """Waits until the device is idle."""
+        """Wait until the device is idle."""
 
     def allocated_bytes(self) -> int:
         """Bytes of tensors."""
@@ -32,7 +32,7 @@ class Runtime(Protocol):
         """The most bytes of tensors since the peak was started anew; None where PyTorch keeps no such counter."""
 
     def reset_peak(self) -> None:
-        """Starts the peak anew, where there is one."""
+        """Reset the peak, where there is one."""
 
 
 class MpsRuntime:
@@ -83,8 +83,8 @@ class MpsReader:
 
     def begin(self, *, record: bool) -> None:
         self._runtime.synchronize()
-        if held := self._runtime.allocated_bytes():
-            self._doubts[f"{format_bytes(held)} were allocated before the measurement began"] = None
+        if live := self._runtime.allocated_bytes():
+            self._doubts[f"{format_bytes(live)} were allocated before the measurement began"] = None
         self._runtime.reset_peak()
         self.source = SAMPLED if self._runtime.peak_bytes() is None else COUNTED
         register = nn.modules.module
@@ -101,7 +101,7 @@ class MpsReader:
             if parameter.requires_grad:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._sample))
 
-    def mark(self, phase: str, held: Held | None = None) -> None:
+    def mark(self, phase: str, live: LiveTensors | None = None) -> None:
         self._runtime.synchronize()
         self._sample()
         counted = self._runtime.peak_bytes()
@@ -141,7 +141,7 @@ class MpsReader:
         text = " ".join(str(error).split())
         if not says_out_of_memory(text):
             return None
-        words = read_words(text)
+        words = parse_message(text)
         return DeviceOutOfMemory(
             phase=phase,
             requested_bytes=words.requested_bytes,
@@ -152,7 +152,7 @@ class MpsReader:
         )
 
     def _sample(self, *ignored: object) -> None:
-        """A hook of any kind, or a plain call."""
+        """Sample the allocated bytes; takes what any kind of hook is called with."""
         self._most = max(self._most, self._runtime.allocated_bytes())
 
     def _positive(self, name: str, value: int) -> int | None:

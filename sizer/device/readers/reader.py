@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from sizer.device.readers.events import Held
+from sizer.device.readers.events import LiveTensors
 from sizer.device.record.measurement import DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.errors import DeviceError, quote
@@ -32,22 +32,22 @@ class Reader(Protocol):
         """The device as the driver describes it."""
 
     def synchronize(self) -> None:
-        """Waits until the device is idle."""
+        """Wait until the device is idle."""
 
     def begin(self, *, record: bool) -> None:
-        """Starts counting from an empty device; with `record` also keeps the allocator's events."""
+        """Start counting from an empty device; with `record` keep the allocator's events, too."""
 
     def watch(self, module: nn.Module) -> None:
-        """Learns the module that is on the device now: its children's names, and where to sample."""
+        """Learn the names of the children of the module that is on the device now, and where to sample."""
 
-    def mark(self, phase: str, held: Held | None = None) -> None:
-        """Waits for the device, reads its counters as those of the phase that ends here, and starts the peaks anew.
+    def mark(self, phase: str, live: LiveTensors | None = None) -> None:
+        """Wait for the device, read its counters as those of the phase that ends here, and reset the peaks.
 
-        `held` says for the recording what lives at which address.
+        `live` says for the recording what lives at which address.
         """
 
     def end(self) -> None:
-        """Stops counting and recording. Never raises, and may be called on a device that was lost."""
+        """Stop counting and recording. Never raises, and may be called on a device that was lost."""
 
     def phases(self) -> tuple[PhaseReading, ...]:
         """The readings (bytes) of every phase that was marked, after `end`."""

@@ -17,7 +17,7 @@ class DeviceFacts:
     """One device as the driver describes it.
 
     `device` is what PyTorch calls it ("cuda:0", "mps", "cpu", "xpu:0"), `total_bytes` its memory as PyTorch reports it and
-    `free_bytes` what the driver called free just then; None where nobody says. `resident_threads` are those that a CUDA
+    `free_bytes` what the driver called free at that moment; None where it is not known. `resident_threads` are those that a CUDA
     device can hold at once, on all its multiprocessors. `versions` are those beneath PyTorch ("driver", "cuda", "cudnn",
     "rocm", "macos"), each only where it is known.
     """

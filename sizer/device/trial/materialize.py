@@ -14,7 +14,7 @@ from sizer.architecture.blueprint import Blueprint
 STANDARD_DEVIATION = 0.02  # of the random weights: small enough that no half-precision activation overflows
 
 
-def build_skeleton(blueprint: Blueprint, dtype: torch.dtype, *, checkpointing: bool = False) -> nn.Module:
+def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpointing: bool = False) -> nn.Module:
     """The blueprint's module cast to `dtype`: parameters on meta, buffers real, on the CPU, as its constructor made them.
 
     Constructors that want to read the values of their parameters get real ones. Raises BuildError where the architecture offers
@@ -29,7 +29,7 @@ def build_skeleton(blueprint: Blueprint, dtype: torch.dtype, *, checkpointing: b
     return module.to(dtype)
 
 
-def skeleton_bytes(module: nn.Module) -> tuple[int, int]:
+def parameter_and_buffer_bytes(module: nn.Module) -> tuple[int, int]:
     """Bytes of a module's parameters and of its buffers, every storage once."""
     return storage_bytes(module.parameters()), storage_bytes(module.buffers())
 
@@ -40,8 +40,8 @@ def storage_bytes(tensors: Iterator[Tensor | None] | list[Tensor | None]) -> int
     return sum(storages.values())
 
 
-def give_memory(module: nn.Module) -> None:
-    """Gives every parameter of a skeleton memory on the CPU, without values. Tied parameters stay tied."""
+def allocate_parameters(module: nn.Module) -> None:
+    """Give every parameter of a module memory on the CPU, without values. Tied parameters stay tied."""
     for parameter in module.parameters():
         _swap(parameter, torch.empty_like(parameter, device="cpu"))
 
@@ -49,8 +49,8 @@ def give_memory(module: nn.Module) -> None:
 def load(module: nn.Module, device: torch.device) -> nn.Module:
     """The module on the device: what the phase "load" measures.
 
-    On an accelerator it is the `module.to(device)` of every script, after `give_memory`. On the CPU, where that would do nothing,
-    the parameters of the skeleton get their memory now and buffers are copied, in the order in which `.to` would.
+    On an accelerator it is the `module.to(device)` of every script, after `allocate_parameters`. On the CPU, where that would do
+    nothing, the parameters get their memory now and buffers are copied, in the order in which `.to` would.
     """
     if device.type != "cpu":
         return module.to(device)
@@ -65,8 +65,8 @@ def load(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
-def fill(module: nn.Module) -> None:
-    """Gives the weights small random values in place, vectors that scale 1 and others 0: no step may overflow."""
+def initialize_parameters(module: nn.Module) -> None:
+    """Give the weights small random values in place, vectors that scale 1 and others 0: no step may overflow."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if not parameter.is_floating_point():
@@ -81,7 +81,7 @@ def _build(blueprint: Blueprint) -> nn.Module:
     try:
         with _parameters_on_meta():
             module = blueprint.build()
-    except Exception:  # a constructor that reads a parameter's values, in any way: what really is wrong comes again
+    except Exception:  # the constructor reads values of parameters, or fails anyway: then it fails here, too
         return blueprint.build()
     return blueprint.build() if _has_lost_values(module) else module
 
@@ -116,7 +116,7 @@ def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _swap(parameter: nn.Parameter, data: Tensor) -> None:
-    """Puts other data, of any device, into a parameter that stays the same object for everybody who holds it.
+    """Put other data, of any device, into a parameter that stays the same object for everybody who holds it.
 
     `torch.utils.swap_tensors` does the same, but refuses where weak references exist, as recurrent layers keep them.
     """

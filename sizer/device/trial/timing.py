@@ -29,7 +29,7 @@ class Event(Protocol):
     """A mark in the device's queue."""
 
     def record(self) -> None:
-        """Puts the mark behind all that is queued now."""
+        """Put the mark behind all that is queued now."""
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds between this mark and `end`, both reached."""

@@ -1,12 +1,19 @@
-"""The question as the command line asks it: a query, and perhaps a config from a file."""
+"""Arguments that several commands have: a query with a config from a file, and a number of minutes."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from sizer.config_json import MAX_CONFIG_BYTES, encode_config, read_config
 from sizer.errors import ConfigError, quote
+
+
+def add_query(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add the query and `--config`, which `query_of` reads."""
+    parser.add_argument("query", metavar="QUERY", help=help)
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json in the place of arch")
 
 
 def query_of(options: argparse.Namespace) -> str:
@@ -24,3 +31,11 @@ def _with_config(query: str, path: Path) -> str:
     read_config(data)
     others = [item for item in query.removeprefix("?").split("&") if item and item.partition("=")[0] != "arch"]
     return "&".join([f"arch=config:{encode_config(data.decode())}", *others])
+
+
+def minutes(text: str) -> float:
+    """The number of minutes that a text names. Raises ArgumentTypeError where it is not between 0 and a day."""
+    found = float(text) if re.fullmatch(r"\d{1,4}(\.\d+)?", text) else 0
+    if not 0 < found < 24 * 60:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is no number of minutes between 0 and a day")
+    return found

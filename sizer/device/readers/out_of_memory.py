@@ -20,7 +20,7 @@ _SIGNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWords:
+class OutOfMemoryMessage:
     """Bytes that a sentence names, to its three digits; None for what it leaves out."""
 
     requested_bytes: int | None
@@ -34,13 +34,13 @@ def says_out_of_memory(text: str) -> bool:
     return any(sign in text.lower() for sign in _SIGNS)
 
 
-def read_words(text: str) -> MemoryWords:
+def parse_message(text: str) -> OutOfMemoryMessage:
     """What the text of a torch.OutOfMemoryError (CUDA) or of the RuntimeError of MPS says."""
     allocated = _find(rf"{_SIZE} is allocated by PyTorch", text) or _find(rf"MPS allocated: {_SIZE}", text)
     cached = _find(rf"{_SIZE} is reserved by PyTorch but unallocated", text)
     allowed, others = _find(rf"max allowed: {_SIZE}", text), _find(rf"other allocations: {_SIZE}", text)
     left = None if None in (allowed, others, allocated) else max(0, allowed - others - allocated)
-    return MemoryWords(
+    return OutOfMemoryMessage(
         requested_bytes=_find(rf"[Tt]ried to allocate {_SIZE}", text),
         free_bytes=left if left is not None else _find(rf"of which {_SIZE} is free", text),
         allocated_bytes=allocated,

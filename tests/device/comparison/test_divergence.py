@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from sizer.device.comparison.alignment import Alignment
-from sizer.device.comparison.divergence import first_parting, join_shares, largest_partings, scratch_of, shares_at
+from sizer.device.comparison.divergence import first_divergence, join_shares, largest_divergences, scratch_of, shares_at
 from sizer.device.comparison.pairing import common_subsequence, longest_common_subsequence, operator_name
 from sizer.memory.tape import Tape
 from tests.device.tapes import tape_of, training
@@ -26,8 +26,8 @@ def test_the_same_work_never_parts():
     alignment = align(training(sides="device"))
     assert alignment.estimate_partner == list(range(9))
     assert alignment.differences == ()
-    assert first_parting(alignment) is None
-    assert largest_partings(alignment) == ()
+    assert first_divergence(alignment) is None
+    assert largest_divergences(alignment) == ()
     assert scratch_of(alignment) == ()
 
 
@@ -35,13 +35,13 @@ def test_the_order_of_releases_between_two_allocations_does_not_matter():
     device = training(sides="device")
     end = device.index("-g1")
     device[end : end + 2] = ["-g2", "-g1"]
-    assert first_parting(align(device)) is None
+    assert first_divergence(align(device)) is None
 
 
 def test_the_order_in_which_a_model_is_loaded_does_not_matter():
     device = training(sides="device")
     device[0], device[1] = device[1], device[0]
-    assert first_parting(align(device)) is None
+    assert first_divergence(align(device)) is None
 
 
 def test_an_operator_may_allocate_its_workspace_before_or_after_its_result():
@@ -50,7 +50,7 @@ def test_an_operator_may_allocate_its_workspace_before_or_after_its_result():
     after = [("+", "r", 9_000, mm, "m"), ("+", "c", 9_000, mm, "m", "workspace"), "-c", "-r"]
     alignment = align(training(forward=before, sides="device"), training(forward=after))
     assert -1 not in alignment.estimate_partner
-    assert first_parting(alignment) is None
+    assert first_divergence(alignment) is None
 
 
 def test_a_result_is_not_taken_for_the_scratch_before_it():
@@ -81,7 +81,7 @@ def test_operators_of_tracer_and_profiler_have_one_name(op: str, name: str):
 
 def test_an_allocation_that_the_estimate_lacks():
     alignment = align(training(forward=CLONE, sides="device"))
-    found = first_parting(alignment)
+    found = first_divergence(alignment)
     assert (found.kind, found.phase, found.times) == ("missing", "forward", 1)
     assert (found.device_op, found.device_module, found.measured_bytes) == ("aten::clone", "two.norm", 5_000)
     assert (found.op, found.module, found.estimated_bytes) == ("aten.mm.default", "one", 0)
@@ -96,7 +96,7 @@ def test_an_allocation_that_the_estimate_lacks():
 
 def test_an_allocation_that_the_device_does_not_make():
     estimate = training(forward=[("+", "m", 3_000, "aten.dropout.default", "two.drop", "activation")])
-    found = first_parting(align(training(sides="device"), estimate))
+    found = first_divergence(align(training(sides="device"), estimate))
     assert (found.kind, found.op, found.module) == ("extra", "aten.dropout.default", "two.drop")
     assert (found.estimated_bytes, found.measured_bytes) == (3_000, 0)
     assert found.level_difference_bytes == 3_000
@@ -106,7 +106,7 @@ def test_an_allocation_that_the_device_does_not_make():
 def test_an_allocation_of_another_size():
     device = training(sides="device")
     device[4] = ("+", "a1", 8_192, "aten::mm", "one", "activation")
-    found = first_parting(align(device))
+    found = first_divergence(align(device))
     assert (found.kind, found.estimated_bytes, found.measured_bytes, found.most_bytes) == ("size", 8_000, 8_192, 192)
     assert found.level_difference_bytes == -192
     assert "takes 7.81 KiB in the estimate and 8.00 KiB on the device (aten::mm)" in found.describe()
@@ -116,20 +116,20 @@ def test_a_release_that_comes_later_or_earlier_than_on_the_device():
     device = training(sides="device")
     device.remove("-a2")
     device.insert(device.index("=backward"), "-a2")  # after g1 was allocated, on the device alone
-    found = first_parting(align(device))
+    found = first_divergence(align(device))
     assert (found.kind, found.phase, found.op, found.module) == ("earlier", "backward", "aten.mm.default", "two")
     assert found.level_difference_bytes == -12_000
     assert "releases 11.72 KiB of aten.mm.default in two earlier than the device" in found.describe()
-    swapped = first_parting(Alignment(tape_of(device), tape_of(training())))
+    swapped = first_divergence(Alignment(tape_of(device), tape_of(training())))
     assert (swapped.kind, swapped.level_difference_bytes) == ("later", 12_000)
 
 
-def test_the_largest_partings_come_first_and_alike_ones_are_one():
+def test_the_largest_divergences_come_first_and_alike_ones_are_one():
     twice = [
         *[("+", f"t{i}", 100 + i, "aten::mul", "two") for i in range(7)],
         *[("+", f"u{i}", 2_000, "aten::sin", "two") for i in range(2)],
     ]
-    found = largest_partings(align(training(forward=twice, sides="device")))
+    found = largest_divergences(align(training(forward=twice, sides="device")))
     # two blocks of 2,000 bytes at once; 100 + 101 + ... + 106 = 721
     assert [(one.device_op, one.times, one.most_bytes) for one in found] == [
         ("aten::sin", 2, 4_000),
@@ -143,13 +143,13 @@ def test_what_comes_one_after_the_other_is_not_held_at_once():
     for i in range(3):
         turns += [("+", f"t{i}", 900, "aten::clone", "two"), ("+", f"k{i}", 50, "aten::mm", "k"), f"-t{i}"]
     estimate = [("+", f"k{i}", 50, "aten.mm.default", "k") for i in range(3)]
-    (found,) = largest_partings(align(training(forward=turns, sides="device"), training(forward=estimate)))
+    (found,) = largest_divergences(align(training(forward=turns, sides="device"), training(forward=estimate)))
     assert (found.times, found.most_bytes) == (3, 900)
 
 
 def test_numbers_that_autograd_wraps_are_passed_over():
     alignment = align(training(forward=[("+", "n", 8, "aten::mul", "two")], sides="device"))
-    assert first_parting(alignment) is None
+    assert first_divergence(alignment) is None
     assert len(alignment.differences) == 1
 
 
@@ -163,7 +163,7 @@ def test_what_a_kernel_holds_inside_is_named_by_its_operator():
     assert (found.op, found.module, found.phase, found.times) == ("aten::mm", "two", "forward", 1)
     # 20,500 bytes beyond what was there before; when the call ends its result of 12,000 stands in their place
     assert (found.most_bytes, found.estimated_bytes) == (8_500, 0)
-    assert first_parting(alignment) is None
+    assert first_divergence(alignment) is None
 
 
 def test_scratch_that_is_gone_before_a_larger_result_costs_nothing():
@@ -193,7 +193,7 @@ def test_shares_add_up_to_the_difference_of_the_levels():
     end = alignment.device.marks[1][0]
     shares = shares_at(alignment, "device", end)
     assert [(share.kind, share.difference_bytes) for share in shares] == [("missing", -5_000), ("extra", 3_000)]
-    here, there = alignment.same_place("device", end)
+    here, there = alignment.corresponding("device", end)
     assert alignment.level("estimate", here) - alignment.level("device", there) == 3_000 - 5_000
     assert join_shares(shares) == (
         "the device holds 4.88 KiB by aten::clone in two.norm (temporary) that the estimate has not; "
@@ -207,7 +207,7 @@ def test_shares_add_up_at_every_place_of_random_work(seed: int):
     alignment = Alignment(one, other)
     for side, tape in (("estimate", one), ("device", other)):
         for position in range(0, len(tape.order) + 1, 17):
-            here, there = alignment.same_place(side, position)
+            here, there = alignment.corresponding(side, position)
             difference = alignment.level("estimate", here) - alignment.level("device", there)
             assert sum(share.difference_bytes for share in shares_at(alignment, side, position)) == difference
 
@@ -277,7 +277,7 @@ def test_twenty_thousand_events_are_aligned_in_less_than_two_seconds():
     one, other = random_work(1, 20_000), random_work(1, 20_000, change=0.2)
     start = time.process_time()
     alignment = Alignment(one, other)
-    assert first_parting(alignment) is not None
-    assert len(largest_partings(alignment)) == 5
+    assert first_divergence(alignment) is not None
+    assert len(largest_divergences(alignment)) == 5
     assert scratch_of(alignment)
     assert time.process_time() - start < 2

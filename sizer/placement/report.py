@@ -1,6 +1,6 @@
 """Where a model's tensors are and where they would have to be: the classic device and dtype mistakes. No torch.
 
-`sizer.placement.rehearsal` finds them before they bite.
+`sizer.placement.check` finds them before they bite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Group:
 class Finding:
     """One mistake: what it is, where in the code or the model, why it matters, what to do.
 
-    `problem` is one of the names in `sizer.placement.mistakes`. `breaks` is whether the step raises an error as soon
+    `problem` is one of the names in `sizer.placement.findings`. `breaks` is whether the step raises an error as soon
     as the model is on an accelerator (or does so already); else it costs time, or goes wrong in silence.
     """
 
@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class PlacementReport:
     """A module and its inputs by device and dtype, and what is wrong with them.
 
     `device` is where the weights are (most of their bytes). `stray` are tensors that are neither parameter nor buffer. `ran`
@@ -66,6 +66,6 @@ class Placement:
         return encode(self)
 
     @classmethod
-    def from_dict(cls, data: object) -> Placement:
+    def from_dict(cls, data: object) -> PlacementReport:
         """The placement that `to_dict` came from. Raises DecodeError where `data` is anything else."""
         return decode(cls, data, "placement")

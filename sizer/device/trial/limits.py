@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def data_limited(free_bytes: int | None) -> Iterator[None]:
+def memory_limited(free_bytes: int | None) -> Iterator[None]:
     """Within the context, an allocation fails that takes more than `free_bytes` beyond what the process holds now.
 
     Without it Linux grants what it cannot back, and kills the process when it is used. None, or another system: no limit.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from sizer.device.machine.program import ask
 from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.recording import Measured
 from sizer.device.suite.cases import Case
 from sizer.device.trial import launch
+from sizer.processes.program import run_program
 
 
-class Bench(Protocol):
+class Runner(Protocol):
     """What runs the cases and tells the time; tests put another one in its place."""
 
     def measure(self, case: Case, seconds: float) -> Measured:
@@ -31,8 +31,8 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBench:
-    """The bench of a real device: fresh processes, each of which has it alone."""
+class DeviceRunner:
+    """Runs cases on a real device: in fresh processes, each of which has it alone."""
 
     device: str
     record: bool
@@ -45,7 +45,7 @@ class DeviceBench:
     def kernels(self, case: Case, seconds: float) -> KernelRecord:
         """Through `sizer.device.suite.kernel_log`."""
         what = "the kernels could not be recorded"
-        answer = ask("sizer.device.suite.kernel_log", case.query, self.device, seconds=seconds, what=what)
+        answer = run_program("sizer.device.suite.kernel_log", case.query, self.device, seconds=seconds, what=what)
         return KernelRecord.from_dict(answer)
 
     def now(self) -> float:

@@ -1,4 +1,4 @@
-"""A forward pass rehearsed on stand-ins: a copy of the module on meta, the rest where `.to()` leaves it. Imports torch."""
+"""Placement checked by a forward pass: weights are on meta, what `.to()` would leave behind on the CPU. Imports torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.census import take_census, unregistered_tensors
 from sizer.errors import TraceError
 from sizer.estimator import build_module
-from sizer.placement import mistakes
-from sizer.placement.functions import Functions
-from sizer.placement.placement import Finding, Group, Placement
-from sizer.placement.placement_mode import Lookout, on_meta
+from sizer.placement import findings
+from sizer.placement.function_mode import PlacementFunctionMode
+from sizer.placement.placement_mode import PlacementMode, on_meta
+from sizer.placement.report import Finding, Group, PlacementReport
 from sizer.request import Request
 from sizer.tracing.recipes import autocast, place, weight_dtype
 from sizer.tracing.trace import explained, recording, repeatable
@@ -27,10 +27,10 @@ from sizer.tracing.trace import explained, recording, repeatable
 BATCH = 2  # of built-in sources: batch norm refuses one sample, and 1 broadcasts where nothing else does
 
 Progress = Callable[[str], None]
-Stray = list[tuple[str, Tensor]]
+Unregistered = list[tuple[str, Tensor]]
 
 
-def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
+def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:
     """The tensors of a module and a batch by device and dtype (sizes in bytes), and the placement mistakes among them.
 
         found = sizer.check_placement(model, (images,))
@@ -43,7 +43,7 @@ def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Pla
     buffer, so that `.to()` leaves them behind; devices named in the code; and `x.to(device)` for a tensor `x` as a statement,
     whose result is lost.
 
-    The forward pass is rehearsed, not run: on a copy of the module whose weights are on the meta device, which stands for the
+    The forward pass runs on meta tensors, on a copy of the module whose weights are on the meta device, which stands for the
     device of the weights. Your module, its gradients, buffers and random numbers are not touched, no accelerator is needed,
     and what only a GPU would refuse is found on a CPU. A module that was built on meta can be checked with inputs anywhere.
     Raises BuildError where a lazy parameter has no shape yet.
@@ -51,16 +51,16 @@ def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Pla
     *Known limitations*: only code that this forward pass reaches is checked, backward hooks and the training loop around it
     are not; kernels of other libraries (Triton, CUDA extensions) do not run on meta; where control flow reads values that
     come from weights, stand-ins are taken and noted; dropped results are read from CPython's byte code; several accelerators in
-    one model (pipeline parallelism) are told as weights on several devices; the module's own hooks run in the rehearsal too.
+    one model (pipeline parallelism) are told as weights on several devices; the module's own hooks run too.
     """
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
-    return rehearse(module, (args, kwargs, None), lambda twin, given: twin(*given[0], **given[1]))
+    return _check(module, (args, kwargs, None), lambda copied, given: copied(*given[0], **given[1]))
 
 
 def check_request(
     request: Request, *, config: dict | None = None, report_progress: Progress | None = None
-) -> Placement:
+) -> PlacementReport:
     """The placement of a built-in source's model and batch, over one step of its work up to the loss (inference: the output).
 
     The dtype is the first that the request names; the batch is of `BATCH` samples, since placement does not depend on it.
@@ -75,73 +75,73 @@ def check_request(
     example = place(blueprint.example(BATCH, training), weight_dtype(dtype), lambda tensor: tensor)
     work = blueprint.loss if training else blueprint.predict
 
-    def run(twin: nn.Module, given: tuple) -> object:
+    def run(copied: nn.Module, given: tuple) -> object:
         args, kwargs, targets = given
         with torch.set_grad_enabled(training), autocast("cuda", dtype)():
-            return work(twin, Example(args=args, kwargs=kwargs, targets=targets))
+            return work(copied, Example(args=args, kwargs=kwargs, targets=targets))
 
-    progress(f"rehearsing a step in {dtype}")
-    return rehearse(module, (example.args, example.kwargs, example.targets), run, name=blueprint.name)
+    progress(f"running a step on meta tensors in {dtype}")
+    return _check(module, (example.args, example.kwargs, example.targets), run, name=blueprint.name)
 
 
-def rehearse(
+def _check(
     module: nn.Module, given: tuple, run: Callable[[nn.Module, tuple], object], *, name: str | None = None
-) -> Placement:
-    """The placement of a module and of the tensors in `given`, (args, kwargs, targets); `run` is the pass, over stand-ins of both.
+) -> PlacementReport:
+    """The placement of a module and of the tensors in `given`, (args, kwargs, targets); `run` is the pass, on a copy of both.
 
     Raises BuildError where a lazy parameter has no shape yet.
     """
     census = take_census(module, name=name or type(module).__name__)
-    home, stray = _home(module, given), unregistered_tensors(module)
-    lookout = Lookout(home, _dtype(module))
-    reason = _run(lookout, module, stray, given, run)
-    return Placement(
+    device, unregistered = _device_of_weights(module, given), unregistered_tensors(module)
+    mode = PlacementMode(device, _dtype_of_weights(module))
+    reason = _run(mode, module, unregistered, given, run)
+    return PlacementReport(
         name=census.name,
         class_name=census.class_name,
-        device=str(home),
-        groups=tuple(_groups(module, stray, given)),
+        device=str(device),
+        groups=tuple(_groups(module, unregistered, given)),
         stray=census.unregistered_tensors,
-        findings=(*_at_rest(module, home, stray), *lookout.findings),
+        findings=(*_without_a_pass(module, device, unregistered), *mode.findings),
         ran=reason is None,
         reason=reason,
-        notes=tuple(lookout.recorder.notes),
+        notes=tuple(mode.recorder.notes),
     )
 
 
-def _run(lookout: Lookout, module: nn.Module, stray: Stray, given: tuple, run: Callable) -> str | None:
+def _run(mode: PlacementMode, module: nn.Module, unregistered: Unregistered, given: tuple, run: Callable) -> str | None:
     """Runs the pass; why it did not come to its end, None where it did."""
     try:
-        twin = _twin(lookout, module, stray)
+        copied = _copy_to_meta(mode, module, unregistered)
     except Exception as error:  # whatever the parts of a module do when they are copied
         return f"the module cannot be copied ({type(error).__name__}: {str(error)[:200]})"
     given = pytree.tree_map_with_path(
-        lambda path, leaf: lookout.place_input(_input_name(path), leaf) if isinstance(leaf, Tensor) else leaf, given
+        lambda path, leaf: mode.place_input(_input_name(path), leaf) if isinstance(leaf, Tensor) else leaf, given
     )
     try:
-        with repeatable(), recording(lookout.recorder), explained(lookout.recorder), lookout, Functions(lookout):
-            run(twin, given)
+        with repeatable(), recording(mode.recorder), explained(mode.recorder), mode, PlacementFunctionMode(mode):
+            run(copied, given)
     except TraceError as error:
         return str(error)
-    behind = {path for path, tensor in unregistered_tensors(twin) if tensor.device.type == "cpu"}
-    lookout.forget_copies_of(path for path, _ in stray if path not in behind)
+    behind = {path for path, tensor in unregistered_tensors(copied) if tensor.device.type == "cpu"}
+    mode.forget_copies_of(path for path, _ in unregistered if path not in behind)
     return None
 
 
-def _twin(lookout: Lookout, module: nn.Module, stray: Stray) -> nn.Module:
+def _copy_to_meta(mode: PlacementMode, module: nn.Module, unregistered: Unregistered) -> nn.Module:
     """A copy of the module: on meta what is registered, with the values of small buffers; the rest as `.to()` leaves it."""
-    memo: dict[int, Any] = {id(buffer): lookout.bring_home(buffer) for buffer in module.buffers()}
+    memo: dict[int, Any] = {id(buffer): mode.to_meta(buffer) for buffer in module.buffers()}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(on_meta(parameter), requires_grad=parameter.requires_grad)
-    memo |= {id(tensor): lookout.leave_behind(path, tensor) for path, tensor in stray}
-    twin = copy.deepcopy(module, memo)
-    lookout.recorder.load(twin)
-    return twin
+    memo |= {id(tensor): mode.attribute_on_cpu(path, tensor) for path, tensor in unregistered}
+    copied = copy.deepcopy(module, memo)
+    mode.recorder.load(copied)
+    return copied
 
 
-# --------------------------------------------------------------------------------------------------- what is there at rest
+# --------------------------------------------------------------------------------------------------- before the pass
 
 
-def _home(module: nn.Module, given: tuple) -> torch.device:
+def _device_of_weights(module: nn.Module, given: tuple) -> torch.device:
     """The device with most of the weights' bytes; of a module without any, the first input's."""
     sizes: Counter[torch.device] = Counter()
     for tensor in [*module.parameters(), *module.buffers()]:
@@ -151,7 +151,7 @@ def _home(module: nn.Module, given: tuple) -> torch.device:
     return next((leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)), torch.device("cpu"))
 
 
-def _dtype(module: nn.Module) -> torch.dtype:
+def _dtype_of_weights(module: nn.Module) -> torch.dtype:
     """The floating-point dtype with most of the parameters' bytes; float32 of a module without any."""
     sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
     for parameter in module.parameters():
@@ -160,11 +160,11 @@ def _dtype(module: nn.Module) -> torch.dtype:
     return sizes.most_common(1)[0][0]
 
 
-def _groups(module: nn.Module, stray: Stray, given: tuple) -> Iterator[Group]:
+def _groups(module: nn.Module, unregistered: Unregistered, given: tuple) -> Iterator[Group]:
     for kind, tensors in (
         ("parameters", module.parameters()),
         ("buffers", module.buffers()),
-        ("other tensors", (tensor for _, tensor in stray)),
+        ("other tensors", (tensor for _, tensor in unregistered)),
         ("inputs", (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor))),
     ):
         groups: dict[tuple[str, str], list[Tensor]] = {}
@@ -181,13 +181,14 @@ def _groups(module: nn.Module, stray: Stray, given: tuple) -> Iterator[Group]:
             )
 
 
-def _at_rest(module: nn.Module, home: torch.device, stray: Stray) -> Iterator[Finding]:
+def _without_a_pass(module: nn.Module, device: torch.device, unregistered: Unregistered) -> Iterator[Finding]:
+    """What needs no forward pass to be found."""
     named = [*module.named_parameters(), *module.named_buffers()]
-    elsewhere = {path: str(tensor.device) for path, tensor in named if tensor.device != home}
+    elsewhere = {path: str(tensor.device) for path, tensor in named if tensor.device != device}
     if elsewhere:
-        yield mistakes.weights_on_several_devices(list(elsewhere), len(named), set(elsewhere.values()), str(home))
-    if parameters := [path for path, tensor in stray if isinstance(tensor, nn.Parameter)]:
-        yield mistakes.unregistered_parameters(parameters)
+        yield findings.weights_on_several_devices(list(elsewhere), len(named), set(elsewhere.values()), str(device))
+    if parameters := [path for path, tensor in unregistered if isinstance(tensor, nn.Parameter)]:
+        yield findings.unregistered_parameters(parameters)
 
 
 def _input_name(path: Any) -> str:

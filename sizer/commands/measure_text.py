@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sizer.commands.text import TITLES, format_table, percent, to_printable
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.divergence import Scratch
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import Measurement, Spread, Timing
-from sizer.terminal.figures import TITLES, percent
-from sizer.terminal.table import format_table, to_printable
 from sizer.units import counted, format_bytes
 
 SCRATCH_SHOWN = 5
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """What was measured and how the estimate compares: the verdict, every figure side by side, where both part, time, notes."""
+    """What was measured and how the estimate compares: verdict, figures side by side, where the two diverge, time, notes."""
     parts = (
         _subject(comparison),
         [comparison.verdict],
         _figures(comparison.rows),
         comparison.wrong,
-        _partings(comparison),
+        _divergences(comparison),
         _scratch(comparison.scratch),
         [] if comparison.measurement.timing is None else _timing(comparison.measurement.timing),
         (f"Note: {note}" for note in comparison.notes),
@@ -99,15 +98,15 @@ def _promise(row: Row) -> str:
     return f"{row.tolerance:.0%} off"
 
 
-def _partings(comparison: Comparison) -> Iterator[str]:
-    first = comparison.parting
+def _divergences(comparison: Comparison) -> Iterator[str]:
+    first = comparison.first_divergence
     if first is None:
         return
     level = _signed(first.level_difference_bytes)
-    yield f"Both first part in {first.describe()}; the estimate's level is {level} there."
-    others = [one for one in comparison.largest_partings if one != first]
+    yield f"The two first diverge in {first.describe()}; the estimate's level is {level} there."
+    others = [one for one in comparison.largest_divergences if one != first]
     if others:
-        yield "The partings that hold the most:"
+        yield "The divergences that hold the most:"
     yield from (f"  up to {format_bytes(one.most_bytes)} in {one.describe()}" for one in others)
 
 

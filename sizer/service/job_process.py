@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
-import sys
 from typing import Protocol
 
+from sizer.processes.process import kill, kill_group, python_command
 from sizer.processes.wire import to_line
 from sizer.service.child import run_forked
 from sizer.service.settings import Settings
@@ -17,7 +16,7 @@ from sizer.service.settings import Settings
 REAP_SECONDS = 0.005
 
 
-class Child(Protocol):
+class JobProcess(Protocol):
     """A job in its process."""
 
     async def open(self) -> asyncio.StreamReader:
@@ -30,7 +29,7 @@ class Child(Protocol):
         """
 
 
-class ForkedChild:
+class ForkedJob:
     """A copy of this process, in a process group of its own. Raises OSError where the system refuses to fork."""
 
     def __init__(self, job: dict, settings: Settings):
@@ -45,7 +44,7 @@ class ForkedChild:
                 run_forked(job, settings, sink, parent)
         finally:
             os.close(sink)
-        with contextlib.suppress(OSError):  # the child does it too: whoever comes first
+        with contextlib.suppress(OSError):  # the child does it, too; the second of the two may fail
             os.setpgid(self._process, self._process)
 
     async def open(self) -> asyncio.StreamReader:
@@ -55,14 +54,14 @@ class ForkedChild:
         return reader
 
     async def stop(self) -> int:
-        _kill_group(self._process)
+        kill_group(self._process)
         while (ended := os.waitpid(self._process, os.WNOHANG))[0] == 0:
             await asyncio.sleep(REAP_SECONDS)
         (self._transport or self._source).close()
         return os.waitstatus_to_exitcode(ended[1])
 
 
-class SpawnedChild:
+class SpawnedJob:
     """A fresh Python process, which imports everything again."""
 
     def __init__(self, job: dict, settings: Settings):
@@ -72,7 +71,7 @@ class SpawnedChild:
 
     async def open(self) -> asyncio.StreamReader:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "sizer.service.child", *self._settings.to_arguments()),
+            *python_command("sizer.service.child", *self._settings.to_arguments()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -86,13 +85,5 @@ class SpawnedChild:
     async def stop(self) -> int:
         if self._process is None:
             return 0
-        if os.name == "posix":
-            _kill_group(self._process.pid)
-        elif self._process.returncode is None:
-            self._process.kill()
+        kill(self._process)
         return await self._process.wait()
-
-
-def _kill_group(process: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM where only a zombie is left
-        os.killpg(process, signal.SIGKILL)

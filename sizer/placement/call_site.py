@@ -13,7 +13,7 @@ import torch
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _ROOM = str(Path(__file__).parent) + os.sep
-_TRACING = str(Path(__file__).parents[2] / "tracing") + os.sep
+_TRACING = str(Path(__file__).parents[1] / "tracing") + os.sep
 
 
 def is_hidden(frame: FrameType) -> bool:

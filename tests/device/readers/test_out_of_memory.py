@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.device.readers.shortage import MemoryWords, read_words, says_out_of_memory
+from sizer.device.readers.out_of_memory import OutOfMemoryMessage, parse_message, says_out_of_memory
 
 GIB, MIB = 2**30, 2**20
 CUDA = (
@@ -26,9 +26,11 @@ OLD_MPS = (
 )
 
 
-def words(requested: float, free: float | None, allocated: float | None, reserved: float | None) -> MemoryWords:
+def words(requested: float, free: float | None, allocated: float | None, reserved: float | None) -> OutOfMemoryMessage:
     whole = [None if value is None else round(value) for value in (requested, free, allocated, reserved)]
-    return MemoryWords(requested_bytes=whole[0], free_bytes=whole[1], allocated_bytes=whole[2], reserved_bytes=whole[3])
+    return OutOfMemoryMessage(
+        requested_bytes=whole[0], free_bytes=whole[1], allocated_bytes=whole[2], reserved_bytes=whole[3]
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,9 +43,9 @@ def words(requested: float, free: float | None, allocated: float | None, reserve
         (OLD_MPS, words(3 * GIB, round(45.9 * GIB) - 3 * GIB - round(42.33 * GIB), 42.33 * GIB, None)),
     ],
 )
-def test_a_sentence_in_bytes(text: str, expected: MemoryWords) -> None:
+def test_a_sentence_in_bytes(text: str, expected: OutOfMemoryMessage) -> None:
     assert says_out_of_memory(text)
-    assert read_words(text) == expected
+    assert parse_message(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,11 +53,11 @@ def test_a_sentence_in_bytes(text: str, expected: MemoryWords) -> None:
 )
 def test_a_library_that_got_no_memory(text: str) -> None:
     assert says_out_of_memory(text)
-    assert read_words(text) == words_of_nothing()
+    assert parse_message(text) == words_of_nothing()
 
 
-def words_of_nothing() -> MemoryWords:
-    return MemoryWords(requested_bytes=None, free_bytes=None, allocated_bytes=None, reserved_bytes=None)
+def words_of_nothing() -> OutOfMemoryMessage:
+    return OutOfMemoryMessage(requested_bytes=None, free_bytes=None, allocated_bytes=None, reserved_bytes=None)
 
 
 @pytest.mark.parametrize(

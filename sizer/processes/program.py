@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 
 from sizer.errors import JobError, SizerError, quote
+from sizer.processes.environment import own_environment
+from sizer.processes.process import python_command
 from sizer.processes.wire import error_from_wire, error_to_wire
-from sizer.service.settings import PROJECT
 
 
-def ask(module: str, *arguments: str, seconds: float, what: str) -> object:
-    """The answer (plain values) of `python -m MODULE ARGUMENTS`, which calls `answer`.
+def run_program(module: str, *arguments: str, seconds: float, what: str) -> object:
+    """The value (plain data) that `python -m MODULE ARGUMENTS` prints by `print_value`.
 
     `what` completes the sentence "... could not be ...". Raises the program's own SizerError, and JobError where it crashed,
     said nothing that makes sense, or took longer than `seconds` and was killed.
     """
-    path = os.pathsep.join([PROJECT, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-P", "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": path}
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=seconds, check=False
+            python_command(module, *arguments),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=own_environment(),
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise JobError(f"{what} within {seconds:.0f} s") from None
@@ -34,13 +36,13 @@ def ask(module: str, *arguments: str, seconds: float, what: str) -> object:
             raise error_from_wire(message["error"])
         return message["result"]
     except (ValueError, IndexError, KeyError, TypeError):
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit status {done.returncode}"]
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit status {done.returncode}"]
         todo = "check that torch can be imported"
-        raise JobError(f"{what} ({quote(words[-1], 300)})", todo=todo) from None
+        raise JobError(f"{what} ({quote(lines[-1], 300)})", todo=todo) from None
 
 
-def answer(make: Callable[[], object]) -> None:
-    """Writes what `make` returns, or the SizerError that it raises, as the last line of standard output."""
+def print_value(make: Callable[[], object]) -> None:
+    """Print what `make` returns, or the SizerError that it raises, as the last line of standard output."""
     try:
         message = {"result": make()}
     except SizerError as error:

@@ -10,7 +10,13 @@ from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.vision import vision_blueprint
-from sizer.device.trial.materialize import build_skeleton, fill, give_memory, load, skeleton_bytes
+from sizer.device.trial.materialize import (
+    allocate_parameters,
+    build_without_weights,
+    initialize_parameters,
+    load,
+    parameter_and_buffer_bytes,
+)
 from sizer.errors import BuildError
 from tests.device.blueprints import blueprint, perceptron
 from tests.tracing.models import BERT, GPT2, LLAMA, T5, VIT, WHISPER, text
@@ -41,10 +47,10 @@ MODELS: dict[str, Callable[[], Blueprint]] = {
 def test_a_module_is_what_its_constructor_makes_of_it(name: str) -> None:
     plan = MODELS[name]()
     ordinary = plan.build()
-    skeleton = build_skeleton(plan, torch.float32)
+    built = build_without_weights(plan, torch.float32)
 
-    assert all(parameter.is_meta for parameter in skeleton.parameters())
-    module = load(skeleton, CPU)
+    assert all(parameter.is_meta for parameter in built.parameters())
+    module = load(built, CPU)
     buffers = dict(module.named_buffers())
     assert list(buffers) == [path for path, _ in ordinary.named_buffers()]
     for path, buffer in ordinary.named_buffers():
@@ -55,16 +61,16 @@ def test_a_module_is_what_its_constructor_makes_of_it(name: str) -> None:
 
 
 def test_rotary_tables_and_positions_are_there() -> None:
-    llama = dict(build_skeleton(MODELS["llama"](), torch.float32).named_buffers())
+    llama = dict(build_without_weights(MODELS["llama"](), torch.float32).named_buffers())
     # 256 / 8 = 32 values a head: frequencies 10000 ** (-2i/32) for i in 0..15
     expected = 10000.0 ** (-torch.arange(0, 32, 2).float() / 32)
     assert torch.allclose(llama["model.rotary_emb.inv_freq"], expected)
-    bert = dict(build_skeleton(MODELS["bert"](), torch.float32).named_buffers())
+    bert = dict(build_without_weights(MODELS["bert"](), torch.float32).named_buffers())
     assert bert["bert.embeddings.position_ids"].tolist() == [list(range(512))]
 
 
 def test_floating_point_alone_is_cast() -> None:
-    module = load(build_skeleton(blueprint(lambda: nn.BatchNorm1d(3)), torch.bfloat16), CPU)
+    module = load(build_without_weights(blueprint(lambda: nn.BatchNorm1d(3)), torch.bfloat16), CPU)
     assert module.weight.dtype == module.running_mean.dtype == torch.bfloat16
     assert module.num_batches_tracked.dtype == torch.int64
     assert module.running_var.tolist() == [1.0, 1.0, 1.0]
@@ -82,19 +88,19 @@ class Tied(nn.Module):
 
 
 def test_ties_attributes_and_frozen_weights_stay() -> None:
-    module = build_skeleton(blueprint(Tied), torch.float32)
+    module = build_without_weights(blueprint(Tied), torch.float32)
     # 9 weights that two layers share, two biases of 3, 2 frozen ones
-    assert skeleton_bytes(module) == (4 * (9 + 3 + 3 + 2), 0)
+    assert parameter_and_buffer_bytes(module) == (4 * (9 + 3 + 3 + 2), 0)
     module = load(module, CPU)
     assert module.first.weight is module.second.weight
     assert module.frozen.marked and not module.frozen.requires_grad
     assert {p.device.type for p in module.parameters()} == {"cpu"}
-    assert skeleton_bytes(module) == (68, 0)
+    assert parameter_and_buffer_bytes(module) == (68, 0)
 
 
 def test_an_accelerator_gets_the_module_by_its_own_to() -> None:
-    module = build_skeleton(blueprint(Tied), torch.float32)
-    give_memory(module)
+    module = build_without_weights(blueprint(Tied), torch.float32)
+    allocate_parameters(module)
     assert module.first.weight is module.second.weight and module.first.weight.device == CPU
     moved: list[str] = []
     module.to = lambda device: moved.append(device.type) or module  # type: ignore[method-assign]
@@ -118,7 +124,7 @@ class Reader(nn.Module):
 
 @pytest.mark.parametrize("how", ["item", "buffer", "attribute"])
 def test_a_constructor_that_reads_its_weights_finds_them(how: str) -> None:
-    module = build_skeleton(blueprint(lambda: Reader(how)), torch.float32)
+    module = build_without_weights(blueprint(lambda: Reader(how)), torch.float32)
     assert module.weight.is_meta
     if how == "item":
         assert module.scale == 6.0
@@ -131,12 +137,12 @@ def test_a_constructor_that_fails_says_so() -> None:
         raise ValueError("no such layer")
 
     with pytest.raises(ValueError, match="no such layer"):
-        build_skeleton(blueprint(broken), torch.float32)
+        build_without_weights(blueprint(broken), torch.float32)
 
 
 def test_recurrent_layers_know_their_new_weights() -> None:
-    module = load(build_skeleton(blueprint(lambda: nn.LSTM(3, 4, batch_first=True)), torch.float32), CPU)
-    fill(module)
+    module = load(build_without_weights(blueprint(lambda: nn.LSTM(3, 4, batch_first=True)), torch.float32), CPU)
+    initialize_parameters(module)
     output, _ = module(torch.ones(2, 5, 3))
     output.sum().backward()
     assert module.weight_ih_l0.grad.abs().sum() > 0
@@ -144,15 +150,15 @@ def test_recurrent_layers_know_their_new_weights() -> None:
 
 def test_no_checkpointing_where_there_is_none() -> None:
     with pytest.raises(BuildError, match="Tiny has no gradient checkpointing: given checkpointing=1, allowed 0"):
-        build_skeleton(blueprint(perceptron, 4), torch.float32, checkpointing=True)
+        build_without_weights(blueprint(perceptron, 4), torch.float32, checkpointing=True)
 
 
 def test_weights_are_small_and_scales_are_one() -> None:
     module = load(
-        build_skeleton(blueprint(lambda: nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))), torch.float32), CPU
+        build_without_weights(blueprint(lambda: nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))), torch.float32), CPU
     )
     torch.manual_seed(0)
-    fill(module)
+    initialize_parameters(module)
     linear, norm = module
     assert 0.015 < linear.weight.std() < 0.025 and linear.weight.abs().max() < 0.2
     assert linear.bias.tolist() == norm.bias.tolist() == [0.0] * 64

@@ -53,7 +53,7 @@ def _compare(job: dict, progress: Progress) -> dict:
 def _placement(job: dict, progress: Progress) -> dict:
     """Where the tensors of a query's model and batch are, and what is wrong with that."""
     from sizer.config_json import read_config
-    from sizer.placement.rehearsal import check_request
+    from sizer.placement.check import check_request
     from sizer.request import parse_query
 
     text = job["config_text"]

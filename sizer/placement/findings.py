@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sizer.placement.placement import Finding
+from sizer.placement.report import Finding
 
 MIXED_DEVICES = "weights on several devices"
 UNREGISTERED = "parameter that is not registered"
@@ -18,15 +18,15 @@ HARD_CODED = "device named in the code"
 DROPPED = "result of .to() dropped"
 
 
-def weights_on_several_devices(paths: list[str], total: int, others: Iterable[str], home: str) -> Finding:
-    """Parameters and buffers (`paths`, of `total`) that are not on `home`, where most are."""
+def weights_on_several_devices(paths: list[str], total: int, others: Iterable[str], weights_device: str) -> Finding:
+    """Parameters and buffers (`paths`, of `total`) that are not on `weights_device`, where most are."""
     return Finding(
         problem=MIXED_DEVICES,
         breaks=True,
-        what=f"{len(paths)} of {total} parameters and buffers are on {', '.join(sorted(others))}, the others on {home}",
+        what=f"{len(paths)} of {total} parameters and buffers are on {', '.join(sorted(others))}, the others on {weights_device}",
         where=join(paths),
         why="an operator takes its tensors from one device; parts on several work only where forward moves what passes between",
-        todo=f'call module.to("{home}") once everything is built, or move the activations between the parts',
+        todo=f'call module.to("{weights_device}") once everything is built, or move the activations between the parts',
     )
 
 
@@ -42,16 +42,16 @@ def unregistered_parameters(paths: list[str]) -> Finding:
     )
 
 
-def input_on_another_device(name: str, device: str, home: str, operator: str, where: str) -> Finding:
+def input_on_another_device(name: str, device: str, weights_device: str, operator: str, where: str) -> Finding:
     """An input that an operator meets together with weights on another device."""
     variable = "x" if name.startswith("input ") else name
     return Finding(
         problem=INPUT_DEVICE,
         breaks=True,
-        what=f"{name} is on {device}, the weights are on {home}",
+        what=f"{name} is on {device}, the weights are on {weights_device}",
         where=where,
         why=f"{operator} takes its tensors from one device",
-        todo=f'{variable} = {variable}.to("{home}") before the call: for a tensor .to() returns another tensor',
+        todo=f'{variable} = {variable}.to("{weights_device}") before the call: for a tensor .to() returns another tensor',
     )
 
 
@@ -116,12 +116,12 @@ def copied_every_time(path: str, where: str) -> Finding:
     )
 
 
-def device_in_the_code(device: str, home: str, where: str) -> Finding:
+def device_in_the_code(device: str, weights_device: str, where: str) -> Finding:
     """A device that the forward pass asks for by name, and that is not the weights'."""
     return Finding(
         problem=HARD_CODED,
         breaks=True,
-        what=f"the code names {device}, the weights are on {home}",
+        what=f"the code names {device}, the weights are on {weights_device}",
         where=where,
         why="it works only on a machine with that device, and only while the module is on it",
         todo="take the device of a tensor that is there: x.device, next(self.parameters()).device",
