@@ -10,6 +10,7 @@ import pytest
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.memory.affine import fit_affine
 from sizer.memory.allocator import replay_events
+from sizer.memory.estimate import Estimate, describe_range, estimate_tape, has_range
 from sizer.memory.family import TapeFamily
 from sizer.memory.fit import LARGEST_BATCH, fit, fits_in, largest_batch
 from sizer.memory.tape import Tape
@@ -215,3 +216,19 @@ def test_batches_traced_one_by_one():
     assert (found.dtype, found.batch, found.possible_batch) == ("float16", 8, 16)
     assert found.reason.endswith("were tried: 1, 8, 16, 32")
     assert largest_batch(TapeFamily(), card(1000), dtype="float16").batch is None
+
+
+def test_the_range_says_where_it_ends_and_where_there_is_none():
+    def row(tape: Tape, gpu: Gpu) -> Estimate:
+        return estimate_tape(tape, dtype="float32", gpu=gpu)
+
+    # 610 MiB where there is room, at most 640 on this device; no context and no range on the CPU
+    barely = row(make_tape([("a", 300 * MIB), "-a", ("b", 310 * MIB)]), card(640))
+    assert next(iter(describe_range([barely]))).endswith(
+        "it ends at the device's memory, where cached memory is given back"
+    )
+    without = row(make_tape([("a", MIB)]), card(1000, low=0, point=0, high=0, backend="cpu"))
+    roomy = row(work(), card(1000))
+    assert "it ends at" not in next(iter(describe_range([roomy])))
+    assert [has_range(one) for one in (barely, roomy, without)] == [True, True, False]
+    assert next(iter(describe_range([without]))).endswith("no range is known for this device")
