@@ -108,7 +108,7 @@ def test_what_is_forbidden_is_caught():
 
 def test_the_walk_finds_modules_in_packages():
     assert {"sizer.memory", "sizer.memory.tape", "sizer.catalogue.gpus"} <= set(modules_of("sizer.memory.*"))
-    assert any(name.startswith("sizer.tracing.kernels.") for name in modules_of("sizer.tracing.*"))
+    assert any(name.startswith("sizer.tracing.cuda.") for name in modules_of("sizer.tracing.*"))
 
 
 def test_questions_are_read_without_torch():

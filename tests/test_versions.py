@@ -31,8 +31,8 @@ MAY_ASK = {
     "estimator.py",
     "commands/measure.py",
     "tracing/device.py",
-    "tracing/builds.py",
-    "tracing/stand_ins.py",
+    "tracing/cuda/builds.py",
+    "tracing/values/stand_ins.py",
 }
 
 

@@ -10,15 +10,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from sizer.tracing.values.lengths import lengths_assumed
 from torch import nn
 
 import sizer
 from sizer.architecture.blueprint import Blueprint
 from sizer.errors import TraceError
 from sizer.memory.tape import Tape
+from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
-from sizer.tracing.kernels.encoder import fast_path_on
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
@@ -27,7 +26,9 @@ from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.rnnt import transducers_on
 from sizer.tracing.recipes import RECIPES, Work, weight_dtype
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.rules import kernels_installed
 from sizer.tracing.values.boxes import boxes_assumed
+from sizer.tracing.values.lengths import lengths_assumed
 
 _OURS = tuple(str(Path(package.__file__).parent) for package in (torch, sizer))
 
@@ -56,7 +57,7 @@ def trace(
     """
     module.to("meta").to(weight_dtype(work.dtype))
     example = blueprint.example(batch, work.mode == "training")
-    device.work = work.dtype
+    device.dtype = work.dtype
     recorder = Recorder(device)
     recorder.samples = batch
     recorder.load(module)
@@ -77,7 +78,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     device = recorder.device
     with ExitStack() as stack:
         stack.enter_context(imports_apart())
-        stack.enter_context(device.installed())
+        stack.enter_context(kernels_installed(device))
         stack.enter_context(Autocast(device.kind, device.version).installed())
         stack.enter_context(optimizers_on(device.kind))
         stack.enter_context(fast_path_on(device.kind))
@@ -103,7 +104,7 @@ def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[N
     except TraceError:  # says already why
         raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
-        todo = remedy(recorder.device.work, module) if module is not None and is_refusal(error) else None
+        todo = remedy(recorder.device.dtype, module) if module is not None and is_refusal(error) else None
         raise TraceError(_failure(recorder, error), todo=todo) from error
 
 

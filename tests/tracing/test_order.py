@@ -15,7 +15,7 @@ import torch
 
 from sizer.tracing.meta.imports import imports_apart
 from sizer.tracing.recorder import Recorder
-from tests.tracing.size_queries import QUESTIONS
+from tests.tracing.estimates import QUESTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = tuple(QUESTIONS)
@@ -33,7 +33,7 @@ constant = torch.ones(2)
 
 def _asked(names: tuple[str, ...]) -> dict[str, dict]:
     """The answers of a fresh process, asked in this order."""
-    command = [sys.executable, "-m", "tests.tracing.size_queries", ",".join(names)]
+    command = [sys.executable, "-m", "tests.tracing.estimates", ",".join(names)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from sizer.tracing.values.routing import EVENLY, spread
-from sizer.tracing.values.stand_ins import EVERY, FINITE, LISTED, NONZERO
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, RetinaNet
 from torchvision.models.detection.rpn import AnchorGenerator
@@ -22,6 +20,8 @@ from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import build, trace
 from sizer.tracing.values.boxes import KEPT, MATCHED
+from sizer.tracing.values.routing import EVENLY, spread
+from sizer.tracing.values.stand_ins import EVERY, FINITE, LISTED, NONZERO
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.known import known, under
 from tests.tracing.models import text

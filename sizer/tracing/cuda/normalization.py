@@ -1,5 +1,5 @@
-"""Layer and RMS norm on CUDA: copies of strided operands, in the order in which the kernels make them beside their results,
-and partial sums of the weights' gradients.
+"""What layer, RMS and group norm hold inside on CUDA: copies of strided operands, in the order in which the kernels make them
+beside their results, and partial sums of the weights' gradients.
 
 As of PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda,
 LaunchGammaBetaBackwardCUDAKernel). 2.6 has no partial sums: they came with pull request 150773, in 2.8. Whether there are any
@@ -12,12 +12,12 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
+from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.steps import Steps
 from sizer.tracing.values.known import tensors_of
 
 NORM = "gradients of a norm's weights on CUDA"
@@ -28,18 +28,18 @@ _PROCESSORS = max(hardware.processors for hardware in HARDWARE.values())
 _aten = torch.ops.aten
 
 
-def forward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+def norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """The input made contiguous (cuda/layer_norm_kernel.cu)."""
-    yield tuple(_copies(args[0]))
+    yield tuple(copies(args[0]))
     yield from tensors_of(out)
 
 
-def backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+def norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """The input made contiguous, beside the results the gradient, then, since 2.8, where rows are many and narrow a weight's and a
     bias' partial sums, a row for 32, and what summing them holds (cuda/layer_norm_kernel.cu)."""
-    yield tuple(_copies(args[1]))
+    yield tuple(copies(args[1]))
     yield from tensors_of(out)
-    yield _copies(args[0])
+    yield copies(args[0])
     gradients = tensors_of(out[1:])
     columns = prod(args[2])
     rows = args[1].numel() // columns if columns else 0
@@ -66,13 +66,22 @@ def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     return summed_rows(key, which, sums, columns, int(itemsize))
 
 
-def _copies(tensor: Tensor) -> list[int]:
-    return [] if tensor.is_contiguous() else [tensor.numel() * tensor.itemsize]
+def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """A scale and a shift per sample and channel in the accumulation dtype (group_norm_kernel.cu); the input made contiguous."""
+    return [[*copies(args[0]), *[args[3] * args[4] * 4] * 2]]
 
 
-INNER = {
-    _aten.native_layer_norm.default: forward,
-    _aten.native_layer_norm_backward.default: backward,
-    _aten._fused_rms_norm.default: forward,
-    _aten._fused_rms_norm_backward.default: backward,
+def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """In the accumulation dtype two sums per sample and channel, a factor likewise and two per group (group_norm_kernel.cu)."""
+    samples, channels, groups = args[5], args[6], args[8]
+    return [[*copies(args[0]), *[samples * channels * 4] * 3, *[samples * groups * 4] * 2]]
+
+
+HELD: dict[Any, Held] = {
+    _aten.native_layer_norm.default: norm,
+    _aten.native_layer_norm_backward.default: norm_backward,
+    _aten._fused_rms_norm.default: norm,
+    _aten._fused_rms_norm_backward.default: norm_backward,
+    _aten.native_group_norm.default: after_results(group_norm),
+    _aten.native_group_norm_backward.default: after_results(group_norm_backward),
 }

@@ -13,16 +13,14 @@ that the caller handed to backward() stays as it is).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.tracing.values import stand_ins
-
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
+from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten
 
@@ -65,7 +63,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
 
 
-def accumulate(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`old + new` of two gradients, done in place where the engine would."""
     old, new = args[0], args[1]
     if kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
@@ -79,7 +77,7 @@ def accumulate(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _write_into_zeros(in_place: Any) -> Any:
-    def handler(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
         if not in_backward() or not recorder.is_unshared(args[0]):
             return NotImplemented
         recorder.values.forget(args[0])
@@ -88,7 +86,7 @@ def _write_into_zeros(in_place: Any) -> Any:
     return handler
 
 
-def _index_put(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
     if in_backward() and recorder.is_unshared(args[0]):
         return stand_ins.masked_index(recorder, _aten.index_put_.default, args, kwargs)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sizer.tracing.meta import norm_shortcuts
 from sizer.tracing.meta.autocast_lists import names
 from sizer.tracing.meta.norm_shortcuts import like, plain_floats
-from sizer.tracing.tables import join
+from sizer.tracing.tables import join, operator
 from sizer.tracing.values.known import LARGEST_FLOATS
 
 _aten = torch.ops.aten
@@ -38,11 +38,6 @@ FOREACH = names("""
     lerp.Scalar addcdiv.Scalar addcdiv.ScalarList addcdiv.Tensor addcmul.Scalar addcmul.ScalarList addcmul.Tensor
     sign
 """)
-
-
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(_aten, packet), overload or "default")
 
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -202,17 +197,17 @@ def _foreach() -> dict[Any, Any]:
     table: dict[Any, Any] = {}
     for name in FOREACH:
         packet, _, overload = name.partition(".")
-        table[_overload(f"_foreach_{packet}.{overload or 'default'}")] = foreach
-        table[_overload(f"_foreach_{packet}_.{overload or 'default'}")] = foreach_in_place
+        table[operator(f"_foreach_{packet}.{overload or 'default'}")] = foreach
+        table[operator(f"_foreach_{packet}_.{overload or 'default'}")] = foreach_in_place
     return table
 
 
 def _table() -> dict[Any, Any]:
     return join(
-        {_overload(name): rule for name, rule in RULES.items()},
-        {_overload(name): pointwise for name in POINTWISE},
-        {_overload(name): comparison for name in COMPARISONS},
-        {_overload(name): in_place for name in IN_PLACE},
+        {operator(name): rule for name, rule in RULES.items()},
+        {operator(name): pointwise for name in POINTWISE},
+        {operator(name): comparison for name in COMPARISONS},
+        {operator(name): in_place for name in IN_PLACE},
         _foreach(),
     )
 

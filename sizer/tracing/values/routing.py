@@ -9,15 +9,13 @@ noted where something comes to depend on it: grouped matrix products do not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sizer.tracing.values.handler import Handler, HandlerContext
 from sizer.tracing.values.known import LARGEST_ASSUMED
-
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
 
 EVENLY = (
     "the largest (or smallest) of unknown values were taken to lie evenly spread, "
@@ -38,7 +36,7 @@ def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
     return places.view(*rest, chosen).movedim(-1, dim).contiguous()
 
 
-def choose(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`topk(values [.., n, ..], k, dim)`, `argmax(values, dim)`, `max(values, dim)` and their opposites; unknown places are
     spread evenly."""
     out = func(*args, **kwargs)
@@ -62,6 +60,6 @@ def choose(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return out
 
 
-HANDLERS = dict.fromkeys(
+HANDLERS: dict[Any, Handler] = dict.fromkeys(
     (_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim), choose
 )

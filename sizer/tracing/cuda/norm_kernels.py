@@ -1,24 +1,19 @@
-"""Normalization: which library runs it, and the dtype of the statistics that it keeps."""
+"""Batch norm and RMS norm on CUDA: which kernel runs, PyTorch's own or cuDNN's, fused or not."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._prims_common import suggest_memory_format
 
+from sizer.tracing.device import Device
 from sizer.versions import version_followed
-
-if TYPE_CHECKING:
-    from sizer.tracing.device import Device
 
 _aten = torch.ops.aten
 
 
-def batch_norm_on_cuda(
-    device: Device, input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
-):
+def batch_norm(device: Device, input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     """aten.batch_norm: cuDNN or PyTorch's own kernel (Normalization.cpp, _batch_norm_impl_index)."""
     if cudnn_enabled and _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps):
         device.note_choice("batch norm", "cuDNN", f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}")
@@ -44,7 +39,7 @@ def _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps) -
     return input.dim() >= 3 and input.shape[0] <= batches and eps >= 0.0 and indexed
 
 
-def rms_norm_on_cuda(device: Device, input, normalized_shape, weight=None, eps=None):
+def rms_norm(device: Device, input, normalized_shape, weight=None, eps=None):
     """aten.rms_norm: one fused kernel that saves its input and the inverse root [.., 1] (layer_norm.cpp, rms_norm_symint).
 
     Not for weights of another dtype or images in channels-last order, nor in 2.6: then a chain of operators.
@@ -88,19 +83,4 @@ class _FusedRmsNorm(torch.autograd.Function):
         return grads[0], None, grads[1], None
 
 
-def _statistics_on_cpu(args: tuple, out: Any) -> Any:
-    """native_{layer,group,batch}_norm on the CPU keep mean and variance in the input's dtype, where meta and CUDA keep float32.
-
-    Source: param_scalar_type in aten/src/ATen/native/cpu/mixed_data_type.h: float32 only if the weights are.
-    """
-    input, weights = args[0], [a for a in args[1:5] if isinstance(a, torch.Tensor)]
-    wide = torch.float32 if any(w.dtype == torch.float32 for w in weights) else input.dtype
-    return (out[0], *(t if t.dtype == wide else t.to(wide) for t in out[1:]))
-
-
-RESULTS_ON_CPU = {
-    _aten.native_layer_norm.default: _statistics_on_cpu,
-    _aten.native_group_norm.default: _statistics_on_cpu,
-    _aten.native_batch_norm.default: _statistics_on_cpu,
-    _aten._native_batch_norm_legit.default: _statistics_on_cpu,
-}
+KERNELS = {_aten.batch_norm.default: batch_norm, _aten.rms_norm.default: rms_norm}
