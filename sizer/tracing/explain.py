@@ -67,7 +67,7 @@ def formulas(device: Device, gpu: Gpu | None = None) -> dict[str, Formula]:
     """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
     rules = rules_for(device)
     who = oracle_name(gpu) if gpu is not None else None
-    asked = convolution.ASKED.format(who) if who else ""
+    asked = convolution.BY_CUDNN.format(who) if who else ""
     found = {
         str(operator): Formula(
             text=_first_paragraph(function.__doc__),

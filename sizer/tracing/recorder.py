@@ -67,15 +67,15 @@ class Recorder(TorchDispatchMode):
         self.notes: dict[str, None] = {}
         self.at: Any = None
         self.on_backward: Callable[[], None] | None = None
-        self.samples = 1  # of the batch: what is spread over unknown places is spread alike within each
-        self.most: int | None = None  # elements that an unknown mask is taken to find; None for all
+        self.batch_size = 1  # of the batch: what is spread over unknown places is spread alike within each
+        self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
         self._plans: dict[Any, _Plan] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         self._workspaces: set[tuple[bool, int]] = set()
         device.where = self.paths.current
-        self._sole_owner = in_place.count_of_a_sole_owner()
-        self.engines_own = in_place.count_of_the_engines_own()
+        self._sole_owner = in_place.sole_owner_use_count()
+        self.engine_use_count = in_place.engine_use_count()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

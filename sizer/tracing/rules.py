@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,65 +26,31 @@ from sizer.tracing.cuda import (
     embedding,
     encoder,
     indexing,
-    norm_kernels,
     normalization,
     recurrent,
     reductions,
     softmax,
-)
+)  # fmt: skip
 from sizer.tracing.cuda.cublas import Blas, blas_of
 from sizer.tracing.device import Device
-from sizer.tracing.meta import composite, ctc, dtypes, grouped, in_place, shortcuts, strides
-from sizer.tracing.tables import Results, join
+from sizer.tracing.meta import composite, ctc, dtypes, grouped, in_place, norm_shortcuts, shortcuts, strides
+from sizer.tracing.tables import join
 from sizer.tracing.values import boxes, routing, stand_ins
 from sizer.tracing.values.handler import Handler
 from sizer.versions import Version
 
-_KERNELS = {
-    "cuda": join(
-        composite.KERNELS,
-        attention.KERNELS,
-        dropout.KERNELS,
-        encoder.KERNELS,
-        norm_kernels.KERNELS,
-        recurrent.KERNELS,
-        softmax.KERNELS,
+_EVERYWHERE = (stand_ins, routing, boxes, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, shortcuts)
+# The modules whose tables are a device's rules.
+FAMILIES: dict[str, tuple[ModuleType, ...]] = {
+    "cuda": (
+        *_EVERYWHERE, strides, attention, attention_workspaces, convolution, dropout, embedding, encoder, indexing, normalization,
+        recurrent, reductions, softmax,
     ),
-    "mps": join(composite.KERNELS, mps.KERNELS),
-    "cpu": join(composite.KERNELS, cpu_attention.KERNELS),
-}
-_EVERYWHERE = (
-    stand_ins.HANDLERS, routing.HANDLERS, boxes.HANDLERS, ctc.HANDLERS, grouped.HANDLERS, in_place.HANDLERS,
-)  # fmt: skip
-_HANDLERS = {"cuda": join(*_EVERYWHERE, recurrent.HANDLERS), "mps": join(*_EVERYWHERE), "cpu": join(*_EVERYWHERE)}
-_HELD = {
-    "cuda": join(
-        attention_workspaces.HELD,
-        convolution.HELD,
-        dropout.HELD,
-        embedding.HELD,
-        indexing.HELD,
-        normalization.HELD,
-        recurrent.HELD,
-        reductions.HELD,
-        softmax.HELD,
+    "mps": (*_EVERYWHERE, mps),
+    "cpu": (
+        *_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, products, cpu_reductions,
     ),
-    "mps": {},
-    "cpu": join(
-        cpu_attention.HELD,
-        cpu_convolution.HELD,
-        copies.HELD,
-        cpu_normalization.HELD,
-        products.HELD,
-        cpu_reductions.HELD,
-    ),
-}
-
-
-def _results(kind: str, version: Version) -> Results:
-    if kind == "cuda":
-        return join(strides.RESULTS, softmax.RESULTS, attention.results(version))
-    return join(strides.RESULTS, copies.RESULTS, cpu_normalization.RESULTS) if kind == "cpu" else {}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +76,17 @@ def rules_for(device: Device) -> Rules:
 
 @cache
 def _rules(kind: str, capability: tuple[int, int] | None, version: Version) -> Rules:
+    def joined(table: str) -> dict[Any, Any]:
+        return join(*(vars(family).get(table, {}) for family in FAMILIES[kind]))
+
+    by_version = attention.results(version) if kind == "cuda" else {}
     return Rules(
-        kernels=_KERNELS[kind],
-        handlers=_HANDLERS[kind],
-        results=_results(kind, version),
-        held=_HELD[kind],
-        checks=dtypes.CHECKS,
-        shortcuts=shortcuts.SHORTCUTS,
+        kernels=joined("KERNELS"),
+        handlers=joined("HANDLERS"),
+        results=join(joined("RESULTS"), by_version),
+        held=joined("HELD"),
+        checks=joined("CHECKS"),
+        shortcuts=joined("SHORTCUTS"),
         blas=blas_of(capability, version) if capability is not None else None,
     )
 

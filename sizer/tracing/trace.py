@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import sizer
 from sizer.architecture.blueprint import Blueprint
 from sizer.errors import TraceError
 from sizer.memory.tape import Tape
@@ -21,7 +20,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
-from sizer.tracing.meta.imports import imports_apart
+from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.rnnt import transducers_on
 from sizer.tracing.recipes import RECIPES, Work, weight_dtype
@@ -30,7 +29,7 @@ from sizer.tracing.rules import kernels_installed
 from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.lengths import lengths_assumed
 
-_OURS = tuple(str(Path(package.__file__).parent) for package in (torch, sizer))
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def build(blueprint: Blueprint) -> nn.Module:
@@ -39,7 +38,7 @@ def build(blueprint: Blueprint) -> nn.Module:
     Small buffers (strides, positions, scales) keep their values for the traces to come (`Recorder.load`).
     """
     recorder = Recorder(Device("cpu"))
-    with imports_apart(), values_from_data(recorder.values), recorder, torch.device("meta"):
+    with untraced_imports(), values_from_data(recorder.values), recorder, torch.device("meta"):
         module = blueprint.build()
     recorder.values.keep(module)
     return module
@@ -59,7 +58,7 @@ def trace(
     example = blueprint.example(batch, work.mode == "training")
     device.dtype = work.dtype
     recorder = Recorder(device)
-    recorder.samples = batch
+    recorder.batch_size = batch
     recorder.load(module)
     recorder.log.mark("load")
     with unchanged(module):
@@ -77,7 +76,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     """Within the context, everything on meta tensors is logged by the rules of the recorder's device."""
     device = recorder.device
     with ExitStack() as stack:
-        stack.enter_context(imports_apart())
+        stack.enter_context(untraced_imports())
         stack.enter_context(kernels_installed(device))
         stack.enter_context(Autocast(device.kind, device.version).installed())
         stack.enter_context(optimizers_on(device.kind))

@@ -530,8 +530,8 @@ def test_a_roll_goes_dimension_by_dimension() -> None:
     ],
 )
 def test_gradients_of_a_norms_weights_are_summed_in_two_passes(key: str, rows: int, columns: int, bytes: int) -> None:
-    assert normalization.answer(key, ("partial sums", "2"), (rows, columns)) == bytes
-    staged = normalization.answer(key, ("semaphores", "2"), (rows, columns))
+    assert normalization.resolve(key, ("partial sums", "2"), (rows, columns)) == bytes
+    staged = normalization.resolve(key, ("semaphores", "2"), (rows, columns))
     assert staged == 0 if bytes == 0 else staged > 0
 
 

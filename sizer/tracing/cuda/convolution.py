@@ -2,7 +2,7 @@
 
 As of PyTorch 2.11 to 2.15: aten/src/ATen/native/Convolution.cpp (_convolution, convolution_backward), cudnn/ConvShared.cpp,
 and for what cuDNN does not take cuda/ConvolutionMM2d.cu, NaiveDilatedConvolution.cu, NaiveConvolutionTranspose2d.cu,
-NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. What cuDNN itself works in is a question
+NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. What cuDNN itself works in is a size query
 (sizer.memory.size_queries) of the kind CUDNN.
 
 *Known limitations*: in channels last, what cuDNN does not take returns contiguous tensors, here they are in channels last;
@@ -46,7 +46,10 @@ def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps
         yield tuple(copies(call.input, layout=call.layout))
         yield out
         direction, x, y = ("backward data", result, call.input) if call.transposed else ("forward", call.input, result)
-        yield [*copies(call.weight, layout=call.layout), _ask(device, direction, call, x, y, call.weight, call.layout)]
+        yield [
+            *copies(call.weight, layout=call.layout),
+            _workspace(device, direction, call, x, y, call.weight, call.layout),
+        ]
         return
     if backend == "depthwise":
         yield tuple(copies(call.input))
@@ -72,7 +75,7 @@ def convolution_backward(device: Device, args: tuple, kwargs: dict, out: tuple) 
     call = as_call(input, weight, tuple(options))
     note_differences(device, call)
     backend = backend_of(call, device.capability)
-    results = [one if asked else None for one, asked in zip(out, wanted, strict=True)]
+    results = [one if needed else None for one, needed in zip(out, wanted, strict=True)]
     copied = [*((t.nbytes for t in (grad, input) if not t.is_contiguous()) if input.dim() == 3 else ())]
     yield tuple(copied)
     if backend == "cudnn":
@@ -95,11 +98,11 @@ def _backward_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[T
         yield results[0]
         gradient = _view4d(results[0])
         direction, x, y = ("forward", grad, gradient) if call.transposed else ("backward data", gradient, grad)
-        yield [*copies(call.weight, layout=layout), _ask(device, direction, call, x, y, call.weight, layout)]
+        yield [*copies(call.weight, layout=layout), _workspace(device, direction, call, x, y, call.weight, layout)]
     if results[1] is not None:
         yield results[1]
         x, y = (grad, call.input) if call.transposed else (call.input, grad)
-        yield [_ask(device, "backward filter", call, x, y, _view4d(results[1]), layout)]
+        yield [_workspace(device, "backward filter", call, x, y, _view4d(results[1]), layout)]
     if results[2] is not None:
         yield from _bias_gradient(grad, results[2])
 
@@ -157,7 +160,7 @@ def _narrowed(tensor: Tensor, groups: int) -> list[int]:
 # ----------------------------------------------------------------------------------------------------------------- cuDNN
 
 
-def _ask(
+def _workspace(
     device: Device, direction: str, call: Call, x: Tensor, y: Tensor, weight: Tensor, layout: torch.memory_format
 ) -> int:
     """The workspace's bytes by a model, and what to ask cuDNN for the true ones; benchmarking tries every engine instead."""
@@ -186,7 +189,7 @@ def _view4d(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
-ASKED = (
+BY_CUDNN = (
     "Copies of operands in another layout and the workspace of the engine that {} (cudnn/ConvShared.cpp, "
     "Conv_v8.cpp); without cuDNN columns and cuBLAS's workspace (ConvolutionMM2d.cu)."
 )

@@ -54,7 +54,7 @@ def dense_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
     yield blocks("sums")
 
 
-def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block by its name and PyTorch's version, and by (indices, rows of the embedding, bytes of a row as
     summed, bytes of an index)."""
     name, version = words

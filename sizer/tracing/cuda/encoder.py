@@ -49,8 +49,8 @@ def multi_head_attention(device: Device, query, key, value, embed_dim, num_head,
     fused = query is key and key is value and head % 8 == 0 and not need_weights and mask is None
     if fused:
         q = split(query)
-        asked = Attention(query=q, key=q, value=q, mask=None, dropout=0.0, is_causal=False, scale=None, grouped=False)
-        fused = choose(device, asked) in ("flash", "efficient", "cudnn")
+        call = Attention(query=q, key=q, value=q, mask=None, dropout=0.0, is_causal=False, scale=None, grouped=False)
+        fused = choose(device, call) in ("flash", "efficient", "cudnn")
     device.note_choice(
         "multi-head attention",
         "fast path",

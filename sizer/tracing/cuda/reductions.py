@@ -59,7 +59,7 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
 def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) -> int:
     """What a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in bytes."""
     accumulator, converts = (4, "0") if itemsize == 2 else (itemsize, "1")
-    return answer(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
+    return resolve(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
 
 
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
@@ -81,7 +81,7 @@ def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result:
     return [DeferredSize(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
 
 
-def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block of a reduction on a GPU; where 32 bits do not index the input, the largest of its pieces' blocks."""
     which, reduced, itemsize, accumulator, converts = words
     rank = len(reduced)

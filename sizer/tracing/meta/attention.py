@@ -105,5 +105,5 @@ def math_attention(a: Attention) -> Tensor:
     if a.dropout > 0:
         weights = torch.dropout(weights, a.dropout, True)
     output = torch.matmul(weights, value).to(dtype)
-    weights.to(dtype)  # its second result, which nobody takes
+    weights.to(dtype)  # its second result, which is dropped
     return output

@@ -1,4 +1,4 @@
-"""What PyTorch's Python side must be told while a trace runs: constructors from data, and whose device "meta" is."""
+"""Python functions of PyTorch that are replaced while a trace runs: constructors from data, and the generator's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Undoing what watching changes.
+"""In-place operations of the backward pass that a dispatch mode switches off, switched on again.
 
 Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (ATen/TensorSubclassLikeUtils.h, 2.6, 2.11 to 2.15)
 and autograd gives up writing into tensors that it alone owns:
@@ -25,7 +25,7 @@ from sizer.tracing.values.handler import HandlerContext
 _aten = torch.ops.aten
 
 
-def count_of_a_sole_owner() -> int:
+def sole_owner_use_count() -> int:
     """The storage use count, seen from Python, of a tensor that a single C++ or Python variable holds."""
     tensor = torch.empty(1, device="meta")
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
@@ -43,7 +43,7 @@ class _Counting(TorchDispatchMode):
 
 
 @cache
-def count_of_the_engines_own() -> int:
+def engine_use_count() -> int:
     """The use count, seen under a dispatch mode, of a gradient that autograd's engine holds and nobody else."""
     leaf = torch.empty(1, device="meta", requires_grad=True)
     with torch.enable_grad():
@@ -70,7 +70,7 @@ def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
         return NotImplemented
     if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
         return NotImplemented
-    if old._use_count() > recorder.engines_own or not recorder.is_unshared(old) or not _is_dense(old):
+    if old._use_count() > recorder.engine_use_count or not recorder.is_unshared(old) or not _is_dense(old):
         return NotImplemented
     recorder.values.forget(old)
     return old  # which add_ would leave as it is

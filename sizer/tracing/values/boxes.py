@@ -1,4 +1,4 @@
-"""Boxes that nobody can know: those a detector proposes, which of them survive, and which of them match an object.
+"""Detection boxes of unknown values: those a detector proposes, which of them survive, and which of them match an object.
 
 As many pass a score threshold as the model goes on with at most (`topk_candidates`, `detections_per_img`). Non-maximum
 suppression keeps all it is given; the model cuts them to its own limits (`post_nms_top_n`, `detections_per_img`). Matching
@@ -78,9 +78,9 @@ def _on_cpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
 
 @contextmanager
 def boxes_assumed(recorder: HandlerContext) -> Iterator[None]:
-    """Within the context torchvision's detectors go on with boxes that nobody can know as their own limits allow.
+    """Within the context torchvision's detectors go on with as many boxes of unknown values as their own limits allow.
 
-    The functions themselves run. Answers of `Matcher` (the number of an object [N], or -1 for background) and `LevelMapper`
+    The functions themselves run. Results of `Matcher` (the number of an object [N], or -1 for background) and `LevelMapper`
     (the level [N] of the feature pyramid that a box is pooled from) get values; in `postprocess_detections` no more boxes pass
     the score threshold than the model goes on with.
     """
@@ -125,11 +125,11 @@ def _limiting(recorder: HandlerContext, postprocess: Callable[..., Any]) -> Call
     """Of each class (SSD) or level (FCOS, RetinaNet) as many candidates as are compared, of R-CNNs as many as are returned."""
 
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, recorder.most = recorder.most, getattr(self, "topk_candidates", self.detections_per_img)
+        before, recorder.mask_limit = recorder.mask_limit, getattr(self, "topk_candidates", self.detections_per_img)
         try:
             return postprocess(self, *args, **kwargs)
         finally:
-            recorder.most = before
+            recorder.mask_limit = before
 
     return limited
 

@@ -17,9 +17,9 @@ class HandlerContext(AbstractContextManager, Protocol):
 
     device: Device
     values: KnownValues
-    samples: int  # of the batch: what is spread over unknown places is spread alike within each
-    most: int | None  # elements that an unknown mask is taken to find; None for all
-    engines_own: int  # the use count of a gradient that autograd's engine alone holds
+    batch_size: int  # what is spread over unknown places is spread alike within each
+    mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
+    engine_use_count: int  # the use count of a gradient that autograd's engine alone holds
 
     def stand_in(self, text: str) -> None:
         """Notes an assumption about an unknown value, with the module that asked."""

@@ -1,4 +1,4 @@
-"""Lengths that nobody can know: how many bytes a patch of text holds, how many frames a phoneme lasts.
+"""Predicted lengths, which depend on weights: how many bytes a patch of text holds, how many frames a phoneme lasts.
 
 Some models of transformers predict from their weights how long what they go on with will be. The functions themselves run; what
 they predict gets values, so that everything after them has a size. Both are what such models come to on ordinary data.

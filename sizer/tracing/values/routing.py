@@ -1,6 +1,6 @@
 """Choices among unknown values: which experts of a mixture a token goes to, which candidates of a detector score best.
 
-`topk`, `argmax`, `max` and their opposites of values that nobody can know choose places that are spread evenly: row r of the
+`topk`, `argmax`, `max` and their opposites of unknown values choose places that are spread evenly: row r of the
 choice takes the next k of n places after those of row r - 1, starting anew with each sample of the batch. That is a choice
 which could have happened (k different places in every row), every expert gets the same number of tokens, give or take one, and
 from then on the places are known, so that loops over experts, their masks and their capacities agree with each other. It is
@@ -55,7 +55,7 @@ def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     size = values.shape[dim]
     shape = [*values.shape]
     shape[dim] = places.numel() * size // values.numel()
-    real = spread(torch.Size(shape), dim, size, recorder.samples)
+    real = spread(torch.Size(shape), dim, size, recorder.batch_size)
     recorder.values.assume(places, real.view(places.shape), EVENLY)
     return out
 

@@ -1,4 +1,4 @@
-"""Operators whose result depends on values: answered from known values, else by a documented stand-in.
+"""Operators whose result depends on values: computed from known values, else given by a documented stand-in.
 
 Each stand-in is noted once per operator and module, and every report lists it as uncounted. Where a stand-in has values of its
 own (the places that `nonzero` found), they are known from there on, so that what follows agrees with it.
@@ -168,8 +168,8 @@ def _found(recorder: HandlerContext, mask: Tensor, text: str, apart: bool = True
     known up to `LARGEST_ASSUMED` places.
     """
     count = mask.numel()
-    if recorder.most is not None and recorder.most < count:
-        count, text = recorder.most, PASSED.format(recorder.most)
+    if recorder.mask_limit is not None and recorder.mask_limit < count:
+        count, text = recorder.mask_limit, PASSED.format(recorder.mask_limit)
     recorder.stand_in(text)
     shapes = [(count,)] * mask.dim() if apart else [(count, mask.dim())]
     if count > LARGEST_ASSUMED:
