@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, Formula, KernelUse
-from sizer.tracing.cuda import convolution, cublas, scratch
+from sizer.tracing.cuda import convolution, cublas, recurrent
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
-from sizer.tracing.device import Device
+from sizer.tracing.device import Choice, Device
+from sizer.tracing.rules import rules_for
 from sizer.versions import format_version
 
+# What cuDNN decides by itself; for convolutions it can be asked.
+DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.HELD.keys()
 _WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
 
 
@@ -62,18 +65,19 @@ def convolutions(gpu: Gpu | None) -> str:
 
 def formulas(device: Device, gpu: Gpu | None = None) -> dict[str, Formula]:
     """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
+    rules = rules_for(device)
     who = oracle_name(gpu) if gpu is not None else None
-    asked = convolution.ASKED.format(who) if who else ""
+    asked = convolution.BY_CUDNN.format(who) if who else ""
     found = {
         str(operator): Formula(
             text=_first_paragraph(function.__doc__),
-            modelled=function in scratch.MODELLED,
-            asked=asked if operator in convolution.INNER else "",
+            modelled=device.kind == "cuda" and operator in DECIDED_BY_CUDNN,
+            asked=asked if operator in convolution.HELD else "",
         )
-        for operator, function in {**device.scratch, **device.inner}.items()
+        for operator, function in rules.held.items()
     }
-    if device.blas is not None:
-        found |= dict.fromkeys(map(str, cublas.WORKSPACE_USERS), Formula(text=_blas(device.blas)))
+    if rules.blas is not None:
+        found |= dict.fromkeys(map(str, cublas.WORKSPACE_USERS), Formula(text=_blas(rules.blas)))
     return found
 
 
@@ -90,7 +94,7 @@ def _first_paragraph(text: str | None) -> str:
     return " ".join((text or "").split("\n\n")[0].split())
 
 
-def _kernel(choice, dtypes: tuple[str, ...], same: Mapping[str, str]) -> KernelUse:  # type: ignore[no-untyped-def]
+def _kernel(choice: Choice, dtypes: tuple[str, ...], same: Mapping[str, str]) -> KernelUse:
     takers = tuple(dtype for dtype in dtypes if same.get(dtype, dtype) in choice.modules)
     modules = max((len(paths) for paths in choice.modules.values()), default=0)
     return KernelUse(

@@ -11,7 +11,7 @@ CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
 class DeferredSize(int):
-    """A block's bytes by a model, with the question (sizer.memory.size_queries) that its true size is asked by."""
+    """A block's bytes by a model, with the size query (sizer.memory.size_queries) by which an oracle gives its true size."""
 
     kind: str
     words: tuple[str, ...]

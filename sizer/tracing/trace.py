@@ -15,16 +15,17 @@ from torch import nn
 from sizer.architecture.blueprint import Blueprint
 from sizer.errors import TraceError
 from sizer.memory.tape import Tape
+from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
-from sizer.tracing.kernels.encoder import fast_path_on
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
-from sizer.tracing.meta.imports import imports_apart
+from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.rnnt import transducers_on
 from sizer.tracing.recipes import Steps, Work, weight_dtype
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.rules import kernels_installed
 from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.lengths import lengths_assumed
 
@@ -38,7 +39,7 @@ def build(blueprint: Blueprint) -> nn.Module:
     Small buffers (strides, positions, scales) keep their values for the traces to come (`Recorder.load`).
     """
     recorder = Recorder(Device("cpu"))
-    with imports_apart(), values_from_data(recorder.values), recorder, torch.device("meta"):
+    with untraced_imports(), values_from_data(recorder.values), recorder, torch.device("meta"):
         module = blueprint.build()
     recorder.values.keep(module)
     return module
@@ -56,9 +57,9 @@ def trace(
     """
     module.to("meta").to(weight_dtype(work.dtype))
     example = blueprint.example(batch, work.mode == "training")
-    device.work = work.dtype
+    device.dtype = work.dtype
     recorder = Recorder(device)
-    recorder.samples = batch
+    recorder.batch_size = batch
     recorder.load(module)
     recorder.log.mark("load")
     with unchanged(module):
@@ -101,8 +102,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
     """Within the context, everything on meta tensors is logged by the rules of the recorder's device."""
     device = recorder.device
     with ExitStack() as stack:
-        stack.enter_context(imports_apart())
-        stack.enter_context(device.installed())
+        stack.enter_context(untraced_imports())
+        stack.enter_context(kernels_installed(device))
         stack.enter_context(Autocast(device.kind, device.version).installed())
         stack.enter_context(optimizers_on(device.kind))
         stack.enter_context(fast_path_on(device.kind))
@@ -128,7 +129,7 @@ def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[N
     except TraceError:  # says already why
         raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
-        todo = remedy(recorder.device.work, module) if module is not None and is_refusal(error) else None
+        todo = remedy(recorder.device.dtype, module) if module is not None and is_refusal(error) else None
         raise TraceError(_failure(recorder, error), todo=todo) from error
 
 

@@ -1,4 +1,4 @@
-"""Watching code that nobody described: which phase a step is in, and which blocks are parameters, gradients and state.
+"""A user's own step, watched by hooks: which phase it is in, and which blocks are parameters, gradients and optimizer state.
 
 Recipes say so themselves. For a step of somebody's own, PyTorch's global hooks tell: modules register parameters and
 buffers, autograd's engine is at work or not, optimizers announce their steps.

@@ -12,6 +12,7 @@ from sizer.tracing.cuda.convolution_backend import as_call, backend_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
+from sizer.tracing.rules import rules_for
 from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments, cases, make, options, precision
 
 COUNT = 60
@@ -26,7 +27,7 @@ def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
 
     def held(operator, case: dict, arguments: tuple, out) -> list[int]:  # type: ignore[no-untyped-def]
         with precision(case):
-            steps = [*device.inner[operator](device, arguments, {}, out)]
+            steps = [*rules_for(device).held[operator](device, arguments, {}, out)]
         sizes = [size for step in steps if isinstance(step, list | tuple) for size in step]
         found = [answer(one.kind, one.words, one.numbers) if isinstance(one, DeferredSize) else one for one in sizes]
         return sorted(rounded(size) for size in found if size)

@@ -72,7 +72,7 @@ def test_without_a_driver_cudnn_would_pass_over_these_engines(monkeypatch: pytes
     asked = numbers((32, 256, 56, 56), (64, 256, 1, 1))
     words = ("forward", "float32", "contiguous", "tf32")
     assert cudnn_convolution._workspace_bytes("a100-40gb", words, asked) == 0
-    monkeypatch.setattr(deviceless.Answers, "asking", lambda self, capability: nullcontext())
+    monkeypatch.setattr(deviceless.Interposer, "described", lambda self, capability: nullcontext())
     # copies of all three operands in NHWC instead: 4 * (32 * 256 * 56 * 56 + 32 * 64 * 56 * 56 + 64 * 256) bytes are 122.6 MiB
     alone = cudnn_convolution._workspace_bytes("a100-40gb", words, asked)
     assert alone > 4 * 32 * 256 * 56 * 56
@@ -140,7 +140,7 @@ def test_products_that_cublaslt_supports(
 def test_the_report_says_where_cublaslt_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     caches = (cudnn_convolution.without_cublaslt, workspace_bytes)
     with monkeypatch.context() as patch:
-        patch.setattr(cudnn, "answers", lambda: "no such table here")
+        patch.setattr(cudnn, "interposer", lambda: "no such table here")
         for cache in caches:
             cache.cache_clear()
         report = sizer.estimate(SMALL)

@@ -12,18 +12,18 @@ from torch import nn
 import sizer
 from sizer.memory.bounds import CLOSED_KERNELS
 from sizer.memory.report import Report
-from sizer.tracing import device as devices
-from sizer.tracing.cuda import convolution, scratch
-from sizer.tracing.device import Device
-from sizer.tracing.explain import explain, formulas, rules_of
+from sizer.tracing.cuda import convolution
+from sizer.tracing.device import KINDS, Device
+from sizer.tracing.explain import DECIDED_BY_CUDNN, explain, formulas, rules_of
+from sizer.tracing.rules import rules_for
 from tests.tracing.test_mechanisms import Attend, run
 
 SOURCE = re.compile(r"\b[\w/{},]+\.(cuh?|cpp|h|py)\b")
 
 
-@pytest.mark.parametrize("kind", devices._KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_rule_names_its_source(kind: str) -> None:
-    for name, function in devices._KERNELS[kind].items():
+    for name, function in rules_for(Device(kind, (8, 0) if kind == "cuda" else None)).kernels.items():
         told = f"{function.__doc__} {inspect.getmodule(function).__doc__}"
         assert SOURCE.search(told), name
 
@@ -37,10 +37,9 @@ def test_every_workspace_of_cuda_names_its_source_first() -> None:
 def test_what_cudnn_decides_is_modelled() -> None:
     told = formulas(Device("cuda", (8, 0)))
     modelled = {name for name, formula in told.items() if formula.modelled}
-    functions = {**scratch.SCRATCH, **convolution.INNER}
-    assert modelled == {str(op) for op, function in functions.items() if function in scratch.MODELLED}
+    assert modelled == set(map(str, DECIDED_BY_CUDNN))
     # and so does the range of the process: these whatever happens, convolutions where nobody answers
-    assert {name for name in modelled if not name.startswith(CLOSED_KERNELS)} == set(map(str, convolution.INNER))
+    assert {name for name in modelled if not name.startswith(CLOSED_KERNELS)} == set(map(str, convolution.HELD))
     assert not told["aten._scaled_dot_product_flash_attention_backward.default"].modelled
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sizer.tracing.values.lengths import DURATIONS, PATCHES
 
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.memory.tape import Tape
@@ -12,6 +11,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import build, trace
+from sizer.tracing.values.lengths import DURATIONS, PATCHES
 from tests.architecture.rare_configs import RARE
 from tests.tracing.known import known, under
 

@@ -19,10 +19,11 @@ from sizer.errors import TraceError
 from sizer.memory.allocator import replay
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import live_by_category
+from sizer.tracing.cuda.attention_backend import choose
 from sizer.tracing.cuda.cublas import blas_of
 from sizer.tracing.device import Device
-from sizer.tracing.kernels.attention import Attention, choose
 from sizer.tracing.meta import in_place
+from sizer.tracing.meta.attention import Attention
 from sizer.tracing.recipes import Work
 from sizer.tracing.trace import build, trace
 from sizer.versions import installed_version

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.tracing.cpu import onednn, scratch
+from sizer.tracing.cpu import onednn
+from sizer.tracing.cpu.convolution import _Call
 from sizer.tracing.cpu.onednn import Convolution
 from sizer.tracing.device import Device
 from sizer.tracing.meta import strides
@@ -272,10 +273,10 @@ def test_one_thread_leaves_small_batches_of_one_pixel_kernels_to_pytorch() -> No
     weight = torch.zeros(8, 4, 1, 1)
     device = Device("cpu")
     for batch, held in ((2, False), (16, True)):
-        question = scratch._Question(
+        call = _Call(
             torch.zeros(batch, 4, 6, 6), weight, ([1, 1], [0, 0], [1, 1], False, [0, 0], 1), (batch, 8, 6, 6), False
         )
-        assert question.uses_library() is held
+        assert call.uses_library() is held
     assert device.changes_at is None
     steps_of = Recorder(device)
     image = steps_of.place(torch.zeros(2, 4, 6, 6))

@@ -427,7 +427,7 @@ def test_as_many_candidates_pass_as_the_model_compares(recorder: Recorder) -> No
 
 def test_the_limit_ends_with_the_models_own_code(recorder: Recorder) -> None:
     counted(recorder, retina_net, (), training=False)
-    assert recorder.most is None
+    assert recorder.mask_limit is None
     assert torchvision.models.detection.RetinaNet.postprocess_detections.__name__ == "postprocess_detections"
 
 

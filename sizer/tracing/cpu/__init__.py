@@ -1,1 +1,1 @@
-"""The CPU: what kernels hold inside, and how oneDNN runs convolutions."""
+"""The CPU: its own kernels, their results and what they hold inside, one module for each family of operators."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from sizer.tracing.allocations import round_up
+
 _ALIGNMENT = 128  # every scratchpad entry is aligned to it (src/common/memory_tracking.hpp)
 _PAGE = 4096
 _BRGEMM_BATCH = (
@@ -108,10 +110,6 @@ class Layout:
     is_last: bool = False
 
 
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
 def _entry(size: int) -> int:
     """The bytes of one scratchpad entry."""
     return size + _ALIGNMENT if size else 0
@@ -119,14 +117,14 @@ def _entry(size: int) -> int:
 
 def _blocked(c: Convolution, block: int, *, plain_source: bool = False, scratch: int = 0) -> Layout:
     """Channels in blocks, padded; with `plain_source` the few channels of a first convolution stay as they are."""
-    inputs, outputs = _up(c.groups * c.inputs, block), _up(c.groups * c.outputs, block)
+    inputs, outputs = round_up(c.groups * c.inputs, block), round_up(c.groups * c.outputs, block)
     if c.depthwise:
-        weight = _up(c.groups, block)
+        weight = round_up(c.groups, block)
     elif c.groups > 1:
         weight = c.groups * c.inputs * c.outputs  # only whole blocks per group come here
     else:
         pair = 2 if c.itemsize == 2 else 1
-        weight = outputs * (_up(c.inputs, pair) if plain_source else inputs)
+        weight = outputs * (round_up(c.inputs, pair) if plain_source else inputs)
     return Layout(
         source=0 if plain_source else c.batch * inputs * prod(c.image) * c.itemsize,
         weight=weight * prod(c.kernel) * c.itemsize,
@@ -180,7 +178,7 @@ def _is_unit_kernel(c: Convolution) -> bool:
 
 def _padded_bias(c: Convolution) -> int:
     outputs = c.groups * c.outputs
-    return _entry(_up(outputs, c.simd) * 4) if c.bias and outputs % c.simd else 0
+    return _entry(round_up(outputs, c.simd) * 4) if c.bias and outputs % c.simd else 0
 
 
 def forward(c: Convolution) -> Layout:
@@ -188,11 +186,11 @@ def forward(c: Convolution) -> Layout:
     if c.depthwise and c.is_covered:
         if len(c.image) == 2:
             return _blocked(c, c.simd, scratch=_padded_bias(c))
-        weight = _up(c.groups, c.simd) * prod(c.kernel) * c.itemsize
+        weight = round_up(c.groups, c.simd) * prod(c.kernel) * c.itemsize
         return Layout(source=c.source_bytes, weight=weight, result=c.result_bytes, is_last=True)  # brdgmm_dw
     if _is_unit_kernel(c):
         blocks = -(-c.inputs // c.simd)
-        sums = _entry(c.threads * _up(c.outputs, c.simd) * prod(c.result) * 4) if c.itemsize == 2 else 0
+        sums = _entry(c.threads * round_up(c.outputs, c.simd) * prod(c.result) * 4) if c.itemsize == 2 else 0
         return _blocked(c, c.simd, scratch=_unit_stride_copy(c, blocks) + sums + _padded_bias(c))
     narrow = max(c.padding[-1], c.end_padding[-1]) <= min(c.result[-1], _unroll(c))
     if c.is_covered and narrow and (block := _block_of(c)) is not None:
@@ -212,7 +210,7 @@ def backward_data(c: Convolution) -> Layout:
     if c.depthwise and len(c.image) == 2 and not c.dilated:
         return _blocked(c, c.simd)
     if _is_unit_kernel(c) and not c.strided:
-        sums = c.threads * _up(c.inputs, c.simd) * prod(c.image) * 4 if halves else 0
+        sums = c.threads * round_up(c.inputs, c.simd) * prod(c.image) * 4 if halves else 0
         return _blocked(c, c.simd, scratch=_entry(sums))
     direct = c.is_covered and not c.depthwise and not (c.strided and c.dilated)
     if direct and _overflow(c) <= min(c.image[-1], _unroll(c)) and (block := _block_of(c)) is not None:
@@ -226,10 +224,10 @@ def backward_data(c: Convolution) -> Layout:
 def _strided_backward(c: Convolution) -> Layout:
     """brgemm_convolution_bwd_strided: channels last, and per thread one padded image of the given gradient."""
     pair = 2 if c.itemsize == 2 else 1
-    weight = c.groups * _up(c.outputs, pair) * _up(c.inputs, c.simd) * prod(c.kernel) * c.itemsize
+    weight = c.groups * round_up(c.outputs, pair) * round_up(c.inputs, c.simd) * prod(c.kernel) * c.itemsize
     shape = zip(c.result, c.extended, c.padding, c.end_padding, c.stride, strict=True)
     pixels = prod(r + max(0, k - 1 - p) // s + max(0, k - 1 - e) // s for r, k, p, e, s in shape)
-    image = _up(pixels * c.groups * c.outputs, _PAGE) * c.itemsize
+    image = round_up(pixels * c.groups * c.outputs, _PAGE) * c.itemsize
     return Layout(
         source=c.source_bytes,
         weight=weight,
@@ -244,7 +242,7 @@ def backward_weights(c: Convolution) -> Layout:
     sums = 4 * prod(c.kernel) if c.itemsize == 2 else 0
     if c.depthwise:
         if _depthwise_weights(c):
-            return _blocked(c, c.simd, scratch=_entry(sums * _up(c.groups, c.simd)))
+            return _blocked(c, c.simd, scratch=_entry(sums * round_up(c.groups, c.simd)))
     elif _is_unit_kernel(c):
         layout = _blocked(c, c.simd)
         scratch = _unit_stride_copy(c, min(-(-c.inputs // c.simd), 32)) + _padded_bias(c)
@@ -318,8 +316,8 @@ def _exchanged(c: Convolution) -> int:
     time, per thread; only where images are low."""
     if c.result[-2] > 14:
         return 0
-    pixels = c.threads * _up(prod(c.result), 2) * 2
-    return _entry(pixels * min(_up(c.inputs, 16), 128)) + _entry(pixels * min(_up(c.outputs, 16), 256))
+    pixels = c.threads * round_up(prod(c.result), 2) * 2
+    return _entry(pixels * min(round_up(c.inputs, 16), 128)) + _entry(pixels * min(round_up(c.outputs, 16), 256))
 
 
 def _transposed(c: Convolution) -> int:
@@ -328,10 +326,10 @@ def _transposed(c: Convolution) -> int:
     if len(c.image) == 3 and c.kernel[-1] == c.stride[-1] == 1:
         return _BARRIER
     wide = max(c.padding[-1], max(0, c.end_padding[-1]) + 1)
-    width = _up(-(-c.image[-1] // c.stride[-1]) + _up(wide, 2), 2) * c.stride[-1]
+    width = round_up(-(-c.image[-1] // c.stride[-1]) + round_up(wide, 2), 2) * c.stride[-1]
     first = c.groups == 1 and c.inputs < c.simd
-    source = 0 if first else c.groups * _up(c.inputs, 16) * prod(c.image[:-1]) * width
-    result = c.groups * _up(c.outputs, 16) * prod(c.result[:-1]) * _up(c.result[-1], 2)
+    source = 0 if first else c.groups * round_up(c.inputs, 16) * prod(c.image[:-1]) * width
+    result = c.groups * round_up(c.outputs, 16) * prod(c.result[:-1]) * round_up(c.result[-1], 2)
     return _entry(source * 2) + _entry(result * 2) + _BARRIER
 
 
@@ -346,7 +344,7 @@ def _gemm_weights(c: Convolution) -> int:
 def forward_last(c: Convolution) -> Layout:
     """The forward pass of tensors whose channels come last: the weight alone is in blocks."""
     pair = 2 if c.itemsize == 2 else 1
-    weight = _up(c.groups, c.simd) if c.depthwise else c.groups * _up(c.inputs, pair) * c.outputs
+    weight = round_up(c.groups, c.simd) if c.depthwise else c.groups * round_up(c.inputs, pair) * c.outputs
     batch = c.threads * 2 * _PAGE if c.groups == 1 else 0  # brgemm_conv's batch of addresses
     return _last(c, weight * prod(c.kernel) * c.itemsize, batch)
 
@@ -363,10 +361,10 @@ def backward_weights_last(c: Convolution) -> Layout:
     """The weight's gradient of tensors whose channels come last: padded to whole blocks within every group, unless depthwise
     kernels up to 3 wide serve it."""
     if c.depthwise and _depthwise_weights(c):
-        return _last(c, _up(c.groups, c.simd) * prod(c.kernel) * c.itemsize, 0)
+        return _last(c, round_up(c.groups, c.simd) * prod(c.kernel) * c.itemsize, 0)
     first = c.groups == 1 and c.inputs < c.simd
-    inputs = c.inputs if first else _up(c.inputs, c.simd)
-    weight = c.groups * inputs * _up(c.outputs, c.simd) * prod(c.kernel) * c.itemsize
+    inputs = c.inputs if first else round_up(c.inputs, c.simd)
+    weight = c.groups * inputs * round_up(c.outputs, c.simd) * prod(c.kernel) * c.itemsize
     scratch = _padded_bias(c)
     if c.itemsize == 2:
         scratch += _entry(2 * weight) + (_exchanged(c) if _is_unit_kernel(c) else _transposed(c))

@@ -1,1 +1,1 @@
-"""CUDA: what kernels take and hold inside, one module per family of operators, and who knows the sizes that shapes do not give."""
+"""CUDA: which kernels run, what they hold inside, and what its closed libraries would answer, by families of operators."""

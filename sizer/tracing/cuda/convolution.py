@@ -2,7 +2,7 @@
 
 As of PyTorch 2.11 to 2.15: aten/src/ATen/native/Convolution.cpp (_convolution, convolution_backward), cudnn/ConvShared.cpp,
 and for what cuDNN does not take cuda/ConvolutionMM2d.cu, NaiveDilatedConvolution.cu, NaiveConvolutionTranspose2d.cu,
-NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. What cuDNN itself works in is a question
+NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. What cuDNN itself works in is a size query
 (sizer.memory.size_queries) of the kind CUDNN.
 
 *Known limitations*: in channels last, what cuDNN does not take returns contiguous tensors, here they are in channels last;
@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sizer.tracing.allocations import PRODUCT, Held, Steps, copies
 from sizer.tracing.cuda.convolution_backend import Call, as_call, backend_of, note_differences
 from sizer.tracing.cuda.reductions import summing
+from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.steps import PRODUCT, Steps
 
 CUDNN = "cuDNN convolution"
 
@@ -32,7 +33,7 @@ _CONTIGUOUS = torch.contiguous_format
 # ----------------------------------------------------------------------------------------------------------------- steps
 
 
-def convolution(device: Any, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """Copies of operands in another layout and cuDNN's workspace, taken as copies of all operands in NHWC where tensor cores
     serve NCHW tensors (cudnn/ConvShared.cpp, Conv_v8.cpp); without cuDNN columns and cuBLAS's (ConvolutionMM2d.cu)."""
     input, weight, bias, *options = args
@@ -40,44 +41,47 @@ def convolution(device: Any, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     note_differences(device, call)
     backend, result = backend_of(call, device.capability), _view4d(out)
     if input.dim() == 3 and not input.is_contiguous():
-        yield (_bytes(input),)
+        yield (input.nbytes,)
     if backend == "cudnn":
-        yield tuple(_copies(call.layout, call.input))
+        yield tuple(copies(call.input, layout=call.layout))
         yield out
         direction, x, y = ("backward data", result, call.input) if call.transposed else ("forward", call.input, result)
-        yield [*_copies(call.layout, call.weight), _ask(device, direction, call, x, y, call.weight, call.layout)]
+        yield [
+            *copies(call.weight, layout=call.layout),
+            _workspace(device, direction, call, x, y, call.weight, call.layout),
+        ]
         return
     if backend == "depthwise":
-        yield tuple(_copies(_CONTIGUOUS, call.input))
+        yield tuple(copies(call.input))
         yield out
-        yield _copies(_CONTIGUOUS, call.weight)
+        yield copies(call.weight)
         return
     if backend == "empty":
         yield out
         return
-    yield (*_copies(_CONTIGUOUS, call.input), *_copies(_CONTIGUOUS, call.weight))
+    yield (*copies(call.input), *copies(call.weight))
     columns = _columns(call, result, bias is not None)
     for _ in range(call.groups if call.groups > 1 else 0):
-        yield (_bytes(out) // call.groups,)
+        yield (out.nbytes // call.groups,)
         yield [*_narrowed(call.input, call.groups), *columns, PRODUCT]
     yield out
     if call.groups == 1:
         yield [*columns, PRODUCT]
 
 
-def convolution_backward(device: Any, args: tuple, kwargs: dict, out: tuple) -> Steps:
+def convolution_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
     """The same for the gradient of the input, then for the gradient of the weight, as they come to be (cudnn/ConvShared.cpp)."""
     grad, input, weight, _, *options, wanted = args
     call = as_call(input, weight, tuple(options))
     note_differences(device, call)
     backend = backend_of(call, device.capability)
-    results = [one if asked else None for one, asked in zip(out, wanted, strict=True)]
-    copied = [*((_bytes(t) for t in (grad, input) if not t.is_contiguous()) if input.dim() == 3 else ())]
+    results = [one if needed else None for one, needed in zip(out, wanted, strict=True)]
+    copied = [*((t.nbytes for t in (grad, input) if not t.is_contiguous()) if input.dim() == 3 else ())]
     yield tuple(copied)
     if backend == "cudnn":
         yield from _backward_of_cudnn(device, call, _view4d(grad), results)
     elif backend in ("depthwise", "empty"):
-        yield tuple(_copies(_CONTIGUOUS, call.input, _view4d(grad)))
+        yield tuple(copies(call.input, _view4d(grad)))
         first, second = (results[1], results[0]) if call.input.dim() == 4 else (results[0], results[1])
         yield from (one for one in (first, second) if one is not None)
         if results[2] is not None:
@@ -86,19 +90,19 @@ def convolution_backward(device: Any, args: tuple, kwargs: dict, out: tuple) -> 
         yield from _backward_by_products(call, backend, _view4d(grad), results)
 
 
-def _backward_of_cudnn(device: Any, call: Call, grad: Tensor, results: list[Tensor | None]) -> Iterator:
+def _backward_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[Tensor | None]) -> Iterator:
     """convolution_backward, cudnn_convolution_backward and cudnn_convolution_transpose_backward."""
     layout = call.layout
-    yield tuple(_copies(layout, grad, *([call.input] if results[1] is not None else [])))
+    yield tuple(copies(grad, *([call.input] if results[1] is not None else []), layout=layout))
     if results[0] is not None:
         yield results[0]
         gradient = _view4d(results[0])
         direction, x, y = ("forward", grad, gradient) if call.transposed else ("backward data", gradient, grad)
-        yield [*_copies(layout, call.weight), _ask(device, direction, call, x, y, call.weight, layout)]
+        yield [*copies(call.weight, layout=layout), _workspace(device, direction, call, x, y, call.weight, layout)]
     if results[1] is not None:
         yield results[1]
         x, y = (grad, call.input) if call.transposed else (call.input, grad)
-        yield [_ask(device, "backward filter", call, x, y, _view4d(results[1]), layout)]
+        yield [_workspace(device, "backward filter", call, x, y, _view4d(results[1]), layout)]
     if results[2] is not None:
         yield from _bias_gradient(grad, results[2])
 
@@ -113,10 +117,10 @@ def _backward_by_products(call: Call, backend: str, grad: Tensor, results: list[
     """Columns and matrix products; groups one after another, put together at the end."""
     columns = _columns(call, grad, False, even_if_plain=True)
     parts = [one for one in (results[0], results[1]) if one is not None]
-    yield tuple(_copies(_CONTIGUOUS, call.input, grad, call.weight))
+    yield tuple(copies(call.input, grad, call.weight))
     if call.groups > 1:
         for _ in range(call.groups):
-            yield tuple(_bytes(one) // call.groups for one in parts)
+            yield tuple(one.nbytes // call.groups for one in parts)
             yield [*_narrowed(call.input, call.groups), *_narrowed(grad, call.groups), *columns, PRODUCT]
         yield from (one for one in results if one is not None)
         return
@@ -150,14 +154,14 @@ def _columns(call: Call, result: Tensor, bias: bool, *, even_if_plain: bool = Fa
 
 def _narrowed(tensor: Tensor, groups: int) -> list[int]:
     """A copy of one group's channels, which lie apart where there is more than one sample (subtensor)."""
-    return [_bytes(tensor) // groups] if tensor.shape[0] > 1 else []
+    return [tensor.nbytes // groups] if tensor.shape[0] > 1 else []
 
 
 # ----------------------------------------------------------------------------------------------------------------- cuDNN
 
 
-def _ask(
-    device: Any, direction: str, call: Call, x: Tensor, y: Tensor, weight: Tensor, layout: torch.memory_format
+def _workspace(
+    device: Device, direction: str, call: Call, x: Tensor, y: Tensor, weight: Tensor, layout: torch.memory_format
 ) -> int:
     """The workspace's bytes by a model, and what to ask cuDNN for the true ones; benchmarking tries every engine instead."""
     modelled = _modelled(device, call, (x, weight, y))
@@ -173,28 +177,23 @@ def _ask(
     return DeferredSize(modelled, CUDNN, tuple(words), numbers)
 
 
-def _modelled(device: Any, call: Call, operands: tuple[Tensor, ...]) -> int:
+def _modelled(device: Device, call: Call, operands: tuple[Tensor, ...]) -> int:
     """Copies of the operands in NHWC where tensor cores serve NCHW tensors."""
     tensor_cores = device.capability >= ((8, 0) if call.input.dtype == torch.float32 else (7, 0))
     if not tensor_cores or call.is_depthwise or call.layout != _CONTIGUOUS:
         return 0
-    return sum(map(_bytes, operands))
-
-
-def _copies(layout: torch.memory_format, *tensors: Tensor) -> list[int]:
-    return [_bytes(t) for t in tensors if not t.is_contiguous(memory_format=layout)]
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.itemsize
+    return sum(one.nbytes for one in operands)
 
 
 def _view4d(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
-ASKED = (
+BY_CUDNN = (
     "Copies of operands in another layout and the workspace of the engine that {} (cudnn/ConvShared.cpp, "
     "Conv_v8.cpp); without cuDNN columns and cuBLAS's workspace (ConvolutionMM2d.cu)."
 )
-INNER = {_aten.convolution.default: convolution, _aten.convolution_backward.default: convolution_backward}
+HELD: dict[Any, Held] = {
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+}

@@ -36,6 +36,7 @@ WORKSPACE_USERS = _BIASED | {
     _aten.mm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default, _aten.mv.default,
     _aten.dot.default, _aten.addbmm.default,
 }  # fmt: skip
+_COPIES_OPERANDS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +52,18 @@ class Blas:
     lt_takes_a_row: bool = False
 
     def needs(self, func: object, args: tuple, out: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The workspaces (bytes) that a matrix product works in, the handle's, cuBLASLt's or both: those for the time of the call,
-        and those that are kept. Empty products need none."""
+        """What a matrix product works in (bytes): for the time of the call, and what is kept. Those are copies of operands that
+        cuBLAS cannot read, and the handle's workspace, cuBLASLt's or both, which empty products do without."""
+        copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t)) if func in _COPIES_OPERANDS else ()
         if out.numel() == 0:
-            return (), ()
+            return copies, ()
         light = ()
         if self.lt_size is not None and func in _BIASED and uses_lt(*args[:3], single_row=self.lt_takes_a_row):
             light = (self.lt_size,)
         if not self.kept:
-            return light or (self.size,), ()
+            return (*copies, *(light or (self.size,))), ()
         # a cuBLASLt handle is a cuBLAS handle, which brings its own workspace along
-        return ((), (self.size, *light)) if self.lt_kept else (light, (self.size,))
+        return (copies, (self.size, *light)) if self.lt_kept else ((*copies, *light), (self.size,))
 
 
 def blas_of(capability: Capability, version: Version) -> Blas:
@@ -85,3 +87,14 @@ def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, single_row: bool = F
     fusable = bias.is_contiguous() and bias.dim() == 1 and bias.shape[0] == second.shape[1]
     dtype = first.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     return fusable and dtype and min(*second.shape) > 1 and (single_row or first.shape[0] > 1)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether cuBLAS reads an operand as rows or columns: one of its last two strides is 1, none is 0 (prepare_matrix_for_cublas in
+    cuda/Blas.cpp, prepare_batch_matrix_for_cublas)."""
+    if tensor.is_contiguous():
+        return True
+    (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+    if (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows)):
+        return True
+    return tensor.dim() == 2 and _aten.is_non_overlapping_and_dense.default(tensor)

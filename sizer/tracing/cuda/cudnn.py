@@ -60,8 +60,8 @@ def _found() -> tuple[ctypes.CDLL, Path] | None:
     return None
 
 
-def answers() -> deviceless.Answers | str:
-    """What answers where cuDNN looks for cuBLASLt and the driver, or why nothing does, in words."""
+def interposer() -> deviceless.Interposer | str:
+    """What stands for cuBLASLt and the driver where cuDNN looks for them, or why nothing does, in words."""
     found = _found()
     return "no cuDNN is installed" if found is None else deviceless.install(found[1])
 
@@ -93,32 +93,32 @@ def _folders() -> Iterator[Path]:
             yield Path(folder) / inside
 
 
-class Workshop:
-    """Makes descriptors and destroys them at the end of the `with` block; raises RefusedError where cuDNN refuses one.
+class Descriptors:
+    """cuDNN's backend descriptors, destroyed at the end of the `with` block; RefusedError is raised where cuDNN refuses one.
 
-    Within the block cuDNN's own calls are answered as on a device of the given compute capability (`deviceless`).
+    Within the block cuDNN finds cuBLASLt and a driver as on a device of the given compute capability (`deviceless`).
     """
 
     def __init__(self, found: ctypes.CDLL, capability: tuple[int, int]) -> None:
         self._library = found
         self._made: list[ctypes.c_void_p] = []
-        answering = answers()
-        self._asking: AbstractContextManager[None] = (
-            nullcontext() if isinstance(answering, str) else answering.asking(capability)
+        interposed = interposer()
+        self._described: AbstractContextManager[None] = (
+            nullcontext() if isinstance(interposed, str) else interposed.described(capability)
         )
 
-    def __enter__(self) -> Workshop:
-        self._asking.__enter__()
+    def __enter__(self) -> Descriptors:
+        self._described.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         for descriptor in reversed(self._made):
             self._library.cudnnBackendDestroyDescriptor(descriptor)
         self._made.clear()
-        self._asking.__exit__(None, None, None)
+        self._described.__exit__(None, None, None)
 
-    def make(self, kind: int) -> ctypes.c_void_p:
-        """A new descriptor, to be set and then finished."""
+    def create(self, kind: int) -> ctypes.c_void_p:
+        """A new descriptor, to be set and then finalized."""
         descriptor = ctypes.c_void_p()
         _check(
             self._library.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)), f"a descriptor of kind {kind}"
@@ -126,24 +126,24 @@ class Workshop:
         self._made.append(descriptor)
         return descriptor
 
-    def finish(self, descriptor: ctypes.c_void_p) -> ctypes.c_void_p:
+    def finalize(self, descriptor: ctypes.c_void_p) -> ctypes.c_void_p:
         """The descriptor itself, checked by cuDNN."""
         _check(self._library.cudnnBackendFinalize(descriptor), "a descriptor")
         return descriptor
 
-    def integers(self, descriptor: ctypes.c_void_p, name: int, *values: int) -> None:
+    def set_integers(self, descriptor: ctypes.c_void_p, name: int, *values: int) -> None:
         """Sets int64 values."""
         self._set(descriptor, name, _INT64, (ctypes.c_int64 * len(values))(*values))
 
-    def choice(self, descriptor: ctypes.c_void_p, name: int, kind: int, value: int) -> None:
+    def set_enum(self, descriptor: ctypes.c_void_p, name: int, kind: int, value: int) -> None:
         """Sets a value of an enumeration."""
         self._set(descriptor, name, kind, (ctypes.c_int * 1)(value))
 
-    def number(self, descriptor: ctypes.c_void_p, name: int, value: float) -> None:
+    def set_float(self, descriptor: ctypes.c_void_p, name: int, value: float) -> None:
         """Sets a float."""
         self._set(descriptor, name, _FLOAT, (ctypes.c_float * 1)(value))
 
-    def part(self, descriptor: ctypes.c_void_p, name: int, *parts: ctypes.c_void_p) -> None:
+    def set_descriptors(self, descriptor: ctypes.c_void_p, name: int, *parts: ctypes.c_void_p) -> None:
         """Sets descriptors that this one is made of."""
         self._set(descriptor, name, _DESCRIPTOR, (ctypes.c_void_p * len(parts))(*[one.value for one in parts]))
 
@@ -161,43 +161,43 @@ class Workshop:
 
     def device(self, hardware: Hardware) -> ctypes.c_void_p:
         """A described device."""
-        descriptor = self.make(DEVICE)
+        descriptor = self.create(DEVICE)
         self._set(
             descriptor, _DEVICE_JSON, _CHAR, ctypes.create_string_buffer(json.dumps(hardware.as_cudnn()).encode())
         )
-        return self.finish(descriptor)
+        return self.finalize(descriptor)
 
     def tensor(
         self, name: str, dtype: str, sizes: Sequence[int], strides: Sequence[int], alignment: int
     ) -> ctypes.c_void_p:
         """A tensor by a name of one letter; the alignment of its address in bytes."""
-        descriptor = self.make(TENSOR)
-        self.choice(descriptor, _TENSOR_TYPE, _DATA_TYPE, DATA_TYPES[dtype])
-        self.integers(descriptor, _TENSOR_SIZES, *sizes)
-        self.integers(descriptor, _TENSOR_STRIDES, *strides)
-        self.integers(descriptor, _TENSOR_ID, ord(name))
-        self.integers(descriptor, _TENSOR_ALIGNMENT, alignment)
-        return self.finish(descriptor)
+        descriptor = self.create(TENSOR)
+        self.set_enum(descriptor, _TENSOR_TYPE, _DATA_TYPE, DATA_TYPES[dtype])
+        self.set_integers(descriptor, _TENSOR_SIZES, *sizes)
+        self.set_integers(descriptor, _TENSOR_STRIDES, *strides)
+        self.set_integers(descriptor, _TENSOR_ID, ord(name))
+        self.set_integers(descriptor, _TENSOR_ALIGNMENT, alignment)
+        return self.finalize(descriptor)
 
     def graph(self, *operations: ctypes.c_void_p) -> ctypes.c_void_p:
         """A graph of operations."""
-        descriptor = self.make(GRAPH)
-        self.part(descriptor, _GRAPH_OPERATIONS, *operations)
-        return self.finish(descriptor)
+        descriptor = self.create(GRAPH)
+        self.set_descriptors(descriptor, _GRAPH_OPERATIONS, *operations)
+        return self.finalize(descriptor)
 
     def configs(self, graph: ctypes.c_void_p, device: ctypes.c_void_p, mode: int) -> Iterator[ctypes.c_void_p]:
         """Engine configurations for a graph in the order in which the heuristics prefer them.
 
         They are read a few at a time: cuDNN makes each when it is read, and the first one serves nearly always.
         """
-        heuristics = self.make(HEURISTICS)
-        self.part(heuristics, _HEURISTICS_GRAPH, graph)
-        self.choice(heuristics, _HEURISTICS_MODE, _HEURISTIC_MODE, mode)
-        self.part(heuristics, _HEURISTICS_DEVICE, device)
-        self.finish(heuristics)
+        heuristics = self.create(HEURISTICS)
+        self.set_descriptors(heuristics, _HEURISTICS_GRAPH, graph)
+        self.set_enum(heuristics, _HEURISTICS_MODE, _HEURISTIC_MODE, mode)
+        self.set_descriptors(heuristics, _HEURISTICS_DEVICE, device)
+        self.finalize(heuristics)
         count, given = 1, 0
         while True:
-            made = [self.make(ENGINE_CONFIG) for _ in range(count)]
+            made = [self.create(ENGINE_CONFIG) for _ in range(count)]
             read = (ctypes.c_void_p * count)(*[one.value for one in made])
             found = min(count, self._get(heuristics, _HEURISTICS_RESULTS, _DESCRIPTOR, read))
             yield from made[given:found]
@@ -207,7 +207,7 @@ class Workshop:
 
     def engine(self, config: ctypes.c_void_p) -> tuple[int, set[int]]:
         """Number and numerical notes of a configuration's engine."""
-        engine = self.make(ENGINE)
+        engine = self.create(ENGINE)
         self._get(config, _CONFIG_ENGINE, _DESCRIPTOR, (ctypes.c_void_p * 1)(engine.value))
         notes, number = (ctypes.c_int * _NOTES)(), (ctypes.c_int64 * 1)()
         count = self._get(engine, _ENGINE_NOTES, _NUMERICAL_NOTE, notes)

@@ -1,7 +1,7 @@
 """The workspace of one convolution as PyTorch would ask cuDNN for it: aten/src/ATen/native/cudnn/Conv_v8.cpp, versions 2.11
 to 2.15, without benchmarking.
 
-A question's words are the direction, the dtype, the layout and flags ("tf32", "deterministic"); its numbers the sizes of
+A size query's words are the direction, the dtype, the layout and flags ("tf32", "deterministic"); its numbers the sizes of
 input, output and weight, then padding, stride and dilation, then where input, output and weight begin in their blocks (bytes).
 """
 
@@ -15,7 +15,7 @@ from math import gcd
 
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.cuda import cudnn
-from sizer.tracing.cuda.cudnn import RefusedError, Workshop
+from sizer.tracing.cuda.cudnn import Descriptors, RefusedError
 
 _CONVOLUTION = 1
 _COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _DIMENSIONS = range(100, 107)
@@ -54,11 +54,11 @@ def without_cublaslt() -> str | None:
     The question that tells is also the first one of a process, about a device with TF32: cuDNN remembers from the first device
     that it is asked about whether TF32 is to be had, and would deny it to later ones (seen in 9.19 and 9.26).
     """
-    answering = cudnn.answers()
-    if isinstance(answering, str):
-        return answering
+    interposed = cudnn.interposer()
+    if isinstance(interposed, str):
+        return interposed
     _workspace_bytes("a100-80gb", ("forward", "float32", "contiguous", "tf32"), _POINTWISE)
-    return None if answering.products else "cuDNN had looked for cuBLASLt before, or does not"
+    return None if interposed.product_queries else "cuDNN had looked for cuBLASLt before, or does not"
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -73,12 +73,12 @@ def _workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...])
     found, device = cudnn.library(), _device(gpu)
     if found is None or device is None:
         return None
-    with Workshop(found, HARDWARE[gpu].capability) as shop:
+    with Descriptors(found, HARDWARE[gpu].capability) as descriptors:
         try:
-            graph = _graph(shop, words, numbers)
+            graph = _graph(descriptors, words, numbers)
             for mode in (cudnn.INSTANT, cudnn.FALLBACK):
-                for config in _usable(shop, graph, device, mode, gpu, words, numbers):
-                    return shop.workspace(config)
+                for config in _usable(descriptors, graph, device, mode, gpu, words, numbers):
+                    return descriptors.workspace(config)
         except RefusedError:  # cuDNN does not support it
             return None
     return None
@@ -91,12 +91,12 @@ def _device(gpu: str) -> ctypes.c_void_p | None:
     if found is None:
         return None
     try:
-        return Workshop(found, HARDWARE[gpu].capability).device(HARDWARE[gpu])
+        return Descriptors(found, HARDWARE[gpu].capability).device(HARDWARE[gpu])
     except RefusedError:
         return None
 
 
-def _graph(shop: Workshop, words: tuple[str, ...], numbers: tuple[int, ...]) -> ctypes.c_void_p:
+def _graph(descriptors: Descriptors, words: tuple[str, ...], numbers: tuple[int, ...]) -> ctypes.c_void_p:
     """build_opgraph, getTensorDescriptor and getConvDescriptor."""
     direction, dtype, layout = words[:3]
     rank = (len(numbers) + 3) // 6
@@ -104,26 +104,26 @@ def _graph(shop: Workshop, words: tuple[str, ...], numbers: tuple[int, ...]) -> 
     padding, stride, dilation = (rest[i * (rank - 2) : (i + 1) * (rank - 2)] for i in range(3))
     operation, begins = _OPERATIONS[direction], numbers[-3:]
     tensors = [
-        shop.tensor(name, dtype, size, strides_of(size, layout), gcd(begin, _FARTHEST) or _FARTHEST)
+        descriptors.tensor(name, dtype, size, strides_of(size, layout), gcd(begin, _FARTHEST) or _FARTHEST)
         for name, size, begin in zip("xyw", sizes, begins, strict=True)
     ]
-    convolution = shop.make(_CONVOLUTION)
+    convolution = descriptors.create(_CONVOLUTION)
     computed = "float32" if dtype in ("float16", "bfloat16") else dtype
-    shop.choice(convolution, _COMPUTE_TYPE, _DATA_TYPE, cudnn.DATA_TYPES[computed])
-    shop.choice(convolution, _MODE, _CONVOLUTION_MODE, _CROSS_CORRELATION)
-    shop.integers(convolution, _DIMENSIONS, rank - 2)
-    shop.integers(convolution, _STRIDES, *stride)
-    shop.integers(convolution, _PRE_PADDINGS, *padding)
-    shop.integers(convolution, _POST_PADDINGS, *padding)
-    shop.integers(convolution, _DILATIONS, *dilation)
-    shop.finish(convolution)
-    made = shop.make(operation.kind)
+    descriptors.set_enum(convolution, _COMPUTE_TYPE, _DATA_TYPE, cudnn.DATA_TYPES[computed])
+    descriptors.set_enum(convolution, _MODE, _CONVOLUTION_MODE, _CROSS_CORRELATION)
+    descriptors.set_integers(convolution, _DIMENSIONS, rank - 2)
+    descriptors.set_integers(convolution, _STRIDES, *stride)
+    descriptors.set_integers(convolution, _PRE_PADDINGS, *padding)
+    descriptors.set_integers(convolution, _POST_PADDINGS, *padding)
+    descriptors.set_integers(convolution, _DILATIONS, *dilation)
+    descriptors.finalize(convolution)
+    made = descriptors.create(operation.kind)
     for attribute, tensor in zip((operation.input, operation.output, operation.weight), tensors, strict=True):
-        shop.part(made, attribute, tensor)
-    shop.part(made, operation.convolution, convolution)
-    shop.number(made, operation.alpha, 1.0)
-    shop.number(made, operation.beta, 0.0)
-    return shop.graph(shop.finish(made))
+        descriptors.set_descriptors(made, attribute, tensor)
+    descriptors.set_descriptors(made, operation.convolution, convolution)
+    descriptors.set_float(made, operation.alpha, 1.0)
+    descriptors.set_float(made, operation.beta, 0.0)
+    return descriptors.graph(descriptors.finalize(made))
 
 
 def strides_of(sizes: Sequence[int], layout: str) -> list[int]:
@@ -139,14 +139,14 @@ def strides_of(sizes: Sequence[int], layout: str) -> list[int]:
 
 
 def _usable(
-    shop: Workshop, graph: ctypes.c_void_p, device: ctypes.c_void_p, mode: int,
+    descriptors: Descriptors, graph: ctypes.c_void_p, device: ctypes.c_void_p, mode: int,
     gpu: str, words: tuple[str, ...], numbers: tuple[int, ...],
 ) -> Iterator[ctypes.c_void_p]:  # fmt: skip
     """Configurations that pass filterEngineConfigs and plan_errata_exception; none where the heuristics know none."""
     direction, dtype = words[:2]
     try:
-        for config in shop.configs(graph, device, mode):
-            engine, notes = shop.engine(config)
+        for config in descriptors.configs(graph, device, mode):
+            engine, notes = descriptors.engine(config)
             unwanted = {cudnn.DOWN_CONVERT}
             if "deterministic" in words:
                 unwanted.add(cudnn.NONDETERMINISTIC)

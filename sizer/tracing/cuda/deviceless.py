@@ -2,14 +2,14 @@
 
 cuDNN loads two libraries at run time: cuBLASLt, which multiplies for some of its engines, and the driver, without which it leaves
 out those that it compiles at run time. Where there is no driver both fail, and these engines silently leave its list; on a real
-device they often come first. So cuDNN's calls of `dlopen` and `dlsym` are answered here:
+device they often come first. So cuDNN's imports of `dlopen` and `dlsym` are replaced (interposed) by functions of this module:
 
-* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` by `sizer.tracing.cuda.cublaslt`. What describes the product (layouts,
+* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` go to `sizer.tracing.cuda.cublaslt`. What describes the product (layouts,
   preferences) are cuBLASLt's own functions, which need no device.
-* a driver that cannot be loaded by one that is there and can do nothing: enough for cuDNN to name the engines that it would
+* a driver that cannot be loaded is replaced by one that can do nothing: enough for cuDNN to name the engines that it would
   compile and their workspaces. Nothing is compiled.
 
-The answers are given only to questions that this package asks (`asking`): everything else in the process, a real device's work
+This holds only within `Interposer.described`: everything else in the process, a real device's work
 included, reaches the real functions.
 """
 
@@ -55,13 +55,13 @@ _Version = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 _Refuse = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
-class Answers:
+class Interposer:
     """The functions that cuDNN finds; they must stay alive for as long as the process does."""
 
     def __init__(self, folder: Path) -> None:
         """Takes the place of the loader in cuDNN's libraries in `folder`. Raises NoImportError, OSError."""
-        self._asked = threading.local()
-        self._products = 0
+        self._thread = threading.local()
+        self._product_queries = 0
         process = ctypes.CDLL(None)
         self._real_open, self._real_find = process.dlopen, process.dlsym
         self._real_open.restype = self._real_find.restype = ctypes.c_void_p
@@ -87,22 +87,22 @@ class Answers:
             replace_import(library, "dlsym", self._find_here)
 
     @contextmanager
-    def asking(self, capability: tuple[int, int]) -> Iterator[None]:
-        """Answers cuDNN's calls of this thread for a device of this capability, within the `with` block."""
-        before = getattr(self._asked, "capability", None)
-        self._asked.capability = capability
+    def described(self, capability: tuple[int, int]) -> Iterator[None]:
+        """Within the context, calls from this thread are for a described device of this capability."""
+        before = getattr(self._thread, "capability", None)
+        self._thread.capability = capability
         try:
             yield
         finally:
-            self._asked.capability = before
+            self._thread.capability = before
 
     @property
-    def products(self) -> int:
-        """How often cuDNN has asked for algorithms of a product and was answered here."""
-        return self._products
+    def product_queries(self) -> int:
+        """How many of cuDNN's queries for algorithms of a product came here."""
+        return self._product_queries
 
-    def _is_asked(self) -> bool:
-        return getattr(self._asked, "capability", None) is not None
+    def _is_described(self) -> bool:
+        return getattr(self._thread, "capability", None) is not None
 
     def _open(self, name: bytes | None, flags: int) -> int | None:
         """dlopen: the real one, by the folders of the caller's run path too, which it does not see from here."""
@@ -110,7 +110,7 @@ class Answers:
         if found or not name or b"/" in name:
             return found
         if name.startswith(_DRIVER.encode()):
-            return self._driver if self._is_asked() else None
+            return self._driver if self._is_described() else None
         paths = (str(folder / name.decode()).encode() for folder in self._folders)
         return next(filter(None, (self._real_open(path, flags) for path in paths)), None)
 
@@ -132,17 +132,17 @@ class Answers:
 
     def _create(self, handle: Any) -> int:
         """cublasLtCreate: a handle that is good for `_offer` alone."""
-        if not self._is_asked():
+        if not self._is_described():
             return self._real[b"cublasLtCreate"](handle)
         handle[0] = ctypes.addressof(self._memory)
         return _SUCCESS
 
     def _offer(self, handle, operation, a, b, c, d, preference, count, algorithms, found) -> int:  # type: ignore[no-untyped-def]
         """cublasLtMatmulAlgoGetHeuristic: one algorithm, or none."""
-        if not self._is_asked():
+        if not self._is_described():
             real = self._real[b"cublasLtMatmulAlgoGetHeuristic"]
             return real(handle, operation, a, b, c, d, preference, count, algorithms, found)
-        self._products += 1
+        self._product_queries += 1
         layout = self._multiply.cublasLtMatrixLayoutGetAttribute
         product = cublaslt.Product(
             compute=_read(self._multiply.cublasLtMatmulDescGetAttribute, operation, _COMPUTE_TYPE, ctypes.c_int32),
@@ -152,7 +152,7 @@ class Answers:
             columns=_read(layout, d, _LAYOUT_COLUMNS, ctypes.c_uint64),
             count=_read(layout, d, _LAYOUT_COUNT, ctypes.c_int32),
         )
-        workspace = cublaslt.workspace_bytes(product, self._asked.capability)
+        workspace = cublaslt.workspace_bytes(product, self._thread.capability)
         found[0] = int(workspace is not None)
         if workspace is None:
             return _NOT_SUPPORTED
@@ -170,9 +170,9 @@ def _read(function: Any, description: int, attribute: int, kind: type) -> int:
 
 
 @functools.cache  # for good: cuDNN keeps what it has found
-def install(folder: Path) -> Answers | str:
-    """The answers for the cuDNN in a folder, or why there can be none, in words."""
+def install(folder: Path) -> Interposer | str:
+    """The interposer for the cuDNN in a folder, or why there can be none, in words."""
     try:
-        return Answers(folder)
+        return Interposer(folder)
     except (NoImportError, OSError) as error:
         return str(error)

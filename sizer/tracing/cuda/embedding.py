@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.allocations import Held, Steps, copies, round_up
+from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.steps import Steps
 from sizer.versions import Version, format_version, parse_version
 
 EMBEDDING = "CUDA embedding's gradient"
@@ -25,18 +26,17 @@ _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def forward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+def forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Strided indices made contiguous (native/Embedding.cpp, index_select)."""
-    indices = args[1]
-    yield () if indices.is_contiguous() else (indices.numel() * indices.itemsize,)
+    yield tuple(copies(args[1]))
     yield out
 
 
-def dense_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
+def dense_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Above 3,072 indices: they are sorted through copies, counted into segments, and partial sums of rows kept in float32; strided
     operands copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
     grad, indices, rows = args[0], args[1], args[2]
-    yield tuple(t.numel() * t.itemsize for t in (grad, indices) if not t.is_contiguous())
+    yield tuple(copies(grad, indices))
     width = grad.shape[-1] * (4 if grad.dtype in _HALVES else grad.itemsize)
     numbers = indices.numel(), rows, width, indices.itemsize
 
@@ -54,7 +54,7 @@ def dense_backward(device: Any, args: tuple, kwargs: dict, out: Any) -> Steps:
     yield blocks("sums")
 
 
-def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block by its name and PyTorch's version, and by (indices, rows of the embedding, bytes of a row as
     summed, bytes of an index)."""
     name, version = words
@@ -67,7 +67,7 @@ def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
         "indices": indices * itemsize,
         "sort": _sort_bytes(HARDWARE[key].capability, indices, rows, itemsize, parse_version(version)),
         "count": 8,
-        "scan": 511 + _up(16 * (-(-indices // 4864) + 32), 256),
+        "scan": 511 + round_up(16 * (-(-indices // 4864) + 32), 256),
         "segments": segments * itemsize,
         "parts": parts * itemsize,
         "sums": parts * width,
@@ -81,12 +81,8 @@ def _sort_bytes(capability: tuple[int, int], count: int, rows: int, itemsize: in
     """
     tile = 2816 if capability < (8, 0) else 4608 if capability == (9, 0) else 3840
     passes = 8 if version < (2, 12) else -(-rows.bit_length() // 8)
-    copies = 2 * _up(count * itemsize, 256) if passes > 1 else 0
+    copies = 2 * round_up(count * itemsize, 256) if passes > 1 else 0
     return copies + (2 + 8 * passes) * 256 + 1024 * -(-count // tile) - 1
 
 
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-INNER = {_aten.embedding.default: forward, _aten.embedding_dense_backward.default: dense_backward}
+HELD: dict[Any, Held] = {_aten.embedding.default: forward, _aten.embedding_dense_backward.default: dense_backward}

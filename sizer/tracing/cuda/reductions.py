@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.allocations import Held, Steps, after_results
 from sizer.tracing.cuda.reduction_staging import Reduction, staging_bytes
+from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.tracing.scratch import Scratch, Stages
 
 REDUCTION = "CUDA reduction"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
@@ -33,13 +34,13 @@ def _as_it_is(input: Tensor) -> int:
     return input.itemsize
 
 
-def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> Scratch:
+def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> Held:
     """What an operator holds that reduces over the dimensions in its argument `at`; over all where there is none.
 
     `sums` says that integers are brought to the result's dtype first.
     """
 
-    def held(device: Any, args: tuple, kwargs: dict, out: Any) -> Stages:
+    def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
         """Where blocks of threads share an output, their partial results and a semaphore each (cuda/Reduce.cuh); integers that
         are summed are brought to the result's dtype first."""
         input, result = args[0], out if isinstance(out, Tensor) else out[0]
@@ -52,13 +53,13 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
             copies = [input.numel() * input.itemsize]
         return [[*copies, *_staging(input, _mask(input, given), accumulator(input), result.dtype)]]
 
-    return held
+    return after_results(held)
 
 
 def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) -> int:
     """What a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in bytes."""
     accumulator, converts = (4, "0") if itemsize == 2 else (itemsize, "1")
-    return answer(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
+    return resolve(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
 
 
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
@@ -80,7 +81,7 @@ def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result:
     return [DeferredSize(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
 
 
-def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block of a reduction on a GPU; where 32 bits do not index the input, the largest of its pieces' blocks."""
     which, reduced, itemsize, accumulator, converts = words
     rank = len(reduced)
@@ -99,7 +100,7 @@ def answer(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     return max((sum(stage[: max(1, len(stage) - 1)]) for stage in stages), default=0)
 
 
-SCRATCH: dict[Any, Scratch] = {
+HELD: dict[Any, Held] = {
     _aten.sum.default: _reducer(_summing, None, sums=True),
     _aten.sum.dim_IntList: _reducer(_summing, 1, sums=True),
     _aten.nansum.default: _reducer(_summing, 1, sums=True),

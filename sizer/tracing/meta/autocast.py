@@ -188,7 +188,7 @@ class Autocast:
         return kernel
 
     def _replacements(self) -> list[tuple[Any, str, Any]]:
-        """What must know of this autocast: the context manager itself and the questions about it."""
+        """What must know of this autocast: the context manager itself and the functions that query it."""
         state, original = self, torch.amp.autocast_mode.autocast
         is_enabled, get_dtype, is_available = (
             torch.is_autocast_enabled,
@@ -228,7 +228,7 @@ class Autocast:
         def mine(device: str) -> bool:
             return device in state.device_types
 
-        answers = {
+        queries = {
             "is_autocast_enabled": lambda d=None: state.enabled if d is None or mine(d) else is_enabled(d),
             "get_autocast_dtype": lambda d: state.dtype if mine(d) else get_dtype(d),
         }
@@ -240,7 +240,7 @@ class Autocast:
             (original, "__enter__", new_enter),
             (original, "__exit__", new_leave),
             (torch, "clear_autocast_cache", new_clear),
-            *((torch, name, answer) for name, answer in answers.items()),
+            *((torch, name, query) for name, query in queries.items()),
             (torch.amp, "is_autocast_available", lambda d: mine(d) or is_available(d)),
             (torch.amp.autocast_mode, "is_autocast_available", lambda d: mine(d) or is_available(d)),
         ]

@@ -1,18 +1,17 @@
-"""What PyTorch's Python side must be told while a trace runs: constructors from data, and whose device "meta" is."""
+"""Python functions of PyTorch that are replaced while a trace runs: constructors from data, and the generator's state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
-if TYPE_CHECKING:
-    from sizer.tracing.values.known import KnownValues
+from sizer.tracing.values.known import KnownValues
 
 
 @contextmanager

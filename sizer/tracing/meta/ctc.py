@@ -5,17 +5,16 @@ Source: aten/src/ATen/native/cuda/LossCTC.cu. The cuDNN path (int32 targets on t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
+from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten
 
 
-def ctc_loss(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def ctc_loss(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """_ctc_loss: (loss [batch], log_alpha [batch, time, 2 * longest target + 1]) from log_probs [time, batch, classes]."""
     log_probs, targets, target_lengths = args[0], args[1], args[3]
     if log_probs.device.type != "meta":
@@ -29,7 +28,7 @@ def ctc_loss(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return make(batch), make(batch, time, 2 * longest + 1)
 
 
-def _longest(recorder: Recorder, targets: torch.Tensor, lengths: Any) -> int:
+def _longest(recorder: HandlerContext, targets: torch.Tensor, lengths: Any) -> int:
     if isinstance(lengths, torch.Tensor):
         real = recorder.values.get(lengths)
         if real is not None:
@@ -39,7 +38,7 @@ def _longest(recorder: Recorder, targets: torch.Tensor, lengths: Any) -> int:
     return max(lengths)
 
 
-def ctc_loss_backward(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def ctc_loss_backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """_ctc_loss_backward: the gradient of log_probs, of its shape."""
     log_probs = args[1]
     return torch.empty_like(log_probs) if log_probs.device.type == "meta" else NotImplemented

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sizer.tracing.tables import operator
+
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _SINGLE = (torch.float32, torch.float64)
@@ -244,12 +246,7 @@ _BY_NAME: dict[str, Check] = {
 }
 
 
-def _overload(text: str) -> Any:
-    packet, _, overload = text.partition(".")
-    return getattr(getattr(_aten, packet), overload or "default")
-
-
-CHECKS: dict[Any, Check] = {_overload(text): check for text, check in _BY_NAME.items()}
+CHECKS: dict[Any, Check] = {operator(text): check for text, check in _BY_NAME.items()}
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:

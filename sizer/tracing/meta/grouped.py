@@ -5,16 +5,15 @@ PyTorch's meta kernel refuses all but bfloat16 before 2.12 and pads rows only in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
+from sizer.tracing.values.handler import HandlerContext
 
 
-def grouped_mm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def grouped_mm(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """aten._grouped_mm (torch/_meta_registrations.py, _create_grouped_mm_output_tensor): [M, K] or [G, M, K] by [G, K, N] or
     [K, N], groups ending at `offs` [G]; on a GPU each row is padded to 16 bytes."""
     first, second = args[0], args[1]

@@ -83,7 +83,7 @@ class _Finder:
 
 
 @contextmanager
-def imports_apart() -> Iterator[None]:
+def untraced_imports() -> Iterator[None]:
     """Within the context, modules that are imported for the first time leave no trace."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)

@@ -1,4 +1,4 @@
-"""Undoing what watching changes.
+"""In-place operations of the backward pass that a dispatch mode switches off, switched on again.
 
 Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (ATen/TensorSubclassLikeUtils.h, 2.6, 2.11 to 2.15)
 and autograd gives up writing into tensors that it alone owns:
@@ -13,21 +13,19 @@ that the caller handed to backward() stays as it is).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.tracing.values import stand_ins
-
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
+from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten
 
 
-def count_of_a_sole_owner() -> int:
+def sole_owner_use_count() -> int:
     """The storage use count, seen from Python, of a tensor that a single C++ or Python variable holds."""
     tensor = torch.empty(1, device="meta")
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
@@ -45,7 +43,7 @@ class _Counting(TorchDispatchMode):
 
 
 @cache
-def count_of_the_engines_own() -> int:
+def engine_use_count() -> int:
     """The use count, seen under a dispatch mode, of a gradient that autograd's engine holds and nobody else."""
     leaf = torch.empty(1, device="meta", requires_grad=True)
     with torch.enable_grad():
@@ -65,21 +63,21 @@ def _is_dense(tensor: Tensor) -> bool:
     return torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
 
 
-def accumulate(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`old + new` of two gradients, done in place where the engine would."""
     old, new = args[0], args[1]
     if kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
         return NotImplemented
     if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
         return NotImplemented
-    if old._use_count() > recorder.engines_own or not recorder.is_unshared(old) or not _is_dense(old):
+    if old._use_count() > recorder.engine_use_count or not recorder.is_unshared(old) or not _is_dense(old):
         return NotImplemented
     recorder.values.forget(old)
     return old  # which add_ would leave as it is
 
 
 def _write_into_zeros(in_place: Any) -> Any:
-    def handler(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
         if not in_backward() or not recorder.is_unshared(args[0]):
             return NotImplemented
         recorder.values.forget(args[0])
@@ -88,7 +86,7 @@ def _write_into_zeros(in_place: Any) -> Any:
     return handler
 
 
-def _index_put(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
     if in_backward() and recorder.is_unshared(args[0]):
         return stand_ins.masked_index(recorder, _aten.index_put_.default, args, kwargs)

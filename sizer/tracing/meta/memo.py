@@ -1,8 +1,8 @@
-"""Results of operators that were asked before: the equal layers of a stack put the same questions to the same meta kernels.
+"""Memoized results of meta kernels: the equal layers of a stack call them with the same arguments.
 
 What a meta kernel returns follows from shapes, strides and dtypes of its tensors, its other arguments and the default dtype;
 the cache of torch/_subclasses/fake_tensor.py (PyTorch 2.15, `_cache_key`, `_validate_cache_key`) rests on the same. Remembered
-are new dense tensors alone: what shares memory with an argument, or has more of it than it shows, is asked for anew.
+are new dense tensors alone: what shares memory with an argument, or has more of it than it shows, is computed anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Maker = Callable[[], Any]
 
 
 class Memo:
-    """An operator that answers from memory where all that its results follow from was there before."""
+    """An operator, memoized by all that its results follow from."""
 
     __slots__ = ("_func", "_makers")
 
@@ -32,7 +32,7 @@ class Memo:
         self._makers: dict[tuple, Maker] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator returns, or new tensors as it returned them to the same question."""
+        """What the operator returns, or new tensors like those that it returned before."""
         try:
             key = (torch.get_default_dtype(), _traits(args), *kwargs, _traits(kwargs.values()))
             maker = self._makers.get(key)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_aten = torch.ops.aten
+
 
 def like(tensor: Tensor) -> Tensor:
     """An empty contiguous meta tensor of the same shape and dtype."""
@@ -85,14 +87,14 @@ def native_dropout(args: tuple) -> Any:
     return like(input), torch.empty(input.shape, dtype=torch.bool, device="meta")
 
 
-RULES = {
-    "cudnn_batch_norm": cudnn_batch_norm,
-    "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
-    "native_batch_norm": native_batch_norm,
-    "_native_batch_norm_legit": native_batch_norm,
-    "native_batch_norm_backward": native_batch_norm_backward,
-    "native_layer_norm": native_layer_norm,
-    "native_layer_norm_backward": native_layer_norm_backward,
-    "native_dropout": native_dropout,
-    "native_dropout_backward": like_first,
+SHORTCUTS = {
+    _aten.cudnn_batch_norm.default: cudnn_batch_norm,
+    _aten.cudnn_batch_norm_backward.default: cudnn_batch_norm_backward,
+    _aten.native_batch_norm.default: native_batch_norm,
+    _aten._native_batch_norm_legit.default: native_batch_norm,
+    _aten.native_batch_norm_backward.default: native_batch_norm_backward,
+    _aten.native_layer_norm.default: native_layer_norm,
+    _aten.native_layer_norm_backward.default: native_layer_norm_backward,
+    _aten.native_dropout.default: native_dropout,
+    _aten.native_dropout_backward.default: like_first,
 }

@@ -11,14 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
+from sizer.tracing.values.handler import HandlerContext
 
 LIKE_TORCHAUDIO = "the loss of a transducer was taken to hold what torchaudio's operator holds"
 FLOATS_PER_PLACE = 5  # of the lattice of frames and labels: denominator, two probabilities, alpha, beta
@@ -44,7 +43,7 @@ class _Loss(torch.autograd.Function):
 
 
 @contextmanager
-def transducers_on(recorder: Recorder) -> Iterator[None]:
+def transducers_on(recorder: HandlerContext) -> Iterator[None]:
     """Within the context, transformers' transducers compute their loss as with torchaudio, whether it is installed or not."""
     module = sys.modules.get("transformers.loss.loss_rnnt")
     if module is None or not hasattr(module, "rnnt_loss"):
@@ -54,7 +53,7 @@ def transducers_on(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _with_operator(recorder: Recorder, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_operator(recorder: HandlerContext, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rnnt_loss(logits: Tensor, *rest: Any, **options: Any) -> Tensor:
         recorder.stand_in(LIKE_TORCHAUDIO)
         return _Loss.apply(logits, recorder.device.kind == "cuda")

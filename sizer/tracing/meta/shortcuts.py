@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.meta import norm_shortcuts
 from sizer.tracing.meta.autocast_lists import names
 from sizer.tracing.meta.norm_shortcuts import like, plain_floats
-from sizer.tracing.tables import join
+from sizer.tracing.tables import join, operator
 from sizer.tracing.values.known import LARGEST_FLOATS
 
 _aten = torch.ops.aten
@@ -38,11 +37,6 @@ FOREACH = names("""
     lerp.Scalar addcdiv.Scalar addcdiv.ScalarList addcdiv.Tensor addcmul.Scalar addcmul.ScalarList addcmul.Tensor
     sign
 """)
-
-
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(_aten, packet), overload or "default")
 
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -184,37 +178,27 @@ def zeros_like(args: tuple) -> Any:
     return like(tensor)
 
 
-RULES = join(
-    norm_shortcuts.RULES,
-    {
-        "upsample_nearest2d": resized,
-        "upsample_bilinear2d": resized,
-        "upsample_bicubic2d": resized,
-        "zeros_like": zeros_like,
-        "where.self": where,
-        "sum.dim_IntList": summed,
-        "cat": joined,
-    },
+_OTHERS = {
+    _aten.upsample_nearest2d.default: resized,
+    _aten.upsample_bilinear2d.default: resized,
+    _aten.upsample_bicubic2d.default: resized,
+    _aten.zeros_like.default: zeros_like,
+    _aten.where.self: where,
+    _aten.sum.dim_IntList: summed,
+    _aten.cat.default: joined,
+}
+
+
+def _foreach(name: str, suffix: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return operator(f"_foreach_{packet}{suffix}.{overload}")
+
+
+SHORTCUTS = join(
+    _OTHERS,
+    {operator(name): pointwise for name in POINTWISE},
+    {operator(name): comparison for name in COMPARISONS},
+    {operator(name): in_place for name in IN_PLACE},
+    {_foreach(name, ""): foreach for name in FOREACH},
+    {_foreach(name, "_"): foreach_in_place for name in FOREACH},
 )
-
-
-def _foreach() -> dict[Any, Any]:
-    table: dict[Any, Any] = {}
-    for name in FOREACH:
-        packet, _, overload = name.partition(".")
-        table[_overload(f"_foreach_{packet}.{overload or 'default'}")] = foreach
-        table[_overload(f"_foreach_{packet}_.{overload or 'default'}")] = foreach_in_place
-    return table
-
-
-def _table() -> dict[Any, Any]:
-    return join(
-        {_overload(name): rule for name, rule in RULES.items()},
-        {_overload(name): pointwise for name in POINTWISE},
-        {_overload(name): comparison for name in COMPARISONS},
-        {_overload(name): in_place for name in IN_PLACE},
-        _foreach(),
-    )
-
-
-SHORTCUTS = _table()

@@ -5,11 +5,11 @@ What follows an operator makes a copy or not by these strides. As of PyTorch 2.1
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+
+from sizer.tracing.tables import Results
 
 _aten = torch.ops.aten
 _LAST = (torch.channels_last, torch.channels_last_3d)
@@ -23,7 +23,8 @@ def memory_format(*tensors: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _in_format(tensor: Tensor | None, wanted: torch.memory_format) -> Tensor | None:
+def in_format(tensor: Tensor | None, wanted: torch.memory_format) -> Tensor | None:
+    """The tensor itself where it is in the format, else a new one that is."""
     if tensor is None or tensor.is_contiguous(memory_format=wanted):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=wanted)
@@ -42,7 +43,7 @@ def convolution(args: tuple, out: Tensor) -> Tensor:
     """
     if _is_surely_contiguous(args[0]) and _is_surely_contiguous(args[1]):
         return out
-    return _in_format(out, memory_format(args[0], args[1]))
+    return in_format(out, memory_format(args[0], args[1]))
 
 
 def convolution_backward(args: tuple, out: tuple) -> tuple:
@@ -53,30 +54,12 @@ def convolution_backward(args: tuple, out: tuple) -> tuple:
     """
     plain = _is_surely_contiguous(args[1]) and _is_surely_contiguous(args[2])
     wanted = torch.contiguous_format if plain else memory_format(args[1], args[2])
-    return (_in_format(out[0], wanted), _in_format(out[1], wanted), out[2])
+    return (in_format(out[0], wanted), in_format(out[1], wanted), out[2])
 
 
 def layer_norm_backward(args: tuple, out: tuple) -> tuple:
     """native_layer_norm_backward: the input's gradient is contiguous (layer_norm.cpp), on meta it has the gradient's strides."""
-    return (_in_format(out[0], torch.contiguous_format), *out[1:])
-
-
-def batch_norm(args: tuple, out: tuple) -> tuple:
-    """native_batch_norm(input [N, C, ..], ..): contiguous or channels last, on meta the input's strides (Normalization.cpp)."""
-    return (_in_format(out[0], memory_format(args[0])), *out[1:])
-
-
-def batch_norm_of_fixed_statistics(args: tuple, out: tuple) -> tuple:
-    """The same in evaluation: nothing is kept but the output (Normalization.cpp, batch_norm_cpu)."""
-    return (
-        _in_format(out[0], memory_format(args[0])),
-        *(torch.empty(0, dtype=t.dtype, device=t.device) for t in out[1:]),
-    )
-
-
-def batch_norm_backward(args: tuple, out: tuple) -> tuple:
-    """native_batch_norm_backward(gradient, input, ..): the input's gradient in the input's format."""
-    return (_in_format(out[0], memory_format(args[1])), *out[1:])
+    return (in_format(out[0], torch.contiguous_format), *out[1:])
 
 
 def group_norm_backward(args: tuple, out: tuple) -> tuple:
@@ -91,33 +74,9 @@ def group_norm_backward(args: tuple, out: tuple) -> tuple:
     )
 
 
-def like_input(args: tuple, out: Tensor) -> Tensor:
-    """Channels last where they are in the input, contiguous on meta."""
-    return _in_format(out, memory_format(args[0])) if out.dim() == 4 else out
-
-
-EVERYWHERE = {
+RESULTS: Results = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
     _aten.native_layer_norm_backward.default: layer_norm_backward,
     _aten.native_group_norm_backward.default: group_norm_backward,
 }
-ON_CPU = {
-    **EVERYWHERE,
-    _aten.native_batch_norm.default: batch_norm,
-    _aten._native_batch_norm_legit.default: batch_norm,
-    _aten._native_batch_norm_legit_no_training.default: batch_norm_of_fixed_statistics,
-    _aten.native_batch_norm_backward.default: batch_norm_backward,
-    _aten.roll.default: like_input,
-    _aten.reflection_pad2d.default: like_input,
-}
-
-
-def both(first: Any, second: Any) -> Any:
-    """A table of mends: where two tables mend the same operator, the first and then the second."""
-    chained = {
-        operator: lambda args, out, a=mend, b=second[operator]: b(args, a(args, out))
-        for operator, mend in first.items()
-        if operator in second
-    }
-    return {**first, **second, **chained}

@@ -1,4 +1,4 @@
-"""Boxes that nobody can know: those a detector proposes, which of them survive, and which of them match an object.
+"""Detection boxes of unknown values: those a detector proposes, which of them survive, and which of them match an object.
 
 As many pass a score threshold as the model goes on with at most (`topk_candidates`, `detections_per_img`). Non-maximum
 suppression keeps all it is given; the model cuts them to its own limits (`post_nms_top_n`, `detections_per_img`). Matching
@@ -12,18 +12,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
-from sizer.tracing.values.stand_ins import Handler, involves_meta, note_assumption, on_meta
 from torch import Tensor
 
-from sizer.tracing.values.known import LARGEST_ASSUMED
-
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
-    from sizer.tracing.values.known import KnownValues
+from sizer.tracing.values.handler import Handler, HandlerContext
+from sizer.tracing.values.known import LARGEST_ASSUMED, KnownValues
+from sizer.tracing.values.stand_ins import involves_meta, note_assumption, on_meta
 
 KEPT = "non-maximum suppression of unknown boxes was taken to keep every box"
 MATCHED = "of boxes that nobody can know every fourth was taken to match an object"
@@ -34,7 +31,7 @@ BOXES_PER_BLOCK = 64  # threadsPerBlock of nms_kernel.cu: a word of 64 bits says
 _aten = torch.ops.aten
 
 
-def non_maximum_suppression(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def non_maximum_suppression(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """torchvision's nms over boxes [N, 4] and scores [N]: the places [K] that are kept; of unknown boxes all N."""
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
@@ -80,10 +77,10 @@ def _on_cpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def boxes_assumed(recorder: Recorder) -> Iterator[None]:
-    """Within the context torchvision's detectors go on with boxes that nobody can know as their own limits allow.
+def boxes_assumed(recorder: HandlerContext) -> Iterator[None]:
+    """Within the context torchvision's detectors go on with as many boxes of unknown values as their own limits allow.
 
-    The functions themselves run. Answers of `Matcher` (the number of an object [N], or -1 for background) and `LevelMapper`
+    The functions themselves run. Results of `Matcher` (the number of an object [N], or -1 for background) and `LevelMapper`
     (the level [N] of the feature pyramid that a box is pooled from) get values; in `postprocess_detections` no more boxes pass
     the score threshold than the model goes on with.
     """
@@ -124,15 +121,15 @@ def _spreading(values: KnownValues, map_levels: Callable[..., Tensor]) -> Callab
     return levels
 
 
-def _limiting(recorder: Recorder, postprocess: Callable[..., Any]) -> Callable[..., Any]:
+def _limiting(recorder: HandlerContext, postprocess: Callable[..., Any]) -> Callable[..., Any]:
     """Of each class (SSD) or level (FCOS, RetinaNet) as many candidates as are compared, of R-CNNs as many as are returned."""
 
     def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, recorder.most = recorder.most, getattr(self, "topk_candidates", self.detections_per_img)
+        before, recorder.mask_limit = recorder.mask_limit, getattr(self, "topk_candidates", self.detections_per_img)
         try:
             return postprocess(self, *args, **kwargs)
         finally:
-            recorder.most = before
+            recorder.mask_limit = before
 
     return limited
 
@@ -144,4 +141,4 @@ def _assumed(values: KnownValues, out: Tensor, real: Tensor, text: str) -> Tenso
 
 
 # Operators of other libraries, by name: they exist only where the library has been imported.
-FOREIGN: dict[str, Handler] = {"torchvision.nms.default": non_maximum_suppression}
+HANDLERS: dict[Any, Handler] = {"torchvision.nms.default": non_maximum_suppression}

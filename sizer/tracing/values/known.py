@@ -119,7 +119,7 @@ class KnownValues:
                 self.remember(buffer, real.to(buffer.dtype, copy=True))
 
     def assume(self, tensor: Tensor, real: Tensor, text: str) -> None:
-        """Remembers `real` as a stand-in for values that nobody can know; `text` says so to whoever comes to depend on it.
+        """Remembers `real` as a stand-in for unknown values; `text` says so to whoever comes to depend on it.
 
         The tensor may be a part of its storage (one half of a split); the rest of it is then taken as zeros.
         """

@@ -1,4 +1,4 @@
-"""Lengths that nobody can know: how many bytes a patch of text holds, how many frames a phoneme lasts.
+"""Predicted lengths, which depend on weights: how many bytes a patch of text holds, how many frames a phoneme lasts.
 
 Some models of transformers predict from their weights how long what they go on with will be. The functions themselves run; what
 they predict gets values, so that everything after them has a size. Both are what such models come to on ordinary data.
@@ -9,20 +9,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from sizer.tracing.values.known import KnownValues
+from sizer.tracing.values.known import KnownValues
 
 FRAMES = 2  # of a phoneme or a blank beside it: VITS' tokenizers put one between all letters, about 30 tokens in 62 frames a second
 PATCHES = "the bytes of a text were taken to fall into patches of {}, the size in the config"
 DURATIONS = f"every token was taken to last {FRAMES} frames"
 
-Wrap = Callable[["KnownValues", Callable[..., Any]], Callable[..., Any]]
+Wrap = Callable[[KnownValues, Callable[..., Any]], Callable[..., Any]]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Choices among unknown values: which experts of a mixture a token goes to, which candidates of a detector score best.
 
-`topk`, `argmax`, `max` and their opposites of values that nobody can know choose places that are spread evenly: row r of the
+`topk`, `argmax`, `max` and their opposites of unknown values choose places that are spread evenly: row r of the
 choice takes the next k of n places after those of row r - 1, starting anew with each sample of the batch. That is a choice
 which could have happened (k different places in every row), every expert gets the same number of tokens, give or take one, and
 from then on the places are known, so that loops over experts, their masks and their capacities agree with each other. It is
@@ -9,15 +9,13 @@ noted where something comes to depend on it: grouped matrix products do not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sizer.tracing.values.handler import Handler, HandlerContext
 from sizer.tracing.values.known import LARGEST_ASSUMED
-
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
 
 EVENLY = (
     "the largest (or smallest) of unknown values were taken to lie evenly spread, "
@@ -38,7 +36,7 @@ def spread(shape: torch.Size, dim: int, size: int, samples: int) -> Tensor:
     return places.view(*rest, chosen).movedim(-1, dim).contiguous()
 
 
-def choose(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def choose(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`topk(values [.., n, ..], k, dim)`, `argmax(values, dim)`, `max(values, dim)` and their opposites; unknown places are
     spread evenly."""
     out = func(*args, **kwargs)
@@ -57,11 +55,11 @@ def choose(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     size = values.shape[dim]
     shape = [*values.shape]
     shape[dim] = places.numel() * size // values.numel()
-    real = spread(torch.Size(shape), dim, size, recorder.samples)
+    real = spread(torch.Size(shape), dim, size, recorder.batch_size)
     recorder.values.assume(places, real.view(places.shape), EVENLY)
     return out
 
 
-HANDLERS = dict.fromkeys(
+HANDLERS: dict[Any, Handler] = dict.fromkeys(
     (_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim), choose
 )

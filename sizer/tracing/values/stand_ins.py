@@ -1,4 +1,4 @@
-"""Operators whose result depends on values: answered from known values, else by a documented stand-in.
+"""Operators whose result depends on values: computed from known values, else given by a documented stand-in.
 
 Each stand-in is noted once per operator and module, and every report lists it as uncounted. Where a stand-in has values of its
 own (the places that `nonzero` found), they are known from there on, so that what follows agrees with it.
@@ -7,17 +7,14 @@ own (the places that `nonzero` found), they are known from there on, so that wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sizer.tracing.values.handler import Handler, HandlerContext
 from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
 from sizer.versions import installed_version
-
-if TYPE_CHECKING:
-    from sizer.tracing.recorder import Recorder
 
 NONZERO = "nonzero of unknown values was taken to find every element"
 PASSED = "of the boxes of unknown scores {} were taken to pass the threshold, as many as the model goes on with"
@@ -27,10 +24,9 @@ EVERY = "an unknown boolean mask was taken to select every element"
 
 _aten = torch.ops.aten
 _LISTS_COME_UNSEEN = installed_version() < (2, 15)  # of the code that runs, whatever the device's rules
-Handler = Callable[["Recorder", Any, tuple, dict], Any]
 
 
-def on_meta(real: Any, recorder: Recorder, assumption: str | None = None) -> Any:
+def on_meta(real: Any, recorder: HandlerContext, assumption: str | None = None) -> Any:
     """Meta tensors of the shapes of real results, their values remembered, as assumed ones where `assumption` says so."""
     if isinstance(real, (list, tuple)):
         return type(real)(on_meta(r, recorder, assumption) for r in real)
@@ -44,7 +40,7 @@ def on_meta(real: Any, recorder: Recorder, assumption: str | None = None) -> Any
     return out
 
 
-def note_assumption(recorder: Recorder, tensors: list[Tensor]) -> None:
+def note_assumption(recorder: HandlerContext, tensors: list[Tensor]) -> None:
     """Notes what the values of these tensors were assumed to be, now that something depends on them."""
     if (text := recorder.values.assumption(tensors)) is not None:
         recorder.stand_in(text)
@@ -54,7 +50,7 @@ def involves_meta(args: tuple, kwargs: dict) -> bool:
     return any(t.device.type == "meta" for t in tensors_of(args) + tensors_of(kwargs.values()))
 
 
-def scalar(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def scalar(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`.item()`: the known value; else 0, 1.0, or False: checks such as `isnan().any()` find nothing. An `all()` is True."""
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
@@ -70,7 +66,7 @@ def scalar(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return value
 
 
-def all_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`all()` of unknown values: True where it is asked for, since code that goes on expects that its checks hold.
 
     Not where `any()` of them was asked for before, which finds nothing.
@@ -83,7 +79,7 @@ def all_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return out
 
 
-def any_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`any()` of unknown values: False where it is asked for, and `all()` of them, too, from then on."""
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
@@ -92,7 +88,7 @@ def any_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return out
 
 
-def copy(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def copy(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Writing meta values into a CPU tensor: the known ones, else zeros."""
     target, source = args[0], args[1]
     if target.device.type != "cpu" or source.device.type != "meta":
@@ -104,7 +100,7 @@ def copy(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return func(target, real, *args[2:], **kwargs)
 
 
-def equal(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def equal(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """torch.equal and allclose: from known values; two tensors of unknown values are taken as equal when their shapes are."""
     if recorder.values.all_known(tensors_of(args)):
         note_assumption(recorder, tensors_of(args))
@@ -113,7 +109,7 @@ def equal(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return args[0].shape == args[1].shape
 
 
-def from_values(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def from_values(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """An operator whose output shape depends on values, when all are known."""
     if not involves_meta(args, kwargs):
         return func(*args, **kwargs)
@@ -124,7 +120,7 @@ def from_values(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any
     return on_meta(recorder.values.run(func, args, kwargs), recorder, recorder.values.assumption(inputs))
 
 
-def _unknown_shape(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     packet, tensor = func.overloadpacket, args[0]
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -150,7 +146,7 @@ def _unknown_shape(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> 
     return func(*args, **kwargs)
 
 
-def _places(recorder: Recorder, mask: Tensor, writes: bool) -> list[Tensor]:
+def _places(recorder: HandlerContext, mask: Tensor, writes: bool) -> list[Tensor]:
     """A boolean or byte mask on meta as the integer indices that it stands for, one tensor for each of its dimensions.
 
     Of an unknown mask all places, whose values are known only where they are read from: two unknown masks that are written
@@ -165,15 +161,15 @@ def _places(recorder: Recorder, mask: Tensor, writes: bool) -> list[Tensor]:
     return [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(mask.dim())]
 
 
-def _found(recorder: Recorder, mask: Tensor, text: str, apart: bool = True) -> list[Tensor]:
+def _found(recorder: HandlerContext, mask: Tensor, text: str, apart: bool = True) -> list[Tensor]:
     """The places that an unknown mask is taken to find: all, or the first ones where the recorder knows of a limit.
 
     A tensor [count] for each of the mask's dimensions, or with `apart` False a single one [count, dimensions]. Their values are
     known up to `LARGEST_ASSUMED` places.
     """
     count = mask.numel()
-    if recorder.most is not None and recorder.most < count:
-        count, text = recorder.most, PASSED.format(recorder.most)
+    if recorder.mask_limit is not None and recorder.mask_limit < count:
+        count, text = recorder.mask_limit, PASSED.format(recorder.mask_limit)
     recorder.stand_in(text)
     shapes = [(count,)] * mask.dim() if apart else [(count, mask.dim())]
     if count > LARGEST_ASSUMED:
@@ -183,7 +179,7 @@ def _found(recorder: Recorder, mask: Tensor, text: str, apart: bool = True) -> l
     return on_meta(list(places) if apart else [torch.stack(places, dim=-1)], recorder, text)
 
 
-def _count_up(recorder: Recorder, tensor: Tensor, indices: list[Tensor | None]) -> None:
+def _count_up(recorder: HandlerContext, tensor: Tensor, indices: list[Tensor | None]) -> None:
     """Gives values to the index that stands for a list of numbers (`x[:, [0, 2, 1]]`), where those of `x` are known.
 
     It is made in C++ below any dispatch and loses its data (indexing_tensor_from_data in torch/csrc/utils/tensor_new.cpp).
@@ -195,7 +191,7 @@ def _count_up(recorder: Recorder, tensor: Tensor, indices: list[Tensor | None]) 
             recorder.values.assume(index, torch.arange(index.numel(), device="cpu") % tensor.shape[dim], LISTED)
 
 
-def _see_lists(recorder: Recorder, indices: list[Tensor | None]) -> None:
+def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
     """Logs indices that stand for lists of numbers where they come straight from C++, as they do in PyTorch 2.11.
 
     In 2.15 indexing_tensor_from_data ends in `lift_fresh`, which the recorder sees.
@@ -208,7 +204,7 @@ def _see_lists(recorder: Recorder, indices: list[Tensor | None]) -> None:
             recorder.values.lose(index)
 
 
-def lift_fresh(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def lift_fresh(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The last step of making a tensor from data. One that comes on meta was made in C++ and has lost the data."""
     if args[0].device.type == "meta" and args[0].dtype == torch.int64 and recorder.values.get(args[0]) is None:
         recorder.values.lose(args[0])
@@ -219,7 +215,7 @@ def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8) and index.device.type == "meta"
 
 
-def masked_index(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """Indexing with boolean masks: the number of selected elements comes from the known mask.
 
     All known: the whole operator runs on its values, so that results stay known.
@@ -264,7 +260,7 @@ def _rows(tensor: Tensor, indices: list[Tensor]) -> Tensor | None:
     )
 
 
-def to_host(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`.cpu()`, `.tolist()`, `.numpy()`: the known values; unknown ones arrive as zeros."""
     tensor, device = args[0], kwargs.get("device")
     if tensor.device.type != "meta" or device is None or torch.device(device).type != "cpu":
@@ -277,26 +273,26 @@ def to_host(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return func(real, **kwargs).clone()
 
 
-def finite_check(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def finite_check(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The gradient scaler's check: gradients are taken as finite, so the optimizer always steps."""
     return None
 
 
-def not_a_number(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def not_a_number(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`isnan`, or what it becomes, `x != x`, and its opposite `x == x`: of unknown values none is."""
     if len(args) > 1 and args[0] is not args[1]:
         return NotImplemented
     return _assumed_everywhere(recorder, func, args, kwargs, func.overloadpacket is _aten.eq)
 
 
-def infinite(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def infinite(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`isinf`, or what it becomes, `abs(x) == inf`, and its opposite: of unknown values none is."""
     if len(args) > 1 and (not isinstance(args[1], float) or not math.isinf(args[1])):
         return NotImplemented
     return _assumed_everywhere(recorder, func, args, kwargs, func.overloadpacket is _aten.ne)
 
 
-def _assumed_everywhere(recorder: Recorder, func: Any, args: tuple, kwargs: dict, value: bool) -> Any:
+def _assumed_everywhere(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict, value: bool) -> Any:
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     if out.device.type == "meta" and recorder.values.get(out) is None and out.numel() <= LARGEST_ASSUMED:
@@ -304,7 +300,7 @@ def _assumed_everywhere(recorder: Recorder, func: Any, args: tuple, kwargs: dict
     return out
 
 
-def masked_fill(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def masked_fill(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`masked_fill` with a number that is a tensor on the CPU, which devices take and the meta kernel refuses."""
     value = args[2]
     if value.device.type != "cpu" or value.dim() or args[0].device.type != "meta":

@@ -10,14 +10,14 @@ the activations of the gates, the cells, and what goes from layer to layer. Its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from sizer.tracing.device import Device
-    from sizer.tracing.recorder import Recorder
+from sizer.tracing.allocations import Held, after_results
+from sizer.tracing.device import Device
+from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten
 _RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
@@ -80,7 +80,7 @@ def reserve_bytes(
     return (steps * hidden * _KEPT[mode] * layers * ways + between) * item
 
 
-def forward(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """_cudnn_rnn: (output, last hidden state, last cell, reserve, flat weights); no reserve where nothing will be trained."""
     input, flat, cx, mode, hidden, projected, layers = args[0], args[3], *args[5:10]
     batch_first, dropout, train, both_ways, sizes = args[10], args[11], args[12], args[13], args[14]
@@ -99,7 +99,7 @@ def forward(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return output, empty(layers * ways, samples, width), cell, reserve, flat
 
 
-def backward(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+def backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """_cudnn_rnn_backward: (gradient of input, of hidden state, of cell, of each weight), the last as views of one buffer."""
     input, weights, hx, cx, wanted = args[0], args[1], args[4], args[5], args[-1]
     if input.device.type != "meta":
@@ -117,7 +117,7 @@ def backward(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return like(input), like(hx), like(cx) if cx is not None else None, grads
 
 
-def workspace(device: Any, args: tuple, kwargs: dict, out: Any) -> list[list[int]]:
+def workspace(device: Device, args: tuple, kwargs: dict, out: Any) -> list[list[int]]:
     """The products of one layer's input with its weights, for all steps (cudnn/RNN.cpp asks the library how much it needs)."""
     packed = args[0].dim() == 2
     backward = isinstance(args[-1], (list, tuple))
@@ -127,10 +127,11 @@ def workspace(device: Any, args: tuple, kwargs: dict, out: Any) -> list[list[int
     return [[steps * hidden * _GATES[mode] * (2 if both_ways else 1) * args[0].itemsize]]
 
 
-ON_CUDA = {
-    "lstm.input": _lstm,
-    "lstm.data": _lstm_packed,
-    **{f"{_NAMES[mode]}.input": _rnn(mode) for mode in (_GRU, _TANH, _RELU)},
-    **{f"{_NAMES[mode]}.data": _rnn_packed(mode) for mode in (_GRU, _TANH, _RELU)},
+KERNELS = {
+    _aten.lstm.input: _lstm,
+    _aten.lstm.data: _lstm_packed,
+    **{getattr(_aten, _NAMES[mode]).input: _rnn(mode) for mode in (_GRU, _TANH, _RELU)},
+    **{getattr(_aten, _NAMES[mode]).data: _rnn_packed(mode) for mode in (_GRU, _TANH, _RELU)},
 }
 HANDLERS = {_aten._cudnn_rnn.default: forward, _aten._cudnn_rnn_backward.default: backward}
+HELD: dict[Any, Held] = dict.fromkeys(HANDLERS, after_results(workspace))

@@ -1,4 +1,4 @@
-"""Questions whose answers must not depend on what a process was asked before: `python -m tests.tracing.size_queries NAME,NAME…`.
+"""Questions whose answers must not depend on what a process was asked before: `python -m tests.tracing.estimates NAME,NAME…`.
 
 Prints their answers in JSON. Between them they take kernels that PyTorch imports, registers or remembers on first use.
 """

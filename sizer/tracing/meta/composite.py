@@ -1,14 +1,12 @@
-"""Operators whose generic path differs from every device's own: linear layers, gradients of activations, one-hot vectors."""
+"""Composite operators whose generic path differs from every device's own kernel: linear layers, gradients of activations,
+one-hot vectors."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from sizer.tracing.device import Device
+from sizer.tracing.device import Device
 
 _aten = torch.ops.aten
 
@@ -38,9 +36,9 @@ def one_hot(device: Device, input: Tensor, num_classes: int = -1) -> Tensor:
     return input.new_zeros(*input.shape, classes).scatter_(-1, input.unsqueeze(-1), 1)
 
 
-EVERYWHERE = {
-    "linear": linear,
-    "silu_backward": activation_backward,
-    "mish_backward": activation_backward,
-    "one_hot": one_hot,
+KERNELS = {
+    _aten.linear.default: linear,
+    _aten.silu_backward.default: activation_backward,
+    _aten.mish_backward.default: activation_backward,
+    _aten.one_hot.default: one_hot,
 }

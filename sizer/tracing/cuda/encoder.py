@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from sizer.tracing.kernels.attention import Attention, choose
-
-if TYPE_CHECKING:
-    from sizer.tracing.device import Device
+from sizer.tracing.cuda.attention_backend import choose
+from sizer.tracing.device import Device
+from sizer.tracing.meta.attention import Attention
 
 _aten = torch.ops.aten
 
@@ -51,8 +49,8 @@ def multi_head_attention(device: Device, query, key, value, embed_dim, num_head,
     fused = query is key and key is value and head % 8 == 0 and not need_weights and mask is None
     if fused:
         q = split(query)
-        asked = Attention(query=q, key=q, value=q, mask=None, dropout=0.0, is_causal=False, scale=None, grouped=False)
-        fused = choose(device, asked) in ("flash", "efficient", "cudnn")
+        call = Attention(query=q, key=q, value=q, mask=None, dropout=0.0, is_causal=False, scale=None, grouped=False)
+        fused = choose(device, call) in ("flash", "efficient", "cudnn")
     device.note_choice(
         "multi-head attention",
         "fast path",
@@ -112,4 +110,7 @@ def encoder_layer(device: Device, src, embed_dim, num_heads, qkv_weight, qkv_bia
     return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
 
 
-ON_CUDA = {"_native_multi_head_attention": multi_head_attention, "_transformer_encoder_layer_fwd": encoder_layer}
+KERNELS = {
+    _aten._native_multi_head_attention.default: multi_head_attention,
+    _aten._transformer_encoder_layer_fwd.default: encoder_layer,
+}
