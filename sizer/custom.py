@@ -21,8 +21,8 @@ from sizer.request import MODES, OPTIMIZERS, read_torch
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
-from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
 from sizer.tracing.watch import OnMeta, StepWatcher
 from sizer.versions import parse_version

@@ -21,7 +21,7 @@ from sizer.placement.function_mode import PlacementFunctionMode
 from sizer.placement.placement_mode import PlacementMode, on_meta
 from sizer.placement.report import Finding, Group, PlacementReport
 from sizer.request import Request
-from sizer.tracing.recipes import autocast, place, weight_dtype
+from sizer.tracing.steps import autocast, place, weight_dtype
 from sizer.tracing.trace import explained, recording, repeatable
 
 BATCH = 2  # of built-in sources: batch norm refuses one sample, and 1 broadcasts where nothing else does

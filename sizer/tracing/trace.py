@@ -1,4 +1,4 @@
-"""From a Blueprint to a Tape: one run of a recipe on meta tensors."""
+"""From a Blueprint to a Tape: one run of its steps on meta tensors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.rnnt import transducers_on
-from sizer.tracing.recipes import Steps, Work, weight_dtype
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.rules import kernels_installed
+from sizer.tracing.steps import Steps, Work, weight_dtype
 from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.lengths import lengths_assumed
 

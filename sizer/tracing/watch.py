@@ -1,6 +1,6 @@
 """A user's own step, watched by hooks: which phase it is in, and which blocks are parameters, gradients and optimizer state.
 
-Recipes say so themselves. For a step of somebody's own, PyTorch's global hooks tell: modules register parameters and
+Sizer's own steps say so themselves. For a step of somebody's own, PyTorch's global hooks tell: modules register parameters and
 buffers, autograd's engine is at work or not, optimizers announce their steps.
 """
 

@@ -32,7 +32,7 @@ from sizer.architecture.census import take_census
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.tracing.device import Device
 from sizer.tracing.meta.dtypes import OWN_CODE
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 
 SECONDS = 180  # for one type; LongCat's 28 layers of 768 experts, each run by itself, take half of them

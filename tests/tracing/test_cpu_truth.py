@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import BERT, GPT2, LLAMA, MIXTRAL, T5, VIT, WHISPER, classifier, text

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.architecture.oldest import needs_sam2_video
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes

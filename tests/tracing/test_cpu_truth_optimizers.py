@@ -7,7 +7,7 @@ import torch
 
 from sizer.request import IMPLS_OF_OPTIMIZER
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import text

@@ -8,8 +8,8 @@ import torch
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.memory.tape import Tape
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from sizer.tracing.values.lengths import DURATIONS, PATCHES
 from tests.architecture.rare_configs import RARE

@@ -24,7 +24,7 @@ from sizer.tracing.cuda.cublas import blas_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta import in_place
 from sizer.tracing.meta.attention import Attention
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from sizer.versions import installed_version
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes

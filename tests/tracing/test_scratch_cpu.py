@@ -17,8 +17,8 @@ from sizer.tracing.cpu.convolution import _Call
 from sizer.tracing.cpu.onednn import Convolution
 from sizer.tracing.device import Device
 from sizer.tracing.meta import strides
-from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.test_mechanisms import blueprint

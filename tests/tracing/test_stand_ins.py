@@ -17,8 +17,8 @@ from sizer.architecture.blueprint import Blueprint, Example
 from sizer.memory.affine import fit_affine
 from sizer.memory.tape import CATEGORIES
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from sizer.tracing.values.boxes import KEPT, MATCHED
 from sizer.tracing.values.routing import EVENLY, spread

@@ -26,7 +26,7 @@ from sizer.device.trial.trial import work_of
 from sizer.errors import DeviceError
 from sizer.processes.program import print_value
 from sizer.request import Request, format_query, parse_query
-from sizer.tracing.recipes import Steps, weight_dtype
+from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
 
 LONG_LIST = 8  # of more tensors than this only the sums are kept

@@ -29,7 +29,7 @@ from sizer.device.trial.timing import measure_timing
 from sizer.estimator import versions
 from sizer.memory.codec import LIMIT_TEXT
 from sizer.request import Request, format_query
-from sizer.tracing.recipes import Steps, Work, place, weight_dtype
+from sizer.tracing.steps import Steps, Work, place, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.units import format_bytes
 

@@ -15,7 +15,7 @@ from sizer.device.suite.kernel_log import KernelLog, PeakCounter, ProfileCounter
 from sizer.errors import DeviceError
 from sizer.memory.codec import DecodeError
 from sizer.request import parse_query
-from sizer.tracing.recipes import Steps
+from sizer.tracing.steps import Steps
 
 KIB = 2**10
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
-from sizer.tracing.recipes import Steps, Work, weight_dtype
+from sizer.tracing.steps import Steps, Work, weight_dtype
 from tests.device.blueprints import blueprint, perceptron
 
 CPU = torch.device("cpu")
