@@ -6,7 +6,7 @@ from sizer.errors import SizerError
 from sizer.ui import form, links, remarks, service
 from sizer.ui.answer import show_answer
 
-names = service.torchvision_names()
+names = service.listed_names()
 if link := links.follow_link():
     form.fill(link.request)
 
@@ -24,4 +24,4 @@ except SizerError as error:
     remarks.show_error(error)
 
 if not names:
-    service.await_torchvision_names()
+    service.await_names()

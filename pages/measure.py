@@ -7,7 +7,7 @@ from sizer.ui import form, frame, links, remarks, service
 from sizer.ui.measure import TITLES, show_measure
 
 frame.need_frame("measure")
-names = service.torchvision_names()
+names = service.listed_names()
 if link := links.follow_link("measure"):
     form.fill(link.request)
 
@@ -25,4 +25,4 @@ except SizerError as error:
     remarks.show_error(error, TITLES)
 
 if not names:
-    service.await_torchvision_names()
+    service.await_names()

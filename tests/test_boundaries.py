@@ -113,7 +113,7 @@ def test_the_walk_finds_modules_in_packages():
 
 def test_questions_are_read_without_torch():
     code = (
-        "import sys; from sizer.request import encode_config, parse_query\n"
+        "import sys; from sizer.config_json import encode_config; from sizer.request import parse_query\n"
         "parse_query('arch=config:' + encode_config('{\"model_type\": \"gpt2\"}'))\n"
         "parse_query('arch=hf:' + next(iter(__import__('sizer.catalogue.presets', fromlist=['PRESETS']).PRESETS)))\n"
         "print([name for name in ('torch', 'transformers', 'streamlit') if name in sys.modules])"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from sizer.errors import ConfigError, quote
-from sizer.request import MAX_IMAGE
+from sizer.query_values import MAX_IMAGE
 
 MAX_LAYERS = 2048
 MAX_SIZE = 2**27  # two such sizes multiplied, times eight bytes, still fit in 64 bits

@@ -12,10 +12,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
+from sizer.catalogue.sources import REPO_ID, REVISION
 from sizer.config_json import MAX_CONFIG_BYTES, read_config
 from sizer.errors import ConfigError, HubError
 from sizer.errors import quote as quote_given
-from sizer.request import REPO_ID, REVISION
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 # Where the public hub itself sends readers of a file; any other endpoint may only redirect to its own origin.

@@ -7,7 +7,6 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +20,7 @@ from sizer.architecture.examples import has_own_loss, make_example, medium_of
 from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
 from sizer.architecture.examples.setting import Setting, takes, text_config
 from sizer.architecture.heads import choose_head, choose_part
-from sizer.architecture.refusals import no_batch, no_gradient, no_step, no_training
+from sizer.architecture.refusals import no_batch, no_step, no_training
 from sizer.architecture.sizes import (
     RECURRENT_TYPES,
     config_image,
@@ -33,6 +32,8 @@ from sizer.architecture.sizes import (
     usual_length,
 )
 from sizer.architecture.special_tokens import with_special_tokens
+from sizer.architecture.stand_in_loss import stand_in_loss
+from sizer.catalogue.modes import MODES
 from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
 ERROR_LIMIT = 160
@@ -113,7 +114,7 @@ def plan(
         longer = length if exact else max(length, medium.count + TEXT_BESIDE)
         setting = replace(setting, length=longer, features=medium.count)
         notes += (f"Every text of {longer} tokens holds one {medium.kind} ({medium.count} of them).",)
-    if mode == "training" and not has_own_loss(replace(setting, training=True)):
+    if MODES[mode].trains and not has_own_loss(replace(setting, training=True)):
         notes += (f"{cls.__name__} has no loss of its own; the sum of the means of its outputs stands in for it.",)
     return setting, notes
 
@@ -213,28 +214,6 @@ def _loss(module: nn.Module, example: Example) -> Tensor:
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         return stand_in_loss(outputs, module)
     return loss if loss.dim() == 0 else loss.mean()
-
-
-def stand_in_loss(outputs: object, module: nn.Module) -> Tensor:
-    """The sum of the means of every float tensor in the module's outputs that has a gradient, a scalar.
-
-    Raises TraceError where there is none.
-    """
-    means = [tensor.float().mean() for tensor in _tensors(outputs) if tensor.requires_grad]
-    if not means:
-        raise TraceError(no_gradient(module))
-    return torch.stack(means).sum()
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _checkpoint(module: nn.Module) -> None:

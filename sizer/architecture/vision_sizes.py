@@ -74,8 +74,13 @@ def check_training(name: str, class_name: str, size: Size, batch: int) -> None:
             todo="choose such a size, or mode=inference",
         )
     if batch == 1 and needs_two_samples(name, class_name, size):
-        raise RequestError(f"batch for training {name} at {format_size(size)} pixels", given="1", allowed="at least 2",
-                           todo="choose 2 or more: batch norm would see one value per channel, which PyTorch refuses")  # fmt: skip
+        raise batch_of_one_refused(name, size)
+
+
+def batch_of_one_refused(name: str, size: Size) -> RequestError:
+    """The error of a batch of 1 where a batch norm layer would see one value per channel."""
+    return RequestError(f"batch for training {name} at {format_size(size)} pixels", given="1", allowed="at least 2",
+                        todo="choose 2 or more: batch norm would see one value per channel, which PyTorch refuses")  # fmt: skip
 
 
 def needs_two_samples(name: str, class_name: str, size: Size) -> bool:

@@ -11,26 +11,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from sizer.catalogue.sources import offered_sources
 from sizer.units import GIB, MIB
 
 HOME_VARIABLE = "SIZER_SERVICE_HOME"  # the empty folder, for the server to remove when its app cannot
 PROJECT = str(Path(__file__).resolve().parents[2])
 Launch = Literal["fork", "spawn"]
-PRELOAD = (
-    "torch",
-    "torchvision",
-    "transformers",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",  # brings what most language models share: caches, masks, generation
-    "sizer.estimator",
-    "sizer.architecture.vision",
-    "sizer.architecture.huggingface",
-    "sizer.architecture.guard",
-    "sizer.catalogue.presets",
-    "sizer.config_json",
-    "sizer.service.work",
-)
+
+
+def preloaded() -> tuple[str, ...]:
+    """What an estimate imports, whatever its source."""
+    of_sources = (name for source in offered_sources() for name in source.preload)
+    return ("torch", *of_sources, "sizer.estimator", "sizer.service.work")
 
 
 def usable_cpus() -> int:
@@ -60,7 +52,7 @@ class Settings:
     result_bytes: int = 16 * MIB
     request_bytes: int = 16 * MIB
     work: str = "sizer.service.work:run"
-    preload: tuple[str, ...] = PRELOAD
+    preload: tuple[str, ...] = field(default_factory=preloaded)
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 
     def to_arguments(self) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.sources import SOURCES
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
@@ -12,16 +14,14 @@ from sizer.ui.measures import MEASURES
 from sizer.ui.phases import PHASE_TITLES
 from sizer.units import format_bytes, format_count
 
-WORK = {"training": "Training", "inference": "Inference with"}
-
 
 def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     """The headline on one estimate: what is done, what it needs, whether it fits. Holds no text a stranger wrote."""
     seen = "as nvidia-smi shows it" if report.gpu.backend == "cuda" else "for the whole process"
     needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
     return (
-        f"{WORK[request.mode]} {subject(request, report)} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype} "
-        f"needs {needs}; "
+        f"{MODES[request.mode].headline} {subject(request, report)} at batch {estimate.batch}{sample_size(report)} "
+        f"in {estimate.dtype} needs {needs}; "
         f"{verdict(report, estimate)}."
     )
 
@@ -38,12 +38,8 @@ def sample_size(report: Report) -> str:
 
 def subject(request: Request, report: Report) -> str:
     """What the headline calls the model: a name from a list of ours, else only the name of its class."""
-    if request.source == "hf":
-        from sizer.catalogue.presets import PRESETS
-
-        return PRESETS[request.name].title
-    if request.source == "torchvision":
-        return request.name.replace("_", r"\_")
+    if title_of := SOURCES[request.source].title_of:
+        return title_of(request.name).replace("_", r"\_")
     return f"this {report.model.class_name}" if report.model.class_name.isalnum() else "this model"
 
 

@@ -8,6 +8,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.modes import MODES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.record.measurement import DeviceFacts
@@ -17,7 +18,7 @@ from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.ui import machine, remarks, service
 from sizer.ui.focus import ask_cell, choose
-from sizer.ui.headline import WORK, sample_size, subject
+from sizer.ui.headline import sample_size, subject
 from sizer.ui.importing import ask_import
 from sizer.ui.links import measure_command
 from sizer.ui.measuring import run_measurement, working
@@ -128,7 +129,7 @@ def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
     """What will be run where, and what the estimate says that it takes, as plain text."""
     estimate = report.estimates[0]
     model = subject(cell, report).replace("\\", "")
-    work = f"{WORK[cell.mode]} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
+    work = f"{MODES[cell.mode].headline} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
     free = f", {format_bytes(facts.free_bytes)} free" if facts.free_bytes is not None else ""
     peak, process = format_bytes(estimate.peak_allocated_bytes), format_bytes(_process_bytes(estimate, facts))
     return (

@@ -23,24 +23,24 @@ def get_client() -> JobClient:
     return shared_client()
 
 
-def torchvision_names() -> tuple[str, ...]:
-    """The names that the installed torchvision builds; empty while the job server has not said."""
+def listed_names() -> dict[str, tuple[str, ...]]:
+    """The names that the installed packages build, by source; empty while the job server has not said."""
     return _names(timeout=0)
 
 
-def await_torchvision_names() -> None:
+def await_names() -> None:
     """Run the page again once the names are there. For the end of a page that was shown without them."""
     if _names(timeout=MODELS_SECONDS):
         st.rerun()
 
 
-def _names(timeout: float) -> tuple[str, ...]:
+def _names(timeout: float) -> dict[str, tuple[str, ...]]:
     job = get_client().submit_models()
     try:
         models = job.result(timeout=timeout)
     except SizerError:  # the page says so where it needs the job server for more than a list
-        return ()
-    return tuple(row["name"] for row in models["torchvision"]) if models else ()
+        return {}
+    return {source: tuple(row["name"] for row in rows) for source, rows in (models or {}).items()}
 
 
 def report_on(request: Request) -> Report | None:

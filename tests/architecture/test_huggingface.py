@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from sizer.architecture.heads import fitting_heads
-from sizer.architecture.huggingface import huggingface_blueprint, read_architecture, stand_in_loss
+from sizer.architecture.huggingface import huggingface_blueprint, read_architecture
+from sizer.architecture.stand_in_loss import stand_in_loss
 from sizer.device.trial.confines import one_thread
 from sizer.errors import BuildError, ConfigError, RequestError, TraceError
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY

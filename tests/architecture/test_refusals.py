@@ -9,7 +9,8 @@ from transformers import AutoConfig
 
 from sizer.architecture.heads import choose_part, parts_of
 from sizer.architecture.huggingface import huggingface_blueprint
-from sizer.architecture.refusals import no_gradient, no_training
+from sizer.architecture.refusals import no_training
+from sizer.architecture.stand_in_loss import no_gradient
 from sizer.errors import RequestError, TraceError
 from tests.architecture.rare_configs import RARE, ROPE, TEXT
 

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.architecture import make_blueprint
+from sizer.catalogue.modes import MODES
 from sizer.device.machine.program import answer
 from sizer.device.readers.reader import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
@@ -199,7 +200,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     module = build_skeleton(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     if device.type != "cpu":
         give_memory(module)
-    example = blueprint.example(request.batches[0], work.mode == "training")
+    example = blueprint.example(request.batches[0], MODES[work.mode].trains)
     with repeatable(), counter.running():
         try:
             module = load(module, device)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from sizer.catalogue.sources import SOURCES
 from sizer.device.record.recording import Measured
 from sizer.device.trial.process import kill, spawn
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
@@ -96,7 +97,7 @@ class MeasureJob:
                 raise JobError("the measurement was cancelled")
 
     def _measure(self) -> Measured:
-        if self._request.source == "hub" and self._message["config_text"] is None:
+        if SOURCES[self._request.source].fetched and self._message["config_text"] is None:
             self._message["config_text"] = self._fetch()
         home = tempfile.mkdtemp(prefix="sizer-")
         try:
@@ -194,7 +195,7 @@ def start(
     """
     request = parse_query(query)
     _check_one(request)
-    if config_text is not None and request.source != "hub":
+    if config_text is not None and not SOURCES[request.source].fetched:
         todo = "put the config itself into the query, as arch=config:..."
         raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
     limit = WALL_SECONDS if seconds is None else seconds

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import sizer
+from sizer.config_json import encode_config
 from sizer.device.record.measurement import PROFILED
 from sizer.device.trial import launch, process
 from sizer.device.trial.launch import MeasureJob, measure, start
 from sizer.errors import DeviceError, JobError, RequestError
-from sizer.request import encode_config
 from tests.service.processes import is_running, wait_until
 
 PROJECT = Path(sizer.__file__).parent.parent
