@@ -19,6 +19,7 @@ from sizer.errors import ConfigError, RefusedValueError, RequestError
 Entry = Literal["names", "presets", "repository", "config"]
 
 TORCHVISION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
+TIMM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(?:\.[a-z0-9_]{1,63})?", re.ASCII)
 # A repository of the hub always has an owner here; no part begins or ends with "-" or ".", none holds "--" or "..".
 REPO_ID = re.compile(r"(?!.*(?:--|\.\.))(?:\w(?:[\w.-]{0,94}\w)?/)\w(?:[\w.-]{0,94}\w)?", re.ASCII)
 REVISION = re.compile(r"(?!.*(?:\.\.|//))\w(?:[\w./-]{0,126}[\w-])?", re.ASCII)
@@ -70,6 +71,13 @@ def _read_torchvision(value: str) -> dict[str, str | None]:
     return {"name": value}
 
 
+def _read_timm(value: str) -> dict[str, str | None]:
+    if not TIMM_NAME.fullmatch(value):
+        allowed = "a timm model name: lower-case letters, digits and _, with a tag behind a dot or none"
+        raise RefusedValueError(allowed, "write for example arch=timm:resnet50.a1_in1k")
+    return {"name": value}
+
+
 def _read_preset(value: str) -> dict[str, str | None]:
     try:
         return {"name": find_preset(value).key}
@@ -111,6 +119,20 @@ _ROWS = (
         names="sizer.architecture.vision:list_names",
         preload=("torchvision", "sizer.architecture.vision"),
         refuses=_OF_TRANSFORMERS,
+    ),
+    Source(
+        key="timm",
+        usage="timm:<name>[.tag]",
+        title="timm",
+        entry="names",
+        read=_read_timm,
+        title_of=str,
+        package="timm",
+        blueprint="sizer.architecture.timm_models:from_request",
+        names="sizer.architecture.timm_models:list_names",
+        preload=("timm", "sizer.architecture.timm_models"),
+        refuses=_OF_TRANSFORMERS,
+        required=False,
     ),
     Source(
         key="hf",
