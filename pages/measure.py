@@ -13,9 +13,9 @@ if link := links.follow_link("measure"):
 
 try:
     with st.sidebar:
-        st.title("What is to be measured?", anchor=False)
+        st.title("What should be measured?", anchor=False)
         request = form.ask(names, for_device=False)
-    st.title("Hold the estimate against a real device", anchor=False)
+    st.title("Measure it on a real device", anchor=False)
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()

@@ -15,7 +15,7 @@ from sizer.ui.focus import Focus, ask_focus
 from sizer.ui.headline import show_counts, show_headline
 from sizer.ui.links import show_link, show_way_to_measure
 from sizer.ui.measures import Measure
-from sizer.ui.phases import PHASE_TITLES
+from sizer.ui.phases import inside
 from sizer.units import format_bytes
 
 
@@ -47,7 +47,7 @@ def _show_estimates(request: Request, report: Report) -> Focus:
 
 
 def _show_peaks(report: Report, focus: Focus, measure: Measure) -> None:
-    st.markdown(f"**Where it goes at the peak**, {focus.estimate.dtype}, {measure.title.lower()}")
+    st.markdown(f"**Memory by category at the peak**, {focus.estimate.dtype}, {measure.title.lower()}")
     st.altair_chart(charts.peak_chart(focus.of_dtype, measure, report.gpu), key="peak_chart")
     _say_capacity(report.gpu, max(measure.of(estimate) for estimate in focus.of_dtype))
 
@@ -62,13 +62,14 @@ def _say_capacity(gpu: Gpu, tallest: int) -> None:
 
 def _show_step(report: Report, focus: Focus) -> None:
     estimate = focus.estimate
-    st.markdown(f"**Through one step**, {estimate.dtype}, batch {estimate.batch}, allocated")
+    st.markdown(f"**Memory over one step**, {estimate.dtype}, batch {estimate.batch}, allocated")
     if not estimate.curve:
         st.caption("This report holds no curve.")
         return
     st.altair_chart(charts.step_chart(estimate, report.gpu), key="step_chart")
-    phase = PHASE_TITLES.get(estimate.peak_phase, estimate.peak_phase)
-    st.text(f"Peak in {phase}, by {estimate.peak_op} in {estimate.peak_module or 'the model itself'}.")
+    st.text(
+        f"Peak in {inside(estimate.peak_phase)}, by {estimate.peak_op} in {estimate.peak_module or 'the model itself'}."
+    )
 
 
 def _show_details(request: Request, report: Report, focus: Focus | None) -> None:

@@ -32,8 +32,8 @@ from sizer.versions import OLDEST, format_version
 Names = Mapping[str, Sequence[str]]
 
 EXAMPLE_NAME = "resnet50"  # torchvision and timm both build it
-OWN = "the model's own"
-PYTORCHS_CHOICE = "PyTorch's choice"
+MODELS_DEFAULT = "the model's default"
+PYTORCHS_DEFAULT = "PyTorch's default"
 ATTENTION_TITLES = {"sdpa": "SDPA (fused)", "eager": "eager"}
 UPLOAD_REFUSED = "upload_refused"  # session state: what was wrong with the last file
 NEVER_EMPTY = ("dtype", "batch")  # elsewhere nothing means the model's own, or PyTorch's, choice
@@ -55,7 +55,7 @@ def fill(request: Request) -> None:
     state["batch"] = ", ".join(map(str, request.batches))
     state["seq"], state["image"] = texts.get("seq", ""), texts.get("image", "")
     state["head"] = request.head or ""
-    state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_CHOICE
+    state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_DEFAULT
     state["attention"], state["checkpointing"], state["gpu"] = request.attention, request.checkpointing, request.gpu
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
@@ -186,7 +186,7 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
     if for_device:
         values["gpu"] = st.selectbox("Device", list(GPUS), format_func=lambda key: GPUS[key].name, key="gpu", **KEEP)
-    with st.expander("More choices"):
+    with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
         if "attention" not in source.refuses:
@@ -204,18 +204,18 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
 
 
 def _ask_implementation(optimizer: str) -> str:
-    options = (PYTORCHS_CHOICE, *OPTIMIZERS[optimizer].implementations)
+    options = (PYTORCHS_DEFAULT, *OPTIMIZERS[optimizer].implementations)
     if st.session_state["optimizer_impl"] not in options:
-        st.session_state["optimizer_impl"] = PYTORCHS_CHOICE
+        st.session_state["optimizer_impl"] = PYTORCHS_DEFAULT
     chosen = st.selectbox("Optimizer implementation", options, key="optimizer_impl", **KEEP)
-    return "" if chosen == PYTORCHS_CHOICE else chosen
+    return "" if chosen == PYTORCHS_DEFAULT else chosen
 
 
 def _choose(label: str, options: Sequence[str], **arguments: object) -> str:
     return st.segmented_control(label, options, required=True, width="stretch", **arguments, **KEEP)
 
 
-def _text(label: str, help_text: str, *, key: str, placeholder: str = OWN) -> str:
+def _text(label: str, help_text: str, *, key: str, placeholder: str = MODELS_DEFAULT) -> str:
     return st.text_input(label, key=key, placeholder=placeholder, help=help_text, **KEEP).strip()
 
 

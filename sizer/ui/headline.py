@@ -11,7 +11,7 @@ from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.measures import MEASURES
-from sizer.ui.phases import PHASE_TITLES
+from sizer.ui.phases import inside
 from sizer.units import format_bytes, format_count
 
 
@@ -81,8 +81,12 @@ def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
     low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
     cache = estimate.peak_reserved_bytes - estimate.peak_allocated_bytes
     with st.container(horizontal=True, gap="medium"):
-        phase = PHASE_TITLES.get(estimate.peak_phase, estimate.peak_phase)
-        _metric("Allocated", estimate.peak_allocated_bytes, f"in {phase}", MEASURES["allocated"].help)
+        _metric(
+            "Allocated",
+            estimate.peak_allocated_bytes,
+            f"peak in {inside(estimate.peak_phase)}",
+            MEASURES["allocated"].help,
+        )
         _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", MEASURES["reserved"].help)
         _metric("Process", estimate.process_bytes, f"{low} to {high}", MEASURES["process"].help)
         _show_largest(largest_batch(report, estimate.dtype))

@@ -122,7 +122,7 @@ def show_way_to_measure(request: Request) -> None:
     """Show the link to the page that measures the cell which this page looks at."""
     st.page_link(
         "pages/measure.py",
-        label="Hold this estimate against a real device",
+        label="Measure it on a real device",
         icon=":material/speed:",
         query_params=question_of(request),
     )
@@ -135,7 +135,9 @@ def show_way_to_question(query: str) -> None:
     except RequestError:
         return
     if question:
-        st.page_link("pages/estimate.py", label="Its question", icon=":material/straighten:", query_params=question)
+        st.page_link(
+            "pages/estimate.py", label="Open its estimate", icon=":material/straighten:", query_params=question
+        )
 
 
 def question_of(request: Request) -> dict[str, str] | None:

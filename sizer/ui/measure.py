@@ -36,12 +36,10 @@ TITLES = remarks.TITLES | {JobError: "The measurement was not finished"}
 Question = tuple[str, str]  # a cell's query and a device
 
 NO_ACCELERATOR = (
-    "PyTorch finds no accelerator on this machine, so what can be measured here is its CPU. To hold the estimate against a "
-    "GPU, measure on a machine that has one and bring the result here."
+    "PyTorch finds no accelerator on this machine, so what can be measured here is its CPU. To measure on a "
+    "GPU, run the command below on a machine that has one and import the result here."
 )
-SWITCHED_OFF = (
-    "Measuring is switched off in this app, which is open to others. What was measured elsewhere can be brought here."
-)
+SWITCHED_OFF = "Measuring is disabled in this deployment. What was measured elsewhere can be imported here."
 
 
 def show_measure(request: Request) -> None:
@@ -80,7 +78,7 @@ def _measure_here(cell: Request, facts: DeviceFacts | None, question: Question, 
         return
     remarks.show_failures(report)
     if not report.estimates:
-        st.info("There is no estimate to hold a measurement against.")
+        st.info("There is no estimate to compare a measurement with.")
         return
     st.text(what_it_takes(cell, report, facts))
     lack = lack_of_memory(report.estimates[0], facts)
@@ -162,7 +160,7 @@ def _measure_elsewhere(cell: Request, question: Question, *, alone: bool) -> Non
     if alone and question[1] and empty:
         st.info(NO_ACCELERATOR)
     with st.expander("On another machine", expanded=alone and empty):
-        st.markdown("**Measure this very question there**, where Sizer, torch, torchvision and transformers are:")
+        st.markdown("**Run the same measurement there**, where Sizer and its requirements are installed:")
         st.code(measure_command(cell, ELSEWHERE), language="bash", wrap_lines=True)
         imported = ask_import("measure")
     if imported and imported.added:
@@ -172,5 +170,5 @@ def _measure_elsewhere(cell: Request, question: Question, *, alone: bool) -> Non
 
 def _show_result(comparison: Comparison) -> None:
     show_comparison(comparison)
-    st.page_link("pages/ledger.py", label="All comparisons are in the ledger", icon=":material/table_view:")
+    st.page_link("pages/ledger.py", label="All comparisons: the ledger", icon=":material/table_view:")
     st.divider()

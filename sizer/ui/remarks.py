@@ -22,7 +22,7 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
 
 TITLES: dict[type[SizerError], str] = {
-    RequestError: "This question was not understood",
+    RequestError: "This query was refused",
     ConfigError: "This config cannot be used",
     HubError: "The config could not be fetched from the hub",
     BuildError: "The architecture could not be built",
@@ -34,7 +34,7 @@ TITLES: dict[type[SizerError], str] = {
 
 def show_error(error: SizerError, titles: Mapping[type[SizerError], str] = TITLES) -> None:
     """Show an error as what was given, what is allowed and what to do, under the title of its kind."""
-    title = next((titles[kind] for kind in type(error).__mro__ if kind in titles), "Something was refused")
+    title = next((titles[kind] for kind in type(error).__mro__ if kind in titles), "Refused")
     with st.container(border=True):
         st.error(f"{title}.")
         if refusals := getattr(error, "refusals", ()):
@@ -88,8 +88,8 @@ def show_remarks(report: Report) -> None:
     for title, lines in (
         ("Not counted", report.uncounted),
         ("Assumed", report.assumptions),
-        ("About this answer", report.notes),
-        ("Made with", [", ".join(f"{name} {version}" for name, version in report.versions.items())]),
+        ("About this report", report.notes),
+        ("Versions", [", ".join(f"{name} {version}" for name, version in report.versions.items())]),
     ):
         if lines:
             st.markdown(f"**{title}**")

@@ -94,10 +94,10 @@ def show_phases(estimate: Estimate) -> None:
     rows = [
         {
             "Phase": PHASE_TITLES.get(use.phase, use.phase),
-            "At its end": scale.of(use.allocated_bytes),
-            "Peak inside": scale.of(use.peak_allocated_bytes),
-            "Reserved": scale.of(use.reserved_bytes),
-            "Then": PHASE_ENDS.get(use.phase, ""),
+            "Allocated at its end": scale.of(use.allocated_bytes),
+            "Peak": scale.of(use.peak_allocated_bytes),
+            "Reserved at its end": scale.of(use.reserved_bytes),
+            "What has happened": PHASE_ENDS.get(use.phase, ""),
         }
         for use in estimate.phases
     ]
@@ -105,7 +105,7 @@ def show_phases(estimate: Estimate) -> None:
     st.dataframe(
         pd.DataFrame(rows),
         hide_index=True,
-        column_config=dict.fromkeys(("At its end", "Peak inside", "Reserved"), number),
+        column_config=dict.fromkeys(("Allocated at its end", "Peak", "Reserved at its end"), number),
     )
     st.caption(
         f"Allocated memory in {scale.name}: at the end of each phase, and the most inside it; reserved at its end."
