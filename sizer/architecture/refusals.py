@@ -13,7 +13,7 @@ WITHOUT_GRADIENTS = re.compile(r"@torch\.(inference_mode|no_grad)\(\)")  # above
 # What such a model holds in memory depends on pixels and weights that nobody has here.
 OPEN_ENDED = {
     "Sam3VideoModel": (
-        "Sam3VideoModel follows as many objects as it finds in a video, which only real pictures and weights tell; estimate "
+        "Sam3VideoModel follows as many objects as it finds in a video, which only real images and weights tell; estimate "
         "model_type sam3 for the finding and sam3_tracker_video for the following, one object for each sample of the batch"
     )
 }
