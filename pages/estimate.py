@@ -4,7 +4,7 @@ import streamlit as st
 
 from sizer.errors import SizerError
 from sizer.ui import form, links, remarks, service
-from sizer.ui.answer import show_answer
+from sizer.ui.report import show_report
 
 names = service.listed_names()
 if link := links.follow_link():
@@ -19,7 +19,7 @@ try:
         st.stop()
     remarks.show_link_refusals(links.keep_address(request))
     if report := service.report_on(request):
-        show_answer(request, report)
+        show_report(request, report)
 except SizerError as error:
     remarks.show_error(error)
 

@@ -7,8 +7,8 @@ import streamlit as st
 
 from sizer.catalogue.gpus import GPUS
 from sizer.ui.charts import legend
-from sizer.ui.measures import MEASURES
 from sizer.ui.palette import COLOURS
+from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.scale import GIBIBYTES
 
 METHOD = """
@@ -62,8 +62,8 @@ def show_about() -> None:
     """Show the meaning of each number, the method, its limits, and the devices."""
     with st.container(width=820):
         st.header("Allocated, reserved, process", anchor=False)
-        for measure in MEASURES.values():
-            st.markdown(f"**{measure.title}.** {measure.help}")
+        for kind in PEAK_KINDS.values():
+            st.markdown(f"**{kind.title}.** {kind.help}")
         st.header("How an estimate is made", anchor=False)
         st.markdown(METHOD)
         st.header("How estimates are checked", anchor=False)

@@ -1,4 +1,4 @@
-"""The question as widgets. Their values are put together as a query string, so that `parse_query` judges them like any link.
+"""The request as widgets. Their values are put together as a query string, so that `parse_query` judges them like any link.
 
 Each widget's key is the key of the query it stands for; `arch` has one widget for its source and one per source for its name.
 """

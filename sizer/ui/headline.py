@@ -1,4 +1,4 @@
-"""The answer in one sentence, and the four numbers under it."""
+"""The report in one sentence, and the numbers under it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
-from sizer.ui.measures import MEASURES
+from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.phases import inside
 from sizer.units import format_bytes, format_count
 
@@ -85,10 +85,10 @@ def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
             "Allocated",
             estimate.peak_allocated_bytes,
             f"peak in {inside(estimate.peak_phase)}",
-            MEASURES["allocated"].help,
+            PEAK_KINDS["allocated"].help,
         )
-        _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", MEASURES["reserved"].help)
-        _metric("Process", estimate.process_bytes, f"{low} to {high}", MEASURES["process"].help)
+        _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", PEAK_KINDS["reserved"].help)
+        _metric("Process", estimate.process_bytes, f"{low} to {high}", PEAK_KINDS["process"].help)
         _show_largest(largest_batch(report, estimate.dtype))
         _show_parameters(report)
 

@@ -16,12 +16,12 @@ from sizer.device.ledger.row import LedgerRow
 from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.errors import JobError
 from sizer.ui import machine, remarks
+from sizer.ui.comparison import SIGNS, format_moment, show_comparison
 from sizer.ui.errors_chart import FIGURES, errors_chart
 from sizer.ui.focus import key_among
 from sizer.ui.importing import ask_import
-from sizer.ui.links import show_way_to_question
+from sizer.ui.links import show_estimate_link
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
-from sizer.ui.result import SIGNS, format_moment, show_comparison
 from sizer.units import GIB, counted
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
@@ -52,7 +52,7 @@ def _show_one(ledger: Ledger, number: int) -> None:
         if row and machine.may_measure():
             _offer_delete(number)
         if row:
-            show_way_to_question(row.query)
+            show_estimate_link(row.query)
     comparison = ledger.comparison(number) if row else None
     if comparison is None:
         st.info("The ledger has no such comparison; it may have been deleted.")

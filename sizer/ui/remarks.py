@@ -76,7 +76,7 @@ def show_failures(report: Report) -> None:
                 st.text(f"{', '.join(dtypes)}: {reason}")
 
 
-def say_uncounted(report: Report) -> None:
+def show_uncounted(report: Report) -> None:
     """Say how many things are not counted, and where they are listed; nothing where all is."""
     if count := len(report.uncounted):
         things = "1 thing is" if count == 1 else f"{count} things are"

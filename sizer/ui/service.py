@@ -11,10 +11,10 @@ from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.service.client import Job, JobClient, shared_client
 
-AT_ONCE_SECONDS = 0.15  # an answer that comes this fast needs no progress box
+AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS = 0.2
 MODELS_SECONDS = 20.0
-ANSWER = "answer"  # session state: the last query and its report
+REPORTED = "reported"  # session state: the last query and its report
 STOPPED = "stopped"  # session state: the query whose job the reader stopped
 
 
@@ -54,7 +54,7 @@ def report_on(request: Request) -> Report | None:
 
 def _report_on(request: Request) -> Report | None:
     query = format_query(request)
-    answered, report = st.session_state.get(ANSWER, (None, None))
+    answered, report = st.session_state.get(REPORTED, (None, None))
     if answered == query:
         return report
     if st.session_state.get(STOPPED) == query:
@@ -65,7 +65,7 @@ def _report_on(request: Request) -> Report | None:
         report = job.result(timeout=AT_ONCE_SECONDS) or _watch(job, query)
     finally:
         job.cancel()  # a rerun (another question, a closed tab) leaves through here as well
-    st.session_state[ANSWER] = (query, report)
+    st.session_state[REPORTED] = (query, report)
     return report
 
 

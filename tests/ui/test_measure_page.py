@@ -132,7 +132,7 @@ def test_work_that_would_take_the_host_down_is_refused(monkeypatch, ledger, open
     page = open_measure(**SMALL)
     assert "are free: it is not run here" in page.warning[0].value
     assert page.button(key="measure").disabled
-    page.session_state["measure_wish"] = ("arch=torchvision:resnet18&dtype=float32&batch=2", "cpu")
+    page.session_state["measure_requested"] = ("arch=torchvision:resnet18&dtype=float32&batch=2", "cpu")
     page.run()  # the press of a browser that was not told yet
     assert not machine.measured
 
@@ -251,7 +251,8 @@ def test_out_of_memory_is_a_result(monkeypatch, ledger, open_measure):
     assert headline(page) == "Measured on cuda:0: out of memory in the backward pass, the estimate said that it fits"
     shown = texts(page)
     assert (
-        "In the backward pass: 2.00 GiB asked for, 1.00 GiB free on the device then, 70.00 GiB allocated then, 72.00 GiB reserved then."
+        "In the backward pass: 2.00 GiB asked for, 1.00 GiB free on the device then, 70.00 GiB allocated then, "
+        "72.00 GiB reserved then."
     ) in shown
     assert "CUDA out of memory." in shown
     assert any(line.startswith("The estimate had said: a peak of ") for line in shown)
@@ -347,13 +348,13 @@ def test_a_measurement_begins_once(monkeypatch, ledger, open_measure):
     assert len(machine.measured) == 1
 
 
-def test_a_wish_for_another_question_is_not_granted_later(monkeypatch, ledger, open_measure):
+def test_a_request_for_another_target_is_not_run_later(monkeypatch, ledger, open_measure):
     machine = ScriptedMachine()
     install_machine(monkeypatch, machine, ledger)
     page = open_measure(**SMALL)
-    page.session_state["measure_wish"] = ("arch=torchvision:alexnet", "cpu")
+    page.session_state["measure_requested"] = ("arch=torchvision:alexnet", "cpu")
     page.run()
-    assert "measure_wish" not in page.session_state
+    assert "measure_requested" not in page.session_state
     assert not machine.measured
 
 

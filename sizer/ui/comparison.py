@@ -13,7 +13,7 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.ui import remarks
-from sizer.ui.details import format_seconds, show_details
+from sizer.ui.comparison_details import format_seconds, show_details
 from sizer.ui.palette import TINTS
 from sizer.ui.phases import PHASE_TITLES, inside
 from sizer.ui.quantities import (
