@@ -1,4 +1,4 @@
-"""Size a model: the question on the left, the answer on the right."""
+"""Size a model: the request on the left, its report on the right."""
 
 import streamlit as st
 

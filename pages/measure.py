@@ -1,4 +1,4 @@
-"""Measure: the same question, run on a real device, beside its estimate."""
+"""Measure: the same request, run on a real device, beside its estimate."""
 
 import streamlit as st
 

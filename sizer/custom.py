@@ -62,7 +62,6 @@ def size_module(
     blueprint = Blueprint(
         name=getattr(factory, "__name__", "module"),
         class_name="",
-        source="python",
         build=factory,
         example=lambda batch, training: example,
         loss=lambda module, e: _loss_of(module(*e.args, **e.kwargs), module, loss),

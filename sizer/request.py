@@ -1,4 +1,4 @@
-"""The question Sizer answers, and its one language: the query string that links, forms and the command line share.
+"""What Sizer is asked for, and its one language: the query string that links, forms and the command line share.
 
     text ──parse_query──► Request ──format_query──► canonical text          parse_query(format_query(r)) == r
 
@@ -44,7 +44,7 @@ _ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One question: which architecture, for which work, on which GPU. Made by `parse_query`, which checks every value.
+    """What is asked for: which architecture, in which mode, on which GPU. Made by `parse_query`, which checks every value.
 
     `source` is a key of SOURCES. `name` is what a package calls the model, the preset's key or "org/name"; empty for a config.
     `revision` belongs to the source "hub", `config` (canonical JSON text) to "config"; None elsewhere. `mode` is a key of MODES.

@@ -40,7 +40,7 @@ def annotation_words(annotation: object) -> frozenset[str]:
 
 
 def check_value(where: str, value: object, words: frozenset[str] = frozenset(), default: object = None) -> None:
-    """Nothing, where the value of the key `where` ("text_config.num_heads") is in its domain.
+    """Raise ConfigError unless the value of the key `where` ("text_config.num_heads") is in its domain.
 
     words: those of its field's annotation, empty where it is unknown; default: the field's, None where it is unknown.
     Raises ConfigError: a boolean or text for a number, a count or size out of range, too many labels.

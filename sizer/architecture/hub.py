@@ -105,7 +105,7 @@ class _Exchange:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _check_given_up(self) -> None:
-        """Ends the thread (nobody reads its outcome any more) where `_give_up` found no socket to shut down."""
+        """End the thread (nobody reads its outcome any more) where `_give_up` found no socket to shut down."""
         if self._given_up.is_set():
             raise TimeoutError
 

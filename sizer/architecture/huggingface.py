@@ -75,7 +75,6 @@ def huggingface_blueprint(
     return Blueprint(
         name=name,
         class_name=cls.__name__,
-        source="hf",
         build=partial(_build, cls, parsed, attention),
         example=example,
         loss=_loss,

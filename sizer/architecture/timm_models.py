@@ -53,7 +53,6 @@ def timm_blueprint(name: str, *, image_size: Size | None, checkpointing: bool) -
     return Blueprint(
         name=name,
         class_name=class_name,
-        source="timm",
         build=build,
         example=example,
         loss=task.loss,

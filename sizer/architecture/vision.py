@@ -74,7 +74,6 @@ def vision_blueprint(name: str, *, image_size: Size | None, checkpointing: bool)
     return Blueprint(
         name=name,
         class_name=class_name,
-        source="torchvision",
         build=_builder(name, class_name, task_name, size),
         example=example,
         loss=task.loss,

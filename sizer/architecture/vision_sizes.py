@@ -47,7 +47,7 @@ class SizeRule:
 
 
 def check_size(name: str, class_name: str, size: Size) -> None:
-    """Nothing, or a RequestError naming the sizes that the model takes."""
+    """Raise RequestError, naming the sizes that the model takes, where it does not take this one."""
     rule = _rule(name, class_name)
     if not rule.accepts(*size):
         raise RequestError(
@@ -64,7 +64,7 @@ def format_size(size: Size) -> str:
 
 
 def check_training(name: str, class_name: str, size: Size, batch: int) -> None:
-    """Nothing, or a RequestError where a model that takes this size cannot be trained on it, or not one by one."""
+    """Raise RequestError where a model that takes this size cannot be trained on it, or not one by one."""
     least = _TRAINING_MINIMUM.get(class_name, 1)
     if min(size) < least:
         raise RequestError(

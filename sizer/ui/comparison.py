@@ -65,7 +65,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def _show_work(comparison: Comparison) -> None:
-    """What was measured, where and when, in words that may be a stranger's."""
+    """Show what was measured, where and when, in words that may be a stranger's."""
     measurement = comparison.measurement
     work = f"{comparison.mode} of {comparison.architecture}, {measurement.dtype}, batch {measurement.batch}"
     place = f"{measurement.device.name}, torch {measurement.versions.get('torch', 'unknown')}"
@@ -135,7 +135,7 @@ def _said_lines(comparison: Comparison) -> list[str]:
 
 
 def _show_wrong(comparison: Comparison) -> None:
-    """Why the figures may not be trusted, and which lines of the estimate are wrong."""
+    """Show why the figures may be unreliable, and which of them are outside their tolerance."""
     if doubts := comparison.measurement.doubts:
         with st.container(border=True):
             st.warning("These figures may be unreliable.")

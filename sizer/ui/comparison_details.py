@@ -147,7 +147,7 @@ def _show_downloads(comparison: Comparison) -> None:
 
 
 def _show_command(comparison: Comparison) -> None:
-    """The command that measures the same once more; nothing where a stranger's file names no question or no device of ours."""
+    """Show the command that measures the same again; nothing where a stranger's file names no query or no device of ours."""
     device = device_title(comparison.measurement.device)
     try:
         cell = parse_query(comparison.measurement.query)

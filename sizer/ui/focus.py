@@ -1,4 +1,4 @@
-"""What the pages look at within a question or its report: one dtype, one batch size, one kind of peak.
+"""What the pages look at within a query or its report: one dtype, one batch size, one kind of peak.
 
 The pages share their choice: the cell in the headline of the one is the cell that the other measures.
 """

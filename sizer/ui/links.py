@@ -92,7 +92,7 @@ def keep_address(request: Request) -> tuple[Refusal, ...]:
 
 
 def show_link(request: Request) -> None:
-    """Show the complete link to copy, and the same question for the command line."""
+    """Show the complete link to copy, and the same query for the command line."""
     query = format_query(request, complete=True)
     st.markdown("**Link to this page**, every choice written out:")
     if len(query) <= LONGEST_ADDRESS:
@@ -129,14 +129,14 @@ def show_measure_link(request: Request) -> None:
 
 
 def show_estimate_link(query: str) -> None:
-    """Show the link to the page that sizes what a comparison measured; nothing where a stranger's file names no question."""
+    """Show the link to the page that sizes what a comparison measured; nothing where a stranger's file names no query."""
     try:
-        question = address_of(parse_query(query))
+        parameters = address_of(parse_query(query))
     except RequestError:
         return
-    if question:
+    if parameters:
         st.page_link(
-            "pages/estimate.py", label="Open its estimate", icon=":material/straighten:", query_params=question
+            "pages/estimate.py", label="Open its estimate", icon=":material/straighten:", query_params=parameters
         )
 
 

@@ -155,7 +155,7 @@ def lack_of_memory(estimate: Estimate, facts: DeviceFacts) -> str:
 
 
 def _measure_elsewhere(cell: Request, target: Target, *, alone: bool) -> None:
-    """The command for another machine and the way back for its result; in the open where there is nothing better to show."""
+    """Show the command for another machine and the import of its result; in the open where there is nothing better to show."""
     empty = st.session_state.get(RESULT, (None, None))[0] != target
     if alone and target[1] and empty:
         st.info(NO_ACCELERATOR)

@@ -84,7 +84,7 @@ def show_uncounted(report: Report) -> None:
 
 
 def show_remarks(report: Report) -> None:
-    """Show what is not counted, what was assumed, the notes, and the versions that the answer was made with."""
+    """Show what is not counted, what was assumed, the notes, and the versions that the report was made with."""
     for title, lines in (
         ("Not counted", report.uncounted),
         ("Assumed", report.assumptions),

@@ -1,4 +1,4 @@
-"""The page's one way to the job server: ask, show what is being done, give up when the question changes."""
+"""The page's one way to the job server: ask, show what is being done, give up when the query changes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _report_on(request: Request) -> Report | None:
     try:
         report = job.result(timeout=AT_ONCE_SECONDS) or _watch(job, query)
     finally:
-        job.cancel()  # a rerun (another question, a closed tab) leaves through here as well
+        job.cancel()  # a rerun (another query, a closed tab) leaves through here as well
     st.session_state[REPORTED] = (query, report)
     return report
 
