@@ -33,11 +33,12 @@ def estimate(query: str) -> Report:
 
     *Known limitations*: no limits and no sandbox; the app and the command line run this in a child process instead.
     """
+    from sizer.catalogue.sources import SOURCES
     from sizer.config_json import read_config
     from sizer.request import parse_query
 
     request, config = parse_query(query), None
-    if request.source == "hub":
+    if SOURCES[request.source].fetched:
         from sizer.architecture.hub import fetch_config
 
         config = read_config(fetch_config(request.name, request.revision))

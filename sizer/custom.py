@@ -11,13 +11,15 @@ from torch import device as on_meta
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.census import take_census
 from sizer.catalogue.gpus import GPUS, Gpu
-from sizer.errors import RequestError
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.errors import RefusedValueError, RequestError
 from sizer.estimator import cautions, target, versions
 from sizer.memory.census import Census
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
-from sizer.request import MODES, OPTIMIZERS, read_torch
+from sizer.query_values import read_torch
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
@@ -61,7 +63,6 @@ def size_module(
     blueprint = Blueprint(
         name=getattr(factory, "__name__", "module"),
         class_name="",
-        source="python",
         build=factory,
         example=lambda batch, training: example,
         loss=lambda module, e: _loss_of(module(*e.args, **e.kwargs), module, loss),
@@ -128,7 +129,7 @@ def _report(
         cautions=cautions(device, gpu),
         target=target(device),
         assumptions=tuple(device.choices),
-        explanation=explain(device, dtypes=[dtype], optimizer=optimizer if mode == "training" else None, gpu=gpu),
+        explanation=explain(device, dtypes=[dtype], optimizer=optimizer if MODES[mode].trains else None, gpu=gpu),
         formulas=formulas(device, gpu),
     )
 
@@ -139,7 +140,14 @@ def _gpu(key: str) -> Gpu:
 
 
 def _device(gpu: Gpu, torch: str | None) -> Device:
-    return Device(gpu.backend, gpu.capability, version=None if torch is None else parse_version(read_torch(torch)))
+    return Device(gpu.backend, gpu.capability, version=None if torch is None else parse_version(_torch(torch)))
+
+
+def _torch(text: str) -> str:
+    try:
+        return read_torch(text)
+    except RefusedValueError as refused:
+        raise RequestError(refusals=[refused.at("torch", text)]) from None
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:
@@ -152,6 +160,6 @@ def _dtype(module: nn.Module) -> str:
 
 
 def _loss_of(output: object, module: nn.Module, loss: Callable[[object], Tensor] | None) -> Tensor:
-    from sizer.architecture.huggingface import stand_in_loss
+    from sizer.architecture.stand_in_loss import stand_in_loss
 
     return stand_in_loss(output, module) if loss is None else loss(output)

@@ -14,6 +14,8 @@ from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
 from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
 from sizer.memory.explanation import Explanation
@@ -137,7 +139,7 @@ def _explanation(job: _Job, tapes: dict[str, TapeFamily]) -> Explanation:
     return explain(
         job.device,
         dtypes=[dtype for dtype in request.dtypes if dtype in tapes],
-        optimizer=request.optimizer if request.mode == "training" else None,
+        optimizer=request.optimizer if MODES[request.mode].trains else None,
         implementation=request.optimizer_impl,
         same=job.same,
         gpu=job.gpu,
@@ -164,7 +166,8 @@ def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Mod
 
 def versions() -> dict[str, str]:
     """The versions that an answer depends on."""
-    return {"sizer": pytorch.SIZER, **{name: version(name) for name in ("torch", "torchvision", "transformers")}}
+    packages = ("torch", *(source.package for source in offered_sources()))
+    return {"sizer": pytorch.SIZER, **{name: version(name) for name in packages}}
 
 
 def target(device: Device) -> dict[str, str]:
@@ -247,7 +250,7 @@ def _possible_batches(job: _Job, notes: list[str]) -> tuple[int, ...]:
     Raises the model's own RequestError where nothing is left. Where there are no inputs at all, each dtype's trace says why.
     """
     try:
-        job.blueprint.example(1, job.request.mode == "training")
+        job.blueprint.example(1, MODES[job.request.mode].trains)
     except TraceError:
         return job.request.batches
     except RequestError as error:

@@ -71,7 +71,10 @@ def find_preset(key: str) -> Preset:
     """The preset with this key, such as "llama-3.1-8b". Raises RequestError, naming close keys, where there is none."""
     presets = _load()
     if key not in presets:
-        todo = suggest(key.lower(), presets) or "any other model is hub:<org/name> or config:"
+        todo = (
+            suggest(key.lower(), presets)
+            or "see `python -m sizer models`; any other model is hub:<org/name> or config:"
+        )
         raise RequestError("unknown preset", given=quote(key), allowed="a key of the presets", todo=todo)
     return presets[key]
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 
+from sizer.catalogue.modes import MODES
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, to_printable
@@ -86,7 +87,8 @@ def _model(report: Report) -> Iterator[str]:
 def _headline(report: Report) -> Iterator[str]:
     if report.estimates:
         first = report.estimates[0]
-        work = {"training": "Training", "inference": "Inference"}.get(str(report.request.get("mode")), "This work")
+        mode = MODES.get(str(report.request.get("mode")))
+        work = mode.title if mode else "This work"
         allocated, process = format_bytes(first.peak_allocated_bytes), format_bytes(first.process_bytes)
         verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[first.fits]
         yield (

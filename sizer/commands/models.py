@@ -17,16 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Print the presets with the parameters that their heads have, and torchvision's names."""
+    """Print the presets with the parameters that their heads have, and the names of the sources' packages."""
     with contextlib.closing(make_client()) as client:
-        vision = wait(client.submit_models())["torchvision"]
+        named = wait(client.submit_models())
     keys = ("key", "title", "family", "modality", "hub_id", "head", "published_parameters", "published_as")
     presets = [
         {key: getattr(preset, key) for key in keys} | {"parameters": preset.expected_parameters}
         for preset in list_presets()
     ]
     header = ("arch", "family", "parameters")
-    rows = [(f"hf:{row['key']}", row["family"], format_count(row["parameters"])) for row in presets]
-    rows += [(f"torchvision:{row['name']}", row["family"], "") for row in vision]
-    print_list(options, {"presets": presets, "torchvision": vision}, format_table(header, rows, left=2))
+    lines = [(f"hf:{row['key']}", row["family"], format_count(row["parameters"])) for row in presets]
+    lines += [(f"{source}:{row['name']}", row["family"], "") for source, rows in named.items() for row in rows]
+    print_list(options, {"presets": presets, **named}, format_table(header, lines, left=2))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.modes import MODES
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
@@ -68,12 +69,17 @@ def _smaller_batch(report: Report, estimate: Estimate) -> Iterator[str]:
     if largest.batch >= estimate.batch:
         return
     line = f"Use a batch of at most {largest.batch}."
-    if report.request.get("mode") == "training":
+    if _trains(report):
         steps = -(-estimate.batch // largest.batch)
         line += f" To train as with {estimate.batch}, accumulate gradients over {steps} such steps"
         normed = any("BatchNorm" in module.class_name for module in report.model.modules)
         line += " (batch norm still sees the small batches)." if normed else "."
     yield line
+
+
+def _trains(report: Report) -> bool:
+    mode = MODES.get(str(report.request.get("mode")))
+    return mode is not None and mode.trains
 
 
 def _other_dtypes(report: Report, estimate: Estimate) -> Iterator[str]:
@@ -88,7 +94,7 @@ def _other_dtypes(report: Report, estimate: Estimate) -> Iterator[str]:
 
 
 def _fewer_activations(report: Report, estimate: Estimate) -> Iterator[str]:
-    if report.request.get("mode") != "training" or not _is_large(estimate.activations_bytes, estimate):
+    if not _trains(report) or not _is_large(estimate.activations_bytes, estimate):
         return
     size = format_bytes(estimate.activations_bytes)
     if report.request.get("attention") == "eager":

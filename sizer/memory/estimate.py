@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
 from sizer.memory.bounds import Margin
 from sizer.memory.fit import Fits, fit
 from sizer.memory.tape import CATEGORIES, Tape
@@ -62,7 +63,7 @@ def estimate_tape(
     """
     result = fit(tape, gpu, expandable_segments=expandable_segments)
     timeline, live = result.timeline, live_by_category(tape)
-    training = mode == "training"
+    training = MODES[mode].trains
     return Estimate(
         dtype=dtype,
         batch=tape.batch,

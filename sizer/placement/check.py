@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
 from sizer.architecture.census import take_census, unregistered_tensors
+from sizer.catalogue.modes import MODES
 from sizer.errors import TraceError
 from sizer.estimator import build_module
 from sizer.placement import findings
@@ -69,7 +70,7 @@ def check_request(
     progress = report_progress or (lambda text: None)
     progress("building the model on meta")
     blueprint = make_blueprint(request, config)
-    training, dtype = request.mode == "training", request.dtypes[0]
+    training, dtype = MODES[request.mode].trains, request.dtypes[0]
     module = build_module(blueprint, checkpointing=request.checkpointing).train(training)
     module.to("meta").to(weight_dtype(dtype))
     example = place(blueprint.example(BATCH, training), weight_dtype(dtype), lambda tensor: tensor)

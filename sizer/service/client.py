@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, SizerError, quote
@@ -94,7 +95,7 @@ class JobClient:
         request = parse_query(measurement.query)
         if (request.dtypes, request.batches) != ((measurement.dtype,), (measurement.batch,)):
             raise RequestError("a measurement's query names its one dtype and batch", given=quote(measurement.query))
-        if request.source == "hub" and measurement.config_text is None:
+        if SOURCES[request.source].fetched and measurement.config_text is None:
             raise RequestError("a measurement of arch=hub: holds the config that it was made with", given="none")
         text = json.dumps(measured.to_dict(), separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(text.encode()).digest()
@@ -103,7 +104,7 @@ class JobClient:
         return self._submit_shared(SharedJob(("compare", digest), message, Comparison.from_dict), None)
 
     def submit_models(self) -> Job:
-        """A job with the result {"torchvision": [{"name", "family"}, ...]}: what the installed torchvision offers."""
+        """A job with the result {"torchvision": [{"name", "family"}, ...], ...}: what the sources' packages build by name."""
         return self._submit_shared(SharedJob(("models",), {"task": "models"}, _read_models), None)
 
     def close(self) -> None:
@@ -123,14 +124,14 @@ class JobClient:
 
     def _submit(self, task: str, query: str, config_text: str | None, read: Read) -> Job:
         request = parse_query(query)
-        if config_text is not None and request.source != "hub":
+        if config_text is not None and not SOURCES[request.source].fetched:
             todo = "put the config itself into the query, as arch=config:..."
             raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
         canonical = format_query(request, complete=True)
         digest = None if config_text is None else hashlib.sha256(config_text.encode("utf-8", "surrogatepass")).digest()
         message = {"task": task, "query": canonical, "config_text": config_text}
         self._check_size(message)
-        from_hub = request if request.source == "hub" and config_text is None else None
+        from_hub = request if SOURCES[request.source].fetched and config_text is None else None
         return self._submit_shared(SharedJob((task, canonical, digest), message, read), from_hub)
 
     def _check_size(self, message: dict, what: str = "config") -> None:
@@ -283,5 +284,7 @@ def _fetch_config(repo_id: str, revision: str | None) -> bytes:
 
 
 def _read_models(data: dict) -> dict[str, list[dict[str, str]]]:
-    rows = [{"name": str(row["name"]), "family": str(row["family"])} for row in data["torchvision"]]
-    return {"torchvision": rows}
+    return {
+        source: [{"name": str(row["name"]), "family": str(row["family"])} for row in rows]
+        for source, rows in data.items()
+    }

@@ -8,24 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from sizer.catalogue.sources import offered_sources
 from sizer.units import GIB, MIB
 
 Launch = Literal["fork", "spawn"]
-PRELOAD = (
-    "torch",
-    "torchvision",
-    "transformers",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",  # brings what most language models share: caches, masks, generation
-    "sizer.estimator",
-    "sizer.architecture.vision",
-    "sizer.architecture.huggingface",
-    "sizer.architecture.guard",
-    "sizer.catalogue.presets",
-    "sizer.config_json",
-    "sizer.service.tasks",
-)
+
+
+def preloaded() -> tuple[str, ...]:
+    """What an estimate imports, whatever its source."""
+    of_sources = (name for source in offered_sources() for name in source.preload)
+    return ("torch", *of_sources, "sizer.estimator", "sizer.service.tasks")
 
 
 def usable_cpus() -> int:
@@ -55,7 +47,7 @@ class Settings:
     result_bytes: int = 16 * MIB
     request_bytes: int = 16 * MIB
     function: str = "sizer.service.tasks:run"
-    preload: tuple[str, ...] = PRELOAD
+    preload: tuple[str, ...] = field(default_factory=preloaded)
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 
     def to_arguments(self) -> list[str]:

@@ -62,14 +62,10 @@ def _placement(job: dict, progress: Progress) -> dict:
 
 
 def _models(job: dict, progress: Progress) -> dict:
-    """Every torchvision model that can be named in a query, with the module of torchvision that defines it."""
-    from torchvision.models import get_model_builder, list_models
+    """What the sources' packages build by name, by source: each name with its family, the module that defines it."""
+    from sizer.catalogue.sources import import_function, offered_sources
 
-    return {"torchvision": [{"name": name, "family": _family(get_model_builder(name))} for name in list_models()]}
-
-
-def _family(builder: Callable) -> str:
-    return builder.__module__.removeprefix("torchvision.models.")
+    return {source.key: import_function(source.names)() for source in offered_sources() if source.names}
 
 
 TASKS = {"estimate": _estimate, "compare": _compare, "placement": _placement, "models": _models}

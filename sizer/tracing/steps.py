@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.catalogue.modes import MODES
 from sizer.tracing.meta.optimizers import build_optimizers
 
 # Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
@@ -25,6 +26,11 @@ class Work:
     dtype: str
     optimizer: str = "adamw"
     optimizer_impl: str | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are a backward pass and an optimizer's step."""
+        return MODES[self.mode].trains
 
 
 def weight_dtype(dtype: str) -> torch.dtype:
@@ -81,11 +87,11 @@ class Steps:
         move: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._blueprint, self._work = blueprint, work
-        self.module = module.train(work.mode == "training")
+        self.module = module.train(work.trains)
         # the whole of training's state: inference has neither
-        optimizer = work.optimizer if work.mode == "training" else "none"
+        optimizer = work.optimizer if work.trains else "none"
         self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module)
-        scales = work.mode == "training" and work.dtype == "amp-float16"
+        scales = work.trains and work.dtype == "amp-float16"
         self._scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE, enabled=scales)
         self._cast = autocast(kind or device.type, work.dtype)
         if move is None:
@@ -104,7 +110,7 @@ class Steps:
         for number in (1, 2):
             self.forward()
             yield number, "forward"
-            if self._work.mode == "training":
+            if self._work.trains:
                 self.backward()
                 yield number, "backward"
                 self.optimize()
@@ -115,14 +121,14 @@ class Steps:
     def step(self) -> None:
         """Does one whole step, after which neither gradients nor output are left."""
         self.forward()
-        if self._work.mode == "training":
+        if self._work.trains:
             self.backward()
             self.optimize()
         self.clear()
 
     def forward(self) -> None:
         """Does the forward pass: `loss` in training, `output`, without gradients, in inference."""
-        if self._work.mode == "training":
+        if self._work.trains:
             with self._cast():
                 self.loss = self._blueprint.loss(self.module, self.example)
         else:

@@ -56,7 +56,7 @@ def trace(
     TraceError with the operator and module at which PyTorch gave up.
     """
     module.to("meta").to(weight_dtype(work.dtype))
-    example = blueprint.example(batch, work.mode == "training")
+    example = blueprint.example(batch, work.trains)
     device.dtype = work.dtype
     recorder = Recorder(device)
     recorder.batch_size = batch

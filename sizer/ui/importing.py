@@ -15,7 +15,7 @@ LIMIT_MIB = 16  # some three hundred comparisons; the server lets no larger file
 WAITING = "import_waiting"  # the text of a file, from its arrival to the run that reads it
 DONE = "import_done"  # what became of the last file: ImportResult, or the error that refused it
 EDITION = "import_edition"  # how many files there were; each gets a widget of its own, so that it is read once
-TITLES = remarks.TITLES | {RequestError: "This file was not taken in", JobError: "The file was not taken in whole"}
+TITLES = remarks.TITLES | {RequestError: "This file was not imported", JobError: "The file was not imported whole"}
 
 
 def ask_import(page: str) -> ImportResult | None:
@@ -23,7 +23,7 @@ def ask_import(page: str) -> ImportResult | None:
     edition = st.session_state.setdefault(f"{EDITION}_{page}", 0)
     key = f"import_{page}_{edition}"
     st.file_uploader(
-        "Bring the result here (JSON)",
+        "Import a measurement (JSON)",
         type=["json", "jsonl"],
         key=key,
         on_change=_take,

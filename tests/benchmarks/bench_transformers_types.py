@@ -18,10 +18,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import random
-import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +33,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.meta.dtypes import OWN_CODE
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
+from tests.benchmarks.forked import in_child
 
 SECONDS = 180  # for one type; LongCat's 28 layers of 768 experts, each run by itself, take half of them
 COMPLETED = json.loads(Path(__file__).with_name("completed_configs.json").read_text(encoding="utf-8"))
@@ -70,25 +70,10 @@ def attempt(model_type: str, dtypes: tuple[str, ...], *, completed: bool = True,
     return {dtype: step(dtype) for dtype in dtypes}
 
 
-def in_child(model_type: str, dtypes: tuple[str, ...], *, seconds: int = SECONDS, **options: object) -> Outcomes:
+def outcomes_of(model_type: str, dtypes: tuple[str, ...], *, seconds: int = SECONDS, **options: object) -> Outcomes:
     """`attempt` in a forked process, killed after so many seconds for every dtype."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        signal.alarm(seconds * len(dtypes))
-        outcomes = attempt(model_type, dtypes, **options)
-        os.write(
-            writing, json.dumps({dtype: text.replace("\n", " ")[:500] for dtype, text in outcomes.items()}).encode()
-        )
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        text = pipe.read().decode(errors="replace")
-    os.waitpid(child, 0)
-    if not text:
-        return dict.fromkeys(dtypes, f"counted: ended without an answer within {seconds} s for each dtype")
-    return json.loads(text)
+    outcomes = in_child(partial(attempt, model_type, dtypes, **options), seconds=seconds * len(dtypes))
+    return outcomes or dict.fromkeys(dtypes, f"counted: ended without an answer within {seconds} s for each dtype")
 
 
 def main() -> None:
@@ -112,13 +97,13 @@ def main() -> None:
     start = time.monotonic()
     for model_type in types:
         began = time.monotonic()
-        results[model_type] = in_child(model_type, asked.dtypes, **options)
+        results[model_type] = outcomes_of(model_type, asked.dtypes, **options)
         for dtype, text in results[model_type].items():
             if text != "traced":
                 print(f"{model_type} {dtype} ({time.monotonic() - began:.0f} s): {text}", flush=True)
         if asked.json is not None:
             asked.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    bare = {name: in_child(name, asked.dtypes, completed=False, **options) for name in types if name in COMPLETED}
+    bare = {name: outcomes_of(name, asked.dtypes, completed=False, **options) for name in types if name in COMPLETED}
     print(f"{len(types)} types, transformers {transformers.__version__}, {time.monotonic() - start:.0f} s")
     for dtype in asked.dtypes:
         print(f"{dtype}, defaults as they are: {share(results | bare, dtype, options['mode'])}")

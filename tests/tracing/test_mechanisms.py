@@ -43,7 +43,6 @@ def blueprint(factory: Callable[[], nn.Module], *inputs: Tensor) -> Blueprint:
     return Blueprint(
         name="tiny",
         class_name="tiny",
-        source="test",
         build=factory,
         example=lambda batch, training: Example(args=inputs),
         loss=lambda module, example: module(*example.args).sum(),

@@ -123,7 +123,6 @@ def routed() -> Blueprint:
     return Blueprint(
         name="experts",
         class_name="Experts",
-        source="test",
         build=Experts,
         example=lambda batch, training: Example(args=(torch.ones(batch, 8, 8), scores.repeat(batch, 1, 1))),
         loss=lambda module, example: module(*example.args).sum(),
@@ -310,7 +309,6 @@ def strided() -> Blueprint:
     return Blueprint(
         name="strided",
         class_name="Strided",
-        source="test",
         build=Strided,
         example=lambda batch, training: Example(args=(torch.ones(batch, 10),)),
         loss=lambda module, example: module(*example.args).sum(),
@@ -399,7 +397,6 @@ def test_a_detector_on_the_cpu_takes_what_the_profiler_sees() -> None:
     blueprint = Blueprint(
         name="mask_rcnn",
         class_name="MaskRCNN",
-        source="test",
         build=lambda: mask_rcnn(drawn=8),
         example=lambda batch, training: Example(args=(images,), targets=targets(2)),
         loss=lambda module, example: sum(module(*example.args, example.targets).values()),
@@ -449,7 +446,6 @@ def suppression() -> Blueprint:
     return Blueprint(
         name="suppression",
         class_name="Suppression",
-        source="test",
         build=Suppression,
         example=lambda batch, training: Example(args=(boxes,)),
         loss=lambda module, example: module(*example.args).sum(),

@@ -207,7 +207,7 @@ def test_bad_entry_is_refused_by_name(client, open_page):
     page = open_page()
     page.text_input(key="batch").set_value("4, many").run()
     assert len(client.requests) == 1
-    assert page.error[0].value == "This question was not understood."
+    assert page.error[0].value == "This query was refused."
     assert texts(page) == [
         "batch",
         "Given: '4, many'",
@@ -420,7 +420,7 @@ def test_advice_where_it_does_not_fit(client, open_page):
         ),
         (JobError("no such model", given="'x'", allowed="a", todo="b"), "The estimate was not finished."),
         (TraceError("no such model", given="'x'", allowed="a", todo="b"), "The step could not be traced."),
-        (SizerError("no such model", given="'x'", allowed="a", todo="b"), "Something was refused."),
+        (SizerError("no such model", given="'x'", allowed="a", todo="b"), "Refused."),
     ],
 )
 def test_errors_say_what_to_do(monkeypatch, open_page, error, title):

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from sizer.architecture.examples import vision
-from sizer.architecture.examples.setting import Recipe, Setting
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe
 from sizer.architecture.examples.tensors import floats, ones
 
 FRAMES = 2  # the first shows the objects, in the second the memory of the first is read
 
 
-def followed_objects(setting: Setting) -> dict[str, Tensor]:
+def followed_objects(spec: ExampleSpec) -> dict[str, Tensor]:
     """Two frames (2, channels, height, width), and in the first a point on each of as many objects as there are samples."""
-    height, width = setting.image_size
+    height, width = spec.image_size
     return {
-        "frames": floats(FRAMES, vision.channels(setting), height, width),
-        "input_points": torch.tensor([width / 2, height / 2]).repeat(setting.batch, 1, 1, 1),
-        "input_labels": ones(setting.batch, 1, 1),
+        "frames": floats(FRAMES, vision.channels(spec), height, width),
+        "input_points": torch.tensor([width / 2, height / 2]).repeat(spec.batch, 1, 1, 1),
+        "input_labels": ones(spec.batch, 1, 1),
     }
 
 

@@ -194,9 +194,9 @@ def _left_out(sides: Sides) -> Iterator[str]:
 
 
 def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
-    for name in ("torch", "torchvision", "transformers"):
-        ours, theirs = report.versions.get(name, ""), sides.measured.versions.get(name, "")
-        if ours.partition("+")[0] != theirs.partition("+")[0] and ours and theirs:
+    for name, ours in report.versions.items():
+        theirs = sides.measured.versions.get(name, "")
+        if name != "sizer" and ours.partition("+")[0] != theirs.partition("+")[0] and ours and theirs:
             yield f"the estimate was made with {name} {ours}, the measurement with {theirs}"
 
 

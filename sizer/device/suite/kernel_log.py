@@ -198,7 +198,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     if device.type != "cpu":
         allocate_parameters(module)
-    example = blueprint.example(request.batches[0], work.mode == "training")
+    example = blueprint.example(request.batches[0], work.trains)
     with repeatable(), counter.running():
         try:
             module = load(module, device)

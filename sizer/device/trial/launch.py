@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 
+from sizer.catalogue.sources import SOURCES
 from sizer.device.record.recording import Measured
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
 from sizer.memory.codec import DecodeError
@@ -85,7 +86,7 @@ class MeasureJob:
                 raise JobError("the measurement was cancelled")
 
     def _measure(self) -> Measured:
-        if self._request.source == "hub" and self._message["config_text"] is None:
+        if SOURCES[self._request.source].fetched and self._message["config_text"] is None:
             self._message["config_text"] = self._fetch()
         with self._lock:
             if self._cancelled.is_set():
@@ -170,7 +171,7 @@ def start(
     """
     request = parse_query(query)
     _check_one(request)
-    if config_text is not None and request.source != "hub":
+    if config_text is not None and not SOURCES[request.source].fetched:
         todo = "put the config itself into the query, as arch=config:..."
         raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
     limit = WALL_SECONDS if seconds is None else seconds

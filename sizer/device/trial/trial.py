@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.catalogue.modes import MODES
 from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
@@ -35,7 +36,6 @@ from sizer.units import format_bytes
 
 Progress = Callable[[str], None]
 
-_AFTER = {"load": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "step2", "step2": "step2"}
 _DOING = {
     "load": "loading the module",
     "forward": "first forward pass",
@@ -70,7 +70,7 @@ def measure_request(
     work = work_of(request)
     progress("building the module")
     blueprint = make_blueprint(request, config)
-    example = blueprint.example(request.batches[0], work.mode == "training")
+    example = blueprint.example(request.batches[0], work.trains)
     module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
     trial = _Trial(blueprint, module, example, work, reader, progress)
@@ -144,7 +144,7 @@ class _Trial:
 
     def _mark(self, phase: str, live: LiveTensors) -> None:
         self.reader.mark(phase, live)
-        self.phase = "step2" if self.work.mode == "inference" and phase == "forward" else _AFTER[phase]
+        self.phase = MODES[self.work.mode].phase_after(phase)
         if phase != "step2":
             self.progress(_DOING[self.phase])
 

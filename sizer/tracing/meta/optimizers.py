@@ -10,20 +10,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sgd": ("SGD", {"lr": 1e-3}),
-    "sgd-momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
-    "adam": ("Adam", {}),
-    "adamw": ("AdamW", {}),
-    "adafactor": ("Adafactor", {}),
-    "rmsprop": ("RMSprop", {}),
-    "adagrad": ("Adagrad", {}),
-    "adadelta": ("Adadelta", {}),
-    "adamax": ("Adamax", {}),
-    "nadam": ("NAdam", {}),
-    "radam": ("RAdam", {}),
-    "muon": ("Muon", {}),
-}
+from sizer.catalogue.optimizers import OPTIMIZERS
 
 
 class Optimizers:
@@ -61,9 +48,9 @@ def build_optimizers(name: str, implementation: str | None, module: nn.Module) -
 
 
 def _one(name: str, implementation: str | None, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    class_name, options = _OPTIMIZERS[name]
+    row = OPTIMIZERS[name]
     how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
-    return getattr(torch.optim, class_name)(parameters, **options, **how)
+    return getattr(torch.optim, row.class_name)(parameters, **row.options, **how)
 
 
 @contextmanager

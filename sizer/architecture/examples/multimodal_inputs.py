@@ -1,4 +1,4 @@
-"""A picture or a sound inside a text: the tensors that carry it, and how many placeholder tokens it takes in the text."""
+"""An image or audio inside a text: the tensors that carry it, and how many placeholder tokens it takes in the text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
-from sizer.architecture.examples.setting import Setting, read
+from sizer.architecture.examples.example_spec import ExampleSpec, read
 from sizer.errors import BuildError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Medium:
-    """What one sample's picture or sound adds to the inputs of a forward.
+class MultimodalInput:
+    """What one sample's image or audio adds to the inputs of a forward.
 
     `inputs` are keyword arguments for the whole batch; `token` is the id of the placeholder and `count` how many of them each
     text needs: as many as the encoder yields features. `kind` names it in the notes. Without a token (cross-attention) the text
@@ -28,7 +28,7 @@ class Medium:
     inputs: dict[str, object]
     token: int | None
     count: int
-    kind: str = "picture"
+    kind: str = "image"
     marks: tuple[int, int] | None = None
 
 
@@ -45,43 +45,43 @@ def placeholder(config: PreTrainedConfig, kind: str) -> int:
     return token
 
 
-def count_features(setting: Setting, method: str, inputs: dict[str, object]) -> int:
+def count_features(spec: ExampleSpec, method: str, inputs: dict[str, object]) -> int:
     """How many features the class's own `get_image_features` (or audio) yields for one sample, found by running it on meta.
 
     `inputs` are those of a batch of one. Integer tensors stay real: they only steer the code. Raises BuildError where the
     encoder cannot run so.
     """
-    if setting.features is not None:
-        return setting.features
-    config = copy.deepcopy(setting.config)
+    if spec.features is not None:
+        return spec.features
+    config = copy.deepcopy(spec.config)
     config._attn_implementation = "eager"
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = setting.cls._from_config(config, dtype=torch.float32).eval()
+            model = spec.cls._from_config(config, dtype=torch.float32).eval()
             found = getattr(model, method, None) or getattr(model.model, method)
             output = found(**{name: _on_meta(value) for name, value in inputs.items()})
     except Exception as error:
         raise BuildError(
-            f"the encoder of {setting.class_name} could not be asked how many features it yields: {error}"
+            f"the encoder of {spec.class_name} could not be asked how many features it yields: {error}"
         ) from error
     return sum(tensor.shape[:-1].numel() for tensor in _features_in(output))
 
 
-def asked_picture(setting: Setting, inputs: dict[str, object]) -> Medium:
-    """A medium whose encoder says itself how many features it yields."""
-    first = {name: value[: len(value) // setting.batch] for name, value in inputs.items()}
-    return picture_medium(setting, inputs, count_features(setting, "get_image_features", first))
+def counted_image_input(spec: ExampleSpec, inputs: dict[str, object]) -> MultimodalInput:
+    """An image input whose encoder says itself how many features it yields."""
+    first = {name: value[: len(value) // spec.batch] for name, value in inputs.items()}
+    return image_input(spec, inputs, count_features(spec, "get_image_features", first))
 
 
-def picture_medium(setting: Setting, inputs: dict[str, object], count: int) -> Medium:
-    """A picture of so many features, in the place of the config's token for one."""
-    return Medium(inputs=inputs, token=placeholder(setting.config, "image"), count=count)
+def image_input(spec: ExampleSpec, inputs: dict[str, object], count: int) -> MultimodalInput:
+    """An image of so many features, in the place of the config's token for one."""
+    return MultimodalInput(inputs=inputs, token=placeholder(spec.config, "image"), count=count)
 
 
-def sizes_of_pictures(setting: Setting, height: int, width: int) -> Tensor:
-    """The true size of every picture, (batch, 2) as height and width."""
-    return torch.tensor([[height, width]]).repeat(setting.batch, 1)
+def image_sizes(spec: ExampleSpec, height: int, width: int) -> Tensor:
+    """The true size of every image, (batch, 2) as height and width."""
+    return torch.tensor([[height, width]]).repeat(spec.batch, 1)
 
 
 def _on_meta(value: object) -> object:

@@ -27,7 +27,7 @@ LAUNCHED = (
 
 def show_details(comparison: Comparison) -> None:
     """Show the tabs below a comparison."""
-    names = ["Time", "Inside kernels", "Notes", "Downloads"]
+    names = ["Time", "Kernel scratch memory", "Notes", "Downloads"]
     for name, tab in zip(names, st.tabs(names), strict=True):
         with tab:
             _DETAILS[name](comparison)
@@ -38,7 +38,7 @@ def _show_time(comparison: Comparison) -> None:
     if timing is None:
         st.caption("Time was not measured.")
         return
-    rows = [("One step, waited for", timing.step), ("One step, not waited for", timing.unsynchronized)]
+    rows = [("One step, synchronized", timing.step), ("One step, not synchronized", timing.unsynchronized)]
     st.table(_spread_table(rows))
     st.text(f"Clock: {timing.clock}. After {counted(timing.warm_up, 'step')} to warm up.")
     if comparison.measurement.device.kind != "cpu":
@@ -49,14 +49,14 @@ def _show_time(comparison: Comparison) -> None:
 def _show_transfers(timing: Timing) -> None:
     if not timing.transfers:
         return
-    st.markdown("**The batch on its way to the device**")
+    st.markdown("**Copying the batch to the device**")
     rows = {_transfer_title(one): _transfer_cells(one) for one in timing.transfers}
-    columns = ["Bytes", "Not waited for", "Waited for", "Rate"]
+    columns = ["Bytes", "Not synchronized", "Synchronized", "Rate"]
     st.table(pd.DataFrame.from_dict(rows, orient="index", columns=columns).style.pipe(_to_the_right))
 
 
 def _transfer_title(one: Transfer) -> str:
-    return f"{'pinned' if one.pinned else 'plain'} memory{', non_blocking' if one.non_blocking else ''}"
+    return f"{'pinned' if one.pinned else 'pageable'} memory{', non_blocking' if one.non_blocking else ''}"
 
 
 def _transfer_cells(one: Transfer) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def _show_notes(comparison: Comparison) -> None:
     beneath = [f"{name} {version}" for name, version in facts.versions.items()]
     memory = [] if facts.total_bytes is None else [format_bytes(facts.total_bytes)]
     for title, lines in (
-        ("In a sentence", [comparison.verdict]),
+        ("Summary", [comparison.verdict]),
         ("About this comparison", comparison.notes),
         ("Where the measured bytes come from", [measurement.source]),
         ("Device", [", ".join([facts.device, facts.name, *memory, *beneath])]),
@@ -147,7 +147,7 @@ def _show_downloads(comparison: Comparison) -> None:
 
 
 def _show_command(comparison: Comparison) -> None:
-    """The command that measures the same once more; nothing where a stranger's file names no question or no device of ours."""
+    """Show the command that measures the same again; nothing where a stranger's file names no query or no device of ours."""
     device = device_title(comparison.measurement.device)
     try:
         cell = parse_query(comparison.measurement.query)
@@ -160,7 +160,7 @@ def _show_command(comparison: Comparison) -> None:
 
 _DETAILS = {
     "Time": _show_time,
-    "Inside kernels": _show_scratch,
+    "Kernel scratch memory": _show_scratch,
     "Notes": _show_notes,
     "Downloads": _show_downloads,
 }

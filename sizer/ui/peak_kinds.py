@@ -11,7 +11,7 @@ CACHE, OUTSIDE = "allocator cache", "outside PyTorch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class PeakKind:
     """One way to state an estimate's peak in bytes; `extra` names what it counts beyond the tensors themselves."""
 
     key: str
@@ -21,24 +21,24 @@ class Measure:
     extra: tuple[str, ...]
 
 
-MEASURES: dict[str, Measure] = {
-    measure.key: measure
-    for measure in (
-        Measure(
+PEAK_KINDS: dict[str, PeakKind] = {
+    kind.key: kind
+    for kind in (
+        PeakKind(
             key="allocated",
             title="Allocated",
             help="torch.cuda.max_memory_allocated: tensors, rounded as the allocator rounds them, and library workspaces.",
             of=lambda estimate: estimate.peak_allocated_bytes,
             extra=(),
         ),
-        Measure(
+        PeakKind(
             key="reserved",
             title="Reserved",
             help="torch.cuda.max_memory_reserved: what PyTorch's allocator holds of the device, its cache included.",
             of=lambda estimate: estimate.peak_reserved_bytes,
             extra=(CACHE,),
         ),
-        Measure(
+        PeakKind(
             key="process",
             title="Process",
             help="What nvidia-smi shows for the process: reserved memory, and the driver's context with the loaded kernels.",
@@ -49,10 +49,10 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def parts(estimate: Estimate, measure: Measure) -> dict[str, int]:
-    """Bytes per category at the peak, by the measure's reckoning: their sum is `measure.of(estimate)`."""
+def parts(estimate: Estimate, kind: PeakKind) -> dict[str, int]:
+    """Bytes per category at the peak, as its kind counts them: their sum is `kind.of(estimate)`."""
     beyond = {
         CACHE: estimate.peak_reserved_bytes - estimate.peak_allocated_bytes,
         OUTSIDE: estimate.process_bytes - estimate.peak_reserved_bytes,
     }
-    return dict(estimate.at_peak) | {name: beyond[name] for name in measure.extra}
+    return dict(estimate.at_peak) | {name: beyond[name] for name in kind.extra}

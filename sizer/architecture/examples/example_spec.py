@@ -11,12 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ExampleSpec:
     """One example to be made: for which class and config, how many samples, how long, how large, with labels or without.
 
     `length` counts tokens (mel frames or audio samples for a model that takes nothing else), `image_size` is (height, width);
-    each is None where the model has no such input. `features` is how many placeholder tokens a picture or sound takes in each
-    text; None where that has not been counted yet. `interpolate`: the pictures have another size than the model's positions.
+    each is None where the model has no such input. `features` is how many placeholder tokens an image or audio takes in each
+    text; None where that has not been counted yet. `interpolate`: the images have another size than the model's positions.
     """
 
     config: PreTrainedConfig
@@ -56,7 +56,7 @@ class Setting:
         return read(self.config, *names, default=self.config)
 
 
-Recipe = Callable[[Setting], dict[str, object]]
+Recipe = Callable[[ExampleSpec], dict[str, object]]
 
 
 @cache
@@ -71,7 +71,7 @@ def takes(cls: type[PreTrainedModel], *names: str) -> bool:
 
 
 def transduces(cls: type[PreTrainedModel]) -> bool:
-    """True for a transducer (RNN-T, TDT): what its decoder reads is the transcript of the sound, not a text of its own length."""
+    """True for a transducer (RNN-T, TDT): what its decoder reads is the transcript of the audio, not a text of its own length."""
     return "RNNT" in cls.__name__ or "TDT" in cls.__name__
 
 

@@ -13,9 +13,9 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.ui import remarks
-from sizer.ui.details import format_seconds, show_details
+from sizer.ui.comparison_details import format_seconds, show_details
 from sizer.ui.palette import TINTS
-from sizer.ui.phases import PHASE_TITLES
+from sizer.ui.phases import PHASE_TITLES, inside
 from sizer.ui.quantities import (
     PEAKS,
     TENSORS,
@@ -30,7 +30,7 @@ from sizer.ui.timelines import timelines_chart, timelines_legend
 from sizer.units import format_bytes
 
 SIGNS = "Differences are estimated less measured: + is an estimate that was too high."
-LEGEND = "✓ holds what the estimate promises (exact, or within its tolerance), ✕ does not; no mark where nothing is promised."
+LEGEND = "✓ within tolerance (exact, or as far off as the estimate states), ✕ not; no mark where none is stated."
 
 
 def show_comparison(comparison: Comparison) -> None:
@@ -50,13 +50,14 @@ def headline(comparison: Comparison) -> str:
     measurement, row = comparison.measurement, comparison.find("peak_allocated_bytes")
     where = device_title(measurement.device)
     if measurement.out_of_memory is not None:
-        phase = PHASE_TITLES.get(measurement.out_of_memory.phase, "the work")
+        phase = measurement.out_of_memory.phase
+        where_in = inside(phase) if phase in PHASE_TITLES else "a step"
         said = {True: "that it fits", False: "that it does not fit"}.get(
             comparison.estimate.fits, "that it may not fit"
         )
-        return f"Measured on {where}: out of memory in {phase}, the estimate said {said}"
+        return f"Measured on {where}: out of memory in {where_in}, the estimate said {said}"
     if measurement.failure is not None:
-        return f"Measured on {where}: the work ended early"
+        return f"Measured on {where}: the steps ended early"
     if row is None:
         return f"Measured on {where}: the device has no counter for the peak"
     measured, estimated = format_bytes(row.measured_bytes), format_bytes(row.estimated_bytes)
@@ -64,7 +65,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def _show_work(comparison: Comparison) -> None:
-    """What was measured, where and when, in words that may be a stranger's."""
+    """Show what was measured, where and when, in words that may be a stranger's."""
     measurement = comparison.measurement
     work = f"{comparison.mode} of {comparison.architecture}, {measurement.dtype}, batch {measurement.batch}"
     place = f"{measurement.device.name}, torch {measurement.versions.get('torch', 'unknown')}"
@@ -101,11 +102,11 @@ def _show_out_of_memory(comparison: Comparison) -> None:
     measurement = comparison.measurement
     if measurement.failure is not None:
         with st.container(border=True):
-            st.warning("Something other than a lack of memory ended the work. The phases before it stand.")
+            st.warning("The steps ended for another reason than a lack of memory. The phases before it were measured.")
             st.text(measurement.failure)
     if (ended := measurement.out_of_memory) is not None:
         with st.container(border=True):
-            st.warning("The device ran out of memory. That is a result too: the phases before it stand.")
+            st.warning("The device ran out of memory. That is a result too: the phases before it were measured.")
             remarks.show_lines([*_out_of_memory_lines(ended), *_said_lines(comparison)])
 
 
@@ -117,29 +118,31 @@ def _out_of_memory_lines(ended: DeviceOutOfMemory) -> list[str]:
         "reserved then": ended.reserved_bytes,
     }
     known = [f"{format_bytes(size)} {words}" for words, size in figures.items() if size is not None]
-    phase = PHASE_TITLES.get(ended.phase, ended.phase)
-    return [f"In {phase}: {', '.join(known) or 'the device did not say how much was asked for'}.", ended.message]
+    return [
+        f"In {inside(ended.phase)}: {', '.join(known) or 'the device did not say how much was asked for'}.",
+        ended.message,
+    ]
 
 
 def _said_lines(comparison: Comparison) -> list[str]:
     estimate = comparison.estimate
     needs = f"The estimate had said: a peak of {format_bytes(estimate.peak_allocated_bytes)} allocated, in "
-    lines = [needs + f"{PHASE_TITLES.get(estimate.peak_phase, estimate.peak_phase)}, by {estimate.peak_op}."]
+    lines = [needs + f"{inside(estimate.peak_phase)}, by {estimate.peak_op}."]
     if (end := estimate.out_of_memory) is not None:
-        asked, phase = format_bytes(end.requested_bytes), PHASE_TITLES.get(end.phase, end.phase)
-        lines.append(f"It had seen this end coming: {asked} for {end.op} in {phase}, module {end.module or '(root)'}.")
+        asked, phase = format_bytes(end.requested_bytes), inside(end.phase)
+        lines.append(f"The estimate had foreseen it: {asked} for {end.op} in {phase}, module {end.module or '(root)'}.")
     return lines
 
 
 def _show_wrong(comparison: Comparison) -> None:
-    """Why the figures may not be trusted, and which lines of the estimate are wrong."""
+    """Show why the figures may be unreliable, and which of them are outside their tolerance."""
     if doubts := comparison.measurement.doubts:
         with st.container(border=True):
-            st.warning("These figures may not be trusted.")
+            st.warning("These figures may be unreliable.")
             remarks.show_lines(doubts)
     if comparison.wrong:
         with st.container(border=True):
-            st.markdown("**Which lines of the estimate are wrong**")
+            st.markdown("**Figures outside their tolerance**")
             remarks.show_lines(f"✕ {line}" for line in comparison.wrong)
 
 
@@ -193,21 +196,21 @@ def _process_range(comparison: Comparison) -> str:
     low, high = (
         format_bytes(size) for size in (comparison.estimate.process_low_bytes, comparison.estimate.process_high_bytes)
     )
-    return f"What the driver says of the process lies {'inside' if inside else 'outside'} the estimate's range, {low} to {high}."
+    return f"The driver's figure for the process is {'inside' if inside else 'outside'} the estimate's range, {low} to {high}."
 
 
 def _show_timelines(comparison: Comparison) -> None:
-    st.markdown("**The two timelines**, allocated")
+    st.markdown("**Estimated and measured timelines**, allocated")
     st.altair_chart(timelines_chart(comparison), key="timelines_chart")
     st.html(timelines_legend())
     if not comparison.measured_curve:
         st.caption("Nothing was recorded between the phases' ends: the dots are what was read there.")
     if comparison.first_divergence is not None:
-        st.markdown("**Where they first part**")
+        st.markdown("**First divergence**")
         st.text(comparison.first_divergence.describe())
         others = [one for one in comparison.largest_divergences if one != comparison.first_divergence]
         if others:
-            st.markdown("**Where they part by the most bytes**")
+            st.markdown("**Largest divergences**")
             remarks.show_lines(one.describe() for one in others)
     elif comparison.measured_curve:
-        st.caption("Estimate and recording make and release the same blocks: they part nowhere but inside kernels.")
+        st.caption("Estimate and recording allocate and free the same blocks: they differ only inside kernels.")

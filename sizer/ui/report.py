@@ -1,4 +1,4 @@
-"""The answer, from the headline down: what the page shows once there is a report."""
+"""A report as a page shows it, from the headline down."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
 from sizer.ui.focus import Focus, ask_focus
 from sizer.ui.headline import show_counts, show_headline
-from sizer.ui.links import show_link, show_way_to_measure
-from sizer.ui.measures import Measure
-from sizer.ui.phases import PHASE_TITLES
+from sizer.ui.links import show_link, show_measure_link
+from sizer.ui.peak_kinds import PeakKind
+from sizer.ui.phases import inside
 from sizer.units import format_bytes
 
 
-def show_answer(request: Request, report: Report) -> None:
+def show_report(request: Request, report: Report) -> None:
     """Show everything a report says, the most important first."""
     remarks.show_failures(report)
     focus = _show_estimates(request, report) if report.estimates else None
@@ -34,22 +34,22 @@ def _show_estimates(request: Request, report: Report) -> Focus:
     with above:
         show_headline(request, report, focus.estimate)
         remarks.show_advice(report, focus.estimate)
-        remarks.say_uncounted(report)
-        show_way_to_measure(request)
-    measure = tables.show_fits(report, focus.estimate)
+        remarks.show_uncounted(report)
+        show_measure_link(request)
+    kind = tables.show_fits(report, focus.estimate)
     left, right = st.columns(2, gap="medium")
     with left:
-        _show_peaks(report, focus, measure)
+        _show_peaks(report, focus, kind)
     with right:
         _show_step(report, focus)
-    st.html(charts.legend([*CATEGORIES, *measure.extra]))
+    st.html(charts.legend([*CATEGORIES, *kind.extra]))
     return focus
 
 
-def _show_peaks(report: Report, focus: Focus, measure: Measure) -> None:
-    st.markdown(f"**Where it goes at the peak**, {focus.estimate.dtype}, {measure.title.lower()}")
-    st.altair_chart(charts.peak_chart(focus.of_dtype, measure, report.gpu), key="peak_chart")
-    _say_capacity(report.gpu, max(measure.of(estimate) for estimate in focus.of_dtype))
+def _show_peaks(report: Report, focus: Focus, kind: PeakKind) -> None:
+    st.markdown(f"**Memory by category at the peak**, {focus.estimate.dtype}, {kind.title.lower()}")
+    st.altair_chart(charts.peak_chart(focus.of_dtype, kind, report.gpu), key="peak_chart")
+    _say_capacity(report.gpu, max(kind.of(estimate) for estimate in focus.of_dtype))
 
 
 def _say_capacity(gpu: Gpu, tallest: int) -> None:
@@ -62,13 +62,14 @@ def _say_capacity(gpu: Gpu, tallest: int) -> None:
 
 def _show_step(report: Report, focus: Focus) -> None:
     estimate = focus.estimate
-    st.markdown(f"**Through one step**, {estimate.dtype}, batch {estimate.batch}, allocated")
+    st.markdown(f"**Memory over one step**, {estimate.dtype}, batch {estimate.batch}, allocated")
     if not estimate.curve:
         st.caption("This report holds no curve.")
         return
     st.altair_chart(charts.step_chart(estimate, report.gpu), key="step_chart")
-    phase = PHASE_TITLES.get(estimate.peak_phase, estimate.peak_phase)
-    st.text(f"Peak in {phase}, by {estimate.peak_op} in {estimate.peak_module or 'the model itself'}.")
+    st.text(
+        f"Peak in {inside(estimate.peak_phase)}, by {estimate.peak_op} in {estimate.peak_module or 'the model itself'}."
+    )
 
 
 def _show_details(request: Request, report: Report, focus: Focus | None) -> None:
