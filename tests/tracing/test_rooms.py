@@ -33,10 +33,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "mps": _BELOW,
     "rules": (*_BELOW, "cuda", "cpu", "mps"),
     "recorder": (*_BELOW, "modules", "cuda", "rules"),
-    "recipes": (*_BELOW, "recorder"),
+    "steps": _BELOW,
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
-    "trace": (*_BELOW, "cuda", "rules", "recorder", "recipes"),
+    "trace": (*_BELOW, "cuda", "rules", "recorder", "steps"),
 }
 
 
