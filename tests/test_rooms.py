@@ -198,7 +198,7 @@ BRINGS = {
         *("sizer", "sizer.errors", "sizer.units", "sizer.versions", "sizer.config_json", "sizer.request"),
         *("sizer.processes.*", "sizer.commands.*"),
         *(f"sizer.{room}.*" for room in PLAIN_DEVICE),
-        *(f"sizer.device.readers.{name}" for name in ("reader", "events", "cuda_events", "out_of_memory")),
+        *(f"sizer.device.readers.{name}" for name in ("open", "reader", "events", "cuda_events", "out_of_memory")),
         *(f"sizer.device.trial.{name}" for name in ("launch", "child")),
         *(f"sizer.device.suite.{name}" for name in ("cases", "runner", "suite")),
         *(f"sizer.placement.{name}" for name in ("report", "findings")),

@@ -8,7 +8,7 @@ from pathlib import Path
 from sizer.commands.arguments import minutes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
-from sizer.device.suite.runner import DeviceRunner
+from sizer.device.suite.runner import Runner
 from sizer.device.suite.suite import choose_cases, delete_failures, find_device, folder_for, run_suite
 from sizer.units import counted
 
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
         return 0
     inventory, facts = find_device(options.device)
     cases = choose_cases(facts.kind, options.only)
-    runner = DeviceRunner(device=facts.device, record=options.record)
+    runner = Runner(device=facts.device, record=options.record)
     folder = options.out or folder_for(inventory, facts, runner.date())
     print(f"{facts.name}: {counted(len(cases), 'case')}, to {folder}", flush=True)
     if options.again:

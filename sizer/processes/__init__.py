@@ -1,9 +1,6 @@
-"""Child processes, for who starts them and for what runs in them. Standard library and the error tree alone.
+"""Child processes, for who starts them and for what runs in them. Standard library, the error tree and units alone.
 
-wire         what travels between them: one JSON object per line
-environment  what a child finds in os.environ
-process      a child as its parent sees it: start, talk, kill
-program      a module run as a program whose answer is one value
-sandbox      what a child gives up before it reads what a stranger wrote
-job          what a child does: run one job, write its progress and its result or error
+    process, program  a child as its parent sees it: one to talk to, one that answers once; environment is what they find
+    child, sandbox    a child from the inside: one job and its result; what it gives up before it reads untrusted input
+    wire, outcome     what travels between them, one JSON object per line; what a job came to, for whoever waits for it
 """

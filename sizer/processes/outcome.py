@@ -33,8 +33,12 @@ class Outcome:
         """Wait until the job is done, or for `timeout` seconds."""
         self._finished.wait(timeout)
 
-    def take(self) -> object:
-        """The value, None while there is none. Raises the error, a fresh copy for each caller."""
+    def result(self, timeout: float | None = None) -> object:
+        """The value, or None while there is none after `timeout` seconds (None: waits to the end).
+
+        Raises the error, a fresh copy for each caller.
+        """
+        self._finished.wait(timeout)
         if self._finished.is_set() and self._failure is not None:
             raise error_from_wire(self._failure)
         return self._value

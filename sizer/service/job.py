@@ -39,7 +39,7 @@ class Job:
             self.shared.wait(timeout)
         if self.cancelled:
             raise JobError("the job was cancelled")
-        return self.shared.take()
+        return self.shared.result(0)
 
     def cancel(self) -> None:
         """Give up this share; the job is stopped when nobody else waits for it. A job that is done stays done."""
@@ -47,7 +47,7 @@ class Job:
 
 
 class SharedJob(Outcome):
-    """A job of the server, and what its callers wait for. Everything but `take` happens under the client's lock."""
+    """A job of the server, and what its callers wait for. Everything but `result` happens under the client's lock."""
 
     def __init__(self, key: tuple, message: dict, read: Read):
         super().__init__()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from typing import Protocol
 
 from sizer.processes.process import kill, kill_group, python_command
 from sizer.processes.wire import to_line
@@ -14,19 +13,6 @@ from sizer.service.child import run_forked
 from sizer.service.settings import Settings
 
 REAP_SECONDS = 0.005
-
-
-class JobProcess(Protocol):
-    """A job in its process."""
-
-    async def open(self) -> asyncio.StreamReader:
-        """The child's output. Raises OSError where the process could not be started."""
-
-    async def stop(self) -> int:
-        """Kills the child with all that it started; its exit status, negative for the signal that ended it.
-
-        A child that had ended by itself keeps the exit status it had.
-        """
 
 
 class ForkedJob:
@@ -48,12 +34,17 @@ class ForkedJob:
             os.setpgid(self._process, self._process)
 
     async def open(self) -> asyncio.StreamReader:
+        """The child's output. Raises OSError where the process could not be started."""
         reader = asyncio.StreamReader(limit=self._limit)
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._source)
         return reader
 
     async def stop(self) -> int:
+        """Kills the child with all that it started; its exit status, negative for the signal that ended it.
+
+        A child that had ended by itself keeps the exit status it had.
+        """
         kill_group(self._process)
         while (ended := os.waitpid(self._process, os.WNOHANG))[0] == 0:
             await asyncio.sleep(REAP_SECONDS)
@@ -62,7 +53,7 @@ class ForkedJob:
 
 
 class SpawnedJob:
-    """A fresh Python process, which imports everything again."""
+    """The same in a fresh Python process, which imports everything again."""
 
     def __init__(self, job: dict, settings: Settings):
         self._job = job

@@ -29,7 +29,7 @@ from sizer.errors import JobError, SizerError
 from sizer.processes.child import write
 from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wire import error_to_wire, from_line, to_line
-from sizer.service.job_process import ForkedJob, JobProcess, SpawnedJob
+from sizer.service.job_process import ForkedJob, SpawnedJob
 from sizer.service.preload import preload
 from sizer.service.settings import Settings
 from sizer.service.stdin import read_pipe, read_thread
@@ -41,7 +41,7 @@ class Server:
     def __init__(self, settings: Settings, send: Callable[[bytes], None]):
         self._settings = settings
         self._send = send
-        self._launch: Callable[[dict, Settings], JobProcess] = ForkedJob if settings.launch == "fork" else SpawnedJob
+        self._launch = ForkedJob if settings.launch == "fork" else SpawnedJob
         self._slots = asyncio.Semaphore(settings.max_jobs)
         self._jobs: dict[int, asyncio.Task] = {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from sizer.device.machine.host import Host
 from sizer.device.machine.nvml import open_nvml
@@ -16,55 +16,40 @@ from sizer.device.record.measurement import DeviceFacts
 from sizer.units import KIB
 
 
-class AllocatorProbe(Protocol):
-    """One device: blocks of memory on it, and its three figures. Tests script it.
+class AllocatorProbe:
+    """One device: blocks of memory on it, which are tensors of float32, and its three figures. Tests script it.
 
     `driver` says what the third figure is; `emptying` is the code that gives cached memory back, None where nothing is
-    cached.
+    cached. A device's own probe has `read`: the bytes allocated, reserved, and taken from the system since it was made.
     """
 
     driver: str
-    emptying: str | None
-    remarks: tuple[str, ...]
-
-    def make(self, size_bytes: int) -> Any:
-        """A block of so many bytes, as `torch.empty` makes it; freed when nobody refers to it."""
-
-    def fill(self, block: Any) -> None:
-        """Write to all of the block."""
-
-    def double(self, block: Any) -> Any:
-        """A new block with the sum of the block and itself."""
-
-    def wait(self) -> None:
-        """Wait until the device is idle."""
-
-    def read(self) -> tuple[int, int | None, int | None]:
-        """Bytes allocated, reserved, and taken from the system since this probe was made."""
-
-    def empty_cache(self) -> None:
-        """Give cached memory back to the system."""
-
-
-class _TensorProbe:
-    """What all of PyTorch's devices share: the blocks are tensors of float32."""
-
+    emptying: str | None = None
     remarks: tuple[str, ...] = ()
 
     def __init__(self, torch: Any, device: str):
         self._torch, self._device = torch, torch.device(device)
 
     def make(self, size_bytes: int) -> Any:
+        """A block of so many bytes; freed when nobody refers to it."""
         return self._torch.empty(size_bytes // 4, dtype=self._torch.float32, device=self._device)
 
     def fill(self, block: Any) -> None:
+        """Write to all of the block."""
         block.fill_(1)
 
     def double(self, block: Any) -> Any:
+        """A new block with the sum of the block and itself."""
         return block + block
 
+    def wait(self) -> None:
+        """Wait until the device is idle: the CPU always is."""
 
-class CachingAllocatorProbe(_TensorProbe):
+    def empty_cache(self) -> None:
+        """Give cached memory back to the system, where there is a cache."""
+
+
+class CachingAllocatorProbe(AllocatorProbe):
     """CUDA, ROCm and XPU: PyTorch's caching allocator, its counters, and the device's memory as the driver counts it."""
 
     def __init__(self, torch: Any, facts: DeviceFacts, used_bytes: Callable[[], int | None]):
@@ -99,7 +84,7 @@ class CachingAllocatorProbe(_TensorProbe):
         return total - free
 
 
-class MpsProbe(_TensorProbe):
+class MpsProbe(AllocatorProbe):
     """Apple's GPUs: PyTorch counts what tensors hold, Metal what the process holds; the difference is mostly cached heaps."""
 
     driver = "what Metal holds for this process (torch.mps.driver_allocated_memory)"
@@ -116,11 +101,10 @@ class MpsProbe(_TensorProbe):
         self._torch.mps.empty_cache()
 
 
-class CpuProbe(_TensorProbe):
+class CpuProbe(AllocatorProbe):
     """The CPU: no caching allocator and no counters; the tensors are counted here, the process by the operating system."""
 
     driver = "resident memory of the process, less what it was before"
-    emptying = None
     remarks = (
         "The CPU has no caching allocator in PyTorch: freed memory goes back to the C library, which returns blocks of this "
         "size to the system at once. There is nothing reserved, and empty_cache() has nothing to do.",
@@ -139,15 +123,9 @@ class CpuProbe(_TensorProbe):
     def double(self, block: Any) -> Any:
         return self._count(super().double(block))
 
-    def wait(self) -> None:
-        """Return at once: the CPU runs each operator before it returns."""
-
     def read(self) -> tuple[int, int | None, int | None]:
         now = resident_bytes(self._host)
         return self._alive, None, None if now is None or self._before is None else max(0, now - self._before)
-
-    def empty_cache(self) -> None:
-        """Do nothing: the CPU has no cache."""
 
     def _count(self, tensor: Any) -> Any:
         size = tensor.untyped_storage().nbytes()

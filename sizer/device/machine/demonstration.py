@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -145,16 +144,11 @@ def _costs(probe: AllocatorProbe, block: int, now: Callable[[], float]) -> Itera
         return probe.make(block)
 
     make()  # fills the cache
-    yield Cost(what=CACHED, spread=_spread([timed(make) for _ in range(RUNS)]))
+    yield Cost(what=CACHED, spread=Spread.of([timed(make) for _ in range(RUNS)]))
     pairs = [(timed(probe.empty_cache), timed(make)) for _ in range(RUNS)]
     probe.empty_cache()
-    yield Cost(what=EMPTYING, spread=_spread([emptying for emptying, _ in pairs]))
-    yield Cost(what=EMPTIED, spread=_spread([making for _, making in pairs]))
-
-
-def _spread(seconds: list[float]) -> Spread:
-    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Spread(median_seconds=median, low_seconds=low, high_seconds=high, runs=len(seconds))
+    yield Cost(what=EMPTYING, spread=Spread.of([emptying for emptying, _ in pairs]))
+    yield Cost(what=EMPTIED, spread=Spread.of([making for _, making in pairs]))
 
 
 def main(name: str) -> dict:

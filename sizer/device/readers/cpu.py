@@ -11,13 +11,13 @@ from sizer.device.machine.host import Host
 from sizer.device.readers.events import LiveTensors, make_tape
 from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
 from sizer.device.readers.profiler import Profiled, Profiler
+from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import PROFILED, DeviceFacts, DeviceOutOfMemory, PhaseReading
-from sizer.device.record.recording import Segment
 from sizer.memory.tape import Tape
 
 
-class CpuReader:
-    """Bytes of PyTorch's tensors on the CPU (see `sizer.device.readers.reader.Reader`): every allocation, summed.
+class CpuReader(Reader):
+    """Bytes of PyTorch's tensors on the CPU: every allocation, summed.
 
     There is no cache and so nothing reserved. Tensors that were there before `begin` do not count.
     *Known limitations*: allocations of the C++ runtime and of Python are not tensors and not counted.
@@ -26,16 +26,12 @@ class CpuReader:
     source = PROFILED
 
     def __init__(self, facts: DeviceFacts, *, free_bytes: Callable[[], int | None] | None = None) -> None:
-        self.device = torch.device("cpu")
-        self._facts = facts
+        super().__init__(facts, torch.device("cpu"))
         self._free_bytes = free_bytes or Host().free_bytes
         self._profiler = Profiler()
         self._profiled = Profiled()
         self._live: dict[str, LiveTensors] = {}
         self._records = False
-
-    def facts(self) -> DeviceFacts:
-        return self._facts
 
     def synchronize(self) -> None:
         """Return at once: the CPU runs each operator before it returns."""
@@ -60,15 +56,6 @@ class CpuReader:
 
     def recording(self, batch: int) -> Tape | None:
         return self._tape(batch) if self._records else None
-
-    def segments(self) -> tuple[Segment, ...]:
-        return ()
-
-    def retries(self) -> None:
-        return None
-
-    def doubts(self) -> tuple[str, ...]:
-        return ()
 
     def scratch(self) -> dict[str, int]:
         """Per operator the most bytes that one call held beyond what it found and what it left, after `end`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 
 from sizer.memory.codec import DecodeError, decode, encode
@@ -92,6 +93,12 @@ class Spread:
     low_seconds: float
     high_seconds: float
     runs: int
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Spread:
+        """The spread of the times measured; quartiles are interpolated between them."""
+        low, median, high = statistics.quantiles(seconds * 2 if len(seconds) == 1 else seconds, n=4, method="inclusive")
+        return cls(median_seconds=median, low_seconds=low, high_seconds=high, runs=len(seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.architecture import make_blueprint
-from sizer.device.readers.reader import open_reader
+from sizer.device.readers.open import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
 from sizer.device.trial.trial import work_of

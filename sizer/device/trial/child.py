@@ -9,9 +9,9 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 
+from sizer.device.readers.reader import Reader
 from sizer.errors import DeviceError
 from sizer.processes.child import Progress, redirect_to_null, run_job
 from sizer.processes.sandbox import confine
@@ -31,9 +31,7 @@ def run(job: dict, progress: Progress) -> dict:
     if request.expandable_segments:  # set before torch is imported: its allocator reads it then
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     progress("starting PyTorch")
-    from sizer.device.readers.reader import open_reader
-
-    reader = _open(open_reader, job["device"])
+    reader = _open(job["device"])
     if request.expandable_segments and reader.device.type != "cuda":
         raise DeviceError(
             f"{job['device']} has no expandable segments; CUDA's allocator alone has them: remove expandable=1"
@@ -55,7 +53,9 @@ def run(job: dict, progress: Progress) -> dict:
     return measured.to_dict()
 
 
-def _open(open_reader: Callable, device: str) -> object:
+def _open(device: str) -> Reader:
+    from sizer.device.readers.open import open_reader
+
     try:
         return open_reader(device)
     except (RuntimeError, AssertionError) as error:  # PyTorch cannot start the driver

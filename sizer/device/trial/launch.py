@@ -24,45 +24,30 @@ POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it
 _DEVICE_LOCK = threading.Lock()  # one measurement at a time: each would count the memory of the other
 
 
-class MeasureJob:
-    """One measurement on its way, in a process that is killed with all that it started when it has answered. Use `start`."""
+class MeasureJob(Outcome):
+    """One measurement on its way, in a process that is killed with all that it started when it has answered. Use `start`.
+
+    `result` is a Measured; it raises what `measure` raises.
+    """
 
     def __init__(self, message: dict, request: Request, seconds: float):
         self._message, self._request, self._seconds = message, request, seconds
-        self._outcome = Outcome("waiting for another measurement to end" if _DEVICE_LOCK.locked() else "starting")
+        super().__init__("waiting for another measurement to end" if _DEVICE_LOCK.locked() else "starting")
         self._cancelled, self._late = threading.Event(), threading.Event()
         self._process: ChildProcess | None = None
         self._lock = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
-    def progress(self) -> str:
-        """One short line on what is being done now."""
-        return self._outcome.progress
-
-    @property
-    def done(self) -> bool:
-        """Whether `result` would answer at once."""
-        return self._outcome.done
-
-    @property
     def process_id(self) -> int | None:
         """The process that measures; None before it was started."""
         return self._process.id if self._process else None
-
-    def result(self, timeout: float | None = None) -> Measured | None:
-        """What was measured, or None while it is still being measured after `timeout` seconds (None: waits to the end).
-
-        Raises what `measure` raises.
-        """
-        self._outcome.wait(timeout)
-        return self._outcome.take()
 
     def cancel(self) -> None:
         """Kill the process with all that it started; `result` then raises JobError. A job that is done stays done."""
         self._cancelled.set()
         self._kill()
-        self._outcome.wait()
+        self.wait()
 
     # ------------------------------------------------------------------------------------------------ in a thread of its own
 
@@ -73,12 +58,12 @@ class MeasureJob:
                 measured = self._measure()
             finally:
                 _DEVICE_LOCK.release()
-            self._outcome.finish(measured)
+            self.finish(measured)
         except SizerError as error:
-            self._outcome.finish(failure=error)
+            self.finish(failure=error)
         except Exception as error:  # of any kind: whoever waits for the outcome must get one
             failure = JobError(f"the measurement failed with {type(error).__name__} {quote(str(error), 200)}")
-            self._outcome.finish(failure=failure)
+            self.finish(failure=failure)
 
     def _acquire_device(self) -> None:
         while not _DEVICE_LOCK.acquire(timeout=POLL_SECONDS):
@@ -106,7 +91,7 @@ class MeasureJob:
     def _fetch(self) -> str:
         from sizer.architecture.hub import fetch_config
 
-        self._outcome.progress = clip_progress(f"fetching the config of {self._request.name}")
+        self.progress = clip_progress(f"fetching the config of {self._request.name}")
         return fetch_config(self._request.name, self._request.revision).decode("utf-8")
 
     def _read_answer(self) -> Measured:
@@ -117,7 +102,7 @@ class MeasureJob:
             try:
                 message = from_line(line)
                 if "progress" in message:
-                    self._outcome.progress = clip_progress(message["progress"])
+                    self.progress = clip_progress(message["progress"])
                 elif "error" in message:
                     raise error_from_wire(message["error"])
                 else:
@@ -140,15 +125,15 @@ class MeasureJob:
             return JobError("the measurement was cancelled")
         if self._late.is_set():
             return JobError(
-                f"the measurement took longer than its limit of {self._seconds:g} s while {self._outcome.progress}",
+                f"the measurement took longer than its limit of {self._seconds:g} s while {self.progress}",
                 todo="try a smaller model or batch, or allow more time",
             )
         if os.name == "posix" and status == -signal.SIGKILL:
             return JobError(
-                f"the measuring process was killed while {self._outcome.progress}",
+                f"the measuring process was killed while {self.progress}",
                 todo="the computer's memory may have run out: try a smaller batch",
             )
-        ended = f"the measuring process ended (exit status {status}) while {self._outcome.progress}"
+        ended = f"the measuring process ended (exit status {status}) while {self.progress}"
         return JobError(f"{ended}{self._process.saying()}")
 
 
@@ -209,7 +194,7 @@ def measure(
             if progress is not None and job.progress != said:
                 said = job.progress
                 progress(said)
-            job._outcome.wait(POLL_SECONDS)
+            job.wait(POLL_SECONDS)
     except BaseException:  # Ctrl-C: the measurement must not go on
         job.cancel()
         raise
