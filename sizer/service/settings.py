@@ -8,6 +8,7 @@ import site
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -21,8 +22,8 @@ Launch = Literal["fork", "spawn"]
 
 def preloaded() -> tuple[str, ...]:
     """What an estimate imports, whatever its source."""
-    of_sources = (name for source in offered_sources() for name in source.preload)
-    return ("torch", *of_sources, "sizer.estimator", "sizer.service.work")
+    of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
+    return tuple(dict.fromkeys(("torch", *chain.from_iterable(of_sources), "sizer.estimator", "sizer.service.work")))
 
 
 def usable_cpus() -> int:
