@@ -244,13 +244,14 @@ def test_gpus_lists_the_catalogue(run):
     assert all(isinstance(row["total_bytes"], int) for row in rows)
 
 
-def test_models_lists_presets_and_torchvision(run):
+def test_models_lists_presets_and_what_packages_build(run):
     function = "tests.service.scripted:run"
     status, out, _ = run("models", function=function)
     assert status == 0
     assert any(line.split()[:2] == ["torchvision:resnet50", "resnet"] for line in out.splitlines())
     data = json.loads(run("models", "--json", function=function)[1])
-    assert data["torchvision"] == [{"name": "resnet50", "family": "resnet"}]
+    assert data["torchvision"] == data["timm"] == [{"name": "resnet50", "family": "resnet"}]
+    assert any(line.split()[:2] == ["timm:resnet50", "resnet"] for line in out.splitlines())
     preset = next(row for row in data["presets"] if row["key"] == "llama-3.1-8b")
     assert preset["published_parameters"] == preset["parameters"] == 8_030_261_248
     # the hub counts Qwen3-1.7B's output layer, which is the embedding once more

@@ -34,7 +34,8 @@ class Source:
     makes the Request's `name`, `revision` and `config` of a value; it raises RefusedValueError. `title_of` is what a headline calls
     a name; None where the name may be a stranger's.
     `blueprint` is the function (request, config) -> Blueprint. `names` is the function that lists what `package` builds by
-    "name" and "family"; None where no package lists it. `preload` are the modules that the job server imports ahead.
+    "name" and "family"; None where no package lists it. `preload` are the modules that the job server imports ahead
+    beside `package` and the blueprint's.
     `refuses` are the keys of the query that its models do not take. `fetched` says that its config.json comes from the hub,
     `required` that the package is installed wherever Sizer is.
     """
@@ -117,7 +118,6 @@ _ROWS = (
         package="torchvision",
         blueprint="sizer.architecture.vision:from_request",
         names="sizer.architecture.vision:list_names",
-        preload=("torchvision", "sizer.architecture.vision"),
         refuses=_OF_TRANSFORMERS,
     ),
     Source(
@@ -130,7 +130,6 @@ _ROWS = (
         package="timm",
         blueprint="sizer.architecture.timm_models:from_request",
         names="sizer.architecture.timm_models:list_names",
-        preload=("timm", "sizer.architecture.timm_models"),
         refuses=_OF_TRANSFORMERS,
         required=False,
     ),
@@ -144,12 +143,9 @@ _ROWS = (
         package="transformers",
         blueprint="sizer.architecture.from_config:from_preset",
         preload=(
-            "transformers",
             "transformers.modeling_utils",
             "transformers.models.auto.modeling_auto",
             "transformers.models.llama.modeling_llama",  # brings what most language models share: caches, masks, generation
-            "sizer.architecture.from_config",
-            "sizer.catalogue.presets",
         ),
     ),
     Source(

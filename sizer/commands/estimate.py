@@ -87,8 +87,7 @@ def _model(report: Report) -> Iterator[str]:
 def _headline(report: Report) -> Iterator[str]:
     if report.estimates:
         first = report.estimates[0]
-        mode = MODES.get(str(report.request.get("mode")))
-        work = mode.title if mode else "This work"
+        work = MODES[report.request["mode"]].title
         allocated, process = format_bytes(first.peak_allocated_bytes), format_bytes(first.process_bytes)
         verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[first.fits]
         yield (

@@ -69,17 +69,12 @@ def _smaller_batch(report: Report, estimate: Estimate) -> Iterator[str]:
     if largest.batch >= estimate.batch:
         return
     line = f"Use a batch of at most {largest.batch}."
-    if _trains(report):
+    if MODES[report.request["mode"]].trains:
         steps = -(-estimate.batch // largest.batch)
         line += f" To train as with {estimate.batch}, accumulate gradients over {steps} such steps"
         normed = any("BatchNorm" in module.class_name for module in report.model.modules)
         line += " (batch norm still sees the small batches)." if normed else "."
     yield line
-
-
-def _trains(report: Report) -> bool:
-    mode = MODES.get(str(report.request.get("mode")))
-    return mode is not None and mode.trains
 
 
 def _other_dtypes(report: Report, estimate: Estimate) -> Iterator[str]:
@@ -94,7 +89,7 @@ def _other_dtypes(report: Report, estimate: Estimate) -> Iterator[str]:
 
 
 def _fewer_activations(report: Report, estimate: Estimate) -> Iterator[str]:
-    if not _trains(report) or not _is_large(estimate.activations_bytes, estimate):
+    if not MODES[report.request["mode"]].trains or not _is_large(estimate.activations_bytes, estimate):
         return
     size = format_bytes(estimate.activations_bytes)
     if report.request.get("attention") == "eager":

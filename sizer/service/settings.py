@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Literal
 
 from sizer.catalogue.sources import offered_sources
@@ -16,8 +17,8 @@ Launch = Literal["fork", "spawn"]
 
 def preloaded() -> tuple[str, ...]:
     """What an estimate imports, whatever its source."""
-    of_sources = (name for source in offered_sources() for name in source.preload)
-    return ("torch", *of_sources, "sizer.estimator", "sizer.service.tasks")
+    of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
+    return tuple(dict.fromkeys(("torch", *chain.from_iterable(of_sources), "sizer.estimator", "sizer.service.tasks")))
 
 
 def usable_cpus() -> int:

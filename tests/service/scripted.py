@@ -23,7 +23,8 @@ PIPE = 3  # the descriptor that a forked job answers on
 
 def run(job: dict, progress) -> dict:
     if job["task"] == "models":
-        return {"torchvision": [{"name": "resnet50", "family": "resnet"}]}  # as if torchvision had only this
+        only = [{"name": "resnet50", "family": "resnet"}]  # as if each package had only this
+        return {"torchvision": only, "timm": only}
     return SCRIPTS[parse_query(job["query"]).name.removeprefix("script/")](job["config_text"], progress)
 
 

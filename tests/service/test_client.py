@@ -116,7 +116,7 @@ def test_config_for_anything_but_a_hub_model_is_refused_not_ignored(make_client)
 
 
 def test_models_come_from_the_server(make_client):
-    expected = {"torchvision": [{"name": "resnet50", "family": "resnet"}]}
+    expected = {source: [{"name": "resnet50", "family": "resnet"}] for source in ("torchvision", "timm")}
     assert make_client().submit_models().result(timeout=30) == expected
 
 

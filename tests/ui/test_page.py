@@ -249,6 +249,22 @@ def test_no_dtype_is_refused(client, open_page):
     assert "dtype" in texts(page)
 
 
+def test_a_model_of_timm(client, open_page):
+    page = open_page()
+    page.selectbox(key="source").set_value("timm").run()
+    assert client.requests[-1] == Request(source="timm", name="resnet50")
+    assert page.selectbox(key="timm_name").options == ["alexnet", "convnext_tiny", "resnet18", "resnet50", "vit_b_16"]
+    assert {"image"} == {field.key for field in page.text_input} & {"image", "seq", "head"}
+    page.selectbox(key="timm_name").set_value("convnext_tiny").run()
+    assert address_of(page)["arch"] == "timm:convnext_tiny"
+
+
+def test_a_tag_of_timm_in_a_link_is_kept(client, open_page):
+    page = open_page(arch="timm:resnet50.a1_in1k")
+    assert client.requests[-1] == Request(source="timm", name="resnet50.a1_in1k")
+    assert any("resnet50.a1\\_in1k" in title.value for title in page.title)
+
+
 def test_hidden_choices_come_back(client, open_page):
     page = open_page(optimizer="sgd", arch="torchvision:resnet18")
     page.segmented_control(key="mode").set_value("inference").run()

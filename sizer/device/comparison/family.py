@@ -54,11 +54,7 @@ def family_of(request: Request) -> Family:
 
 def _model_type(request: Request) -> str:
     """The config's model_type; the repository's name where the config is not at hand."""
-    match SOURCES[request.source].entry:
-        case "repository":
-            return request.name.rpartition("/")[2].lower()
-        case "presets":
-            config = find_preset(request.name).config
-        case _:
-            config = json.loads(request.config or "{}")
+    if SOURCES[request.source].fetched:
+        return request.name.rpartition("/")[2].lower()
+    config = json.loads(request.config) if request.config is not None else find_preset(request.name).config
     return str(config.get("model_type", ""))
