@@ -23,13 +23,10 @@ class ModulePaths(AbstractContextManager):
         self._numbers: list[int] = []
         self._paths: list[str] = []
         self._handles: list[Any] = []
-        self._failure: tuple[int, str] = (
-            0,
-            "",
-        )  # the error last seen on its way through modules, and the innermost of these
+        self._failure = (0, "")  # the error last seen on its way through modules (its id), and the innermost of these
 
     def name(self, module: nn.Module) -> None:
-        """Learns the dotted paths of a module and its children."""
+        """Learn the dotted paths of a module and its children."""
         for path, child in module.named_modules():
             self._names.setdefault(id(child), path)
 

@@ -17,15 +17,15 @@ class HandlerContext(AbstractContextManager, Protocol):
 
     device: Device
     values: KnownValues
-    batch_size: int  # what is spread over unknown places is spread alike within each
+    batch_size: int  # what is spread over unknown places is spread alike within each sample
     mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
     engine_use_count: int  # the use count of a gradient that autograd's engine alone holds
 
     def stand_in(self, text: str) -> None:
-        """Notes an assumption about an unknown value, with the module that asked."""
+        """Note an assumption about an unknown value, with the module that asked."""
 
     def see_new(self, tensor: Tensor, made_by: str) -> None:
-        """Logs a tensor that was made where no dispatch mode sees it."""
+        """Log a tensor that was made where no dispatch mode sees it."""
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""

@@ -41,7 +41,7 @@ def on_meta(real: Any, recorder: HandlerContext, assumption: str | None = None) 
 
 
 def note_assumption(recorder: HandlerContext, tensors: list[Tensor]) -> None:
-    """Notes what the values of these tensors were assumed to be, now that something depends on them."""
+    """Note what the values of these tensors were assumed to be, now that something depends on them."""
     if (text := recorder.values.assumption(tensors)) is not None:
         recorder.stand_in(text)
 
@@ -61,7 +61,7 @@ def scalar(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
         return real.item()
     value: Any = 1.0 if tensor.dtype.is_floating_point else 0
     if tensor.dtype == torch.bool:
-        value = recorder.values.is_expected_true(tensor)
+        value = tensor in recorder.values.expected_true
     recorder.stand_in(f"the value of a tensor was taken as {value}")
     return value
 
@@ -74,8 +74,8 @@ def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     unknown = out.device.type == "meta" and recorder.values.get(out) is None
-    if unknown and not recorder.values.is_expected_false(args[0]):
-        recorder.values.expect_true(out)
+    if unknown and args[0] not in recorder.values.expected_false:
+        recorder.values.expected_true.add(out)
     return out
 
 
@@ -84,7 +84,7 @@ def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     if args[0].device.type == "meta" and recorder.values.get(out) is None:
-        recorder.values.expect_false(args[0])
+        recorder.values.expected_false.add(args[0])
     return out
 
 
@@ -180,19 +180,20 @@ def _found(recorder: HandlerContext, mask: Tensor, text: str, apart: bool = True
 
 
 def _count_up(recorder: HandlerContext, tensor: Tensor, indices: list[Tensor | None]) -> None:
-    """Gives values to the index that stands for a list of numbers (`x[:, [0, 2, 1]]`), where those of `x` are known.
+    """Give values to the index that stands for a list of numbers (`x[:, [0, 2, 1]]`), where those of `x` are known.
 
     It is made in C++ below any dispatch and loses its data (indexing_tensor_from_data in torch/csrc/utils/tensor_new.cpp).
     """
-    if recorder.values.get(tensor) is None:
+    values = recorder.values
+    if values.get(tensor) is None:
         return
     for dim, index in enumerate(indices):
-        if index is not None and index.dim() == 1 and recorder.values.is_lost(index):
-            recorder.values.assume(index, torch.arange(index.numel(), device="cpu") % tensor.shape[dim], LISTED)
+        if index is not None and index.dim() == 1 and index in values.lost and values.get(index) is None:
+            values.assume(index, torch.arange(index.numel(), device="cpu") % tensor.shape[dim], LISTED)
 
 
 def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
-    """Logs indices that stand for lists of numbers where they come straight from C++, as they do in PyTorch 2.11.
+    """Log indices that stand for lists of numbers where they come straight from C++, as they do in PyTorch 2.11.
 
     In 2.15 indexing_tensor_from_data ends in `lift_fresh`, which the recorder sees.
     """
@@ -201,13 +202,13 @@ def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
             continue
         if recorder.block_of(index) is None and recorder.values.get(index) is None:
             recorder.see_new(index, "aten.lift_fresh.default")
-            recorder.values.lose(index)
+            recorder.values.lost.add(index)
 
 
 def lift_fresh(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """The last step of making a tensor from data. One that comes on meta was made in C++ and has lost the data."""
     if args[0].device.type == "meta" and args[0].dtype == torch.int64 and recorder.values.get(args[0]) is None:
-        recorder.values.lose(args[0])
+        recorder.values.lost.add(args[0])
     return NotImplemented
 
 
