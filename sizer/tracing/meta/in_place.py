@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sizer.tracing.values import stand_ins
+from sizer.tracing.values import indexing
 from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten
@@ -88,8 +88,8 @@ def _write_into_zeros(in_place: Any) -> Any:
 def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
     if in_backward() and recorder.is_unshared(args[0]):
-        return stand_ins.masked_index(recorder, _aten.index_put_.default, args, kwargs)
-    return stand_ins.masked_index(recorder, func, args, kwargs)
+        return indexing.masked_index(recorder, _aten.index_put_.default, args, kwargs)
+    return indexing.masked_index(recorder, func, args, kwargs)
 
 
 HANDLERS = {
