@@ -32,7 +32,7 @@ MAY_ASK = {
     "commands/measure.py",
     "tracing/device.py",
     "tracing/cuda/builds.py",
-    "tracing/values/stand_ins.py",
+    "tracing/values/indexing.py",
 }
 
 

@@ -10,7 +10,7 @@ does. In these three an operator's family has one module, whose tables `rules` j
 
 - a composite operator that a device runs with a kernel of its own: KERNELS of the family, `meta/composite.py` for all devices;
 - a result with other strides or another dtype than the meta kernel's: RESULTS of the family, `meta/strides.py`;
-- an operator whose result depends on values: HANDLERS, `values/stand_ins.py`, `routing.py` and `boxes.py`;
+- an operator whose result depends on values: HANDLERS, `values/stand_ins.py`, `indexing.py`, `routing.py`, `boxes.py`;
 - an operator without a meta kernel: HANDLERS, `meta/ctc.py`, `meta/grouped.py`, `cuda/recurrent.py`;
 - a length that a model predicts: PREDICTED, `values/lengths.py`;
 - what a kernel holds beside its results: HELD of the family;

@@ -47,7 +47,7 @@ class Device:
         self.changes_at: int | None = None  # the batch size from which a traced operator takes another kernel
 
     def note_choice(self, operator: str, kernel: str, why: str) -> None:
-        """Notes which kernel was taken for an operator and why."""
+        """Note which kernel was taken for an operator and why."""
         choice = Choice(operator, kernel, why)
         choice = self.choices.setdefault(str(choice), choice)
         choice.modules.setdefault(self.dtype, set()).add(self.where())

@@ -55,15 +55,15 @@ class BlockLog:
         return block
 
     def release(self, block: int) -> None:
-        """The block is free from here on."""
+        """Note that the block is free from here on."""
         self.order.append(~block)
 
     def mark(self, phase: str) -> None:
-        """The phase ends here."""
+        """Note that the phase ends here."""
         self.marks.append((len(self.order), phase))
 
     def classify(self, block: int, category: str) -> None:
-        """Sets what the block turned out to be."""
+        """Set what the block turned out to be."""
         self.categories[block] = CATEGORY[category]
 
     def category(self, block: int) -> str:

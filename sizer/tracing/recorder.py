@@ -67,7 +67,7 @@ class Recorder(TorchDispatchMode):
         self.notes: dict[str, None] = {}
         self.at: Any = None
         self.on_backward: Callable[[], None] | None = None
-        self.batch_size = 1  # of the batch: what is spread over unknown places is spread alike within each
+        self.batch_size = 1  # what is spread over unknown places is spread alike within each sample
         self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
         self._plans: dict[Any, _Plan] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
@@ -133,7 +133,7 @@ class Recorder(TorchDispatchMode):
         return plan
 
     def load(self, module: nn.Module) -> None:
-        """Logs the module's parameters and buffers in the order in which `.to(device)` moves them."""
+        """Log the module's parameters and buffers in the order in which `.to(device)` moves them."""
         for path, child in _children_first(module):
             for name, parameter in child._parameters.items():
                 self._own(parameter, "parameter", "Module.to", f"{path}.{name}".lstrip("."))
@@ -154,7 +154,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def see_new(self, tensor: Tensor, made_by: str) -> None:
-        """Logs a tensor that was made where no dispatch mode sees it."""
+        """Log a tensor that was made where no dispatch mode sees it."""
         self._enter(tensor, made_by, self.paths.current(), "temporary")
 
     def block_of(self, tensor: Tensor) -> int | None:
@@ -163,13 +163,13 @@ class Recorder(TorchDispatchMode):
         return entry[0] if entry else None
 
     def classify(self, tensors: Iterable[Tensor | None], category: str) -> None:
-        """Sets the category of the blocks that hold the tensors."""
+        """Set the category of the blocks that hold the tensors."""
         for tensor in tensors:
             if tensor is not None and (block := self.block_of(tensor)) is not None:
                 self.log.classify(block, category)
 
     def stand_in(self, text: str) -> None:
-        """Notes an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
+        """Note an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
         where = _LAYER.sub(".*", self.paths.current())
         self.notes.setdefault(f"{text} (in {where})" if where else text)
 
@@ -207,7 +207,7 @@ class Recorder(TorchDispatchMode):
             self.log.release(block)
 
     def _multiply(self, plan: _Plan, called: Iterable[int], kept: Iterable[int]) -> None:
-        """Logs what a matrix product holds beside its result: for the time of the call (`called`), or from the first product of a
+        """Log what a matrix product holds beside its result: for the time of the call (`called`), or from the first product of a
         thread (the caller's, autograd's) on (`kept`)."""
         blocks = self._allocate(plan, called)
         self._keep_workspaces(plan, kept)
@@ -215,7 +215,7 @@ class Recorder(TorchDispatchMode):
             self.log.release(block)
 
     def _keep_workspaces(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Logs cuBLAS's workspaces that stay from a thread's first product on."""
+        """Log cuBLAS's workspaces that stay from a thread's first product on."""
         thread = torch._C._current_graph_task_id() != -1
         for size in sizes:
             if (thread, size) not in self._workspaces:
@@ -223,7 +223,7 @@ class Recorder(TorchDispatchMode):
                 self.log.allocate(size, plan.name, self.paths.current(), "workspace")
 
     def _follow(self, plan: _Plan, steps: Steps, args: tuple) -> None:
-        """Logs what a kernel holds and its results, in its own order."""
+        """Log what a kernel holds and its results, in its own order."""
         kept: list[int] = []
         for step in steps:
             if isinstance(step, Tensor):
@@ -240,7 +240,7 @@ class Recorder(TorchDispatchMode):
             self.log.release(block)
 
     def _hold_around_product(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Logs inner workspaces, all allocated, then all released but what cuBLAS keeps from its first product on."""
+        """Log inner workspaces, all allocated, then all released but what cuBLAS keeps from its first product on."""
         blocks: list[int] = []
         for size in sizes:
             if size == PRODUCT:
@@ -256,7 +256,7 @@ class Recorder(TorchDispatchMode):
         return [self.log.allocate(s, plan.name, where, "workspace") for s in sizes if s or isinstance(s, DeferredSize)]
 
     def _hold(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Logs a kernel's inner workspaces: all allocated, then all released."""
+        """Log a kernel's inner workspaces: all allocated, then all released."""
         for block in reversed(self._allocate(plan, sizes)):
             self.log.release(block)
 

@@ -25,31 +25,31 @@ from sizer.tracing.cuda import (
     dropout,
     embedding,
     encoder,
-    indexing,
     normalization,
     recurrent,
     reductions,
     softmax,
-)  # fmt: skip
+)
+from sizer.tracing.cuda import indexing as cuda_indexing
 from sizer.tracing.cuda.cublas import Blas, blas_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta import composite, ctc, dtypes, grouped, in_place, norm_shortcuts, shortcuts, strides
 from sizer.tracing.tables import join
-from sizer.tracing.values import boxes, routing, stand_ins
+from sizer.tracing.values import boxes, indexing, routing, stand_ins
 from sizer.tracing.values.handler import Handler
 from sizer.versions import Version
 
-_EVERYWHERE = (stand_ins, routing, boxes, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, shortcuts)
+_EVERYWHERE = (
+    stand_ins, indexing, routing, boxes, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, shortcuts,
+)  # fmt: skip
 # The modules whose tables are a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
-        *_EVERYWHERE, strides, attention, attention_workspaces, convolution, dropout, embedding, encoder, indexing, normalization,
-        recurrent, reductions, softmax,
+        *_EVERYWHERE, strides, attention, attention_workspaces, convolution, dropout, embedding, encoder, cuda_indexing,
+        normalization, recurrent, reductions, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
-    "cpu": (
-        *_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, products, cpu_reductions,
-    ),
+    "cpu": (*_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, products, cpu_reductions),
 }  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _restore(now: dict[str, object], before: dict[str, object]) -> None:
-    """Puts back the attributes that hold tensors. The others stay: transformers notes in one that its hooks are installed."""
+    """Put back the attributes that hold tensors. The others stay: transformers notes in one that its hooks are installed."""
     for name in now.keys() | before.keys():
         old, new = before.get(name), now.get(name)
         if old is new or not (_holds_tensors(old) or _holds_tensors(new)):

@@ -13,16 +13,15 @@ percent of one pass; AMX and other architectures are taken as AVX-512.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from sizer.tracing.allocations import round_up
 
 _ALIGNMENT = 128  # every scratchpad entry is aligned to it (src/common/memory_tracking.hpp)
 _PAGE = 4096
-_BRGEMM_BATCH = (
-    4 * _PAGE
-)  # jit_brgemm_conv_bwd_utils.cpp: 16 bytes for each of the elements that fill a page, per thread
+# jit_brgemm_conv_bwd_utils.cpp: 16 bytes for each of the elements that fill a page, per thread.
+_BRGEMM_BATCH = 4 * _PAGE
 _BARRIER = 2 * _PAGE  # what threads wait at, aligned (jit_avx512_core_bf16_conv_kernel.cpp, wei_bia_reduction_bctx)
 _LARGEST_COLUMNS = 2**19  # gemm_convolution_utils.cpp: the forward pass's columns are blocked to fit into the L2 cache
 
@@ -248,17 +247,13 @@ def backward_weights(c: Convolution) -> Layout:
         scratch = _unit_stride_copy(c, min(-(-c.inputs // c.simd), 32)) + _padded_bias(c)
         if sums:
             scratch += _entry(2 * layout.weight) + _exchanged(c)
-        return _with_scratch(layout, scratch)
+        return replace(layout, scratch=scratch)
     elif _direct_weights(c):
         layout = _blocked(c, 16 if c.simd == 16 else 8, plain_source=c.groups == 1 and c.inputs < c.simd)
-        return _with_scratch(layout, (_entry(2 * layout.weight) + _transposed(c) if sums else 0) + _padded_bias(c))
+        return replace(layout, scratch=(_entry(2 * layout.weight) + _transposed(c) if sums else 0) + _padded_bias(c))
     elif c.itemsize == 4 and _narrow_weights(c):
         return _blocked(c, 8, plain_source=c.groups == 1 and c.inputs == 3)
     return Layout(source=0, weight=c.weight_bytes, result=0, scratch=_gemm_weights(c))
-
-
-def _with_scratch(layout: Layout, scratch: int) -> Layout:
-    return Layout(source=layout.source, weight=layout.weight, result=layout.result, scratch=scratch)
 
 
 def _depthwise_weights(c: Convolution) -> bool:

@@ -130,7 +130,7 @@ def _is_workload_for_cudnn(call: Call, batch: int) -> bool:
 
 
 def note_differences(device: Any, call: Call) -> None:
-    """Tells the device where the other half precision or a batch of one takes another backend."""
+    """Tell the device where the other half precision or a batch of one takes another backend."""
     if not call.is_depthwise or call.input.dim() != 4 or call.layout != _CONTIGUOUS:
         return
     one, several = (_cudnn_takes_depthwise(call, torch.float16, batch, device.capability) for batch in (1, 2))

@@ -132,19 +132,19 @@ class Descriptors:
         return descriptor
 
     def set_integers(self, descriptor: ctypes.c_void_p, name: int, *values: int) -> None:
-        """Sets int64 values."""
+        """Set int64 values."""
         self._set(descriptor, name, _INT64, (ctypes.c_int64 * len(values))(*values))
 
     def set_enum(self, descriptor: ctypes.c_void_p, name: int, kind: int, value: int) -> None:
-        """Sets a value of an enumeration."""
+        """Set a value of an enumeration."""
         self._set(descriptor, name, kind, (ctypes.c_int * 1)(value))
 
     def set_float(self, descriptor: ctypes.c_void_p, name: int, value: float) -> None:
-        """Sets a float."""
+        """Set a float."""
         self._set(descriptor, name, _FLOAT, (ctypes.c_float * 1)(value))
 
     def set_descriptors(self, descriptor: ctypes.c_void_p, name: int, *parts: ctypes.c_void_p) -> None:
-        """Sets descriptors that this one is made of."""
+        """Set descriptors that this one is made of."""
         self._set(descriptor, name, _DESCRIPTOR, (ctypes.c_void_p * len(parts))(*[one.value for one in parts]))
 
     def _set(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: ctypes.Array) -> None:

@@ -59,7 +59,7 @@ class Interposer:
     """The functions that cuDNN finds; they must stay alive for as long as the process does."""
 
     def __init__(self, folder: Path) -> None:
-        """Takes the place of the loader in cuDNN's libraries in `folder`. Raises NoImportError, OSError."""
+        """Take the place of the loader in cuDNN's libraries in `folder`. Raises NoImportError, OSError."""
         self._thread = threading.local()
         self._product_queries = 0
         process = ctypes.CDLL(None)

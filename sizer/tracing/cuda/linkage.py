@@ -35,7 +35,7 @@ class _Relocation(ctypes.Structure):
 
 
 def replace_import(library: ctypes.CDLL, name: str, function: Any) -> None:
-    """Makes a library call `function` (of a ctypes prototype; the caller keeps it alive for as long as the process lives)
+    """Make a library call `function` (of a ctypes prototype; the caller keeps it alive for as long as the process lives)
     where it imports `name`. Raises NoImportError."""
     found = list(_slots(library, name.encode()))
     if not found:

@@ -59,14 +59,14 @@ class Autocast:
         return before
 
     def leave(self, before: tuple[bool, torch.dtype]) -> None:
-        """Restores the state; the outermost exit drops the cache."""
+        """Restore the state; the outermost exit drops the cache."""
         self._nesting -= 1
         if self._nesting == 0:
             self._cache.clear()
         self._set(*before)
 
     def clear_cache(self) -> None:
-        """Drops the cast weights, as torch.clear_autocast_cache() does at any time."""
+        """Drop the cast weights, as torch.clear_autocast_cache() does at any time."""
         self._cache.clear()
 
     def _set(self, enabled: bool, dtype: torch.dtype) -> None:
@@ -91,14 +91,9 @@ class Autocast:
                 self._set(False, self.dtype)
 
     def _register(self, library: torch.library.Library) -> None:
+        float32 = self._float32_of_cuda
         tables = {
-            "cuda": (
-                lists.LOWER_PRECISION,
-                self._float32_of_cuda,
-                lists.FLOAT32_SET_DTYPE,
-                lists.PROMOTE,
-                lists.BANNED,
-            ),
+            "cuda": (lists.LOWER_PRECISION, float32, lists.FLOAT32_SET_DTYPE, lists.PROMOTE, lists.BANNED),
             "mps": (lists.MPS_LOWER_PRECISION, lists.MPS_FLOAT32, (), lists.MPS_PROMOTE, ()),
             "cpu": (lists.CPU_LOWER_PRECISION, lists.CPU_FLOAT32, (), lists.CPU_PROMOTE, ()),
         }[self._kind]
@@ -113,7 +108,7 @@ class Autocast:
                     library.impl(name, self._outside_autocast(policy(operator)), _KEY)
 
     def _register_torchvision(self, stack: ExitStack) -> None:
-        """torchvision's own operators, as torchvision/csrc/ops/autocast/*.cpp has them: in float32, the result as the input was."""
+        """Register torchvision's own operators as torchvision/csrc/ops/autocast has them: in float32, and back."""
         there = torch.ops.torchvision  # empty before torchvision is imported
         key = f"Autocast{self._kind.upper()}"
         names = [
@@ -145,16 +140,10 @@ class Autocast:
         return guarded
 
     def _lower_precision(self, operator: Any) -> Callable[..., Any]:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            return _call(operator, args, kwargs, lambda value: self.cast(self.dtype, value))
-
-        return kernel
+        return lambda *args, **kwargs: _call(operator, args, kwargs, lambda value: self.cast(self.dtype, value))
 
     def _float32(self, operator: Any) -> Callable[..., Any]:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            return _call(operator, args, kwargs, lambda value: self.cast(torch.float32, value))
-
-        return kernel
+        return lambda *args, **kwargs: _call(operator, args, kwargs, lambda value: self.cast(torch.float32, value))
 
     def _float32_set_dtype(self, operator: Any) -> Callable[..., Any]:
         position = next(i for i, a in enumerate(operator._schema.arguments) if a.name == "dtype")
@@ -286,7 +275,7 @@ _fallbacks: list[torch.library.Library] = []
 
 
 def _fall_through_elsewhere() -> None:
-    """Makes operators without an autocast rule pass the key by: once a process, as PyTorch does for the keys that it uses."""
+    """Make operators without an autocast rule pass the key by: once a process, as PyTorch does for the keys that it uses."""
     if not _fallbacks and not torch._C._dispatch_has_backend_fallback(torch._C.DispatchKey.AutocastIPU):
         library = torch.library.Library("_", "IMPL")
         library.fallback(torch.library.fallthrough_kernel, _KEY)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sizer.tracing.values import stand_ins
+from sizer.tracing.values import indexing
 from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten
@@ -58,11 +58,6 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Non-overlapping and dense, as TensorImpl::is_non_overlapping_and_dense says it."""
-    return torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
-
-
 def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """`old + new` of two gradients, done in place where the engine would."""
     old, new = args[0], args[1]
@@ -70,7 +65,11 @@ def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
         return NotImplemented
     if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
         return NotImplemented
-    if old._use_count() > recorder.engine_use_count or not recorder.is_unshared(old) or not _is_dense(old):
+    if (
+        old._use_count() > recorder.engine_use_count
+        or not recorder.is_unshared(old)
+        or not _aten.is_non_overlapping_and_dense.default(old)
+    ):
         return NotImplemented
     recorder.values.forget(old)
     return old  # which add_ would leave as it is
@@ -89,8 +88,8 @@ def _write_into_zeros(in_place: Any) -> Any:
 def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
     if in_backward() and recorder.is_unshared(args[0]):
-        return stand_ins.masked_index(recorder, _aten.index_put_.default, args, kwargs)
-    return stand_ins.masked_index(recorder, func, args, kwargs)
+        return indexing.masked_index(recorder, _aten.index_put_.default, args, kwargs)
+    return indexing.masked_index(recorder, func, args, kwargs)
 
 
 HANDLERS = {

@@ -20,7 +20,7 @@ class Optimizers:
         self.optimizers = optimizers
 
     def zero_grad(self) -> None:
-        """Drops the gradients."""
+        """Drop the gradients."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 

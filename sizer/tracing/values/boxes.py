@@ -18,9 +18,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sizer.tracing.values.handler import Handler, HandlerContext
+from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
 from sizer.tracing.values.known import LARGEST_ASSUMED, KnownValues
-from sizer.tracing.values.stand_ins import involves_meta, note_assumption, on_meta
 
 KEPT = "non-maximum suppression of unknown boxes was taken to keep every box"
 MATCHED = "of boxes that nobody can know every fourth was taken to match an object"

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LARGEST_INTEGERS = (
-    2**26
-)  # elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take
+# Elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take.
+LARGEST_INTEGERS = 2**26
 LARGEST_FLOATS = 2**20  # likewise of a floating-point tensor: schedules, thresholds, anchors and their overlaps
 LARGEST_UNDEFINED = 2**12  # of an integer tensor made without values
 LARGEST_ASSUMED = 2**20  # of an integer or boolean tensor whose unknown values get stand-ins
@@ -64,14 +63,30 @@ def tensors_of(values: Any) -> list[Tensor]:
     return found
 
 
+class StorageSet:
+    """Tensors by their storages, for as long as these live."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Add the tensor's storage."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._references[key] = weakref.ref(storage, lambda _: self._references.pop(key, None))
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._references
+
+
 class KnownValues:
     """The real twins of meta storages, by the storage's address."""
 
     def __init__(self) -> None:
         self._twins: dict[int, tuple[torch.UntypedStorage, weakref.ref]] = {}
-        self._likely: dict[int, weakref.ref] = {}
-        self._unlikely: dict[int, weakref.ref] = {}
-        self._lost: dict[int, weakref.ref] = {}
+        self.expected_true = StorageSet()  # results of `all()`: though unknown, surely meant to be True
+        self.expected_false = StorageSet()  # asked for `any()`: though unknown, taken to hold no True
+        self.lost = StorageSet()  # integers that were made from data in C++, which drops it on every meta device
         self._assumed: dict[int, str] = {}
         self._traits: dict[Any, tuple[bool, bool]] = {}
 
@@ -86,7 +101,7 @@ class KnownValues:
         return real.set_(twin[0], tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def remember(self, tensor: Tensor, real: Tensor) -> None:
-        """Notes that the meta tensor, which owns its whole storage, holds the values of `real` (same shape and dtype)."""
+        """Note that the meta tensor, which owns its whole storage, holds the values of `real` (same shape and dtype)."""
         storage = tensor.untyped_storage()
         if (
             real.stride() != tensor.stride()
@@ -104,7 +119,7 @@ class KnownValues:
         self._twins[key] = (twin, weakref.ref(storage, lambda _: self._drop(key)))
 
     def keep(self, module: nn.Module) -> None:
-        """Leaves the known values of the module's small buffers with it, for another trace to `recall`."""
+        """Leave the known values of the module's small buffers with it, for another trace to `recall`."""
         kept = module.__dict__.setdefault(_KEPT, _Kept()).values
         for name, buffer in module.named_buffers():
             largest = LARGEST_KEPT_FLOATS if buffer.dtype.is_floating_point else LARGEST_KEPT_INTEGERS
@@ -112,14 +127,14 @@ class KnownValues:
                 kept[name] = real.clone()
 
     def recall(self, module: nn.Module) -> None:
-        """Remembers the values that `keep` left with the module, in the dtypes that its buffers have now."""
+        """Remember the values that `keep` left with the module, in the dtypes that its buffers have now."""
         for name, real in getattr(module.__dict__.get(_KEPT), "values", {}).items():
             buffer = module.get_buffer(name)
             if buffer.shape == real.shape and buffer.is_contiguous():
                 self.remember(buffer, real.to(buffer.dtype, copy=True))
 
     def assume(self, tensor: Tensor, real: Tensor, text: str) -> None:
-        """Remembers `real` as a stand-in for unknown values; `text` says so to whoever comes to depend on it.
+        """Remember `real` as a stand-in for unknown values; `text` says so to whoever comes to depend on it.
 
         The tensor may be a part of its storage (one half of a split); the rest of it is then taken as zeros.
         """
@@ -140,43 +155,13 @@ class KnownValues:
         return next((text for text in texts if text is not None), None)
 
     def forget(self, tensor: Tensor) -> None:
-        """Notes that the tensor's values are unknown from here on."""
+        """Note that the tensor's values are unknown from here on."""
         if tensor.device.type == "meta":
             self._drop(tensor.untyped_storage()._cdata)
 
     def _drop(self, key: int) -> None:
         self._twins.pop(key, None)
         self._assumed.pop(key, None)
-
-    def expect_true(self, tensor: Tensor) -> None:
-        """Notes that the tensor's value, though unknown, is surely meant to be True: the result of an `all()`."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._likely[key] = weakref.ref(storage, lambda _: self._likely.pop(key, None))
-
-    def expect_false(self, tensor: Tensor) -> None:
-        """Notes that of the tensor's values, though unknown, none is True: somebody asked for `any()` and was told so."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._unlikely[key] = weakref.ref(storage, lambda _: self._unlikely.pop(key, None))
-
-    def is_expected_false(self, tensor: Tensor) -> bool:
-        """Whether `expect_false` was said of the tensor."""
-        return tensor.untyped_storage()._cdata in self._unlikely
-
-    def is_expected_true(self, tensor: Tensor) -> bool:
-        """Whether `expect_true` was said of the tensor."""
-        return tensor.untyped_storage()._cdata in self._likely
-
-    def lose(self, tensor: Tensor) -> None:
-        """Notes that the integers which the tensor was made from in C++ were dropped, as on every meta device."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._lost[key] = weakref.ref(storage, lambda _: self._lost.pop(key, None))
-
-    def is_lost(self, tensor: Tensor) -> bool:
-        """Whether `lose` was said of the tensor and its values are unknown still."""
-        return tensor.untyped_storage()._cdata in self._lost and self.get(tensor) is None
 
     def all_known(self, tensors: list[Tensor]) -> bool:
         """Whether every one of the tensors has known values."""
@@ -190,7 +175,7 @@ class KnownValues:
         return func(*real_args, **real_kwargs)
 
     def follow(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-        """Keeps the twins in step with an operator that has just run on meta tensors."""
+        """Keep the twins in step with an operator that has just run on meta tensors."""
         traits = self._traits.get(func)
         if traits is None:
             traits = self._traits[func] = (func._schema.is_mutable, _is_unpredictable(func))
@@ -229,7 +214,7 @@ class KnownValues:
                     self._assumed[tensor.untyped_storage()._cdata] = text
 
     def _follow_filled(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-        """`full_like` and its like take nothing but the shape of a tensor whose values are unknown."""
+        """Remember the values of `full_like` and its like, which take nothing but the shape of a tensor of unknown values."""
         fill = _FILLED.get(func)
         if fill is None or out.device.type != "meta":
             return
@@ -239,7 +224,7 @@ class KnownValues:
                 self.remember(out, torch.full(out.shape, value, dtype=out.dtype, device="cpu"))
 
     def _follow_undefined(self, func: Any, out: Any) -> None:
-        """Integers of `empty` are known as zeros: code writes them element by element before it reads them."""
+        """Remember integers of `empty` as zeros: code writes them element by element before it reads them."""
         if func in _UNDEFINED and isinstance(out, Tensor) and out.device.type == "meta":
             fresh = out.untyped_storage()._cdata not in self._twins
             if fresh and not out.dtype.is_floating_point and out.numel() <= LARGEST_UNDEFINED:

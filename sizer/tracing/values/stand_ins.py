@@ -12,42 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.values.handler import Handler, HandlerContext
+from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
+from sizer.tracing.values.indexing import found_places
 from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
-from sizer.versions import installed_version
 
 NONZERO = "nonzero of unknown values was taken to find every element"
-PASSED = "of the boxes of unknown scores {} were taken to pass the threshold, as many as the model goes on with"
 FINITE = "unknown values were taken to be finite numbers"
-LISTED = "a list of numbers as an index was taken as 0, 1, 2, ..., since meta tensors do not keep it"
-EVERY = "an unknown boolean mask was taken to select every element"
 
 _aten = torch.ops.aten
-_LISTS_COME_UNSEEN = installed_version() < (2, 15)  # of the code that runs, whatever the device's rules
-
-
-def on_meta(real: Any, recorder: HandlerContext, assumption: str | None = None) -> Any:
-    """Meta tensors of the shapes of real results, their values remembered, as assumed ones where `assumption` says so."""
-    if isinstance(real, (list, tuple)):
-        return type(real)(on_meta(r, recorder, assumption) for r in real)
-    if not isinstance(real, Tensor):
-        return real
-    out = torch.empty(real.shape, dtype=real.dtype, device="meta")
-    if assumption is None:
-        recorder.values.remember(out, real.contiguous())
-    else:
-        recorder.values.assume(out, real.contiguous(), assumption)
-    return out
-
-
-def note_assumption(recorder: HandlerContext, tensors: list[Tensor]) -> None:
-    """Notes what the values of these tensors were assumed to be, now that something depends on them."""
-    if (text := recorder.values.assumption(tensors)) is not None:
-        recorder.stand_in(text)
-
-
-def involves_meta(args: tuple, kwargs: dict) -> bool:
-    return any(t.device.type == "meta" for t in tensors_of(args) + tensors_of(kwargs.values()))
 
 
 def scalar(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -61,7 +33,7 @@ def scalar(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
         return real.item()
     value: Any = 1.0 if tensor.dtype.is_floating_point else 0
     if tensor.dtype == torch.bool:
-        value = recorder.values.is_expected_true(tensor)
+        value = tensor in recorder.values.expected_true
     recorder.stand_in(f"the value of a tensor was taken as {value}")
     return value
 
@@ -74,8 +46,8 @@ def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     unknown = out.device.type == "meta" and recorder.values.get(out) is None
-    if unknown and not recorder.values.is_expected_false(args[0]):
-        recorder.values.expect_true(out)
+    if unknown and args[0] not in recorder.values.expected_false:
+        recorder.values.expected_true.add(out)
     return out
 
 
@@ -84,7 +56,7 @@ def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> An
     out = func(*args, **kwargs)
     recorder.values.follow(func, args, kwargs, out)
     if args[0].device.type == "meta" and recorder.values.get(out) is None:
-        recorder.values.expect_false(args[0])
+        recorder.values.expected_false.add(args[0])
     return out
 
 
@@ -127,7 +99,7 @@ def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dic
         return torch.empty(shape, dtype=dtype, device="meta")
 
     if packet is _aten.nonzero:
-        return _found(recorder, tensor, NONZERO, apart=False)[0]
+        return found_places(recorder, tensor, NONZERO, apart=False)[0]
     if packet is _aten.masked_select:
         recorder.stand_in("masked_select with an unknown mask was taken to keep every element")
         return empty(tensor.numel(), dtype=tensor.dtype)
@@ -144,120 +116,6 @@ def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dic
         recorder.stand_in("repeat_interleave with unknown counts was taken to repeat once")
         return empty(tensor.numel())
     return func(*args, **kwargs)
-
-
-def _places(recorder: HandlerContext, mask: Tensor, writes: bool) -> list[Tensor]:
-    """A boolean or byte mask on meta as the integer indices that it stands for, one tensor for each of its dimensions.
-
-    Of an unknown mask all places, whose values are known only where they are read from: two unknown masks that are written
-    through, one after the other, hardly write to the same places.
-    """
-    real = recorder.values.get(mask)
-    if real is None:
-        places = _found(recorder, mask, EVERY)
-        return [torch.empty_like(place) for place in places] if writes else places
-    note_assumption(recorder, [mask])
-    count = int(real.count_nonzero())
-    return [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(mask.dim())]
-
-
-def _found(recorder: HandlerContext, mask: Tensor, text: str, apart: bool = True) -> list[Tensor]:
-    """The places that an unknown mask is taken to find: all, or the first ones where the recorder knows of a limit.
-
-    A tensor [count] for each of the mask's dimensions, or with `apart` False a single one [count, dimensions]. Their values are
-    known up to `LARGEST_ASSUMED` places.
-    """
-    count = mask.numel()
-    if recorder.mask_limit is not None and recorder.mask_limit < count:
-        count, text = recorder.mask_limit, PASSED.format(recorder.mask_limit)
-    recorder.stand_in(text)
-    shapes = [(count,)] * mask.dim() if apart else [(count, mask.dim())]
-    if count > LARGEST_ASSUMED:
-        return [torch.empty(shape, dtype=torch.int64, device="meta") for shape in shapes]
-    first = torch.arange(count, device="cpu")
-    places = [first] if mask.dim() == 1 else torch.unravel_index(first, mask.shape)
-    return on_meta(list(places) if apart else [torch.stack(places, dim=-1)], recorder, text)
-
-
-def _count_up(recorder: HandlerContext, tensor: Tensor, indices: list[Tensor | None]) -> None:
-    """Gives values to the index that stands for a list of numbers (`x[:, [0, 2, 1]]`), where those of `x` are known.
-
-    It is made in C++ below any dispatch and loses its data (indexing_tensor_from_data in torch/csrc/utils/tensor_new.cpp).
-    """
-    if recorder.values.get(tensor) is None:
-        return
-    for dim, index in enumerate(indices):
-        if index is not None and index.dim() == 1 and recorder.values.is_lost(index):
-            recorder.values.assume(index, torch.arange(index.numel(), device="cpu") % tensor.shape[dim], LISTED)
-
-
-def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
-    """Logs indices that stand for lists of numbers where they come straight from C++, as they do in PyTorch 2.11.
-
-    In 2.15 indexing_tensor_from_data ends in `lift_fresh`, which the recorder sees.
-    """
-    for index in indices:
-        if index is None or index.dtype != torch.int64 or index.dim() == 0 or not index.is_meta:
-            continue
-        if recorder.block_of(index) is None and recorder.values.get(index) is None:
-            recorder.see_new(index, "aten.lift_fresh.default")
-            recorder.values.lose(index)
-
-
-def lift_fresh(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """The last step of making a tensor from data. One that comes on meta was made in C++ and has lost the data."""
-    if args[0].device.type == "meta" and args[0].dtype == torch.int64 and recorder.values.get(args[0]) is None:
-        recorder.values.lose(args[0])
-    return NotImplemented
-
-
-def _is_mask(index: Tensor | None) -> bool:
-    return index is not None and index.dtype in (torch.bool, torch.uint8) and index.device.type == "meta"
-
-
-def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-    """Indexing with boolean masks: the number of selected elements comes from the known mask.
-
-    All known: the whole operator runs on its values, so that results stay known.
-    """
-    if not involves_meta(args, kwargs):
-        return func(*args, **kwargs)
-    if _LISTS_COME_UNSEEN:
-        _see_lists(recorder, args[1])
-    writes = func._schema.is_mutable or func.overloadpacket is _aten.index_put
-    if not writes:
-        _count_up(recorder, *args[:2])
-    tensors = tensors_of(args)
-    if not writes and len(tensors) > 1 and recorder.values.all_known(tensors):
-        note_assumption(recorder, [index for index in args[1] if index is not None])
-        return on_meta(recorder.values.run(func, args, kwargs), recorder, recorder.values.assumption(tensors))
-    parts = [_places(recorder, index, writes) if _is_mask(index) else [index] for index in args[1]]
-    indices = [part for places in parts for part in places]
-    if writes:
-        values = args[2]
-        if values.numel() != 1 and any(map(_is_mask, args[1])):
-            # the shape of `values` follows the true mask; on meta only the sizes of what is written matter
-            values = values.new_empty(())
-        out = func(args[0], indices, values, *args[3:], **kwargs)
-        recorder.values.follow(func, args, kwargs, out)
-        return out
-    args = (args[0], indices, *args[2:])
-    out = _rows(args[0], indices) if len(indices) == 1 else None
-    out = func(*args, **kwargs) if out is None else out
-    recorder.values.follow(func, args, kwargs, out)
-    return out
-
-
-def _rows(tensor: Tensor, indices: list[Tensor]) -> Tensor | None:
-    """Rows of a contiguous tensor [N, ..] by their numbers [K]: [K, ..], without the meta kernel, which is slow; else None."""
-    rows = indices[0]
-    if rows is None or rows.dim() != 1 or rows.dtype != torch.int64 or tensor.device.type != "meta":
-        return None
-    return (
-        torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
-        if tensor.is_contiguous()
-        else None
-    )
 
 
 def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -321,7 +179,6 @@ HANDLERS: dict[Any, Handler] = {
     _aten.copy_.default: copy,
     _aten.equal.default: equal,
     _aten.allclose.default: equal,
-    _aten.lift_fresh.default: lift_fresh,
     _aten.nonzero.default: from_values,
     _aten.masked_select.default: from_values,
     _aten._unique2.default: from_values,
@@ -329,9 +186,6 @@ HANDLERS: dict[Any, Handler] = {
     _aten.unique_dim.default: from_values,
     _aten.bincount.default: from_values,
     _aten.repeat_interleave.Tensor: from_values,
-    _aten.index.Tensor: masked_index,
-    _aten.index_put_.default: masked_index,
-    _aten._index_put_impl_.default: masked_index,
     _aten._to_copy.default: to_host,
     _aten.isnan.default: not_a_number,
     _aten.isinf.default: infinite,
