@@ -22,7 +22,7 @@ import sizer
 PROJECT = Path(sizer.__file__).parent.parent
 
 GROUND = ("errors", "units", "versions")
-QUERY = (*GROUND, "catalogue", "config_json", "request")
+QUERY = (*GROUND, "config_json", "catalogue", "query_values", "request")
 BUILT = (*QUERY, "memory", "architecture")
 ESTIMATED = (*BUILT, "tracing", "estimator")
 PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
@@ -32,9 +32,10 @@ SHOWS = (*QUERY, "memory", "placement", "processes", *PLAIN_DEVICE, "device.tria
 ROOMS = {
     **dict.fromkeys(GROUND, ()),
     "processes": ("errors", "units"),
-    "catalogue": GROUND,
     "config_json": GROUND,
-    "request": (*GROUND, "catalogue", "config_json"),
+    "catalogue": (*GROUND, "config_json"),
+    "query_values": GROUND,
+    "request": (*GROUND, "config_json", "catalogue", "query_values"),
     "memory": (*GROUND, "catalogue"),
     "architecture": (*QUERY, "memory"),
     "tracing": (*GROUND, "catalogue", "memory", "architecture"),
