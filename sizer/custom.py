@@ -117,11 +117,12 @@ def size_step(
 def _report(
     tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, device: Device, optimizer: str | None = None
 ) -> Report:
+    tapes = {dtype: TapeFamily(exact=(tape,))}
     return build_report(
         query="",
         versions=versions(),
         census=census,
-        tapes={dtype: TapeFamily(exact=(tape,))},
+        tapes=tapes,
         oracle=size_oracle_of(gpu),
         batches=[tape.batch],
         gpu=gpu,
@@ -129,7 +130,7 @@ def _report(
         cautions=cautions(device, gpu),
         target=target(device),
         assumptions=tuple(device.choices),
-        explanation=explain(device, dtypes=[dtype], optimizer=optimizer if MODES[mode].trains else None, gpu=gpu),
+        explanation=explain(device, tapes=tapes, optimizer=optimizer if MODES[mode].trains else None, gpu=gpu),
         formulas=formulas(device, gpu),
     )
 

@@ -138,11 +138,12 @@ def _explanation(job: _Job, tapes: dict[str, TapeFamily]) -> Explanation:
     request = job.request
     return explain(
         job.device,
-        dtypes=[dtype for dtype in request.dtypes if dtype in tapes],
+        tapes={dtype: tapes[dtype] for dtype in request.dtypes if dtype in tapes},
         optimizer=request.optimizer if MODES[request.mode].trains else None,
         implementation=request.optimizer_impl,
         same=job.same,
         gpu=job.gpu,
+        expandable_segments=request.expandable_segments,
     )
 
 

@@ -6,9 +6,7 @@ from array import array
 from typing import Protocol
 
 from sizer.catalogue.gpus import Backend
-from sizer.memory.cuda import CudaCache
-from sizer.memory.expandable import ExpandableCache
-from sizer.memory.mps import MpsHeaps
+from sizer.memory import cuda, expandable, mps
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import Replay, Timeline, read_timeline
 
@@ -50,12 +48,25 @@ def replay_events(
     if expandable_segments and backend != "cuda":
         raise ValueError(f"expandable_segments was asked for on {backend!r}; only 'cuda' has it: leave it False")
     if backend == "cuda":
-        return _fill(tape, ExpandableCache(capacity_bytes) if expandable_segments else CudaCache(capacity_bytes))
+        return _fill(
+            tape, expandable.ExpandableCache(capacity_bytes) if expandable_segments else cuda.CudaCache(capacity_bytes)
+        )
     if backend == "mps":
-        return _fill(tape, MpsHeaps(capacity_bytes))
+        return _fill(tape, mps.MpsHeaps(capacity_bytes))
     if backend == "cpu":
         return _fill(tape, PlainMemory(capacity_bytes))
     raise ValueError(f"backend was {backend!r}; allowed are 'cuda', 'mps' and 'cpu'")
+
+
+def describe(backend: Backend, *, expandable_segments: bool = False) -> tuple[str, ...]:
+    """How the allocator of a backend works, in words with its own constants."""
+    if backend == "cuda":
+        return expandable.describe() if expandable_segments else cuda.describe()
+    return (
+        mps.describe()
+        if backend == "mps"
+        else ("the plain sum of tensor bytes: the CPU's allocator keeps nothing back",)
+    )
 
 
 class PlainMemory:

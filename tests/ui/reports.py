@@ -6,8 +6,9 @@ from array import array
 
 from sizer.catalogue.gpus import GPUS
 from sizer.memory.affine import AffineTape
+from sizer.memory.allocator import describe
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
-from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, KernelUse
+from sizer.memory.explanation import Explanation, KernelUse
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import CATEGORIES
@@ -27,9 +28,9 @@ EXPLANATION = Explanation(
         KernelUse(operator="batch norm", kernel="cuDNN", why="float32, training", dtypes=("float32",), modules=53),
         KernelUse(operator="optimizer", kernel="foreach", why="adamw", dtypes=("float32", "bfloat16"), modules=0),
     ),
-    exact=EXACT,
-    modelled=MODELLED["cuda"],
-    allocator=ALLOCATOR["cuda"],
+    exact=("weights: the tensors themselves",),
+    modelled=("workspaces of convolutions: modelled",),
+    allocator=describe("cuda"),
 )
 
 
