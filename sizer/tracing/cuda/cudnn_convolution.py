@@ -51,7 +51,7 @@ _POINTWISE = (8, 256, 56, 56, 8, 64, 56, 56, 64, 256, 1, 1, 0, 0, 1, 1, 1, 1, 0,
 def without_cublaslt() -> str | None:
     """Why engines that use cuBLASLt are not among those that cuDNN chooses from, in words; None where they are.
 
-    The question that tells is also the first one of a process, about a device with TF32: cuDNN remembers from the first device
+    The query that tells is also the first one of a process, about a device with TF32: cuDNN remembers from the first device
     that it is asked about whether TF32 is to be had, and would deny it to later ones (seen in 9.19 and 9.26).
     """
     interposed = cudnn.interposer()
