@@ -50,3 +50,12 @@ def test_a_figure_that_is_stale_is_replaced() -> None:
 
 def test_text_around_the_examples_stays() -> None:
     assert renewed("# Sizer\n\n```\npip install x\n```\n") == "# Sizer\n\n```\npip install x\n```\n"
+
+
+def test_where_to_change_names_files_that_are_there_and_few() -> None:
+    rows = TEXT.split("## Where do I change …?")[1].split("\n## ")[0].splitlines()[4:-1]
+    assert len(rows) >= 10
+    for row in rows:
+        named = re.findall(r"`([\w/]+(?:\.py|/))`", row)
+        assert 1 <= len(named) <= 4, row
+        assert [name for name in named if not (README.parent / name).exists()] == []
