@@ -17,37 +17,21 @@ class NotAffineError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffineTape:
-    """A tape whose sizes are `constant[i] + per_item[i] * batch` bytes; the other columns are those of Tape.
+    """A tape whose sizes are `constant[i] + per_item[i] * batch` bytes; all else is that of `tape`, the first of the two traces.
 
-    `size_queries` are those whose answers are on no line; the line of their blocks is a model. `resolved` are blocks whose line
-    goes through answers (see `settle`).
+    `size_queries` are those whose answers are on no line; the line of their blocks is a model.
     """
 
     fitted_at: tuple[int, int]
-    order: array[int]
+    tape: Tape
     constant: array[int]
     per_item: array[int]
-    categories: bytes
-    ops: array[int]
-    modules: array[int]
-    op_names: tuple[str, ...]
-    module_names: tuple[str, ...]
-    marks: tuple[tuple[int, str], ...]
-    stand_ins: tuple[str, ...] = ()
     size_queries: tuple[AffineSizeQuery, ...] = ()
-    resolved: frozenset[int] = frozenset()
-    second_forward: int | None = None
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> AffineTape:
         """The tape whose size queries name another dtype."""
-        return replace(
-            self, size_queries=tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
-        )
-
-    def describe(self, block: int) -> str:
-        """The op and module that allocated a block, as text for messages."""
-        module = self.module_names[self.modules[block]]
-        return f"{self.op_names[self.ops[block]]} in {module or 'the root module'} (block {block})"
+        queries = tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
+        return replace(self, tape=self.tape.with_dtype(dtype, instead_of=instead_of), size_queries=queries)
 
     def at(self, batch: int) -> Tape:
         """The tape (bytes per block) of the same work at another batch size, its size queries not resolved.
@@ -63,32 +47,19 @@ class AffineTape:
         if sizes and min(sizes) < 0:
             block = sizes.index(min(sizes))
             raise NotAffineError(
-                f"{self.describe(block)} would need {sizes[block]} bytes at batch {batch} "
+                f"{self.tape.describe(block)} would need {sizes[block]} bytes at batch {batch} "
                 f"({self.constant[block]} + {self.per_item[block]}*batch); sizes are 0 bytes or more: "
                 f"trace batch {batch} by itself"
             )
-        return Tape(
-            batch=batch,
-            order=self.order,
-            sizes=array("q", sizes),
-            categories=self.categories,
-            ops=self.ops,
-            modules=self.modules,
-            op_names=self.op_names,
-            module_names=self.module_names,
-            marks=self.marks,
-            stand_ins=self.stand_ins,
-            size_queries=tuple([query.at(batch) for query in self.size_queries]),
-            resolved=self.resolved,
-            second_forward=self.second_forward,
-        )
+        queries = tuple([query.at(batch) for query in self.size_queries])
+        return replace(self.tape, batch=batch, sizes=array("q", sizes), size_queries=queries)
 
     def settle(self, low: int, high: int, oracle: SizeOracle) -> AffineTape:
         """The tape with lines through the oracle's answers at two batch sizes; they never fall below 0 bytes.
 
         An approximation by which a search can go before it asks for the true sizes. A query that has no answer stays one.
         """
-        constant, per_item, resolved, unknown = self.constant[:], self.per_item[:], set(self.resolved), []
+        constant, per_item, resolved, unknown = self.constant[:], self.per_item[:], set(self.tape.resolved), []
         for query in self.size_queries:
             first, second = (oracle(one.kind, one.words, one.numbers) for one in (query.at(low), query.at(high)))
             if first is None or second is None:
@@ -98,9 +69,8 @@ class AffineTape:
             resolved.update(query.blocks)
             for block in query.blocks:
                 constant[block], per_item[block] = max(0, second - slope * high), slope
-        return replace(
-            self, constant=constant, per_item=per_item, resolved=frozenset(resolved), size_queries=tuple(unknown)
-        )
+        tape = replace(self.tape, resolved=frozenset(resolved), size_queries=tuple(query.at(low) for query in unknown))
+        return replace(self, tape=tape, constant=constant, per_item=per_item, size_queries=tuple(unknown))
 
     def check(self, third: Tape) -> None:
         """None where a third trace (or its beginning) is predicted to the byte, its size queries to the number.
@@ -161,18 +131,10 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
         raise NotAffineError(f"{error}: trace each batch by itself") from error
     return AffineTape(
         fitted_at=(first.batch, second.batch),
-        order=first.order,
+        tape=replace(first, stand_ins=tuple(dict.fromkeys(first.stand_ins + second.stand_ins))),
         constant=array("q", [size - slope * first.batch for size, slope in zip(first.sizes, slopes, strict=True)]),
         per_item=array("q", slopes),
-        categories=first.categories,
-        ops=first.ops,
-        modules=first.modules,
-        op_names=first.op_names,
-        module_names=first.module_names,
-        marks=first.marks,
-        stand_ins=tuple(dict.fromkeys(first.stand_ins + second.stand_ins)),
         size_queries=size_queries,
-        second_forward=first.second_forward,
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
-from sizer.memory.affine import AffineTape
 from sizer.memory.tape import CATEGORIES, Tape
 
 # Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
@@ -77,7 +76,7 @@ def gradients_kept(tape: Tape) -> Tape:
     return replace(tape, order=tape.order[:begin] + first + later + tape.order[end:])
 
 
-def modelled_blocks(tape: Tape | AffineTape) -> list[bool]:
+def modelled_blocks(tape: Tape) -> list[bool]:
     """Per block whether it is a workspace whose size is a model, no library's answer."""
     closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
     modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]

@@ -57,7 +57,7 @@ class TapeFamily:
             exact=tuple(tape.with_dtype(dtype, instead_of=instead_of) for tape in self.exact),
         )
 
-    def tapes(self) -> Iterator[AffineTape | Tape]:
+    def tapes(self) -> Iterator[Tape]:
         """Every tape that the family is made of."""
-        yield from (line for _, line in self.lines)
+        yield from (line.tape for _, line in self.lines)
         yield from self.exact

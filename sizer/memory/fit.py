@@ -245,9 +245,9 @@ def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> i
 
 
 def _line_bound(line: AffineTape, capacity: int, *, with_modelled: bool) -> int:
-    counted = [with_modelled or not modelled for modelled in modelled_blocks(line)]
-    constants = running_bytes(line.order, [a * keep for a, keep in zip(line.constant, counted, strict=True)])
-    slopes = running_bytes(line.order, [b * keep for b, keep in zip(line.per_item, counted, strict=True)])
+    counted = [with_modelled or not modelled for modelled in modelled_blocks(line.tape)]
+    constants = running_bytes(line.tape.order, [a * keep for a, keep in zip(line.constant, counted, strict=True)])
+    slopes = running_bytes(line.tape.order, [b * keep for b, keep in zip(line.per_item, counted, strict=True)])
     bound = LARGEST_BATCH
     for constant, slope in zip(constants, slopes, strict=True):
         if constant + slope * bound > capacity:

@@ -11,7 +11,7 @@ from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
 from sizer.memory.explanation import Explanation, KernelUse
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
-from sizer.memory.tape import CATEGORIES
+from sizer.memory.tape import CATEGORIES, Tape
 from sizer.request import Request, format_query
 
 MIB = 2**20
@@ -159,11 +159,10 @@ class _Script:
 
     def tape(self) -> AffineTape:
         ops, modules = (tuple(dict.fromkeys(names)) for names in zip(*self._places, strict=True))
-        return AffineTape(
-            fitted_at=(2, 3),
+        tape = Tape(
+            batch=2,
             order=self._order,
-            constant=self._constant,
-            per_item=self._per_item,
+            sizes=array("q", [a + 2 * b for a, b in zip(self._constant, self._per_item, strict=True)]),
             categories=bytes(self._categories),
             ops=array("l", [ops.index(op) for op, _ in self._places]),
             modules=array("l", [modules.index(module) for _, module in self._places]),
@@ -171,3 +170,4 @@ class _Script:
             module_names=modules,
             marks=tuple(self._marks),
         )
+        return AffineTape(fitted_at=(2, 3), tape=tape, constant=self._constant, per_item=self._per_item)
