@@ -6,7 +6,7 @@ import streamlit as st
 
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
-from sizer.memory.estimate import Estimate
+from sizer.memory.estimate import Estimate, has_range
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
@@ -89,7 +89,7 @@ def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
         )
         _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", PEAK_KINDS["reserved"].help)
         _metric("Process", estimate.process_bytes, f"{low} to {high}", PEAK_KINDS["process"].help)
-        _show_largest(largest_batch(report, estimate.dtype))
+        _show_largest(largest_batch(report, estimate.dtype), estimate)
         _show_parameters(report)
 
 
@@ -103,12 +103,14 @@ def show_counts(report: Report) -> None:
         _metric("As built", model.parameter_bytes + model.buffer_bytes, "parameters and buffers")
 
 
-def _show_largest(row: MaxBatch | None) -> None:
+def _show_largest(row: MaxBatch | None, estimate: Estimate) -> None:
     sure, possible = (row.batch, row.possible_batch) if row else (None, None)
     if possible and possible != sure:
         below = f"perhaps up to {possible:,}"
+    elif sure and row and row.reason:
+        below = "of those tried"
     elif sure:
-        below = "of those tried" if row and row.reason else "for sure"
+        below = "for sure" if has_range(estimate) else "no range is known here"
     else:
         below = "does not fit"
     _say("Largest batch that fits", f"{sure:,}" if sure else "–", below)

@@ -20,7 +20,7 @@ from sizer.ui.scale import GIBIBYTES, scale_for
 LARGEST = "Largest batch"
 LEGEND = (
     "✓ fits, ? may or may not fit, ✕ does not fit. "
-    "The largest batch: up to the first number for sure, to the second perhaps."
+    "The largest batch: the first number fits at either end of the range, the second at its low end."
 )
 HEADINGS = [
     {"selector": "th.col_heading", "props": "text-align: right !important"},
