@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -167,15 +168,17 @@ def _holds_tensors(value: object) -> bool:
 @contextmanager
 def repeatable() -> Iterator[None]:
     """Random numbers from fixed seeds and no garbage collection in between, so that two traces differ in sizes alone."""
-    enabled, state = gc.isenabled(), random.getstate()
+    enabled, state, numpys = gc.isenabled(), random.getstate(), np.random.get_state()
     gc.disable()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             random.seed(0)
+            np.random.seed(0)  # transformers' masks over speech
             yield
     finally:
         random.setstate(state)
+        np.random.set_state(numpys)
         if enabled:
             gc.enable()
 

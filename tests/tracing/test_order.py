@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.trace import repeatable
 from tests.tracing.estimates import QUESTIONS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -107,3 +110,17 @@ def test_a_module_keeps_its_own_loader(lazy_module: str) -> None:
     assert module.__loader__ is module.__spec__.loader
     assert type(module.__loader__).__name__ == "SourceFileLoader"
     assert sys.meta_path == finders
+
+
+@pytest.mark.parametrize(
+    "draw", [np.random.random, random.random, lambda: float(torch.rand(()))], ids=["numpy", "random", "torch"]
+)
+def test_random_numbers_are_the_same_in_every_trace(draw: Callable[[], float]) -> None:
+    # transformers masks speech with NumPy's numbers, drops layers with PyTorch's and Python's
+    before = np.random.get_state()[1].tolist()
+    drawn = []
+    for _ in range(2):
+        with repeatable():
+            drawn.append([draw(), draw()])
+    assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
+    assert np.random.get_state()[1].tolist() == before
