@@ -202,7 +202,8 @@ def _family(
     try:
         line = _affine(at, FITTED_AT)
         if job.exceptional is None:
-            job.exceptional = _is_exceptional(line, at, one if job.one_is_possible else None)
+            checked = one if 1 in batches else lambda: at(1, short=True)
+            job.exceptional = _is_exceptional(line, at, checked if job.one_is_possible else None)
         exceptional = job.one_is_possible and (job.exceptional or job.device.differs_at_one)
         lines = [(1, line)]
         if (beyond := job.device.changes_at) is not None:
