@@ -1,12 +1,12 @@
-"""Size a model: the question on the left, the answer on the right."""
+"""Size a model: the request on the left, its report on the right."""
 
 import streamlit as st
 
 from sizer.errors import SizerError
 from sizer.ui import form, links, remarks, service
-from sizer.ui.answer import show_answer
+from sizer.ui.report import show_report
 
-names = service.torchvision_names()
+names = service.listed_names()
 if link := links.follow_link():
     form.fill(link.request)
 
@@ -19,9 +19,9 @@ try:
         st.stop()
     remarks.show_link_refusals(links.keep_address(request))
     if report := service.report_on(request):
-        show_answer(request, report)
+        show_report(request, report)
 except SizerError as error:
     remarks.show_error(error)
 
 if not names:
-    service.await_torchvision_names()
+    service.await_names()

@@ -9,7 +9,7 @@ from sizer.ui.links import leave_address
 
 frame.need_frame("ledger")
 leave_address()
-st.title("Every estimate that was held against a real device", anchor=False)
+st.title("Every measurement beside its estimate", anchor=False)
 try:
     show_ledger()
 except SizerError as error:

@@ -1,4 +1,4 @@
-"""Measure: the same question, run on a real device, beside its estimate."""
+"""Measure: the same request, run on a real device, beside its estimate."""
 
 import streamlit as st
 
@@ -7,15 +7,15 @@ from sizer.ui import form, frame, links, remarks, service
 from sizer.ui.measure import TITLES, show_measure
 
 frame.need_frame("measure")
-names = service.torchvision_names()
+names = service.listed_names()
 if link := links.follow_link("measure"):
     form.fill(link.request)
 
 try:
     with st.sidebar:
-        st.title("What is to be measured?", anchor=False)
+        st.title("What should be measured?", anchor=False)
         request = form.ask(names, for_device=False)
-    st.title("Hold the estimate against a real device", anchor=False)
+    st.title("Measure it on a real device", anchor=False)
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()
@@ -25,4 +25,4 @@ except SizerError as error:
     remarks.show_error(error, TITLES)
 
 if not names:
-    service.await_torchvision_names()
+    service.await_names()

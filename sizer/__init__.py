@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from sizer.versions import SIZER
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sizer.device.placement.placement import Placement
     from sizer.memory.report import Report
+    from sizer.placement.report import PlacementReport
 
+__version__ = SIZER
 __all__ = ["check_placement", "estimate", "size_module", "size_step"]
-__version__ = "0.1.0"
 
 
 def estimate(query: str) -> Report:
@@ -31,11 +33,12 @@ def estimate(query: str) -> Report:
 
     *Known limitations*: no limits and no sandbox; the app and the command line run this in a child process instead.
     """
-    from sizer.architecture.ingest import read_config
+    from sizer.catalogue.sources import SOURCES
+    from sizer.config_json import read_config
     from sizer.request import parse_query
 
     request, config = parse_query(query), None
-    if request.source == "hub":
+    if SOURCES[request.source].fetched:
         from sizer.architecture.hub import fetch_config
 
         config = read_config(fetch_config(request.name, request.revision))
@@ -71,8 +74,8 @@ def size_step(
     return custom.size_step(setup, gpu=gpu, steps=steps, torch=torch)
 
 
-def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> Placement:
-    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.device.placement.rehearsal."""
-    from sizer.device.placement import rehearsal
+def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:
+    """A module's and its inputs' tensors by device and dtype, with the mistakes found; see sizer.placement.check."""
+    from sizer.placement import check
 
-    return rehearsal.check_placement(module, inputs)
+    return check.check_placement(module, inputs)

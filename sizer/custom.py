@@ -10,18 +10,21 @@ from torch import device as on_meta
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.census import take_census
-from sizer.errors import RequestError
+from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.errors import RefusedValueError, RequestError
 from sizer.estimator import cautions, target, versions
 from sizer.memory.census import Census
-from sizer.memory.gpus import GPUS, Gpu
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
-from sizer.request import MODES, OPTIMIZERS, read_torch
-from sizer.tracing.answers import answers_for
+from sizer.query_values import read_torch
+from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
-from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
 from sizer.tracing.watch import OnMeta, StepWatcher
 from sizer.versions import parse_version
@@ -60,7 +63,6 @@ def size_module(
     blueprint = Blueprint(
         name=getattr(factory, "__name__", "module"),
         class_name="",
-        source="python",
         build=factory,
         example=lambda batch, training: example,
         loss=lambda module, e: _loss_of(module(*e.args, **e.kwargs), module, loss),
@@ -115,18 +117,20 @@ def size_step(
 def _report(
     tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, device: Device, optimizer: str | None = None
 ) -> Report:
+    tapes = {dtype: TapeFamily(exact=(tape,))}
     return build_report(
         query="",
         versions=versions(),
         census=census,
-        tapes={dtype: {tape.batch: tape.ask(answers_for(gpu))}},
+        tapes=tapes,
+        oracle=size_oracle_of(gpu),
         batches=[tape.batch],
         gpu=gpu,
         mode=mode,
         cautions=cautions(device, gpu),
         target=target(device),
         assumptions=tuple(device.choices),
-        explanation=explain(device, dtypes=[dtype], optimizer=optimizer if mode == "training" else None, gpu=gpu),
+        explanation=explain(device, tapes=tapes, optimizer=optimizer if MODES[mode].trains else None, gpu=gpu),
         formulas=formulas(device, gpu),
     )
 
@@ -137,7 +141,14 @@ def _gpu(key: str) -> Gpu:
 
 
 def _device(gpu: Gpu, torch: str | None) -> Device:
-    return Device(gpu.backend, gpu.capability, version=None if torch is None else parse_version(read_torch(torch)))
+    return Device(gpu.backend, gpu.capability, version=None if torch is None else parse_version(_torch(torch)))
+
+
+def _torch(text: str) -> str:
+    try:
+        return read_torch(text)
+    except RefusedValueError as refused:
+        raise RequestError(refusals=[refused.at("torch", text)]) from None
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:
@@ -150,6 +161,6 @@ def _dtype(module: nn.Module) -> str:
 
 
 def _loss_of(output: object, module: nn.Module, loss: Callable[[object], Tensor] | None) -> Tensor:
-    from sizer.architecture.huggingface import stand_in_loss
+    from sizer.architecture.stand_in_loss import stand_in_loss
 
     return stand_in_loss(output, module) if loss is None else loss(output)

@@ -47,6 +47,18 @@ class Refusal:
         return fold(self.key, self.given, self.allowed, self.todo)
 
 
+class RefusedValueError(Exception):
+    """A value that its key of a query does not take; `at` makes the row of it that the user sees."""
+
+    def __init__(self, allowed: str, todo: str, given: str | None = None):
+        super().__init__(allowed)
+        self.allowed, self.todo, self.given = allowed, todo, given
+
+    def at(self, key: str, value: str) -> Refusal:
+        """The refusal of the value as that of a key."""
+        return Refusal(key=key, given=self.given or quote(value), allowed=self.allowed, todo=self.todo)
+
+
 class RequestError(SizerError):
     """The query was refused. `refusals` holds one row per refused key; the message joins them all."""
 

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 
 from torch import nn
 
-import sizer
 from sizer import versions as pytorch
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
+from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
+from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
 from sizer.memory.explanation import Explanation
-from sizer.memory.gpus import GPUS, Gpu
-from sizer.memory.questions import Answer
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
-from sizer.memory.tape import AffineTape, NotAffineError, Tape, fit_affine
+from sizer.memory.size_queries import SizeOracle
+from sizer.memory.tape import Tape
 from sizer.request import Request, format_query
-from sizer.tracing import builds
-from sizer.tracing.answers import answers_for, who_answers
-from sizer.tracing.convolution_cuda import CUDNN
-from sizer.tracing.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda import builds
+from sizer.tracing.cuda.convolution import CUDNN
+from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import convolutions, explain, formulas
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 
 FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
@@ -48,7 +51,7 @@ class _Job:
     gpu: Gpu
     device: Device
     progress: Progress
-    answer: Answer | None
+    oracle: SizeOracle | None
     exceptional: bool | None = None  # whether batch 1 is off the line, once known
     one_is_possible: bool = True
     same: dict[str, str] = field(default_factory=dict)  # dtypes that are not traced, and those that stand for them
@@ -77,13 +80,12 @@ def estimate_cell(
     (dtype,), (batch,) = request.dtypes, request.batches
     if not report.estimates:
         raise TraceError("the step cannot be traced", todo=report.failures.get(dtype) or "; ".join(report.notes))
-    tape = tapes[dtype]
-    return report, tape.at(batch) if isinstance(tape, AffineTape) else tape[batch]
+    return report, tapes[dtype].at(batch, size_oracle_of(gpu))
 
 
 def _answer(
     request: Request, config: dict | None, gpu: Gpu, report_progress: Progress
-) -> tuple[Report, dict[str, AffineTape | dict[int, Tape]]]:
+) -> tuple[Report, dict[str, TapeFamily]]:
     """The report of a request on a device, and its tapes by dtype."""
     if request.expandable_segments and gpu.backend != "cuda":
         raise RequestError(
@@ -97,14 +99,14 @@ def _answer(
     module = build_module(blueprint, checkpointing=request.checkpointing)
     census = take_census(module, name=blueprint.name)
     device = Device(gpu.backend, gpu.capability, version=request.torch and pytorch.parse_version(request.torch))
-    job = _Job(request, blueprint, module, gpu, device, report_progress, answers_for(gpu))
-    tapes: dict[str, AffineTape | dict[int, Tape]] = {}
+    job = _Job(request, blueprint, module, gpu, device, report_progress, size_oracle_of(gpu))
+    tapes: dict[str, TapeFamily] = {}
     failures: dict[str, str] = {}
     notes: list[str] = []
     batches = _possible_batches(job, notes)
     for dtype in _cheapest_first(request.dtypes):
         try:
-            tapes[dtype] = _tapes(job, dtype, batches, notes, tapes)
+            tapes[dtype] = _family(job, dtype, batches, notes, tapes)
         except TraceError as error:
             failures[dtype] = str(error)
     report_progress("replaying the allocator")
@@ -116,6 +118,7 @@ def _answer(
         batches=batches,
         gpu=gpu,
         mode=request.mode,
+        oracle=job.oracle,
         expandable_segments=request.expandable_segments,
         request={**_echo(request), "sequence_length": blueprint.sequence_length, "image_size": blueprint.image_size},
         failures=failures,
@@ -130,28 +133,25 @@ def _answer(
     return report, tapes
 
 
-def _explanation(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> Explanation:
+def _explanation(job: _Job, tapes: dict[str, TapeFamily]) -> Explanation:
     """The kernels and rules behind the tapes of a job; dtypes may share one."""
     request = job.request
     return explain(
         job.device,
-        dtypes=[dtype for dtype in request.dtypes if dtype in tapes],
-        optimizer=request.optimizer if request.mode == "training" else None,
+        tapes={dtype: tapes[dtype] for dtype in request.dtypes if dtype in tapes},
+        optimizer=request.optimizer if MODES[request.mode].trains else None,
         implementation=request.optimizer_impl,
         same=job.same,
         gpu=job.gpu,
+        expandable_segments=request.expandable_segments,
     )
 
 
-def _unanswered(job: _Job, tapes: dict[str, AffineTape | dict[int, Tape]]) -> tuple[str, ...]:
+def _unanswered(job: _Job, tapes: dict[str, TapeFamily]) -> tuple[str, ...]:
     """What to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
-    asks = any(question.kind == CUDNN for tape in tapes.values() for one in _every(tape) for question in one.questions)
-    answered = who_answers(job.gpu) is not None and without_cublaslt() is None
-    return (convolutions(job.gpu),) if asks and not answered else ()
-
-
-def _every(tape: AffineTape | dict[int, Tape]) -> tuple[AffineTape | Tape, ...]:
-    return (tape, *tape.exact) if isinstance(tape, AffineTape) else tuple(tape.values())
+    queries = (query for family in tapes.values() for tape in family.tapes() for query in tape.size_queries)
+    resolved = oracle_name(job.gpu) is not None and without_cublaslt() is None
+    return (convolutions(job.gpu),) if not resolved and any(query.kind == CUDNN for query in queries) else ()
 
 
 def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:
@@ -167,7 +167,8 @@ def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Mod
 
 def versions() -> dict[str, str]:
     """The versions that an answer depends on."""
-    return {"sizer": sizer.__version__, **{name: version(name) for name in ("torch", "torchvision", "transformers")}}
+    packages = ("torch", *(source.package for source in offered_sources()))
+    return {"sizer": pytorch.SIZER, **{name: version(name) for name in packages}}
 
 
 def target(device: Device) -> dict[str, str]:
@@ -182,14 +183,14 @@ def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
     return (*said, unsupported) if unsupported else said
 
 
-def _tapes(
-    job: _Job, dtype: str, batches: tuple[int, ...], notes: list[str], done: dict
-) -> AffineTape | dict[int, Tape]:
-    """One tape for all batch sizes, or where the work is not affine in the batch a tape for each that was asked for."""
+def _family(
+    job: _Job, dtype: str, batches: tuple[int, ...], notes: list[str], done: dict[str, TapeFamily]
+) -> TapeFamily:
+    """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
     request = job.request
-    if dtype == "float16" and isinstance(done.get("bfloat16"), AffineTape) and _halves_alike(job.device):
+    if dtype == "float16" and "bfloat16" in done and done["bfloat16"].lines and _halves_alike(job.device):
         job.same["float16"] = "bfloat16"
-        return done["bfloat16"].in_words({"bfloat16": "float16"})
+        return done["bfloat16"].with_dtype("float16", instead_of="bfloat16")
 
     work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
 
@@ -197,49 +198,51 @@ def _tapes(
         job.progress(f"tracing {dtype} at batch {batch}")
         return trace(job.blueprint, job.module, work, batch=batch, device=job.device, short=short)
 
-    one = cache(lambda: at(1, short=1 not in batches))
+    one = cache(lambda: at(1))
     try:
-        affine = _affine(at, job.answer)
+        line = _affine(at, FITTED_AT)
         if job.exceptional is None:
-            job.exceptional = _is_exceptional(affine, at, one if job.one_is_possible else None)
-        if (job.exceptional or job.device.differs_at_one) and 1 in batches and job.one_is_possible:
-            affine = replace(affine, exact=(one(),))
-        beyond = job.device.changes_at
-        if beyond is not None:  # the line holds up to there
-            affine = replace(affine, exact=(*affine.exact, *(at(batch) for batch in batches if batch >= beyond)))
+            checked = one if 1 in batches else lambda: at(1, short=True)
+            job.exceptional = _is_exceptional(line, at, checked if job.one_is_possible else None)
+        exceptional = job.one_is_possible and (job.exceptional or job.device.differs_at_one)
+        lines = [(1, line)]
+        if (beyond := job.device.changes_at) is not None:
+            lines.append((beyond, _affine(at, (beyond, beyond + 1))))
     except NotAffineError as error:
         notes.append(f"{dtype}: traced at each batch size by itself, because {error}")
-        return {batch: at(batch).ask(job.answer) for batch in batches}
+        return TapeFamily(exact=tuple(map(at, batches)))
     except TraceError:
         if batches != (1,):
             raise
-        return {1: at(1).ask(job.answer)}  # of a model that takes one sample at a time
-    return affine
+        return TapeFamily(exact=(one(),))  # of a model that takes one sample at a time
+    return TapeFamily(
+        lines=tuple(lines), exact=(one(),) if exceptional else (), smallest=1 if job.one_is_possible else FITTED_AT[0]
+    )
 
 
-def _affine(at: Callable[..., Tape], answer: Answer | None) -> AffineTape:
+def _affine(at: Callable[..., Tape], batches: tuple[int, int]) -> AffineTape:
     """The affine tape of two traces, the second cut short where the steps repeat each other.
 
     Else of two whole ones, both made anew: a module may keep something from the first step that it ever did.
     """
     try:
-        return fit_affine(at(FITTED_AT[0]), at(FITTED_AT[1], short=True), answer=answer)
+        return fit_affine(at(batches[0]), at(batches[1], short=True))
     except NotAffineError:
-        return fit_affine(*map(at, FITTED_AT), answer=answer)
+        return fit_affine(*map(at, batches))
 
 
-def _is_exceptional(affine: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
+def _is_exceptional(line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
     """Whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more ways.
 
     The check of the line at a third batch size comes with it. Raises NotAffineError where that fails.
     """
     if one is not None:
         try:
-            affine.check(one())
+            line.check(one())
             return False
         except NotAffineError:
             pass
-    affine.check(at(CHECKED_AT, short=True))
+    line.check(at(CHECKED_AT, short=True))
     return one is not None
 
 
@@ -249,7 +252,7 @@ def _possible_batches(job: _Job, notes: list[str]) -> tuple[int, ...]:
     Raises the model's own RequestError where nothing is left. Where there are no inputs at all, each dtype's trace says why.
     """
     try:
-        job.blueprint.example(1, job.request.mode == "training")
+        job.blueprint.example(1, MODES[job.request.mode].trains)
     except TraceError:
         return job.request.batches
     except RequestError as error:

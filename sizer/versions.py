@@ -1,4 +1,4 @@
-"""PyTorch's version: whose rules are followed. Everything that follows from it asks here, or the value that was made here.
+"""Versions: Sizer's own, and PyTorch's, whose rules are followed; what follows from it asks here, or the value made here.
 
 A version is (major, minor). The rules were read in the sources of the versions in `READ`; what they say of each stands beside
 them. Where pull requests tell in which version between 2.6 and 2.11 a rule changed, it goes by that.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import version
+
+SIZER = "0.1.0"
 
 Version = tuple[int, int]
 

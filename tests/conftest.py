@@ -4,9 +4,32 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+FOLDER = Path(__file__).parent
+# What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
+SLOW = (
+    "browser", "null_driver",
+    "architecture/test_huggingface", "architecture/test_presets", "architecture/test_vision",
+    "architecture/test_vision_counts", "device/comparison/test_accuracy", "device/trial/test_launch",
+    "device/trial/test_measure_models", "device/trial/test_trial", "service/test_client", "service/test_server",
+    "test_estimator", "test_measure_command", "test_published", "test_readme",
+    "tracing/test_cpu_truth", "tracing/test_cpu_truth_models", "tracing/test_cpu_truth_optimizers",
+    "tracing/test_cudnn_null_driver", "tracing/test_halves", "tracing/test_order", "tracing/test_scratch_cpu",
+    "tracing/test_timm_names", "tracing/test_torchvision_names",
+    "ui/test_ledger_page", "ui/test_measure_page", "ui/test_page",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of SLOW."""
+    for item in items:
+        name = item.path.relative_to(FOLDER).with_suffix("").as_posix()
+        if name in SLOW or name.split("/")[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 def _settings() -> dict[str, object]:

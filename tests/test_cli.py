@@ -6,17 +6,18 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import sizer
-from sizer.__main__ import main
+from sizer.__main__ import COMMANDS, main
+from sizer.commands.estimate import format_explanation, format_report
+from sizer.commands.text import format_table
 from sizer.memory.report import Report
 from sizer.request import parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
-from sizer.terminal.report import format_explanation, format_report
-from sizer.terminal.table import format_table
 from sizer.units import format_bytes
 from tests.ui.reports import report_for
 
@@ -27,13 +28,19 @@ QUERY = "arch=torchvision:resnet50&dtype=float32,bfloat16&batch=1,32&gpu=a100-40
 def run(capsys):
     """Runs a command with jobs that answer at once; (exit status, stdout, stderr)."""
 
-    def run(*arguments: str, work: str = "tests.service.scripted:report") -> tuple[int, str, str]:
-        settings = Settings(work=work, preload=(), max_jobs=1)
+    def run(*arguments: str, function: str = "tests.service.scripted:report") -> tuple[int, str, str]:
+        settings = Settings(function=function, preload=(), max_jobs=1)
         status = main(arguments, make_client=lambda: JobClient(settings))
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
     return run
+
+
+def test_every_command_is_listed_once():
+    folder = Path(sizer.__file__).parent / "commands"
+    written = {path.stem for path in folder.glob("*.py") if "def add_arguments(" in path.read_text(encoding="utf-8")}
+    assert written == set(COMMANDS)
 
 
 # ------------------------------------------------------------------------------------------------------------ estimate
@@ -211,7 +218,7 @@ def test_bad_config_file_is_refused_as_such(run, tmp_path, data, message):
     ("kind", "status"), [("BuildError", 2), ("TraceError", 3), ("DeviceError", 4), ("JobError", 1)]
 )
 def test_exit_status_is_the_errors_own(run, kind, status):
-    found, out, err = run("estimate", f"arch=torchvision:{kind.lower()}", work="tests.test_cli:fail")
+    found, out, err = run("estimate", f"arch=torchvision:{kind.lower()}", function="tests.test_cli:fail")
     assert (found, out) == (status, "")
     assert err == "sizer: it went?[31m wrong; try again\n"
 
@@ -237,13 +244,14 @@ def test_gpus_lists_the_catalogue(run):
     assert all(isinstance(row["total_bytes"], int) for row in rows)
 
 
-def test_models_lists_presets_and_torchvision(run):
-    work = "tests.service.scripted:run"
-    status, out, _ = run("models", work=work)
+def test_models_lists_presets_and_what_packages_build(run):
+    function = "tests.service.scripted:run"
+    status, out, _ = run("models", function=function)
     assert status == 0
     assert any(line.split()[:2] == ["torchvision:resnet50", "resnet"] for line in out.splitlines())
-    data = json.loads(run("models", "--json", work=work)[1])
-    assert data["torchvision"] == [{"name": "resnet50", "family": "resnet"}]
+    data = json.loads(run("models", "--json", function=function)[1])
+    assert data["torchvision"] == data["timm"] == [{"name": "resnet50", "family": "resnet"}]
+    assert any(line.split()[:2] == ["timm:resnet50", "resnet"] for line in out.splitlines())
     preset = next(row for row in data["presets"] if row["key"] == "llama-3.1-8b")
     assert preset["published_parameters"] == preset["parameters"] == 8_030_261_248
     # the hub counts Qwen3-1.7B's output layer, which is the embedding once more

@@ -14,7 +14,7 @@ import sizer
 from sizer.custom import size_module, size_step
 from sizer.errors import RequestError, TraceError
 from sizer.memory.report import Report
-from sizer.tracing.libraries import blas_of
+from sizer.tracing.cuda.cublas import blas_of
 from sizer.versions import installed_version
 
 BLAS = blas_of((8, 0), installed_version())

@@ -7,11 +7,12 @@ import json
 
 import pytest
 
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.modes import MODES, Mode
+from sizer.config_json import encode_config
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate
-from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report
-from sizer.packing import encode_config
 from sizer.request import DTYPES, parse_query
 from tests.architecture.rare_configs import RARE
 
@@ -40,6 +41,18 @@ def test_expandable_segments_are_refused_off_cuda() -> None:
     request = parse_query("arch=torchvision:resnet18&image=64&dtype=float32&batch=8&expandable=1")
     with pytest.raises(RequestError, match=r"expandable: given '1' on .*, allowed 1 on a CUDA device"):
         estimate(request, gpu=GPUS["cpu"])
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.key)
+def test_a_mode_marks_its_phases_and_keys_that_it_does_not_use_change_nothing(mode: Mode) -> None:
+    query = f"arch=torchvision:resnet18&image=64&dtype=float32&batch=2&mode={mode.key}"
+    others = {"optimizer": "sgd", "optimizer_impl": "loop", "checkpointing": "1"}
+    (plain,) = estimate(parse_query(query)).estimates
+    assert tuple(use.phase for use in plain.phases) == mode.phases
+    assert [mode.phase_after(phase) for phase in mode.phases] == [*mode.phases[1:], mode.phases[-1]]
+    for key, value in others.items():
+        (other,) = estimate(parse_query(f"{query}&{key}={value}")).estimates
+        assert (other == plain) == (key in mode.unused), key
 
 
 @pytest.fixture(scope="module", params=QUERIES)

@@ -9,6 +9,7 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.commands import measure as command
+from sizer.config_json import encode_config
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.ledger.ledger import Ledger
@@ -17,7 +18,6 @@ from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, T
 from sizer.device.record.recording import Measured
 from sizer.errors import DeviceError, RequestError, TraceError
 from sizer.memory.timeline import running_bytes
-from sizer.packing import encode_config
 from sizer.request import parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
@@ -162,7 +162,7 @@ def test_measure_says_what_is_wrong_and_where_both_part(run, device):
     assert line.split()[-2:] == ["exact", "WRONG"]
     assert "-292.97 KiB" in line
     assert "At the end of forward: the device holds 292.97 KiB by aten::clone in two.norm" in out
-    assert "Both first part in forward: the device allocates 292.97 KiB in aten::clone in two.norm" in out
+    assert "The two first diverge in forward: the device allocates 292.97 KiB in aten::clone in two.norm" in out
 
 
 def test_measure_as_json_is_one_object_a_line_for_each_cell(run, device, ledger):
@@ -361,8 +361,8 @@ def test_a_cell_is_estimated_for_the_device_that_was_measured():
 
 @pytest.mark.parametrize("text", ["{}", "[", '{"measurement": {"schema": 1}}', "null"])
 def test_a_job_refuses_what_is_no_measurement(text: str):
-    from sizer.service import work
+    from sizer.service import tasks
 
     job = {"task": "compare", "query": None, "config_text": None, "measured": text}
     with pytest.raises(RequestError, match="this is not a measurement"):
-        work.run(job, lambda progress: None)
+        tasks.run(job, lambda progress: None)

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
+from sizer.catalogue.sources import SOURCES
 from sizer.estimator import versions
 from sizer.versions import READ, format_version
 from tests.oldest import DEPENDED_ON, REQUIREMENTS, constraints, floors
@@ -15,9 +16,10 @@ TEXT = REQUIREMENTS.read_text(encoding="utf-8")
 
 def test_constraints_are_the_floors() -> None:
     text = (
-        "# torch>=1.0,<2 was long ago\ntorch>=2.11,<3\ntorchvision>=0.26.1,<1\ntransformers>=5.17,<6\npandas>=2.2,<4\n"
+        "# torch>=1.0,<2 was long ago\ntorch>=2.11,<3\ntorchvision>=0.26.1,<1\ntimm>=1.0.25,<2\ntransformers>=5.17,<6\n"
+        "pandas>=2.2,<4\n"
     )
-    assert constraints(text) == ["torch==2.11.0", "torchvision==0.26.1", "transformers==5.17.0"]
+    assert constraints(text) == ["torch==2.11.0", "torchvision==0.26.1", "timm==1.0.25", "transformers==5.17.0"]
     with pytest.raises(KeyError, match="torchvision"):
         constraints("torch>=2.11,<3\n")
 
@@ -27,10 +29,11 @@ def test_rules_of_the_oldest_pytorch_that_is_installed_were_read() -> None:
 
 
 def test_every_version_that_answers_depend_on_is_held() -> None:
-    assert {*DEPENDED_ON, "sizer"} == set(versions())
+    assert set(DEPENDED_ON) == {"torch", *(source.package for source in SOURCES.values())}
+    assert {"sizer", "torch", "torchvision", "transformers"} <= set(versions()) <= {*DEPENDED_ON, "sizer"}
 
 
 def test_what_is_installed_is_not_older() -> None:
     as_numbers = lambda text: [int(part) for part in text.split("+")[0].split(".")[:2]]  # noqa: E731
-    for name in DEPENDED_ON:
+    for name in set(versions()) - {"sizer"}:
         assert as_numbers(version(name)) >= as_numbers(floors(TEXT)[name])

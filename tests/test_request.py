@@ -8,21 +8,18 @@ from base64 import urlsafe_b64encode
 
 import pytest
 
-from sizer.architecture.presets import PRESETS
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from sizer.catalogue.presets import PRESETS
+from sizer.config_json import decode_config, encode_config
 from sizer.errors import ConfigError, RequestError
-from sizer.memory.gpus import GPUS
 from sizer.request import (
     ATTENTIONS,
     DEFAULT_BATCHES,
     DTYPES,
-    IMPLS_OF_OPTIMIZER,
     KEYS,
-    MODES,
-    OPTIMIZER_IMPLS,
-    OPTIMIZERS,
     Request,
-    decode_config,
-    encode_config,
     format_query,
     parse_query,
 )
@@ -246,10 +243,10 @@ def test_keys_that_torchvision_cannot_honour_are_refused(key: str, value: str):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("impl", OPTIMIZER_IMPLS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_only_the_implementations_an_optimizer_has_are_taken(optimizer: str, impl: str):
     query = f"{RESNET}&optimizer={optimizer}&optimizer_impl={impl}"
-    if impl in IMPLS_OF_OPTIMIZER[optimizer]:
+    if impl in OPTIMIZERS[optimizer].implementations:
         assert parse_query(query).optimizer_impl == impl
     else:
         with pytest.raises(RequestError, match=f"optimizer_impl: given '{impl}' with optimizer={optimizer}"):
@@ -292,7 +289,7 @@ def test_the_table_of_implementations_is_that_of_torch():
     run = subprocess.run([sys.executable, "-c", code, json.dumps(names)], capture_output=True, text=True, check=True)
     for key, arguments in json.loads(run.stdout).items():
         has = tuple(impl for impl in ("foreach", "fused") if impl in arguments)
-        assert IMPLS_OF_OPTIMIZER[key] == (*has, "loop"), key
+        assert OPTIMIZERS[key].implementations == (*has, "loop"), key
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -332,7 +329,7 @@ def test_expandable_segments_are_cudas_alone(gpu):
 
 def random_request(rng: random.Random) -> Request:
     source = rng.choice(("torchvision", "hf", "hub", "config"))
-    optimizer = rng.choice(OPTIMIZERS)
+    optimizer = rng.choice(list(OPTIMIZERS))
     torchvision = source == "torchvision"
     return Request(
         source=source,
@@ -340,13 +337,13 @@ def random_request(rng: random.Random) -> Request:
         revision=rng.choice((None, "main", "refs/pr/3", "0" * 40)) if source == "hub" else None,
         config=canonical_json(random_json(rng, 3)) if source == "config" else None,
         head=None if torchvision else rng.choice((None, "BertForMaskedLM")),
-        mode=rng.choice(MODES),
+        mode=rng.choice(list(MODES)),
         dtypes=tuple(rng.sample(DTYPES, rng.randint(1, 5))),
         batches=rng.choice((DEFAULT_BATCHES, tuple(rng.sample(range(1, 65537), rng.randint(1, 32))))),
         sequence_length=None if torchvision else rng.choice((None, rng.randint(1, 2**20))),
         image_size=rng.choice((None, (rng.randint(16, 4096), rng.randint(16, 4096)), (224, 224))),
         optimizer=optimizer,
-        optimizer_impl=rng.choice((None, *(set(IMPLS_OF_OPTIMIZER[optimizer]) - {"fused"}))),
+        optimizer_impl=rng.choice((None, *(set(OPTIMIZERS[optimizer].implementations) - {"fused"}))),
         attention="sdpa" if torchvision else rng.choice(ATTENTIONS),
         checkpointing=rng.choice((False, True)),
         gpu=(gpu := rng.choice(list(GPUS))),

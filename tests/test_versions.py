@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import sizer
-from sizer.memory.gpus import GPUS
-from sizer.tracing import builds
+from sizer.catalogue.gpus import GPUS
+from sizer.tracing.cuda import builds
 from sizer.versions import (
     NEWEST,
     OLDEST,
@@ -31,8 +31,8 @@ MAY_ASK = {
     "estimator.py",
     "commands/measure.py",
     "tracing/device.py",
-    "tracing/builds.py",
-    "tracing/stand_ins.py",
+    "tracing/cuda/builds.py",
+    "tracing/values/indexing.py",
 }
 
 

@@ -43,7 +43,6 @@ class Blueprint:
 
     name: str
     class_name: str
-    source: str
     build: Callable[[], nn.Module]
     example: Callable[[int, bool], Example]
     loss: Callable[[nn.Module, Example], Tensor]
@@ -55,7 +54,7 @@ class Blueprint:
     uncounted: tuple[str, ...] = ()
 
     def switch_checkpointing_on(self, module: nn.Module) -> None:
-        """Nothing; the module checkpoints from now on. Raises BuildError where the architecture does not support it."""
+        """Switch gradient checkpointing on. Raises BuildError where the architecture does not support it."""
         if self.checkpoint is None:
             raise BuildError(
                 f"{self.class_name} has no gradient checkpointing",

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Example
-from sizer.architecture.examples.setting import takes
+from sizer.architecture.examples.example_spec import takes
 from sizer.errors import TraceError
 
-# What transformers says of as many placeholders as features (`story` sees to that) whose numbers of elements differ.
+# What transformers raises where features and placeholder tokens differ. `text_with_placeholders` writes as many placeholders as
+# there are features, so that what differs is their width: the config's encoder does not fit its text model.
 MISFIT = re.compile(r"(Image|Video|Audio) features and \w+ tokens do not match")
-MEDIA = {"Image": "pictures", "Video": "videos", "Audio": "sound"}
+MEDIA = {"Image": "images", "Video": "videos", "Audio": "audio"}
 
 Call = Callable[[nn.Module, dict[str, object]], object]
 

@@ -15,7 +15,7 @@ _BLOCKS_AS_ATTRIBUTES = (GoogLeNet, Inception3)  # they keep their blocks as att
 
 
 def checkpoint_blocks(module: nn.Module) -> None:
-    """Nothing; from now on every repeated block keeps only its inputs for the backward pass, which runs it again.
+    """Make every repeated block keep only its inputs for the backward pass, which runs it again.
 
     In training with gradients enabled a block's forward goes through `torch.utils.checkpoint(use_reentrant=False)`.
     The block's class becomes a subclass of the same name, so paths, parameters and printouts stay as they were.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from sizer.errors import ConfigError, quote
-from sizer.request import MAX_IMAGE
+from sizer.query_values import MAX_IMAGE
 
 MAX_LAYERS = 2048
 MAX_SIZE = 2**27  # two such sizes multiplied, times eight bytes, still fit in 64 bits
@@ -40,7 +40,7 @@ def annotation_words(annotation: object) -> frozenset[str]:
 
 
 def check_value(where: str, value: object, words: frozenset[str] = frozenset(), default: object = None) -> None:
-    """Nothing, where the value of the key `where` ("text_config.num_heads") is in its domain.
+    """Raise ConfigError unless the value of the key `where` ("text_config.num_heads") is in its domain.
 
     words: those of its field's annotation, empty where it is unknown; default: the field's, None where it is unknown.
     Raises ConfigError: a boolean or text for a number, a count or size out of range, too many labels.

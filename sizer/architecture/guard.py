@@ -166,7 +166,7 @@ def _check_text(key: str, value: object, where: str) -> None:
 
 
 def _check_timm(raw: dict, cls: type, path: str) -> None:
-    """timm builds what its arguments say, from any file: its models are taken by exact name and a few plain arguments."""
+    """Refuse what timm would build from any file: its models are taken by exact name and a few plain arguments."""
     for key in ("model_args", "backbone_kwargs"):
         arguments = raw.get(key) or {}
         refused = sorted(set(arguments) - _TIMM_ARGUMENTS) if isinstance(arguments, dict) else ["no object"]

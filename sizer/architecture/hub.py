@@ -12,11 +12,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from sizer.architecture.ingest import read_config
+from sizer.catalogue.sources import REPO_ID, REVISION
+from sizer.config_json import MAX_CONFIG_BYTES, read_config
 from sizer.errors import ConfigError, HubError
 from sizer.errors import quote as quote_given
-from sizer.packing import MAX_CONFIG_BYTES
-from sizer.request import REPO_ID, REVISION
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 # Where the public hub itself sends readers of a file; any other endpoint may only redirect to its own origin.
@@ -106,7 +105,7 @@ class _Exchange:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _check_given_up(self) -> None:
-        """Ends the thread (nobody reads its outcome any more) where `_give_up` found no socket to shut down."""
+        """End the thread (nobody reads its outcome any more) where `_give_up` found no socket to shut down."""
         if self._given_up.is_set():
             raise TimeoutError
 

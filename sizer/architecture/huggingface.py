@@ -7,7 +7,6 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -17,11 +16,11 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.calls import call
-from sizer.architecture.examples import has_own_loss, make_example, medium_of
-from sizer.architecture.examples.setting import Setting, takes, text_config
-from sizer.architecture.examples.story import TEXT_BESIDE
+from sizer.architecture.examples import has_own_loss, make_example, multimodal_input_of
+from sizer.architecture.examples.example_spec import ExampleSpec, takes, text_config
+from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
 from sizer.architecture.heads import choose_head, choose_part
-from sizer.architecture.refusals import no_batch, no_gradient, no_step, no_training
+from sizer.architecture.refusals import no_batch, no_step, no_training
 from sizer.architecture.sizes import (
     RECURRENT_TYPES,
     config_image,
@@ -33,6 +32,8 @@ from sizer.architecture.sizes import (
     usual_length,
 )
 from sizer.architecture.special_tokens import with_special_tokens
+from sizer.architecture.stand_in_loss import stand_in_loss
+from sizer.catalogue.modes import MODES
 from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
 ERROR_LIMIT = 160
@@ -62,7 +63,7 @@ def huggingface_blueprint(
     length, length_notes = _length(parsed, cls, sequence_length)
     parsed, size, image_notes = _image(parsed, cls, image_size)
     try:
-        setting, more = plan(parsed, cls, length=length, image_size=size, exact=sequence_length is not None, mode=mode)
+        spec, more = plan(parsed, cls, length=length, image_size=size, exact=sequence_length is not None, mode=mode)
     except RequestError:
         raise
     except TraceError as error:
@@ -70,11 +71,10 @@ def huggingface_blueprint(
     except Exception as error:
         example, more = partial(_no_example, f"{cls.__name__} has no example inputs: {_short(error)}"), ()
     else:
-        length, example = setting.length, partial(_example, setting)
+        length, example = spec.length, partial(_example, spec)
     return Blueprint(
         name=name,
         class_name=cls.__name__,
-        source="hf",
         build=partial(_build, cls, parsed, attention),
         example=example,
         loss=_loss,
@@ -94,35 +94,37 @@ def plan(
     image_size: tuple[int, int] | None,
     exact: bool,
     mode: str,
-) -> tuple[Setting, tuple[str, ...]]:
-    """The setting of the examples (for a batch of one, without labels) and the notes about them.
+) -> tuple[ExampleSpec, tuple[str, ...]]:
+    """The spec of the examples (for a batch of one, without labels) and the notes about them.
 
-    A text with a picture or a sound inside is made longer than `length` where its placeholders need it, unless `exact`.
+    A text with an image or audio inside is made longer than `length` where its placeholders need it, unless `exact`.
     Raises RequestError where an exact length is too short for them, TraceError where the class has no step that could be
     traced, BuildError where the config lacks what they need, and whatever a recipe raises on a config that it was not made for.
     """
     reason = no_step(config, cls)
     if reason is not None:
         raise TraceError(reason)
-    setting = Setting(config=config, cls=cls, batch=1, training=False, length=length, image_size=image_size)
+    spec = ExampleSpec(config=config, cls=cls, batch=1, training=False, length=length, image_size=image_size)
     if image_size is not None and takes(cls, "interpolate_pos_encoding") and not takes_any_image(config, cls):
-        setting = replace(setting, interpolate=config_image(config) not in (None, image_size))
+        spec = replace(spec, interpolate=config_image(config) not in (None, image_size))
     notes: tuple[str, ...] = ()
-    medium = medium_of(setting)
-    if medium is not None:
-        longer = length if exact else max(length, medium.count + TEXT_BESIDE)
-        setting = replace(setting, length=longer, features=medium.count)
-        notes += (f"Every text of {longer} tokens holds one {medium.kind} ({medium.count} of them).",)
-    if mode == "training" and not has_own_loss(replace(setting, training=True)):
+    multimodal_input = multimodal_input_of(spec)
+    if multimodal_input is not None:
+        longer = length if exact else max(length, multimodal_input.count + TEXT_BESIDE)
+        spec = replace(spec, length=longer, features=multimodal_input.count)
+        notes += (
+            f"Every text of {longer} tokens holds one {multimodal_input.kind} ({multimodal_input.count} of them).",
+        )
+    if MODES[mode].trains and not has_own_loss(replace(spec, training=True)):
         notes += (f"{cls.__name__} has no loss of its own; the sum of the means of its outputs stands in for it.",)
-    return setting, notes
+    return spec, notes
 
 
-def _example(setting: Setting, batch: int, training: bool) -> Example:
-    reason = (no_training(setting.cls) if training else None) or no_batch(setting.cls, batch)
+def _example(spec: ExampleSpec, batch: int, training: bool) -> Example:
+    reason = (no_training(spec.cls) if training else None) or no_batch(spec.cls, batch)
     if reason is not None:
         raise TraceError(reason)
-    return make_example(replace(setting, batch=batch, training=training))
+    return make_example(replace(spec, batch=batch, training=training))
 
 
 def _no_example(reason: str, batch: int, training: bool) -> Example:
@@ -168,7 +170,7 @@ def _length(
     if asked is None:
         return usual, ()
     if usual is None:
-        raise RequestError(f"seq: {cls.__name__} reads no text and no sound", given=str(asked), todo="leave seq out")
+        raise RequestError(f"seq: {cls.__name__} reads no text and no audio", given=str(asked), todo="leave seq out")
     limit = position_limit(config) if takes(cls, "input_ids", "decoder_input_ids", "inputs") else None
     if limit is None or asked <= limit:
         return asked, ()
@@ -182,13 +184,13 @@ def _length(
 def _image(
     config: PreTrainedConfig, cls: type[PreTrainedModel], asked: tuple[int, int] | None
 ) -> tuple[PreTrainedConfig, tuple[int, int] | None, tuple[str, ...]]:
-    """The config to build, the size of the pictures, and a note where the config was made for another size."""
+    """The config to build, the size of the images, and a note where the config was made for another size."""
     usual = usual_image(config, cls)
     if asked is None:
         return config, usual, ()
     given = "x".join(map(str, asked))
     if usual is None:
-        raise RequestError(f"image: {cls.__name__} takes no pictures", given=given, todo="leave image out")
+        raise RequestError(f"image: {cls.__name__} takes no images", given=given, todo="leave image out")
     made_for = config_image(config)
     if made_for in (None, asked) or takes_any_image(config, cls):
         return config, asked, ()
@@ -213,28 +215,6 @@ def _loss(module: nn.Module, example: Example) -> Tensor:
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         return stand_in_loss(outputs, module)
     return loss if loss.dim() == 0 else loss.mean()
-
-
-def stand_in_loss(outputs: object, module: nn.Module) -> Tensor:
-    """The sum of the means of every float tensor in the module's outputs that has a gradient, a scalar.
-
-    Raises TraceError where there is none.
-    """
-    means = [tensor.float().mean() for tensor in _tensors(outputs) if tensor.requires_grad]
-    if not means:
-        raise TraceError(no_gradient(module))
-    return torch.stack(means).sum()
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _checkpoint(module: nn.Module) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sizer.architecture.heads import choose_head, has_no_forward, parts_of
@@ -14,7 +13,7 @@ WITHOUT_GRADIENTS = re.compile(r"@torch\.(inference_mode|no_grad)\(\)")  # above
 # What such a model holds in memory depends on pixels and weights that nobody has here.
 OPEN_ENDED = {
     "Sam3VideoModel": (
-        "Sam3VideoModel follows as many objects as it finds in a video, which only real pictures and weights tell; estimate "
+        "Sam3VideoModel follows as many objects as it finds in a video, which only real images and weights tell; estimate "
         "model_type sam3 for the finding and sam3_tracker_video for the following, one object for each sample of the batch"
     )
 }
@@ -48,12 +47,3 @@ def no_training(cls: type[PreTrainedModel]) -> str | None:
     if found is None:
         return None
     return f"{cls.__name__} runs under torch.{found[1]}, so that no step can train it; mode=inference can be estimated"
-
-
-def no_gradient(module: nn.Module) -> str:
-    """Why the outputs of a module that was run for training hold no tensor with a gradient."""
-    name = type(module).__name__
-    frozen = [not parameter.requires_grad for parameter in module.parameters()]
-    if frozen and all(frozen):
-        return f"all weights of {name} are frozen, so that no step can train it; mode=inference can be estimated"
-    return f"the outputs of {name} hold no tensor with a gradient, so that nothing trains it; mode=inference can be estimated"

@@ -46,7 +46,7 @@ def class_of_type(model_type: object, where: str = "model_type") -> type:
 
 
 def refuse_type(model_type: str, where: str) -> None:
-    """Nothing, or ConfigError where this model type is refused."""
+    """Raise ConfigError where this model type is refused."""
     if model_type in REFUSED_TYPES:
         todo = f"{REFUSED_TYPES[model_type]}: choose another model"
         raise ConfigError(f"{where} is refused", given=quote(model_type), todo=todo)

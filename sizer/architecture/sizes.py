@@ -7,9 +7,9 @@ The rule of `usual_length`, in tokens, never more than the model has positions:
   a recurrence in plain PyTorch        64 (Mamba without its own kernels runs token by token)
   speech from a sentence (VITS)         64 phonemes
   a long-document encoder            4096 (BigBird, LED: shorter texts would not use their sparse attention)
-  sound alone                        10 s: samples of `input_values` (160,000 at 16 kHz), mel frames of `input_features` (1000)
+  audio alone                        10 s: samples of `input_values` (160,000 at 16 kHz), mel frames of `input_features` (1000)
 `usual_image` is the size in the config, else the size that the model's paper trains on, else 224 x 224; 448 x 448 for a model
-that cuts pictures of any size into patches.
+that cuts images of any size into patches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sizer.architecture.examples.setting import forward_parameters, read, takes, text_config, transduces
+from sizer.architecture.examples.example_spec import forward_parameters, read, takes, text_config, transduces
 from sizer.architecture.examples.text import is_causal
 
 DECODER_TOKENS, ENCODER_DECODER_TOKENS, ENCODER_TOKENS, LONG_DOCUMENT_TOKENS = 2048, 1024, 512, 4096
@@ -51,7 +51,7 @@ COUNTED_FROM_PADDING = frozenset(
 
 IMAGE_PIXELS = 224
 LINE_PIXELS, LINE_ROWS = 320, 3  # of a line of text: its width, and the rows that PP-OCR's recognisers pool into one
-GRID_PIXELS = 448  # of a model that cuts pictures of any size into patches; 14, 16, 28 and 32 divide it
+GRID_PIXELS = 448  # of a model that cuts images of any size into patches; 14, 16, 28 and 32 divide it
 PATCH_GRIDS = (
     "image_grid_thw",
     "grid_thw",
@@ -84,7 +84,7 @@ USUAL_IMAGES = {
 
 
 def usual_length(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> int | None:
-    """The tokens (samples, mel frames) of an example by the rule above; None for a class that reads neither text nor sound."""
+    """The tokens (samples, mel frames) of an example by the rule above; None for a class that reads neither text nor audio."""
     if takes(cls, "input_ids", "decoder_input_ids", "inputs") and not transduces(cls):
         return min(_usual_tokens(config, cls), position_limit(config) or DECODER_TOKENS)
     if takes(cls, "input_values"):
@@ -125,7 +125,7 @@ def has_position_table(config: PreTrainedConfig) -> bool:
 
 
 def usual_image(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> tuple[int, int] | None:
-    """(height, width) of an example's pictures in pixels; None for a class that takes none."""
+    """(height, width) of an example's images in pixels; None for a class that takes none."""
     if takes(cls, *PATCH_GRIDS):
         return (GRID_PIXELS, GRID_PIXELS)
     if not any("pixel" in name or name in OTHER_PICTURES for name in forward_parameters(cls)):
@@ -162,7 +162,7 @@ def config_image(config: PreTrainedConfig) -> tuple[int, int] | None:
 
 
 def takes_any_image(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> bool:
-    """True where pictures come with their own size (grids of patches, tiles), so that the config's size is no limit."""
+    """True where images come with their own size (grids of patches, tiles), so that the config's size is no limit."""
     tiled = read(config, "image_grid_pinpoints") is not None or read(config, "vision_config.model_type") == "pixtral"
     return tiled or takes(cls, *SIZES_OF_PICTURES)
 

@@ -1,4 +1,4 @@
-"""Tokens that a config leaves out though its model cannot do without them: padding, and what stands for a picture or a sound.
+"""Tokens that a config leaves out though its model cannot do without them: padding, and what stands for an image or audio.
 
 Which id they get changes no size: a note says which was taken.
 """
@@ -13,9 +13,9 @@ from functools import cache
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sizer.architecture.examples import story
-from sizer.architecture.examples.media import placeholder_names
-from sizer.architecture.examples.setting import Setting, read, takes, text_config
+from sizer.architecture.examples import multimodal_text
+from sizer.architecture.examples.example_spec import ExampleSpec, read, takes, text_config
+from sizer.architecture.examples.multimodal_inputs import placeholder_names
 from sizer.architecture.examples.tensors import special_tokens
 from sizer.architecture.examples.text import end_token, vocabulary_of
 
@@ -45,8 +45,10 @@ def _with_padding(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Compl
 
 
 def _with_placeholder(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> Completed:
-    """A text that holds a picture or a sound needs a token in its place, and ids for the marks that the code looks for."""
-    kind = story.kind_of(Setting(config=config, cls=cls, batch=1, training=False, length=None, image_size=None))
+    """A text that holds an image or audio needs a token in its place, and ids for the marks that the code looks for."""
+    kind = multimodal_text.kind_of(
+        ExampleSpec(config=config, cls=cls, batch=1, training=False, length=None, image_size=None)
+    )
     if kind is None:
         return config, ()
     part = read(config, "vlm_config", default=config)
@@ -71,5 +73,5 @@ def _with_placeholder(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> C
 
 @cache
 def _marks_read_by(cls: type[PreTrainedModel]) -> tuple[str, ...]:
-    """The ids around pictures and sounds that the code of the class's file reads from its config."""
+    """The ids around images and audio clips that the code of the class's file reads from its config."""
     return tuple(dict.fromkeys(MARK.findall(inspect.getsource(sys.modules[cls.__module__]))))

@@ -28,6 +28,7 @@ from sizer.architecture.vision_tasks import (
     segmentation,
 )
 from sizer.errors import RequestError, quote, suggest
+from sizer.request import Request
 
 Size = tuple[int, int]
 
@@ -73,7 +74,6 @@ def vision_blueprint(name: str, *, image_size: Size | None, checkpointing: bool)
     return Blueprint(
         name=name,
         class_name=class_name,
-        source="torchvision",
         build=_builder(name, class_name, task_name, size),
         example=example,
         loss=task.loss,
@@ -84,6 +84,17 @@ def vision_blueprint(name: str, *, image_size: Size | None, checkpointing: bool)
         notes=tuple(_notes(name, class_name, task_name, size)),
         uncounted=_UNCOUNTED.get(task_name, ()),
     )
+
+
+def from_request(request: Request, config: None) -> Blueprint:
+    """The blueprint of the torchvision model that a request names."""
+    return vision_blueprint(request.name, image_size=request.image_size, checkpointing=request.checkpointing)
+
+
+def list_names() -> list[dict[str, str]]:
+    """Every model of torchvision by "name", with the module of torchvision that defines it as "family"."""
+    prefix = "torchvision.models."
+    return [{"name": name, "family": get_model_builder(name).__module__.removeprefix(prefix)} for name in list_models()]
 
 
 def _class_name(name: str) -> str:

@@ -47,7 +47,7 @@ class SizeRule:
 
 
 def check_size(name: str, class_name: str, size: Size) -> None:
-    """Nothing, or a RequestError naming the sizes that the model takes."""
+    """Raise RequestError, naming the sizes that the model takes, where it does not take this one."""
     rule = _rule(name, class_name)
     if not rule.accepts(*size):
         raise RequestError(
@@ -64,7 +64,7 @@ def format_size(size: Size) -> str:
 
 
 def check_training(name: str, class_name: str, size: Size, batch: int) -> None:
-    """Nothing, or a RequestError where a model that takes this size cannot be trained on it, or not one by one."""
+    """Raise RequestError where a model that takes this size cannot be trained on it, or not one by one."""
     least = _TRAINING_MINIMUM.get(class_name, 1)
     if min(size) < least:
         raise RequestError(
@@ -74,8 +74,13 @@ def check_training(name: str, class_name: str, size: Size, batch: int) -> None:
             todo="choose such a size, or mode=inference",
         )
     if batch == 1 and needs_two_samples(name, class_name, size):
-        raise RequestError(f"batch for training {name} at {format_size(size)} pixels", given="1", allowed="at least 2",
-                           todo="choose 2 or more: batch norm would see one value per channel, which PyTorch refuses")  # fmt: skip
+        raise batch_of_one_refused(name, size)
+
+
+def batch_of_one_refused(name: str, size: Size) -> RequestError:
+    """The error of a batch of 1 where a batch norm layer would see one value per channel."""
+    return RequestError(f"batch for training {name} at {format_size(size)} pixels", given="1", allowed="at least 2",
+                        todo="choose 2 or more: batch norm would see one value per channel, which PyTorch refuses")  # fmt: skip
 
 
 def needs_two_samples(name: str, class_name: str, size: Size) -> bool:

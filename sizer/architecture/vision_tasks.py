@@ -43,14 +43,16 @@ def predict(module: nn.Module, example: Example) -> object:
     return module(*example.args, **example.kwargs)
 
 
-def classification(*, classes: int, frames: int | None = None, auxiliary_weight: float = 0.0) -> Task:
-    """Cross entropy over images (B, 3, H, W), or clips (B, 3, T, H, W) where `frames` is given; targets (B,).
+def classification(
+    *, classes: int, channels: int = 3, frames: int | None = None, auxiliary_weight: float = 0.0
+) -> Task:
+    """Cross entropy over images (B, C, H, W), or clips (B, C, T, H, W) where `frames` is given; targets (B,).
 
     A module that returns (logits, auxiliary logits, ...) adds `auxiliary_weight` times the loss of each of the others.
     """
 
     def example(batch: int, training: bool, size: Size) -> Example:
-        pixels = torch.zeros(batch, 3, *([frames] if frames else []), *size)
+        pixels = torch.zeros(batch, channels, *([frames] if frames else []), *size)
         return Example(args=(pixels,), targets=torch.arange(batch) % classes if training else None)
 
     def loss(module: nn.Module, example: Example) -> Tensor:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from sizer.commands.job import MakeClient
-from sizer.commands.output import print_list
-from sizer.device.machine.demonstration import demonstrate
+from sizer.commands.text import format_table, print_list, to_printable
+from sizer.device.machine.demonstration import Demonstration, demonstrate
 from sizer.device.machine.inventory import Inventory, find_inventory
-from sizer.terminal.devices import format_demonstration, format_inventory
+from sizer.units import format_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--demonstrate", metavar="DEVICE", help="show what memory does on cpu, cuda:0, mps, ...")
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the devices of this machine, or what one of them shows of its allocator."""
+    """Print the devices of this machine, or what one of them shows of its allocator."""
     if options.demonstrate is not None:
         shown = demonstrate(options.demonstrate)
         print_list(options, shown.to_dict(), format_demonstration(shown))
@@ -35,3 +42,51 @@ def _rows(inventory: Inventory) -> list[dict]:
         {key: getattr(facts, key) for key in keys} | {"capability": facts.capability_text, "versions": facts.versions}
         for facts in inventory.devices
     ]
+
+
+def format_inventory(inventory: Inventory) -> Iterator[str]:
+    """A table of the devices, why others are missing, and the safe line."""
+    rows = (
+        (
+            facts.device,
+            facts.name,
+            ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
+            facts.capability_text or "",
+            _size(facts.total_bytes),
+            _size(facts.free_bytes),
+        )
+        for facts in inventory.devices
+    )
+    yield from format_table(("device", "name", "versions", "capability", "memory", "free"), rows, left=3)
+    yield ""
+    for sentence in inventory.missing:
+        yield to_printable(sentence)
+    yield f"Safe here: {to_printable(inventory.line)}"
+
+
+def format_demonstration(shown: Demonstration) -> Iterator[str]:
+    """What the three figures did line by line of code, what an emptied cache costs, and what the driver's figure is."""
+    yield to_printable(f"{shown.device} ({shown.name})")
+    rows = (
+        (
+            stage.code or "before",
+            format_bytes(stage.allocated_bytes),
+            _size(stage.reserved_bytes),
+            _size(stage.driver_bytes),
+        )
+        for stage in shown.stages
+    )
+    yield from format_table(("code", "allocated", "reserved", "driver"), rows)
+    yield ""
+    yield f"driver: {shown.driver}"
+    for cost in shown.costs:
+        low, median, high = (
+            f"{seconds * 1e6:,.0f}"
+            for seconds in (cost.spread.low_seconds, cost.spread.median_seconds, cost.spread.high_seconds)
+        )
+        yield f"{cost.what}: {median} µs ({low} to {high})"
+    yield from shown.remarks
+
+
+def _size(size: int | None) -> str:
+    return "" if size is None else format_bytes(size)

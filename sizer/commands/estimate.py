@@ -5,16 +5,33 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from collections.abc import Iterator
 
+from sizer.catalogue.modes import MODES
+from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.query import query_of
+from sizer.commands.text import format_table, to_printable
 from sizer.errors import TraceError
+from sizer.memory.estimate import Estimate
+from sizer.memory.explanation import sections
 from sizer.memory.report import Report
-from sizer.terminal.report import format_explanation, format_report
+from sizer.memory.tape import CATEGORIES
+from sizer.units import format_bytes, format_count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, 'such as "arch=torchvision:resnet50&batch=1,32&gpu=rtx-4090"')
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the report as JSON")
+    form.add_argument("--csv", action="store_true", help="print the estimates as CSV")
+    form.add_argument(
+        "--explain", action="store_true", help="say how it was computed: kernels, workspaces, what is modelled"
+    )
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the report on a query. Raises TraceError where the model was counted, and no step could be traced."""
+    """Print the report on a query. Raises TraceError where the model was counted, and no step could be traced."""
     query = query_of(options)
     with contextlib.closing(make_client()) as client:
         report = wait(client.submit(query))
@@ -37,3 +54,93 @@ def _print(report: Report, options: argparse.Namespace) -> None:
         print(format_report(report))
         if options.explain:
             print("\n" + format_explanation(report))
+
+
+FITS = {True: "yes", False: "no", "uncertain": "maybe"}
+
+
+def format_report(report: Report) -> str:
+    """The report as lines of text: the answer in a sentence, all dtypes and batches, the peak, what was assumed."""
+    parts = (_model(report), _headline(report), _estimates(report), _peaks(report), _largest(report), _remarks(report))
+    return to_printable("\n\n".join("\n".join(lines) for part in parts if (lines := list(part))))
+
+
+def format_explanation(report: Report) -> str:
+    """How a report was computed, as sections of lines; a sentence where the report does not say."""
+    if report.explanation is None:
+        return "This report does not say how it was computed."
+    parts = ("\n".join([f"{one.title}:", *(f"  {line}" for line in one.lines)]) for one in sections(report.explanation))
+    return to_printable("\n\n".join(["How this was computed", *parts]))
+
+
+def _model(report: Report) -> Iterator[str]:
+    model = report.model
+    yield f"{model.name} ({model.class_name})"
+    counts = f"{model.parameters:,} parameters ({format_count(model.parameters)})"
+    if model.trainable_parameters != model.parameters:
+        counts += f", {model.trainable_parameters:,} of them trainable"
+    yield f"{counts}, {model.buffers:,} buffer elements"
+    if model.tied_parameters:
+        yield f"tied, counted once: {'; '.join(' = '.join(names) for names in model.tied_parameters[:5])}"
+
+
+def _headline(report: Report) -> Iterator[str]:
+    if report.estimates:
+        first = report.estimates[0]
+        work = MODES[report.request["mode"]].title
+        allocated, process = format_bytes(first.peak_allocated_bytes), format_bytes(first.process_bytes)
+        verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[first.fits]
+        yield (
+            f"{work} in {first.dtype} at batch {first.batch} needs {allocated} allocated ({process} for the process); "
+            f"{verdict} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
+        )
+    for text in report.cautions:
+        yield f"Note: {text}."
+    for dtype, reason in report.failures.items():
+        yield f"{dtype} could not be traced: {reason}"
+
+
+def _estimates(report: Report) -> Iterator[str]:
+    if report.estimates:
+        header = ("dtype", "batch", "allocated", "reserved", "process", "fits")
+        yield from format_table(header, map(_row, report.estimates))
+
+
+def _row(row: Estimate) -> tuple[str, ...]:
+    sizes = (row.peak_allocated_bytes, row.peak_reserved_bytes, row.process_bytes)
+    return row.dtype, str(row.batch), *map(format_bytes, sizes), FITS[row.fits]
+
+
+def _peaks(report: Report) -> Iterator[str]:
+    """What is in memory at the peak, per dtype, at the first batch size."""
+    if not report.estimates:
+        return
+    batch = report.estimates[0].batch
+    columns = [row for row in report.estimates if row.batch == batch]
+    yield f"In memory at the peak, batch {batch}:"
+    rows = [
+        (category, *(format_bytes(row.at_peak.get(category, 0)) for row in columns))
+        for category in CATEGORIES
+        if any(row.at_peak.get(category) for row in columns)
+    ]
+    yield from format_table(("", *(row.dtype for row in columns)), rows)
+    for place in dict.fromkeys((row.peak_phase, row.peak_op, row.peak_module) for row in columns):
+        phase, op, module = place
+        dtypes = [row.dtype for row in columns if (row.peak_phase, row.peak_op, row.peak_module) == place]
+        yield f"peak of {', '.join(dtypes)}: {op}{f' in {module}' if module else ''} ({phase})"
+
+
+def _largest(report: Report) -> Iterator[str]:
+    if report.max_batch:
+        yield f"Largest batch on one {report.gpu.name}:"
+    for row in report.max_batch:
+        sure = f"{row.batch:,}" if row.batch else "none"
+        more = f", perhaps {row.possible_batch:,}" if row.possible_batch and row.possible_batch != row.batch else ""
+        yield f"  {row.dtype}: {sure}{more}{f' ({row.reason})' if row.reason and not row.batch else ''}"
+
+
+def _remarks(report: Report) -> Iterator[str]:
+    notes = [text for text in report.notes if text not in report.cautions]  # those are with the headline
+    for title, texts in (("Note", notes), ("Assumed", report.assumptions), ("Not counted", report.uncounted)):
+        for text in texts:
+            yield f"{title}: {text}"

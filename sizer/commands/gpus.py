@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from sizer.catalogue.gpus import GPUS
 from sizer.commands.job import MakeClient
-from sizer.commands.output import print_list
-from sizer.memory.gpus import GPUS
-from sizer.terminal.table import format_table
+from sizer.commands.text import format_table, print_list
 from sizer.units import format_bytes
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Prints the catalogue."""
+    """Print the catalogue."""
     header = ("key", "name", "memory", "outside the allocator")
     rows = (
         (gpu.key, gpu.name, format_bytes(gpu.total_bytes), format_bytes(gpu.context_bytes)) for gpu in GPUS.values()

@@ -6,66 +6,82 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sizer.commands.job import MakeClient, wait
-from sizer.device.ledger.exchange import LIMIT_CHARACTERS, Parcel, read_parcels
-from sizer.device.ledger.ledger import Imported, Ledger
+from sizer.commands.text import TITLES, format_table, percent, to_printable
+from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, read_items
+from sizer.device.ledger.ledger import ImportResult, Ledger
+from sizer.device.ledger.row import LedgerRow
+from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.device.record.files import read_measured
 from sizer.errors import RequestError, quote
 from sizer.memory.codec import DecodeError, encode
-from sizer.terminal.ledger import format_rows, format_statistics
-from sizer.terminal.table import to_printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the whole ledger as JSON, for --import elsewhere")
+    form.add_argument("--csv", action="store_true", help="print the ledger as CSV")
+    form.add_argument("--path", action="store_true", help="print the file that holds it (see $SIZER_LEDGER)")
+    parser.add_argument(
+        "--import",
+        dest="import_file",
+        metavar="FILE",
+        type=Path,
+        help="take in another machine's measurements: a file, or a folder of the suite",
+    )
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Shows the ledger, takes in another machine's measurements, or says where it is."""
-    kept = Ledger()
+    """Show the ledger, import another machine's measurements, or say where the file is."""
+    ledger = Ledger()
     if options.path:
-        print(kept.path)
+        print(ledger.path)
     elif options.import_file is not None:
-        return _import(kept, options, make_client)
+        return _import(ledger, options, make_client)
     elif options.json:
-        print(kept.export_json())
+        print(ledger.export_json())
     elif options.csv:
-        print(kept.export_csv().replace("\r\n", "\n"), end="")  # stdout writes the platform's own line ends
+        print(ledger.export_csv().replace("\r\n", "\n"), end="")  # stdout writes the platform's own line ends
     else:
-        print("\n".join(_shown(kept)))
+        print("\n".join(_lines(ledger)))
     return 0
 
 
-def _shown(kept: Ledger) -> Iterator[str]:
-    rows = kept.rows()
+def _lines(ledger: Ledger) -> Iterator[str]:
+    rows = ledger.rows()
     if not rows:
-        yield f"The ledger is empty ({to_printable(str(kept.path))}): `python -m sizer measure` fills it."
+        yield f"The ledger is empty ({to_printable(str(ledger.path))}): `python -m sizer measure` fills it."
         return
     yield from format_rows(rows)
     yield ""
-    yield from format_statistics(kept.statistics())
+    yield from format_statistics(ledger.statistics())
 
 
-def _import(kept: Ledger, options: argparse.Namespace, make_client: MakeClient) -> int:
-    parcels = _parcels(options.import_file)
+def _import(ledger: Ledger, options: argparse.Namespace, make_client: MakeClient) -> int:
+    items = _items(options.import_file)
     with contextlib.closing(make_client()) as client:
-        done = kept.take_in(parcels, compare=lambda measured: wait(client.submit_comparison(measured)))
-    print(json.dumps(encode(done)) if options.json else _told(done))
+        done = ledger.import_items(items, compare=lambda measured: wait(client.submit_comparison(measured)))
+    print(json.dumps(encode(done)) if options.json else _summary(done))
     for reason in done.refused:
         print(to_printable(f"sizer: not taken, {reason}"), file=sys.stderr)
     return RequestError.exit_status if done.refused else 0
 
 
-def _parcels(path: Path) -> Iterable[Parcel | str]:
+def _items(path: Path) -> Iterable[ImportItem | str]:
     """What a file holds, or a folder of the suite, whose recordings come along."""
     if not path.is_dir():
-        return read_parcels(_read(path))
+        return read_items(_read(path))
     try:
-        return [Parcel(measured=record.measured) for record in read_measured(path)]
+        return [ImportItem(measured=record.measured) for record in read_measured(path)]
     except (DecodeError, OSError) as error:
         raise RequestError("the folder is not one of the suite", given=quote(str(path)), todo=str(error)) from error
 
 
-def _told(done: Imported) -> str:
+def _summary(done: ImportResult) -> str:
     return f"{len(done.added)} added, {done.known} known already, {len(done.refused)} not taken"
 
 
@@ -76,3 +92,53 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RequestError("the file cannot be read", given=quote(str(path)), todo=reason) from error
+
+
+IN_STATISTICS = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
+
+
+def format_rows(rows: Sequence[LedgerRow]) -> Iterator[str]:
+    """The ledger's rows as a table, with the errors of the three peaks."""
+    header = (
+        "id",
+        "measured",
+        "architecture",
+        "mode",
+        "dtype",
+        "batch",
+        "device",
+        "torch",
+        "allocated",
+        "reserved",
+        "process",
+        "",
+    )
+    yield from format_table(header, map(_cells, rows), left=8)
+
+
+def format_statistics(statistics: Sequence[ErrorStatistics]) -> Iterator[str]:
+    """Signed errors of the figures that most is made of, per device and family."""
+    header = ("error of", "device", "family", "count", "median", "worst", "bias")
+    rows = (
+        (
+            TITLES[row.quantity],
+            row.device,
+            row.family,
+            str(row.count),
+            *(percent(error) for error in (row.median, row.worst, row.bias)),
+        )
+        for row in statistics
+        if row.quantity in IN_STATISTICS
+    )
+    yield from format_table(header, rows, left=3)
+
+
+def _cells(row: LedgerRow) -> tuple[str, ...]:
+    pairs = (
+        (row.estimated_peak_allocated_bytes, row.measured_peak_allocated_bytes),
+        (row.estimated_peak_reserved_bytes, row.measured_peak_reserved_bytes),
+        (row.estimated_process_bytes, row.measured_process_bytes),
+    )
+    errors = ("" if not measured else percent((estimated - measured) / measured) for estimated, measured in pairs)
+    about = (row.architecture, row.mode, row.dtype, str(row.batch), row.device_name, row.torch)
+    return str(row.id), row.measured_at[:10], *about, *errors, "" if row.holds else "WRONG"

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sizer.commands.arguments import add_query, minutes, query_of
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.query import query_of
+from sizer.commands.measure_text import format_comparison, format_measurement
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.recording import Measured
@@ -18,14 +19,27 @@ from sizer.device.trial.launch import start
 from sizer.errors import JobError, RequestError, SizerError, quote
 from sizer.request import DTYPES, Request, format_query, parse_query
 from sizer.service.client import JobClient
-from sizer.terminal.comparison import format_comparison, format_measurement
 from sizer.versions import format_version, installed_version
 
 SCHEMA = 1
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, 'such as "arch=torchvision:resnet50&dtype=float32&batch=32"')
+    parser.add_argument("--device", required=True, help="cuda:0, mps, cpu, ... (see `python -m sizer devices`)")
+    parser.add_argument(
+        "--json", action="store_true", help="print measurement and comparison as JSON, one object a line"
+    )
+    parser.add_argument("--no-timing", action="store_true", help="measure memory alone")
+    parser.add_argument("--no-ledger", action="store_true", help="do not keep the comparison")
+    parser.add_argument(
+        "--minutes", type=minutes, default=10.0, help="stop a measurement that takes longer; by default 10"
+    )
+
+
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Measures every cell of a query in a process of its own, holds the estimate against it, and keeps the comparison.
+    """Measure every dtype and batch size of a query, each in a process of its own, and compare them with the estimate.
 
     Raises, after all is printed, the first of: TraceError where a step was measured and cannot be traced, JobError where one
     ended early. A lack of memory is a result.

@@ -1,6 +1,6 @@
 """Real devices: what is there, what a piece of work really takes on one, and how the estimate compares.
 
-    record ◄── machine ◄── readers ◄── trial ◄── suite          placement
+    record ◄── machine ◄── readers ◄── trial ◄── suite
        ▲
        └────── comparison ◄── ledger
 
@@ -13,5 +13,4 @@ trial       one measurement: the process that does it, the module, its steps, th
 suite       many measurements, one after the other
 comparison  the estimate held against a measurement
 ledger      comparisons kept, counted, and handed from machine to machine
-placement   tensors on the wrong device, found without any device
 """

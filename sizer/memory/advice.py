@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.modes import MODES
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
-from sizer.memory.gpus import GPUS, Gpu
 from sizer.memory.report import Report
 from sizer.units import MIB, counted, format_bytes
 
@@ -68,7 +69,7 @@ def _smaller_batch(report: Report, estimate: Estimate) -> Iterator[str]:
     if largest.batch >= estimate.batch:
         return
     line = f"Use a batch of at most {largest.batch}."
-    if report.request.get("mode") == "training":
+    if MODES[report.request["mode"]].trains:
         steps = -(-estimate.batch // largest.batch)
         line += f" To train as with {estimate.batch}, accumulate gradients over {steps} such steps"
         normed = any("BatchNorm" in module.class_name for module in report.model.modules)
@@ -88,7 +89,7 @@ def _other_dtypes(report: Report, estimate: Estimate) -> Iterator[str]:
 
 
 def _fewer_activations(report: Report, estimate: Estimate) -> Iterator[str]:
-    if report.request.get("mode") != "training" or not _is_large(estimate.activations_bytes, estimate):
+    if not MODES[report.request["mode"]].trains or not _is_large(estimate.activations_bytes, estimate):
         return
     size = format_bytes(estimate.activations_bytes)
     if report.request.get("attention") == "eager":

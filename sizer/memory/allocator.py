@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from typing import Protocol
 
-from sizer.memory.cuda import CudaCache
-from sizer.memory.expandable import ExpandableCache
-from sizer.memory.gpus import Backend
-from sizer.memory.mps import MpsHeaps
+from sizer.catalogue.gpus import Backend
+from sizer.memory import cuda, expandable, mps
 from sizer.memory.tape import Tape
-from sizer.memory.timeline import Timeline, read_timeline
+from sizer.memory.timeline import Replay, Timeline, read_timeline
 
 
 class Cache(Protocol):
@@ -25,20 +22,6 @@ class Cache(Protocol):
 
     def release(self, address: int, size: int) -> None:
         """Take back the block at `address` that took `size` bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
-
-    `failed_at` is the position of the first request that could not be met, None where all were; the last of
-    `reserved` is then what was still held after every free segment went back.
-    """
-
-    taken: list[int]
-    reserved: list[int]
-    retries: int
-    failed_at: int | None
 
 
 def replay(
@@ -55,22 +38,35 @@ def replay(
     reserved is allocated.
     *Known limitations*: one stream, one process, default allocator settings.
     """
-    return read_timeline(tape, place(tape, backend, capacity_bytes, expandable_segments))
+    return read_timeline(tape, replay_events(tape, backend, capacity_bytes, expandable_segments))
 
 
-def place(
+def replay_events(
     tape: Tape, backend: Backend, capacity_bytes: int | None = None, expandable_segments: bool = False
-) -> Placement:
+) -> Replay:
     """Bytes taken by every block of a tape and reserved after every event; `replay` reads the timeline from it."""
     if expandable_segments and backend != "cuda":
         raise ValueError(f"expandable_segments was asked for on {backend!r}; only 'cuda' has it: leave it False")
     if backend == "cuda":
-        return _fill(tape, ExpandableCache(capacity_bytes) if expandable_segments else CudaCache(capacity_bytes))
+        return _fill(
+            tape, expandable.ExpandableCache(capacity_bytes) if expandable_segments else cuda.CudaCache(capacity_bytes)
+        )
     if backend == "mps":
-        return _fill(tape, MpsHeaps(capacity_bytes))
+        return _fill(tape, mps.MpsHeaps(capacity_bytes))
     if backend == "cpu":
         return _fill(tape, PlainMemory(capacity_bytes))
     raise ValueError(f"backend was {backend!r}; allowed are 'cuda', 'mps' and 'cpu'")
+
+
+def describe(backend: Backend, *, expandable_segments: bool = False) -> tuple[str, ...]:
+    """How the allocator of a backend works, in words with its own constants."""
+    if backend == "cuda":
+        return expandable.describe() if expandable_segments else cuda.describe()
+    return (
+        mps.describe()
+        if backend == "mps"
+        else ("the plain sum of tensor bytes: the CPU's allocator keeps nothing back",)
+    )
 
 
 class PlainMemory:
@@ -93,7 +89,7 @@ class PlainMemory:
         self.reserved -= size
 
 
-def _fill(tape: Tape, cache: Cache) -> Placement:
+def _fill(tape: Tape, cache: Cache) -> Replay:
     """Run every event of a tape through an allocator; stops at the first request that it cannot meet."""
     sizes, allocate, release = tape.sizes, cache.allocate, cache.release
     taken = [0] * len(sizes)
@@ -105,9 +101,9 @@ def _fill(tape: Tape, cache: Cache) -> Placement:
                 block = allocate(size)
                 if block is None:
                     reserved.append(cache.reserved)
-                    return Placement(taken=taken, reserved=reserved, retries=cache.retries, failed_at=position)
+                    return Replay(taken=taken, reserved=reserved, retries=cache.retries, failed_at=position)
                 addresses[event], taken[event] = block
         elif size := taken[~event]:
             release(addresses[~event], size)
         reserved.append(cache.reserved)
-    return Placement(taken=taken, reserved=reserved, retries=cache.retries, failed_at=None)
+    return Replay(taken=taken, reserved=reserved, retries=cache.retries, failed_at=None)

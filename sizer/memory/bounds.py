@@ -1,10 +1,10 @@
 """What the estimate cannot know for certain, in bytes less and more: the parts of the range of a process.
 
-- What a process holds outside the allocator (sizer.memory.context).
-- Another version of cuDNN takes other engines, with other workspaces. How far reserved memory moves with them was seen in 49 cases
+- What a process holds outside the allocator (sizer.catalogue.contexts).
+- Another version of cuDNN takes other engines, with other workspaces. How far reserved memory moves with them was seen in 50 cases
   that cuDNN 9.19 and 9.26 were both asked for (`tests/null_driver/recorded`): in nine of ten by at most BETWEEN_VERSIONS percent,
-  up or down. Replays with the engines that cuDNN ranks next say less: they hold 31 of the 49, and are wider.
-- A workspace that is a model and nobody's answer is taken as anything from nothing to twice the model.
+  up or down. Replays with the engines that cuDNN ranks next say less: they held 31 of 49, and are wider.
+- A workspace that is a model, no library's answer, is taken as anything from nothing to twice the model.
 - Where a training loop calls `zero_grad()` after the forward pass (as Lightning does), gradients live through it.
 """
 
@@ -13,10 +13,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
-from sizer.memory.tape import CATEGORIES, AffineTape, Tape
+from sizer.memory.tape import CATEGORIES, Tape
 
 # Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
-# model, as it is for questions that nobody answered; the rest are formulas read in PyTorch's source.
+# model, as it is for size queries that were not resolved; the rest are formulas read in PyTorch's source.
 # `scratch_cuda.MODELLED` is the same list, by function.
 CLOSED_KERNELS = ("aten._cudnn_rnn",)
 _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
@@ -43,7 +43,7 @@ class Margin:
 def engines_margin(tape: Tape, reserved_bytes: int) -> int:
     """How far reserved memory may move with cuDNN's engines: a share of it, no more than all results of convolutions together."""
     convolutions = {op for op, name in enumerate(tape.op_names) if name.startswith(_CONVOLUTIONS)}
-    if convolutions.isdisjoint(tape.ops[block] for block in tape.answered):
+    if convolutions.isdisjoint(tape.ops[block] for block in tape.resolved):
         return 0
     rows = zip(tape.sizes, tape.ops, tape.categories, strict=True)
     results = sum(size for size, op, category in rows if op in convolutions and category != _WORKSPACE)
@@ -76,14 +76,13 @@ def gradients_kept(tape: Tape) -> Tape:
     return replace(tape, order=tape.order[:begin] + first + later + tape.order[end:])
 
 
-def modelled_blocks(tape: Tape | AffineTape) -> list[bool]:
-    """Per block whether it is a workspace whose size is a model and nobody's answer."""
+def modelled_blocks(tape: Tape) -> list[bool]:
+    """Per block whether it is a workspace whose size is a model, no library's answer."""
     closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
     modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
-    answered = tape.answered
-    for question in tape.questions:
-        for block in question.blocks:
-            modelled[block] = block not in answered
+    for query in tape.size_queries:
+        for block in query.blocks:
+            modelled[block] = block not in tape.resolved
     return modelled
 
 

@@ -11,6 +11,7 @@ new segment gets a higher address than those before it, which decides between fr
 from __future__ import annotations
 
 from sizer.memory.blocks import FreeBlocks
+from sizer.units import format_bytes
 
 MIN_BLOCK = 512  # kMinBlockSize: every size is rounded up to a multiple
 SMALL_SIZE = 2**20  # kSmallSize: the largest request of the small pool
@@ -32,6 +33,17 @@ def segment_size(size: int) -> int:
     if size < MIN_LARGE:
         return LARGE_SEGMENT
     return (size + ROUND_LARGE - 1) // ROUND_LARGE * ROUND_LARGE
+
+
+def describe() -> tuple[str, ...]:
+    """How this allocator works, in words."""
+    return (
+        f"the CUDA caching allocator, event by event: sizes rounded up to {format_bytes(MIN_BLOCK)}, best fit in a small (up to "
+        f"{format_bytes(SMALL_SIZE)}) and a large pool",
+        f"segments of {format_bytes(SMALL_SEGMENT)}, {format_bytes(LARGE_SEGMENT)} or, from {format_bytes(MIN_LARGE)} on, the size "
+        f"rounded up to {format_bytes(ROUND_LARGE)}; blocks are split, and merge with free neighbours when released",
+        "reserved memory shrinks only on the way to an out-of-memory error: free segments are given back, then it tries again",
+    )
 
 
 class CudaCache:

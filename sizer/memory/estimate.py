@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
 from sizer.memory.bounds import Margin
 from sizer.memory.fit import Fits, fit
-from sizer.memory.gpus import Gpu
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, running_bytes
 from sizer.units import format_bytes
@@ -62,7 +63,7 @@ def estimate_tape(
     """
     result = fit(tape, gpu, expandable_segments=expandable_segments)
     timeline, live = result.timeline, live_by_category(tape)
-    training = mode == "training"
+    training = MODES[mode].trains
     return Estimate(
         dtype=dtype,
         batch=tape.batch,
@@ -99,7 +100,15 @@ def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
             f"{margin.name} -{format_bytes(margin.less_bytes)} to +{format_bytes(margin.more_bytes)}"
             for margin in row.margins
         )
-        yield f"{row.dtype} at batch {row.batch}: {ends}; {'; '.join(parts) or 'nothing is uncertain'}"
+        told = "; ".join(parts) or "no range is known for this device"
+        if row.process_high_bytes < row.process_bytes + sum(margin.more_bytes for margin in row.margins):
+            told += "; it ends at the device's memory, where cached memory is given back"
+        yield f"{row.dtype} at batch {row.batch}: {ends}; {told}"
+
+
+def has_range(estimate: Estimate) -> bool:
+    """Whether anything is known of how far the process may be off: not on MPS, nor on the CPU."""
+    return estimate.process_low_bytes < estimate.process_high_bytes
 
 
 def _alive(tape: Tape, live: Mapping[str, Mapping[str, int]], phase: str, category: str) -> int:

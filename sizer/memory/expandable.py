@@ -14,6 +14,17 @@ from bisect import bisect_left, insort
 
 from sizer.memory.blocks import FreeBlocks
 from sizer.memory.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
+from sizer.units import format_bytes
+
+
+def describe() -> tuple[str, ...]:
+    """How this allocator works, in words."""
+    return (
+        f"the CUDA caching allocator with expandable segments, event by event: sizes rounded up to {format_bytes(MIN_BLOCK)}, best "
+        f"fit in one range for requests up to {format_bytes(SMALL_SIZE)} and one for larger ones",
+        f"pages of {format_bytes(SMALL_SEGMENT)} and {format_bytes(LARGE_SEGMENT)} are mapped as a range grows",
+        "reserved memory shrinks only on the way to an out-of-memory error: free pages are unmapped, then it tries again",
+    )
 
 
 class ExpandableCache:

@@ -76,34 +76,6 @@ class Section:
     lines: tuple[str, ...]
 
 
-EXACT = (
-    "weights, buffers, gradients and optimizer state: the tensors themselves, each storage once",
-    "what autograd saves and when each tensor is released: PyTorch's own Python and autograd engine ran, on meta tensors",
-    "sizes at every batch size: two traces give each block's bytes as a + b * batch, a third one checks them",
-)
-MODELLED = {
-    "cuda": (
-        "cuDNN's workspaces in recurrent layers and attention: the range of the process allows for them",
-        "the context outside PyTorch: a range by the device's family",
-        "not counted: split keys of attention in inference with few queries",
-    ),
-    "mps": (
-        "what Metal's graph kernels allocate inside is not counted",
-        "the heaps are those of PyTorch's MPS allocator; the rest of the system shares the memory",
-    ),
-    "cpu": ("oneDNN's scratch memory follows its own selection of kernels on x86 processors",),
-}
-ALLOCATOR = {
-    "cuda": (
-        "the CUDA caching allocator, event by event: sizes rounded up to 512 B, best fit in a small (up to 1 MiB) and a large pool",
-        "segments of 2 MiB, 20 MiB or the size rounded up to 2 MiB; blocks are split, and merge with free neighbours when released",
-        "reserved memory shrinks only on the way to an out-of-memory error: free segments are given back, then it tries again",
-    ),
-    "mps": ("PyTorch's MPS allocator: heaps of 8 MiB, 32 MiB, 1 GiB or the size rounded up to 2 MiB",),
-    "cpu": ("the plain sum of tensor bytes: the CPU's allocator keeps nothing back",),
-}
-
-
 def explain_workspaces(
     tapes: Mapping[str, Tape], formulas: Mapping[str, Formula] | None = None
 ) -> tuple[WorkspaceUse, ...]:
@@ -136,11 +108,11 @@ def explain_workspaces(
 
 def _answered(tape: Tape) -> set[str]:
     """The operators all of whose questions were answered."""
-    answered = tape.answered
-    asked = {tape.op_names[tape.ops[block]] for question in tape.questions for block in question.blocks}
+    answered = tape.resolved
+    asked = {tape.op_names[tape.ops[block]] for question in tape.size_queries for block in question.blocks}
     open_ = {
         tape.op_names[tape.ops[block]]
-        for question in tape.questions
+        for question in tape.size_queries
         for block in question.blocks
         if block not in answered
     }

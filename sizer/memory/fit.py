@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sizer.memory.allocator import place, replay
+from sizer.catalogue.gpus import Gpu
+from sizer.memory.affine import AffineTape
+from sizer.memory.allocator import replay, replay_events
 from sizer.memory.bounds import (
     BETWEEN_VERSIONS,
     CONTEXT,
@@ -20,8 +22,9 @@ from sizer.memory.bounds import (
     with_models_twice,
     without_models,
 )
-from sizer.memory.gpus import Gpu
-from sizer.memory.tape import AffineTape, Tape
+from sizer.memory.family import TapeFamily
+from sizer.memory.size_queries import SizeOracle
+from sizer.memory.tape import Tape
 from sizer.memory.timeline import Timeline, read_failure, read_timeline, running_bytes
 
 Fits = bool | Literal["uncertain"]
@@ -61,7 +64,8 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     The range is that of what is uncertain (sizer.memory.bounds): a small or a large context, the engines of another version of
     cuDNN, and by replays modelled workspaces and gradients that live through the next forward pass.
     `fits` is True where the work with all that makes it large runs on the device, False where the work with all that makes it
-    small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would.
+    small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would. Where
+    that is what makes it fit, the range ends at the device's memory: the process takes all of it and no more.
 
     The timeline is the one on this device where the work fits. Where it does not, it is that of a device large enough,
     with `out_of_memory` saying what would fail on this one.
@@ -73,13 +77,14 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     more = sum(margin.more_bytes for margin in margins)
     # What needs no replay: it fits where nothing has to be given back.
     easily = roomy.peak_reserved_bytes + gpu.context_bytes + more <= gpu.total_bytes
+    fits = easily or fits_in(tape, gpu, expandable_segments=expandable_segments)
     return Fit(
         timeline=timeline,
         process_bytes=process,
         process_low_bytes=process - sum(margin.less_bytes for margin in margins),
-        process_high_bytes=process + more,
+        process_high_bytes=min(process + more, gpu.total_bytes) if fits is True else process + more,
         margins=margins,
-        fits=easily or fits_in(tape, gpu, expandable_segments=expandable_segments),
+        fits=fits,
     )
 
 
@@ -91,47 +96,50 @@ def fits_in(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fits:
 
 
 def largest_batch(
-    tape: AffineTape,
+    family: TapeFamily,
     gpu: Gpu,
     *,
     dtype: str,
+    oracle: SizeOracle | None = None,
     known: Mapping[int, Fits] | None = None,
     expandable_segments: bool = False,
 ) -> MaxBatch:
-    """The largest batch whose work surely fits, and the largest that may, up to 2**20; above 128 within 1 %.
+    """The largest batch whose work surely fits, and the largest that may, up to 2**20; with one sample more it does not.
 
-    `known` holds verdicts that were already found; the search starts from them and takes some ten replays. Where sizes are
-    asked for it goes by lines through their answers first, and asks at the end alone. It assumes that what fits at one batch
-    fits at every smaller one, which fragmentation can break by an item or two.
-    Raises NotAffineError where the tape has no batch that the search comes upon.
+    The answer is the same whatever was asked before: verdicts that are `known` are not computed again, and decide nothing else.
+    Where sizes are left to an oracle, lines through its answers say where to look. It assumes that what fits at one batch fits at
+    every smaller one, which fragmentation can break by an item or two.
+    For work that is not affine in the batch these are the largest of the batches that were traced, and the reason says so.
+    Raises NotAffineError where the family has no tape at a batch that the search comes upon.
     """
     known = known or {}
+    if not family.lines:
+        return _largest_traced(known, dtype)
+
+    def verdict(batch: int, holds: Callable[[Tape, Gpu, bool], bool], wanted: tuple[Fits, ...]) -> bool:
+        return known[batch] in wanted if batch in known else holds(family.at(batch, oracle), gpu, expandable_segments)
+
     capacity = gpu.total_bytes - gpu.context_high_bytes
-    bound = _batch_bound(tape, capacity, with_modelled=True)
-    quick = _settled(tape, known, bound)
-    sure = _search_twice(
-        lambda one, batch: _surely(one.at(batch), gpu, expandable_segments),
-        (quick, tape),
-        bound,
-        {batch: fits is True for batch, fits in known.items()},
-        start=_first_guess(quick or tape, bound, capacity, gpu, expandable_segments),
-    )
+    bound = _batch_bound(family, capacity, with_modelled=oracle is None)
+    near = _first_guess(family, bound, capacity, gpu, expandable_segments)
+    quick = family.settle(max(1, near // 2), max(2, near), oracle) if oracle is not None else None
+    if quick is not None:
+        near = _search(lambda batch: _surely(quick.at(batch), gpu, expandable_segments), bound, start=near)
+    sure = _search(lambda batch: verdict(batch, _surely, (True,)), bound, start=near)
     most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
-    ceiling = _batch_bound(tape, most, with_modelled=False)
-    possible = _search_twice(
-        lambda one, batch: _possibly(one.at(batch), gpu, expandable_segments),
-        (quick, tape),
-        ceiling,
-        {batch: fits is not False for batch, fits in known.items()} | {sure: True},
-        start=ceiling * sure // bound if bound else ceiling,
-    )
+    ceiling = _batch_bound(family, most, with_modelled=False)
+    near = ceiling * sure // bound if bound else ceiling
+    if quick is not None:
+        near = _search(lambda batch: _possibly(quick.at(batch), gpu, expandable_segments), ceiling, start=near)
+    possible = _search(lambda batch: verdict(batch, _possibly, (True, "uncertain")), ceiling, start=near, low=sure)
+    sure, possible = (batch if batch >= family.smallest else 0 for batch in (sure, possible))
     return MaxBatch(
-        dtype=dtype, batch=sure or None, possible_batch=possible or None, reason=_reason(sure, possible, gpu)
+        dtype=dtype, batch=sure or None, possible_batch=possible or None, reason=_reason(sure, possible, gpu, family)
     )
 
 
-def largest_traced_batch(verdicts: Mapping[int, Fits], *, dtype: str) -> MaxBatch:
-    """The largest batch that fits among those traced one by one, for work that is not affine in the batch."""
+def _largest_traced(verdicts: Mapping[int, Fits], dtype: str) -> MaxBatch:
+    """The largest batch that fits among those traced one by one."""
     sure = max((batch for batch, fits in verdicts.items() if fits is True), default=None)
     possible = max((batch for batch, fits in verdicts.items() if fits is not False), default=None)
     tried = ", ".join(str(batch) for batch in sorted(verdicts))
@@ -147,7 +155,7 @@ def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: boo
     capacity = gpu.total_bytes - gpu.context_bytes
     if roomy.peak_reserved_bytes <= capacity:
         return roomy
-    tight = place(tape, gpu.backend, capacity, expandable_segments)
+    tight = replay_events(tape, gpu.backend, capacity, expandable_segments)
     failure = read_failure(tape, tight)
     return read_timeline(tape, tight) if failure is None else replace(roomy, out_of_memory=failure)
 
@@ -158,7 +166,7 @@ def _margins(tape: Tape, gpu: Gpu, reserved: int, expandable_segments: bool) -> 
     def peak(other: Tape) -> int:
         if other is tape:
             return reserved
-        return max(place(other, gpu.backend, None, expandable_segments).reserved, default=0)
+        return max(replay_events(other, gpu.backend, None, expandable_segments).reserved, default=0)
 
     few, many = peak(without_models(tape)), peak(with_models_twice(tape))
     engines, kept = engines_margin(tape, reserved), peak(gradients_kept(tape))
@@ -183,7 +191,7 @@ def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
         return False
     capacity -= engines_margin(tape, capacity * 100 // (100 + BETWEEN_VERSIONS))
     large = gradients_kept(with_models_twice(tape))
-    return place(large, gpu.backend, capacity, expandable_segments).failed_at is None
+    return replay_events(large, gpu.backend, capacity, expandable_segments).failed_at is None
 
 
 def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
@@ -192,45 +200,16 @@ def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
     if capacity <= 0:
         return False
     capacity += engines_margin(tape, capacity * 100 // (100 - BETWEEN_VERSIONS))
-    return place(without_models(tape), gpu.backend, capacity, expandable_segments).failed_at is None
+    return replay_events(without_models(tape), gpu.backend, capacity, expandable_segments).failed_at is None
 
 
-def _settled(tape: AffineTape, known: Mapping[int, bool | str], bound: int) -> AffineTape | None:
-    """The tape with lines through the answers at the two largest batches that are known; None where nothing is asked."""
-    if not tape.answered or bound < 2:
-        return None
-    low, high = (sorted({1, 2, *known})[-2:]) if known else (max(1, bound // 8), max(2, bound // 4))
-    return tape.settle(low, high)
+def _search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0) -> int:
+    """The largest batch up to `bound` that holds while the next one does not; `low`, which is taken to hold, where none above does.
 
-
-def _search_twice(
-    holds: Callable[[AffineTape, int], bool],
-    tapes: tuple[AffineTape | None, AffineTape],
-    bound: int,
-    known: Mapping[int, bool],
-    *,
-    start: int,
-) -> int:
-    """What `_search` finds on the second tape, begun where the first one's search ended, if there is a first."""
-    quick, tape = tapes
-    if quick is None:
-        return _search(lambda batch: holds(tape, batch), bound, known, start=start)
-    near = _search(lambda batch: holds(quick, batch), bound, known, start=start)
-    return _search(lambda batch: holds(tape, batch), bound, known, start=near, step=1 + near // 128)
-
-
-def _search(
-    holds: Callable[[int], bool], bound: int, known: Mapping[int, bool], *, start: int, step: int | None = None
-) -> int:
-    """The largest batch up to `bound` for which `holds`, 0 where none does; above 128 within 1 % below it.
-
-    Goes from `start` in growing steps towards the answer, the first a `step` wide, then bisects what is left.
+    Goes from `start` in steps that double until it has passed the answer, then bisects what is left.
     """
-    high = min((batch for batch, held in known.items() if not held), default=bound + 1)
-    high = min(high, bound + 1)
-    low = max((batch for batch, held in known.items() if held and batch < high), default=0)
-    guess, step, verdicts = start, step or max(1, start // 64), set()
-    while high - low > 1 + low // 128:
+    high, guess, step, verdicts = bound + 1, start, 1 + start // 1024, set()
+    while high - low > 1:
         if len(verdicts) == 2:
             guess = (low + high) // 2
         guess = min(max(guess, low + 1), high - 1)
@@ -242,25 +221,33 @@ def _search(
     return low
 
 
-def _first_guess(tape: AffineTape, bound: int, capacity: int, gpu: Gpu, expandable_segments: bool) -> int:
+def _first_guess(family: TapeFamily, bound: int, capacity: int, gpu: Gpu, expandable_segments: bool) -> int:
     """Where reserved bytes would reach the capacity if they grew as the tensors do, from one replay at the bound."""
     if bound < 2:
         return bound
-    reserved = max(place(tape.at(bound), gpu.backend, None, expandable_segments).reserved, default=0)
-    fixed = sum(a for a, b in zip(tape.constant, tape.per_item, strict=True) if not b and a > 0) // 2
+    line = family.lines[-1][1]
+    reserved = max(replay_events(family.at(bound), gpu.backend, None, expandable_segments).reserved, default=0)
+    fixed = sum(a for a, b in zip(line.constant, line.per_item, strict=True) if not b and a > 0) // 2
     return max(1, bound * (capacity - fixed) // max(reserved - fixed, 1)) if reserved > capacity > fixed else bound
 
 
-def _batch_bound(tape: AffineTape, capacity: int, *, with_modelled: bool) -> int:
+def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> int:
     """The largest batch, up to 2**20, whose tensors (not rounded) never exceed `capacity` bytes: no larger one fits.
 
-    Blocks whose size is asked for are left out, since it is on no line.
+    `with_modelled` counts the workspaces whose size is a model.
     """
-    counted = [with_modelled or not modelled for modelled in modelled_blocks(tape)]
-    for block in tape.answered:
-        counted[block] = False
-    constants = running_bytes(tape.order, [a * keep for a, keep in zip(tape.constant, counted, strict=True)])
-    slopes = running_bytes(tape.order, [b * keep for b, keep in zip(tape.per_item, counted, strict=True)])
+    ends = [first - 1 for first, _ in family.lines[1:]] + [LARGEST_BATCH]
+    found = 0
+    for (first, line), end in zip(family.lines, ends, strict=True):
+        bound = min(end, _line_bound(line, capacity, with_modelled=with_modelled))
+        found = bound if bound >= first else found
+    return found
+
+
+def _line_bound(line: AffineTape, capacity: int, *, with_modelled: bool) -> int:
+    counted = [with_modelled or not modelled for modelled in modelled_blocks(line.tape)]
+    constants = running_bytes(line.tape.order, [a * keep for a, keep in zip(line.constant, counted, strict=True)])
+    slopes = running_bytes(line.tape.order, [b * keep for b, keep in zip(line.per_item, counted, strict=True)])
     bound = LARGEST_BATCH
     for constant, slope in zip(constants, slopes, strict=True):
         if constant + slope * bound > capacity:
@@ -268,11 +255,11 @@ def _batch_bound(tape: AffineTape, capacity: int, *, with_modelled: bool) -> int
     return max(bound, 0)
 
 
-def _reason(sure: int, possible: int, gpu: Gpu) -> str:
+def _reason(sure: int, possible: int, gpu: Gpu, family: TapeFamily) -> str:
     if not possible:
-        return f"not even a batch of 1 fits the {gpu.name}"
+        return f"not even a batch of {family.smallest} fits the {gpu.name}"
     if not sure:
-        return f"a batch of 1 may or may not fit the {gpu.name}"
+        return f"a batch of {family.smallest} may or may not fit the {gpu.name}"
     if sure == LARGEST_BATCH:
         return f"searched up to {LARGEST_BATCH}"
     return ""

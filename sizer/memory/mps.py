@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from sizer.memory.blocks import FreeBlocks
+from sizer.units import format_bytes
 
 ALIGNMENT = 256  # what heapBufferSizeAndAlignWithLength rounds to (believed)
 PAGE = 16 * 2**10  # vm_page_size on Apple silicon
@@ -26,6 +27,15 @@ LARGE_HEAP = 32 * 2**20  # kLargeHeap
 XLARGE_HEAP = 2**30  # kXLargeHeap
 BUCKET_SHIFT = 5  # kLargeBucketShift: 32 sizes per power of two
 NEAR_FIT = 8  # kNearFitReuseDenom
+
+
+def describe() -> tuple[str, ...]:
+    """How this allocator works, in words."""
+    sizes = ", ".join(map(format_bytes, (SMALL_HEAP, LARGE_HEAP, XLARGE_HEAP)))
+    return (
+        f"PyTorch's MPS allocator: heaps of {sizes} or the size rounded up to {format_bytes(ROUND_LARGE)}",
+        "the rest of the system shares the memory",
+    )
 
 
 def heap_size(size: int) -> int:

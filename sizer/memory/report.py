@@ -6,19 +6,21 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from sizer.catalogue.gpus import Gpu
+from sizer.memory.affine import NotAffineError
 from sizer.memory.census import Census, ModuleRow
 from sizer.memory.codec import DecodeError, decode, encode, json_names
 from sizer.memory.estimate import Estimate, describe_range, estimate_tape
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
-from sizer.memory.fit import Fits, MaxBatch, largest_batch, largest_traced_batch
-from sizer.memory.gpus import Gpu
+from sizer.memory.family import TapeFamily
+from sizer.memory.fit import MaxBatch, largest_batch
+from sizer.memory.size_queries import SizeOracle
 from sizer.memory.table import write_csv
-from sizer.memory.tape import CATEGORIES, PHASES, AffineTape, NotAffineError, Tape
+from sizer.memory.tape import CATEGORIES, PHASES, Tape
 
 SCHEMA = 1
 Model = Census
 Scalar = bool | int | float | str | None
-Tapes = AffineTape | Mapping[int, Tape]
 
 _PHASE_NUMBERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
 _NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins")
@@ -87,10 +89,11 @@ def build_report(
     query: str,
     versions: Mapping[str, str],
     census: Census,
-    tapes: Mapping[str, Tapes],
+    tapes: Mapping[str, TapeFamily],
     batches: Iterable[int],
     gpu: Gpu,
     mode: str,
+    oracle: SizeOracle | None = None,
     request: Mapping[str, object] | None = None,
     failures: Mapping[str, str] | None = None,
     notes: Iterable[str] = (),
@@ -104,22 +107,21 @@ def build_report(
 ) -> Report:
     """The report (bytes) of every dtype and batch, from what was counted and traced.
 
-    `tapes` holds per dtype one tape for all batches, or a tape per batch where the model is not affine in it; the
-    batches of such a dict that were not asked for are left out. What the tracer assumed (`stand_ins`) is added to
-    `uncounted`. The workspaces on the tapes, at the first batch that each dtype has, and their `formulas` by operator
-    complete the `explanation`.
+    `tapes` holds the family of tapes of each dtype, whose size queries the `oracle` resolves. What the tracer assumed
+    (`stand_ins`) is added to `uncounted`. The workspaces on the tapes, at the first batch that each dtype has, and their
+    `formulas` by operator complete the `explanation`.
     """
     cautions = tuple(cautions)
     batches, estimates, max_batch, all_notes, stand_ins = tuple(batches), [], [], [*cautions, *notes], []
-    done: dict[int, _Answer] = {}  # dtypes may share a tape: float16 often has bfloat16's
-    for dtype, work in tapes.items():
-        if id(work) not in done:
-            done[id(work)] = _answer(work, batches, gpu, mode, expandable_segments)
-        answer = done[id(work)]
-        estimates.extend(replace(row, dtype=dtype) for row in answer.estimates)
-        max_batch.append(replace(answer.max_batch, dtype=dtype))
-        all_notes.extend(f"{dtype}, {note}" for note in answer.notes)
-        stand_ins.extend(answer.stand_ins)
+    found: dict[int, _Found] = {}  # dtypes may share a family: float16 often has bfloat16's
+    for dtype, family in tapes.items():
+        if id(family) not in found:
+            found[id(family)] = _find(family, batches, gpu, mode, oracle, expandable_segments)
+        of_dtype = found[id(family)]
+        estimates.extend(replace(row, dtype=dtype) for row in of_dtype.estimates)
+        max_batch.append(replace(of_dtype.max_batch, dtype=dtype))
+        all_notes.extend(f"{dtype}, {note}" for note in of_dtype.notes)
+        stand_ins.extend(of_dtype.stand_ins)
     return Report(
         query=query,
         versions=dict(versions),
@@ -137,77 +139,56 @@ def build_report(
         target=dict(target or {}),
         assumptions=tuple(assumptions),
         uncounted=tuple(dict.fromkeys([*uncounted, *stand_ins])),
-        explanation=_complete(explanation, tapes, batches, formulas, stand_ins, estimates),
+        explanation=explanation
+        and replace(
+            explanation,
+            workspaces=explain_workspaces(
+                {dtype: first for dtype, family in tapes.items() if (first := found[id(family)].first) is not None},
+                formulas,
+            ),
+            stand_ins=tuple(dict.fromkeys(stand_ins)),
+            margins=tuple(describe_range({row.dtype: row for row in reversed(estimates)}.values())),
+        ),
     )
-
-
-def _complete(
-    explanation: Explanation | None,
-    tapes: Mapping[str, Tapes],
-    batches: tuple[int, ...],
-    formulas: Mapping[str, Formula] | None,
-    stand_ins: list[str],
-    estimates: list[Estimate],
-) -> Explanation | None:
-    """The explanation with what the tapes say: workspaces, stand-ins and the parts of the range."""
-    if explanation is None:
-        return None
-    found = {dtype: tape for dtype, work in tapes.items() if (tape := _first_tape(work, batches)) is not None}
-    return replace(
-        explanation,
-        workspaces=explain_workspaces(found, formulas),
-        stand_ins=tuple(dict.fromkeys(stand_ins)),
-        margins=tuple(describe_range({row.dtype: row for row in reversed(estimates)}.values())),
-    )
-
-
-def _first_tape(work: Tapes, batches: tuple[int, ...]) -> Tape | None:
-    for batch in batches:
-        try:
-            return work.at(batch) if isinstance(work, AffineTape) else work[batch]
-        except (ValueError, KeyError):
-            continue
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What one dtype's tapes say; the dtype is filled in later."""
+class _Found:
+    """What one family of tapes says, the dtype to be filled in; `first` is its tape at the first batch that it has."""
 
     estimates: tuple[Estimate, ...]
     max_batch: MaxBatch
     notes: tuple[str, ...]
     stand_ins: tuple[str, ...]
+    first: Tape | None
 
 
-def _answer(work: Tapes, batches: tuple[int, ...], gpu: Gpu, mode: str, expandable_segments: bool) -> _Answer:
-    rows, notes, stand_ins = [], [], []
+def _find(
+    family: TapeFamily,
+    batches: tuple[int, ...],
+    gpu: Gpu,
+    mode: str,
+    oracle: SizeOracle | None,
+    expandable_segments: bool,
+) -> _Found:
+    rows, notes, stand_ins, first = [], [], [], None
     for batch in batches:
         try:
-            tape = work.at(batch) if isinstance(work, AffineTape) else work[batch]
+            tape = family.at(batch, oracle)
         except ValueError as error:
             notes.append(f"batch {batch}: {error}")
-        except KeyError:
-            notes.append(f"batch {batch}: not traced")
         else:
+            first = first or tape
             rows.append(estimate_tape(tape, dtype="", gpu=gpu, mode=mode, expandable_segments=expandable_segments))
             stand_ins.extend(tape.stand_ins)
-    verdicts = {row.batch: row.fits for row in rows}
-    return _Answer(
-        estimates=tuple(rows),
-        max_batch=_max_batch(work, gpu, verdicts, expandable_segments),
-        notes=tuple(notes),
-        stand_ins=tuple(stand_ins),
-    )
-
-
-def _max_batch(work: Tapes, gpu: Gpu, verdicts: Mapping[int, Fits], expandable_segments: bool) -> MaxBatch:
-    if not isinstance(work, AffineTape):
-        return largest_traced_batch(verdicts, dtype="")
     try:
-        return largest_batch(work, gpu, dtype="", known=verdicts, expandable_segments=expandable_segments)
+        known = {row.batch: row.fits for row in rows}
+        largest = largest_batch(
+            family, gpu, dtype="", oracle=oracle, known=known, expandable_segments=expandable_segments
+        )
     except NotAffineError as error:
-        return MaxBatch(dtype="", batch=None, possible_batch=None, reason=str(error))
+        largest = MaxBatch(dtype="", batch=None, possible_batch=None, reason=str(error))
+    return _Found(estimates=tuple(rows), max_batch=largest, notes=tuple(notes), stand_ins=tuple(stand_ins), first=first)
 
 
 def _flatten(row: Estimate) -> dict[str, object]:

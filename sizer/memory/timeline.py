@@ -6,14 +6,24 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from sizer.memory.tape import CATEGORIES, Tape
 
-if TYPE_CHECKING:
-    from sizer.memory.allocator import Placement
-
 CURVE_POINTS = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
+
+    `failed_at` is the position of the first request that could not be met, None where all were; the last of
+    `reserved` is then what was still held after every free segment went back.
+    """
+
+    taken: list[int]
+    reserved: list[int]
+    retries: int
+    failed_at: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,45 +84,45 @@ class Timeline:
     out_of_memory: OutOfMemory | None = None
 
 
-def read_timeline(tape: Tape, placement: Placement) -> Timeline:
+def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
     """The timeline (bytes) of a tape whose blocks an allocator has placed."""
-    end = len(tape.order) if placement.failed_at is None else placement.failed_at
+    end = len(tape.order) if replayed.failed_at is None else replayed.failed_at
     order = tape.order[:end]
-    allocated = running_bytes(order, placement.taken)
+    allocated = running_bytes(order, replayed.taken)
     peak = max(allocated)
     position = allocated.index(peak)  # number of events done; the last of them made the peak
-    snapshots = _snapshots(tape, order, placement.taken, _curve_positions(tape, allocated, position))
+    snapshots = _snapshots(tape, order, replayed.taken, _curve_positions(tape, allocated, position))
     curve = tuple(CurvePoint(position=at, phase=_phase(tape, at - 1), by_category=split) for at, split in snapshots)
     block = order[position - 1] if position else None
     split = next(point.by_category for point in curve if point.position == position)
     return Timeline(
-        phases=_phases(tape, allocated, placement.reserved),
+        phases=_phases(tape, allocated, replayed.reserved),
         peak_allocated_bytes=peak,
-        peak_reserved_bytes=max(placement.reserved, default=0),
+        peak_reserved_bytes=max(replayed.reserved, default=0),
         peak_requested_bytes=max(running_bytes(order, tape.sizes)),
         peak_phase=_phase(tape, position - 1),
         peak_op="" if block is None else tape.op_names[tape.ops[block]],
         peak_module="" if block is None else tape.module_names[tape.modules[block]],
         at_peak=dict(zip(CATEGORIES, split, strict=True)),
         curve=curve,
-        reserved_at_peak_bytes=placement.reserved[position - 1] if position else 0,
-        retries=placement.retries,
-        out_of_memory=read_failure(tape, placement),
+        reserved_at_peak_bytes=replayed.reserved[position - 1] if position else 0,
+        retries=replayed.retries,
+        out_of_memory=read_failure(tape, replayed),
     )
 
 
-def read_failure(tape: Tape, placement: Placement) -> OutOfMemory | None:
+def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
     """The request (bytes) that an allocator could not meet, None where it met them all."""
-    if placement.failed_at is None:
+    if replayed.failed_at is None:
         return None
-    block = tape.order[placement.failed_at]
+    block = tape.order[replayed.failed_at]
     return OutOfMemory(
         op=tape.op_names[tape.ops[block]],
         module=tape.module_names[tape.modules[block]],
-        phase=_phase(tape, placement.failed_at),
+        phase=_phase(tape, replayed.failed_at),
         requested_bytes=tape.sizes[block],
-        allocated_bytes=running_bytes(tape.order[: placement.failed_at], placement.taken)[-1],
-        reserved_bytes=placement.reserved[-1] if placement.reserved else 0,
+        allocated_bytes=running_bytes(tape.order[: replayed.failed_at], replayed.taken)[-1],
+        reserved_bytes=replayed.reserved[-1] if replayed.reserved else 0,
     )
 
 

@@ -2,8 +2,14 @@
 
     python -m sizer.service.server [--max-jobs=2 --wall-seconds=120 ...]
 
-It reads requests and writes answers as JSON lines (see sizer.service.wire) and ends, with its children, when its stdin
-does. One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
+It reads requests and writes answers as JSON lines, and ends, with its children, when its stdin does:
+
+    client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null}      {"cancel": 7}
+                       {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
+    server -> client   {"ready": {"torch": "..."}}, {"fatal": error}, {"refused": "why a line was not understood"}
+                       {"id": 7, "progress": "..."}, {"id": 7, "result": {...}}, {"id": 7, "error": error}
+
+ One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
 Windows, each job is a fresh process, which imports torch again: slower, the same protocol.
 
 *Known limitations*: the "spawn" way is tested on Linux only. While it imports torch, the server answers nothing.
@@ -13,21 +19,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import importlib
-import importlib.metadata
 import os
 import shutil
 import signal
 import sys
-import tempfile
-import threading
 from collections.abc import AsyncIterator, Callable
 
 from sizer.errors import JobError, SizerError
-from sizer.service.children import Child, ForkedChild, SpawnedChild
-from sizer.service.settings import HOME_VARIABLE, Settings
-from sizer.service.wire import error_to_wire, from_line, to_line
+from sizer.processes.child import write
+from sizer.processes.environment import HOME_VARIABLE
+from sizer.processes.wire import error_to_wire, from_line, to_line
+from sizer.service.job_process import ForkedJob, SpawnedJob
+from sizer.service.preload import preload
+from sizer.service.settings import Settings
+from sizer.service.stdin import read_pipe, read_thread
 
 
 class Server:
@@ -36,12 +41,12 @@ class Server:
     def __init__(self, settings: Settings, send: Callable[[bytes], None]):
         self._settings = settings
         self._send = send
-        self._launch: Callable[[dict, Settings], Child] = ForkedChild if settings.launch == "fork" else SpawnedChild
-        self._places = asyncio.Semaphore(settings.max_jobs)
+        self._launch = ForkedJob if settings.launch == "fork" else SpawnedJob
+        self._slots = asyncio.Semaphore(settings.max_jobs)
         self._jobs: dict[int, asyncio.Task] = {}
 
     async def serve(self, lines: AsyncIterator[bytes | None]) -> None:
-        """Handles lines until they end, then kills all jobs. None stands for a line that was too long."""
+        """Handle lines until they end, then kill all jobs. None stands for a line that was too long."""
         try:
             async for line in lines:
                 self._handle(line)
@@ -70,33 +75,33 @@ class Server:
         ahead = sum(not job.cancelling() for job in self._jobs.values()) - self._settings.max_jobs
         if ahead >= self._settings.max_waiting:
             busy = JobError(f"the job server is busy: {ahead} jobs are waiting", todo="try again in a minute")
-            return self._answer(number, error=error_to_wire(busy))
+            return self._reply(number, error=error_to_wire(busy))
         if ahead >= 0:
-            self._answer(number, progress=f"waiting for a free place ({ahead} before this one)")
+            self._reply(number, progress=f"waiting for a free place ({ahead} before this one)")
         task = asyncio.get_running_loop().create_task(self._run(number, job))
         self._jobs[number] = task
         task.add_done_callback(lambda _: self._jobs.pop(number))
 
     def _cancel(self, number: object) -> None:
         task = self._jobs.get(number) if isinstance(number, int) else None
-        if task is not None and not task.cancelling():  # else it has just ended: its answer is on the way
+        if task is not None and not task.cancelling():  # else it has ended, and has been answered
             task.cancel()
-            self._answer(number, error=error_to_wire(JobError("the job was cancelled")))
+            self._reply(number, error=error_to_wire(JobError("the job was cancelled")))
 
     async def _run(self, number: int, job: dict) -> None:
-        """One job from its place in the queue to its one answer; a cancelled job has been answered already."""
+        """Run a job from its place in the queue to its one answer; a cancelled job has been answered already."""
         try:
-            async with self._places:
+            async with self._slots:
                 await self._run_child(number, job)
         except SizerError as error:
-            self._answer(number, error=error_to_wire(error))
-        except Exception as error:  # no process left, say: whatever it is, the job gets its answer
+            self._reply(number, error=error_to_wire(error))
+        except Exception as error:  # of any kind (no process could be started, say): the job must be answered
             failure = JobError(f"the job could not be run ({type(error).__name__}: {error})", todo="try again")
-            self._answer(number, error=error_to_wire(failure))
+            self._reply(number, error=error_to_wire(failure))
 
     async def _run_child(self, number: int, job: dict) -> None:
-        """Starts the child, hands its lines on and stops it; raises JobError where it ends without a result."""
-        self._answer(number, progress="started")
+        """Start the child, forward its lines and stop it; raises JobError where it ends without a result."""
+        self._reply(number, progress="started")
         child = self._launch(job, self._settings)
         try:
             async with asyncio.timeout(self._settings.wall_seconds):
@@ -120,11 +125,11 @@ class Server:
                 raise _too_large(self._settings) from None
             if (left := left - len(line)) < 0:
                 raise _too_large(self._settings)
-            if self._hand_on(number, line) != "progress":
+            if self._forward(number, line) != "progress":
                 return True
 
-    def _hand_on(self, number: int, line: bytes) -> str:
-        """Sends a child's line on under the job's number; the one key it has."""
+    def _forward(self, number: int, line: bytes) -> str:
+        """Forwards a child's line under the job's number; the one key it has."""
         try:
             (key,) = from_line(line)
             if key not in ("progress", "result", "error"):
@@ -134,7 +139,7 @@ class Server:
         self._send(b'{"id":%d,%s' % (number, line.lstrip()[1:]))
         return key
 
-    def _answer(self, number: int, **content: object) -> None:
+    def _reply(self, number: int, **content: object) -> None:
         self._send(to_line({"id": number, **content}))
 
 
@@ -175,94 +180,14 @@ def _explain_end(status: int, settings: Settings) -> JobError:
     return JobError(f"the job crashed ({name})", todo="please report this query as a bug")
 
 
-async def read_pipe(limit: int) -> AsyncIterator[bytes | None]:
-    """The lines of stdin until it ends, without threads; None for a line of more than `limit` bytes."""
-    reader = asyncio.StreamReader(limit=limit)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer.raw)
-    skipping = False
-    while True:
-        try:
-            line = await reader.readuntil(b"\n")
-            yield None if skipping else line
-            skipping = False
-        except asyncio.LimitOverrunError as overrun:
-            await reader.readexactly(overrun.consumed)
-            skipping = True
-        except asyncio.IncompleteReadError:
-            return
-
-
-async def read_thread(limit: int) -> AsyncIterator[bytes | None]:
-    """The same from a thread, for Windows, whose event loop cannot wait for stdin. Never together with fork."""
-    loop = asyncio.get_running_loop()
-    lines: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def read() -> None:
-        with contextlib.suppress(RuntimeError, ValueError):  # the loop or stdin has been closed: nobody listens
-            while True:
-                line = sys.stdin.buffer.readline(limit)
-                loop.call_soon_threadsafe(lines.put_nowait, line)
-                if not line:
-                    return
-
-    threading.Thread(target=read, daemon=True).start()
-    skipping = False
-    while line := await lines.get():
-        if line.endswith(b"\n"):
-            yield None if skipping else line
-        skipping = not line.endswith(b"\n")
-
-
-def preload(names: tuple[str, ...]) -> dict[str, str]:
-    """Imports the modules, so that children need not; the versions of those that have one. Raises JobError."""
-    gc.disable()
-    tempfile.gettempdir()  # see sizer.service.sandbox.confine
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            raise _explain_import(name, error) from error
-    gc.collect()
-    gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the children
-    gc.enable()
-    return {name: _version(name) for name in ("sizer", *names) if "." not in name}
-
-
-def _version(name: str) -> str:
-    return str(getattr(sys.modules.get(name), "__version__", "unknown"))
-
-
-def _explain_import(name: str, error: Exception) -> JobError:
-    text = " ".join(str(error).split())
-    if "torchvision::nms" in text:
-        return JobError(
-            f"torch {_installed('torch')} and torchvision {_installed('torchvision')} do not belong together "
-            "(operator torchvision::nms does not exist)",
-            todo="reinstall both with one pip command from the same package index",
-        )
-    missing = isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("sizer")
-    todo = "install what requirements.txt names" if missing else None
-    return JobError(f"{name} could not be imported ({type(error).__name__}: {text[:300]})", todo=todo)
-
-
-def _installed(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
 def main() -> None:
-    """Runs the job server until stdin ends."""
+    """Run the job server until stdin ends."""
     settings = Settings.from_arguments(sys.argv[1:])
     output = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not end up between the answers
+    os.dup2(2, 1)  # what a library prints goes to stderr, not between the answers
 
     def send(data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(output, rest) :]
+        write(output, data)
 
     with contextlib.suppress(BrokenPipeError):  # the app has gone
         try:

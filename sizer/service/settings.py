@@ -1,36 +1,24 @@
-"""What the job server is told when it starts: limits, how many jobs, which work; and the environment it lives in."""
+"""What the job server is told when it starts: limits, how many jobs, which function they call."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import site
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from itertools import chain
 from typing import Literal
 
+from sizer.catalogue.sources import offered_sources
 from sizer.units import GIB, MIB
 
-HOME_VARIABLE = "SIZER_SERVICE_HOME"  # the empty folder, for the server to remove when its app cannot
-PROJECT = str(Path(__file__).resolve().parents[2])
 Launch = Literal["fork", "spawn"]
-PRELOAD = (
-    "torch",
-    "torchvision",
-    "transformers",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",  # brings what most language models share: caches, masks, generation
-    "sizer.estimator",
-    "sizer.architecture.vision",
-    "sizer.architecture.huggingface",
-    "sizer.architecture.guard",
-    "sizer.architecture.presets",
-    "sizer.architecture.ingest",
-    "sizer.service.work",
-)
+
+
+def preloaded() -> tuple[str, ...]:
+    """What an estimate imports, whatever its source."""
+    of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
+    return tuple(dict.fromkeys(("torch", *chain.from_iterable(of_sources), "sizer.estimator", "sizer.service.tasks")))
 
 
 def usable_cpus() -> int:
@@ -47,7 +35,7 @@ class Settings:
     `wall_seconds` counts from the job's start, not its submission.
     `max_waiting` jobs wait for a place; more are refused.
     `preload` are the modules that the server imports before it forks its first job.
-    `work` is the function a job runs, as MODULE:FUNCTION (see sizer.service.work.run).
+    `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
     `launch` is "fork" (a copy of the preloaded server per job) or "spawn" (a fresh process, where there is no fork).
     """
 
@@ -59,8 +47,8 @@ class Settings:
     headroom_bytes: int = 4 * GIB
     result_bytes: int = 16 * MIB
     request_bytes: int = 16 * MIB
-    work: str = "sizer.service.work:run"
-    preload: tuple[str, ...] = PRELOAD
+    function: str = "sizer.service.tasks:run"
+    preload: tuple[str, ...] = field(default_factory=preloaded)
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 
     def to_arguments(self) -> list[str]:
@@ -78,41 +66,6 @@ class Settings:
             choices = ("fork", "spawn") if one.name == "launch" else None
             parser.add_argument(f"--{one.name.replace('_', '-')}", type=parse, default=value, choices=choices)
         return cls(**vars(parser.parse_args(arguments)))
-
-
-def server_environment(home: str) -> dict[str, str]:
-    """The environment of the job server: no token, no accelerator, offline, one thread; `home` is an empty folder.
-
-    An allow-list: whatever else the app's own environment holds (keys, proxies, cloud settings) stays out of the jobs.
-    """
-    kept = {name: value for name, value in os.environ.items() if name.upper().startswith(_KEPT_PREFIXES)}
-    kept |= {name: value for name, value in os.environ.items() if name.upper() in _KEPT_NAMES}
-    caches = dict.fromkeys(("HOME", "HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), home)
-    kept["PYTHONPATH"] = os.pathsep.join([PROJECT, *filter(None, [kept.get("PYTHONPATH")])])
-    if site.ENABLE_USER_SITE:
-        kept["PYTHONUSERBASE"] = site.getuserbase()
-    if sys.platform == "darwin":  # its Objective-C runtime otherwise ends a forked child that touches it
-        kept["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"
-    return kept | caches | _FIXED | {HOME_VARIABLE: home}
-
-
-_KEPT_PREFIXES = ("PYTHON", "LD_", "DYLD_", "LC_", "COVERAGE")
-_KEPT_NAMES = (
-    *("PATH", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV", "CONDA_PREFIX", "USER", "USERNAME", "LOGNAME"),
-    *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS"),
-)
-_FIXED = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "HIP_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 
 def _to_text(value: object) -> str:

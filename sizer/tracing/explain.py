@@ -2,39 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 
-from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, Formula, KernelUse
-from sizer.memory.gpus import Gpu
-from sizer.tracing import convolution_cuda, libraries, scratch_cuda
-from sizer.tracing.answers import who_answers
-from sizer.tracing.cudnn_convolution import without_cublaslt
-from sizer.tracing.device import Device
+from sizer.catalogue.gpus import Gpu
+from sizer.memory.allocator import describe
+from sizer.memory.explanation import Explanation, Formula, KernelUse
+from sizer.memory.family import TapeFamily
+from sizer.tracing.cuda import convolution, cublas, recurrent
+from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda.size_oracle import oracle_name
+from sizer.tracing.device import Choice, Device
+from sizer.tracing.rules import FAMILIES, rules_for
+from sizer.units import format_bytes
 from sizer.versions import format_version
 
+# What cuDNN decides by itself; for convolutions it can be asked.
+DECIDED_BY_CUDNN = convolution.HELD.keys() | recurrent.HELD.keys()
+_LIMITATIONS = re.compile(r"\*Known limitations\*: (.*)", re.DOTALL)
 _WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
 
 
 def explain(
-    device: Device, *, dtypes: Iterable[str], optimizer: str | None = None, implementation: str | None = None,
-    same: Mapping[str, str] | None = None, gpu: Gpu | None = None,
-) -> Explanation:  # fmt: skip
-    """The explanation of a report, without its workspaces and stand-ins: those are on the tapes.
+    device: Device,
+    *,
+    tapes: Mapping[str, TapeFamily],
+    optimizer: str | None = None,
+    implementation: str | None = None,
+    same: Mapping[str, str] | None = None,
+    gpu: Gpu | None = None,
+    expandable_segments: bool = False,
+) -> Explanation:
+    """The explanation of a report, but for its workspaces, stand-ins and margins.
 
-    `gpu` is the device where it is one of the catalogue. `optimizer` is None where none steps. `same` maps a dtype to the one
-    whose trace stood for it, too.
+    `tapes` are the families by dtype. `gpu` is the device where it is one of the catalogue. `optimizer` is None where none steps.
+    `same` maps a dtype to the one whose trace stood for it, too. What is said to be exact, modelled or not counted is read off the
+    tapes, the rules of the device, and the limitations that the modules of these rules name in their docstrings.
     """
-    dtypes = tuple(dtypes)
+    dtypes = tuple(tapes)
     kernels = [_kernel(choice, dtypes, same or {}) for choice in device.choices.values()]
     if optimizer not in (None, "none"):
         kernels.append(_optimizer(device, optimizer, implementation, dtypes))
     return Explanation(
         rules=rules_of(device),
         kernels=tuple(kernels),
-        exact=EXACT,
-        modelled=(*([convolutions(gpu)] if device.kind == "cuda" else ()), *MODELLED[device.kind]),
-        allocator=ALLOCATOR[device.kind],
+        exact=tuple(_exact(tapes)),
+        modelled=tuple(_modelled(device, gpu)),
+        allocator=describe(device.kind, expandable_segments=expandable_segments),
     )
+
+
+def _exact(tapes: Mapping[str, TapeFamily]) -> Iterator[str]:
+    """What is no estimate, and how one trace speaks for other batch sizes."""
+    yield "weights, buffers, gradients and optimizer state: the tensors themselves, each storage once"
+    yield "what autograd saves and when each tensor is released: PyTorch's own Python and autograd engine ran, on meta tensors"
+    fitted = {line.fitted_at for family in tapes.values() for _, line in family.lines}
+    single = sorted({tape.batch for family in tapes.values() for tape in family.exact})
+    if fitted:
+        pairs = ", ".join(f"{first} and {second}" for first, second in sorted(fitted))
+        yield f"sizes at every batch size: traces at batch {pairs} give each block's bytes as a + b * batch, a third one checks"
+    if single:
+        yield f"traced by itself: batch {', '.join(map(str, single))}"
+
+
+def _modelled(device: Device, gpu: Gpu | None) -> Iterator[str]:
+    """What is a model, and what is left out."""
+    held = rules_for(device).held
+    if device.kind == "cuda":
+        yield convolutions(gpu)
+    if modelled := sorted(
+        {str(op).rpartition(".")[0] for op in held if op in DECIDED_BY_CUDNN and op not in convolution.HELD}
+    ):
+        yield f"workspaces that cuDNN alone knows ({', '.join(modelled)}): modelled; the range of the process allows for them"
+    if held:
+        yield f"what kernels hold beside their results: formulas for {len(held)} operators; of others it is not counted"
+    else:
+        yield "what kernels hold beside their results is not counted"
+    if gpu is not None and gpu.context_high_bytes > gpu.context_low_bytes:
+        ends = f"{format_bytes(gpu.context_low_bytes)} to {format_bytes(gpu.context_high_bytes)}"
+        yield f"what the process holds outside the allocator: {ends}"
+    yield from _limitations(device)
+
+
+def _limitations(device: Device) -> Iterator[str]:
+    """What the modules and functions of the device's rules say of themselves, by family of operators."""
+    own = f"sizer.tracing.{device.kind}"
+    families = [family for family in FAMILIES[device.kind] if family.__name__.startswith(own)]
+    used = [one for family in families for one in vars(family).values() if isinstance(one, ModuleType)]
+    modules = dict.fromkeys([*families, *(one for one in used if one.__name__.startswith(own))])
+    for module in modules:
+        functions = vars(module).get("HELD", {}).values()
+        for text in dict.fromkeys(one.__doc__ or "" for one in (module, *functions)):
+            if found := _LIMITATIONS.search(text):
+                yield f"{module.__name__.rpartition('.')[2].replace('_', ' ')}: {_first_paragraph(found[1])}"
 
 
 def rules_of(device: Device) -> str:
@@ -47,7 +108,7 @@ def rules_of(device: Device) -> str:
 
 def convolutions(gpu: Gpu | None) -> str:
     """Where the workspaces of convolutions on CUDA come from, in words."""
-    if who := gpu and who_answers(gpu):
+    if who := gpu and oracle_name(gpu):
         products = (
             "matrix products that it leaves to cuBLASLt are taken to need no workspace there"
             if (missing := without_cublaslt()) is None
@@ -62,22 +123,23 @@ def convolutions(gpu: Gpu | None) -> str:
 
 def formulas(device: Device, gpu: Gpu | None = None) -> dict[str, Formula]:
     """Per operator how the bytes inside its kernel are found and in which source: what each function says of itself."""
-    who = who_answers(gpu) if gpu is not None else None
-    asked = convolution_cuda.ASKED.format(who) if who else ""
+    rules = rules_for(device)
+    who = oracle_name(gpu) if gpu is not None else None
+    asked = convolution.BY_CUDNN.format(who) if who else ""
     found = {
         str(operator): Formula(
             text=_first_paragraph(function.__doc__),
-            modelled=function in scratch_cuda.MODELLED,
-            asked=asked if operator in convolution_cuda.INNER else "",
+            modelled=device.kind == "cuda" and operator in DECIDED_BY_CUDNN,
+            asked=asked if operator in convolution.HELD else "",
         )
-        for operator, function in {**device.scratch, **device.inner}.items()
+        for operator, function in rules.held.items()
     }
-    if device.blas is not None:
-        found |= dict.fromkeys(map(str, libraries.WORKSPACE_USERS), Formula(text=_blas(device.blas)))
+    if rules.blas is not None:
+        found |= dict.fromkeys(map(str, cublas.WORKSPACE_USERS), Formula(text=_blas(rules.blas)))
     return found
 
 
-def _blas(blas: libraries.Blas) -> str:
+def _blas(blas: cublas.Blas) -> str:
     how = "one per thread, kept from its first use" if blas.kept else "for the time of each call"
     light = ""
     if blas.lt_size is not None:
@@ -90,7 +152,7 @@ def _first_paragraph(text: str | None) -> str:
     return " ".join((text or "").split("\n\n")[0].split())
 
 
-def _kernel(choice, dtypes: tuple[str, ...], same: Mapping[str, str]) -> KernelUse:  # type: ignore[no-untyped-def]
+def _kernel(choice: Choice, dtypes: tuple[str, ...], same: Mapping[str, str]) -> KernelUse:
     takers = tuple(dtype for dtype in dtypes if same.get(dtype, dtype) in choice.modules)
     modules = max((len(paths) for paths in choice.modules.values()), default=0)
     return KernelUse(

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from array import array
 
-from sizer.memory.questions import gather
+from sizer.memory.size_queries import gather
 from sizer.memory.tape import CATEGORIES, Tape
 
 CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
-class Asked(int):
-    """A block's bytes by a model, with the question (sizer.memory.questions) that its true size is asked by."""
+class DeferredSize(int):
+    """A block's bytes by a model, with the size query (sizer.memory.size_queries) by which an oracle gives its true size."""
 
     kind: str
     words: tuple[str, ...]
     numbers: tuple[int, ...]
 
-    def __new__(cls, modelled: int, kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> Asked:
+    def __new__(cls, modelled: int, kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> DeferredSize:
         made = super().__new__(cls, modelled)
         made.kind, made.words, made.numbers = kind, words, numbers
         return made
@@ -45,7 +45,7 @@ class BlockLog:
     def allocate(self, size: int, op: str, module: str, category: str = "temporary") -> int:
         """The number of a new block of `size` bytes."""
         block = len(self.sizes)
-        if isinstance(size, Asked):
+        if isinstance(size, DeferredSize):
             self._asked[block] = (size.kind, size.words, size.numbers)
         self.sizes.append(size)
         self.categories.append(CATEGORY[category])
@@ -55,15 +55,15 @@ class BlockLog:
         return block
 
     def release(self, block: int) -> None:
-        """The block is free from here on."""
+        """Note that the block is free from here on."""
         self.order.append(~block)
 
     def mark(self, phase: str) -> None:
-        """The phase ends here."""
+        """Note that the phase ends here."""
         self.marks.append((len(self.order), phase))
 
     def classify(self, block: int, category: str) -> None:
-        """Sets what the block turned out to be."""
+        """Set what the block turned out to be."""
         self.categories[block] = CATEGORY[category]
 
     def category(self, block: int) -> str:
@@ -93,6 +93,6 @@ class BlockLog:
             module_names=tuple(self._module_names),
             marks=tuple(self.marks),
             stand_ins=stand_ins,
-            questions=gather(self._asked),
+            size_queries=gather(self._asked),
             second_forward=self.second_forward,
         )

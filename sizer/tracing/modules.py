@@ -28,7 +28,7 @@ class ModulePaths(AbstractContextManager):
         self._failure = _NONE  # the error last seen on its way through modules, and the innermost of these
 
     def name(self, module: nn.Module) -> None:
-        """Learns the dotted paths of a module and its children."""
+        """Learn the dotted paths of a module and its children."""
         for path, child in module.named_modules():
             self._names.setdefault(id(child), path)
 

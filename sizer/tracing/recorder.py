@@ -1,7 +1,7 @@
 """The dispatch mode that watches a step run on meta tensors and logs every allocation and release.
 
 A block is a storage: it is logged when an operator first returns a tensor over it and released when the storage dies,
-which a weak reference tells at once. What the mode itself would change is undone (`observer.py`).
+which a weak reference tells at once. What the mode itself would change is undone (`meta/in_place.py`).
 """
 
 from __future__ import annotations
@@ -10,44 +10,43 @@ import re
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from sizer.tracing import boxes, libraries, observer, routing, stand_ins
+from sizer.tracing.allocations import PRODUCT, Held, Steps
+from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
-from sizer.tracing.dtypes import CHECKS, Check
-from sizer.tracing.kernels import ctc, grouped
-from sizer.tracing.log import Asked, BlockLog
-from sizer.tracing.memo import Memo, makes_tensors
+from sizer.tracing.log import BlockLog, DeferredSize
+from sizer.tracing.meta import in_place
+from sizer.tracing.meta.dtypes import Check
+from sizer.tracing.meta.memo import Memo, makes_tensors
 from sizer.tracing.modules import ModulePaths
-from sizer.tracing.shortcuts import SHORTCUTS
-from sizer.tracing.steps import PRODUCT, Inner, Steps
-from sizer.tracing.tables import join
-from sizer.tracing.values import LARGEST_INPUT, KnownValues, is_small, tensors_of
+from sizer.tracing.rules import rules_for
+from sizer.tracing.values.handler import Handler
+from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
 
 _CONTIGUOUS = torch.contiguous_format
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
-_HANDLERS = join(stand_ins.HANDLERS, routing.HANDLERS, ctc.HANDLERS, grouped.HANDLERS, observer.HANDLERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What to do with an operator: who answers in its place, what is added to its answer."""
+    """What to do with an operator: what runs in its place, what is added to its result."""
 
     name: str
     check: Check | None  # raises where every device would
-    handler: Callable[..., Any] | None  # may answer or decline
+    handler: Handler | None  # may return NotImplemented
     instead: Callable[..., Any] | None  # runs under the recorder in the operator's place
-    shortcut: Callable[[tuple], Any] | None  # may answer or decline
-    run: Callable[..., Any]  # the operator itself, from memory where it can be
-    mend: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
+    shortcut: Callable[[tuple], Any] | None  # may return NotImplemented
+    run: Callable[..., Any]  # the operator itself, memoized where it can be
+    correct: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
     multiplies: bool  # matrices, so that cuBLAS works
-    scratch: Callable[..., list[list[int]]] | None
-    inner: Inner | None  # what is held before and between the results
-    lifts: bool  # what `torch.tensor(data)` calls last: its argument is new
+    held: Held | None  # what the kernel allocates beside its results
+    lifts: bool  # the last call of `torch.tensor(data)`, whose argument is new
 
 
 class Recorder(TorchDispatchMode):
@@ -61,25 +60,27 @@ class Recorder(TorchDispatchMode):
     def __init__(self, device: Device) -> None:
         super().__init__()
         self.device = device
+        self.rules = rules_for(device)
         self.log = BlockLog()
         self.values = KnownValues()
         self.paths = ModulePaths()
         self.notes: dict[str, None] = {}
         self.at: Any = None
         self.on_backward: Callable[[], None] | None = None
-        self.samples = 1  # of the batch: what is spread over unknown places is spread alike within each
-        self.most: int | None = None  # elements that an unknown mask is taken to find; None for all
+        self.batch_size = 1  # what is spread over unknown places is spread alike within each sample
+        self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
         self._plans: dict[Any, _Plan] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         self._workspaces: set[tuple[bool, int]] = set()
         device.where = self.paths.current
-        self._sole_owner = observer.count_of_a_sole_owner()
-        self.engines_own = observer.count_of_the_engines_own()
+        self._sole_owner = in_place.sole_owner_use_count()
+        self.engine_use_count = in_place.engine_use_count()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here; the wrapper that says so costs more than the rest of an operator
+        # Without it TorchDispatchMode wraps __torch_dispatch__ in torch._dynamo.disable, which costs more than an operator does
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -98,44 +99,41 @@ class Recorder(TorchDispatchMode):
                 out = plan.shortcut(args)
             if out is NotImplemented:
                 out = plan.run(*args, **kwargs)
-            if plan.mend is not None:
-                out = plan.mend(args, out)
+            if plan.correct is not None:
+                out = plan.correct(args, out)
             self.values.follow(func, args, kwargs, out)
-        if plan.inner is not None:
-            self._follow(plan, plan.inner(self.device, args, kwargs, out), args)
+        if plan.held is not None:
+            self._follow(plan, plan.held(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
             self._see(plan, out, args)
         elif isinstance(out, (list, tuple)):
             for tensor in tensors_of(out):
                 self._see(plan, tensor, args)
         if plan.multiplies:
-            self._multiply(plan, args, kwargs, out, *self.device.blas.needs(func, args, out))
-        elif plan.scratch is not None:
-            for sizes in plan.scratch(self.device, args, kwargs, out):
-                self._hold(plan, sizes)
+            self._multiply(plan, *self.rules.blas.needs(func, args, out))
         return out
 
     def _plan(self, func: Any) -> _Plan:
-        kernel = self.device.kernels_by_operator.get(func)
+        rules, name = self.rules, str(func)
+        kernel = rules.kernels.get(func)
         # A composite operator arrives undecomposed where inference mode skips autograd's keys.
         composite = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
         plan = self._plans[func] = _Plan(
-            name=str(func),
-            check=CHECKS.get(func),
-            handler=_HANDLERS.get(func) or self.device.answers.get(func) or boxes.FOREIGN.get(str(func)),
-            instead=kernel or (func.decompose if composite else None),
-            shortcut=SHORTCUTS.get(func),
+            name=name,
+            check=rules.checks.get(func),
+            handler=rules.handlers.get(func) or rules.handlers.get(name),
+            instead=partial(kernel, self.device) if kernel else func.decompose if composite else None,
+            shortcut=rules.shortcuts.get(func),
             run=Memo(func) if makes_tensors(func) else func,
-            mend=self.device.results.get(func),
-            multiplies=self.device.blas is not None and func in libraries.WORKSPACE_USERS,
-            scratch=self.device.scratch.get(func),
-            inner=self.device.inner.get(func),
+            correct=rules.results.get(func),
+            multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
+            held=rules.held.get(func),
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
         return plan
 
     def load(self, module: nn.Module) -> None:
-        """Logs the module's parameters and buffers in the order in which `.to(device)` moves them."""
+        """Log the module's parameters and buffers in the order in which `.to(device)` moves them."""
         for path, child in _children_first(module):
             for name, parameter in child._parameters.items():
                 self._own(parameter, "parameter", "Module.to", f"{path}.{name}".lstrip("."))
@@ -156,7 +154,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def see_new(self, tensor: Tensor, made_by: str) -> None:
-        """Logs a tensor that was made where no dispatch mode sees it."""
+        """Log a tensor that was made where no dispatch mode sees it."""
         self._enter(tensor, made_by, self.paths.current(), "temporary")
 
     def block_of(self, tensor: Tensor) -> int | None:
@@ -165,13 +163,13 @@ class Recorder(TorchDispatchMode):
         return entry[0] if entry else None
 
     def classify(self, tensors: Iterable[Tensor | None], category: str) -> None:
-        """Sets the category of the blocks that hold the tensors."""
+        """Set the category of the blocks that hold the tensors."""
         for tensor in tensors:
             if tensor is not None and (block := self.block_of(tensor)) is not None:
                 self.log.classify(block, category)
 
     def stand_in(self, text: str) -> None:
-        """Notes an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
+        """Note an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
         where = _LAYER.sub(".*", self.paths.current())
         self.notes.setdefault(f"{text} (in {where})" if where else text)
 
@@ -208,21 +206,16 @@ class Recorder(TorchDispatchMode):
         if self._live.pop(key, None) is not None:
             self.log.release(block)
 
-    def _multiply(
-        self, plan: _Plan, args: tuple, kwargs: dict, out: Tensor, called: tuple[int, ...], kept: tuple[int, ...]
-    ) -> None:
-        """What a matrix product holds beside its result: copies of strided operands and cuBLAS's workspaces, which are there
-        for the call (`called`) or stay from the first product of a thread (the caller's, autograd's) on (`kept`)."""
-        copies = (
-            [size for stage in plan.scratch(self.device, args, kwargs, out) for size in stage] if plan.scratch else []
-        )
-        blocks = self._allocate(plan, [*copies, *called])
+    def _multiply(self, plan: _Plan, called: Iterable[int], kept: Iterable[int]) -> None:
+        """Log what a matrix product holds beside its result: for the time of the call (`called`), or from the first product of a
+        thread (the caller's, autograd's) on (`kept`)."""
+        blocks = self._allocate(plan, called)
         self._keep_workspaces(plan, kept)
         for block in reversed(blocks):
             self.log.release(block)
 
-    def _keep_workspaces(self, plan: _Plan, sizes: tuple[int, ...]) -> None:
-        """cuBLAS's workspaces that stay from a thread's first product on."""
+    def _keep_workspaces(self, plan: _Plan, sizes: Iterable[int]) -> None:
+        """Log cuBLAS's workspaces that stay from a thread's first product on."""
         thread = torch._C._current_graph_task_id() != -1
         for size in sizes:
             if (thread, size) not in self._workspaces:
@@ -230,7 +223,7 @@ class Recorder(TorchDispatchMode):
                 self.log.allocate(size, plan.name, self.paths.current(), "workspace")
 
     def _follow(self, plan: _Plan, steps: Steps, args: tuple) -> None:
-        """Logs what a kernel holds and its results, in its own order."""
+        """Log what a kernel holds and its results, in its own order."""
         kept: list[int] = []
         for step in steps:
             if isinstance(step, Tensor):
@@ -239,31 +232,31 @@ class Recorder(TorchDispatchMode):
                 kept += self._allocate(plan, step)
             elif PRODUCT not in step:
                 self._hold(plan, step)
-            elif self.device.blas.kept:
+            elif self.rules.blas.kept:
                 self._hold_around_product(plan, step)
             else:
-                self._hold(plan, [self.device.blas.size if size == PRODUCT else size for size in step])
+                self._hold(plan, [self.rules.blas.size if size == PRODUCT else size for size in step])
         for block in reversed(kept):
             self.log.release(block)
 
     def _hold_around_product(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Logs inner workspaces, all allocated, then all released but what cuBLAS keeps from its first product on."""
+        """Log inner workspaces, all allocated, then all released but what cuBLAS keeps from its first product on."""
         blocks: list[int] = []
         for size in sizes:
             if size == PRODUCT:
-                self._keep_workspaces(plan, (self.device.blas.size,))
+                self._keep_workspaces(plan, (self.rules.blas.size,))
             else:
                 blocks += self._allocate(plan, (size,))
         for block in reversed(blocks):
             self.log.release(block)
 
     def _allocate(self, plan: _Plan, sizes: Iterable[int]) -> list[int]:
-        """New blocks of workspace; none for 0 bytes unless they are only a model of what is to be asked."""
+        """New blocks of workspace; none for 0 bytes unless a size query decides them later."""
         where = self.paths.current()
-        return [self.log.allocate(s, plan.name, where, "workspace") for s in sizes if s or isinstance(s, Asked)]
+        return [self.log.allocate(s, plan.name, where, "workspace") for s in sizes if s or isinstance(s, DeferredSize)]
 
     def _hold(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Logs a kernel's inner workspaces: all allocated, then all released."""
+        """Log a kernel's inner workspaces: all allocated, then all released."""
         for block in reversed(self._allocate(plan, sizes)):
             self.log.release(block)
 

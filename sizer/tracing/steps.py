@@ -1,18 +1,158 @@
-"""What a kernel does to memory, step by step, where the order against its results matters.
-
-A list of sizes is held together and released, a tuple of sizes is held until the operator ends, a tensor is one of the
-operator's results, which exists from there on. PRODUCT among the sizes of a list stands for cuBLAS's workspace.
-"""
+"""The steps whose memory is asked for, written as one writes them for a real device: traced on meta, measured and timed there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-PRODUCT: Final = -1
+from sizer.architecture.blueprint import Blueprint, Example
+from sizer.catalogue.modes import MODES
+from sizer.tracing.meta.optimizers import build_optimizers
 
-Step = list[int] | tuple[int, ...] | Tensor
-Steps = Iterable[Step]
-Inner = Callable[[Any, tuple, dict, Any], Steps]
+# Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
+INIT_SCALE = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What to do with a blueprint: mode "training" or "inference", dtype of the contract, optimizer and implementation."""
+
+    mode: str
+    dtype: str
+    optimizer: str = "adamw"
+    optimizer_impl: str | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are a backward pass and an optimizer's step."""
+        return MODES[self.mode].trains
+
+
+def weight_dtype(dtype: str) -> torch.dtype:
+    """The dtype of the weights: mixed precision keeps float32."""
+    return torch.float32 if dtype.startswith("amp-") else getattr(torch, dtype)
+
+
+def autocast(kind: str, dtype: str) -> Callable[[], AbstractContextManager]:
+    """A function that returns the autocast context of the dtype, or one that does nothing."""
+    if not dtype.startswith("amp-"):
+        return nullcontext
+    half = getattr(torch, dtype.removeprefix("amp-"))
+    return lambda: torch.autocast(kind, dtype=half)
+
+
+def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]) -> Example:
+    """The example with every tensor moved, floating-point inputs in the weights' dtype.
+
+    Targets keep their dtype, in `targets`, under "labels" or inside dicts (boxes of a picture), as data loaders give them.
+    """
+
+    def walk(value: Any, cast: bool) -> Any:
+        if isinstance(value, Tensor):
+            return move(value.to(dtype) if cast and value.dtype.is_floating_point else value)
+        if isinstance(value, dict):
+            return {key: walk(item, False) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(walk(item, cast) for item in value)
+        return value
+
+    kwargs = {name: walk(value, cast=name != "labels") for name, value in example.kwargs.items()}
+    return Example(args=walk(example.args, cast=True), kwargs=kwargs, targets=walk(example.targets, cast=False))
+
+
+class Steps:
+    """Two training or inference steps of a module that is on `device`, with the inputs of one batch.
+
+    On meta `kind` names the device that is traced ("cuda"), for autocast, and `move` brings a tensor of the example there. The
+    first training step shows when optimizer state appears, the peak often falls in the second.
+
+    `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
+    `optimizers` what steps. PyTorch chooses the optimizer's implementation where the work names none, as it does for everybody.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        module: nn.Module,
+        example: Example,
+        work: Work,
+        *,
+        device: torch.device,
+        kind: str | None = None,
+        move: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._blueprint, self._work = blueprint, work
+        self.module = module.train(work.trains)
+        # the whole of training's state: inference has neither
+        optimizer = work.optimizer if work.trains else "none"
+        self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module)
+        scales = work.trains and work.dtype == "amp-float16"
+        self._scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE, enabled=scales)
+        self._cast = autocast(kind or device.type, work.dtype)
+        if move is None:
+            # On the CPU `.to` would not copy: a clone stands for the batch that a data loader just made.
+            move = torch.clone if device.type == "cpu" else (lambda tensor: tensor.to(device))
+        self.example = place(example, weight_dtype(work.dtype), move)
+        self.loss: Tensor | None = None
+        self.output: object = None
+
+    def run(self) -> Iterator[str]:
+        """Two steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2"."""
+        yield from (phase for number, phase in self.run_all() if number == 1 or phase == "step2")
+
+    def run_all(self) -> Iterator[tuple[int, str]]:
+        """Two steps; yields (number of the step, phase) whenever a phase has ended, and (2, "step2") at the end."""
+        for number in (1, 2):
+            self.forward()
+            yield number, "forward"
+            if self._work.trains:
+                self.backward()
+                yield number, "backward"
+                self.optimize()
+                yield number, "optimizer"
+            self.clear()
+        yield 2, "step2"
+
+    def step(self) -> None:
+        """Does one whole step, after which neither gradients nor output are left."""
+        self.forward()
+        if self._work.trains:
+            self.backward()
+            self.optimize()
+        self.clear()
+
+    def forward(self) -> None:
+        """Does the forward pass: `loss` in training, `output`, without gradients, in inference."""
+        if self._work.trains:
+            with self._cast():
+                self.loss = self._blueprint.loss(self.module, self.example)
+        else:
+            with torch.no_grad(), self._cast():
+                self.output = self._blueprint.predict(self.module, self.example)
+
+    def backward(self) -> None:
+        """Does the backward pass and drops the loss."""
+        self._scaler.scale(self.loss).backward()
+        self.loss = None
+
+    def optimize(self) -> None:
+        """Does the optimizer's step, through the gradient scaler."""
+        for optimizer in self.optimizers.optimizers:
+            self._scaler.step(optimizer)
+        if self.optimizers.optimizers:
+            self._scaler.update()
+
+    def clear(self) -> None:
+        """Drops the gradients, and the output of inference."""
+        self.module.zero_grad(set_to_none=True)
+        self.output = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the gradient scaler met an overflow, so that an optimizer's step was left out."""
+        return self._scaler.is_enabled() and self._scaler.get_scale() < INIT_SCALE

@@ -1,4 +1,4 @@
-"""From a Blueprint to a Tape: one run of a recipe on meta tensors."""
+"""From a Blueprint to a Tape: one run of its steps on meta tensors."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
-import sizer
 from sizer.architecture.blueprint import Blueprint
 from sizer.errors import TraceError
 from sizer.memory.tape import Tape
-from sizer.tracing.autocast import Autocast
-from sizer.tracing.boxes import boxes_assumed
+from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
-from sizer.tracing.dtypes import is_refusal, remedy
-from sizer.tracing.imports import imports_apart
-from sizer.tracing.kernels.encoder import fast_path_on
-from sizer.tracing.kernels.rnnt import transducers_on
-from sizer.tracing.lengths import lengths_assumed
-from sizer.tracing.optimizers import optimizers_on
-from sizer.tracing.patches import random_states_seen, values_from_data
-from sizer.tracing.recipes import RECIPES, Work, weight_dtype
+from sizer.tracing.meta.autocast import Autocast
+from sizer.tracing.meta.constructors import random_states_seen, values_from_data
+from sizer.tracing.meta.dtypes import is_refusal, remedy
+from sizer.tracing.meta.imports import untraced_imports
+from sizer.tracing.meta.optimizers import optimizers_on
+from sizer.tracing.meta.rnnt import transducers_on
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.rules import kernels_installed
+from sizer.tracing.steps import Steps, Work, weight_dtype
+from sizer.tracing.values.boxes import boxes_assumed
+from sizer.tracing.values.lengths import lengths_assumed
 
-_OURS = tuple(str(Path(package.__file__).parent) for package in (torch, sizer))
+_META = torch.device("meta")
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def build(blueprint: Blueprint) -> nn.Module:
@@ -38,7 +40,7 @@ def build(blueprint: Blueprint) -> nn.Module:
     Small buffers (strides, positions, scales) keep their values for the traces to come (`Recorder.load`).
     """
     recorder = Recorder(Device("cpu"))
-    with imports_apart(), values_from_data(recorder.values), recorder, torch.device("meta"):
+    with untraced_imports(), values_from_data(recorder.values), recorder, torch.device("meta"):
         module = blueprint.build()
     recorder.values.keep(module)
     return module
@@ -55,20 +57,45 @@ def trace(
     TraceError with the operator and module at which PyTorch gave up.
     """
     module.to("meta").to(weight_dtype(work.dtype))
-    example = blueprint.example(batch, work.mode == "training")
-    device.work = work.dtype
+    example = blueprint.example(batch, work.trains)
+    device.dtype = work.dtype
     recorder = Recorder(device)
-    recorder.samples = batch
+    recorder.batch_size = batch
     recorder.load(module)
     recorder.log.mark("load")
     with unchanged(module):
         with repeatable(), recording(recorder):
             try:
                 with explained(recorder, module):
-                    RECIPES[work.mode](recorder, blueprint, module, example, work, short=short)
+                    steps = Steps(blueprint, module, example, work, device=_META, kind=device.kind, move=recorder.place)
+                    _log(recorder, steps, short=short)
             finally:
                 module.zero_grad(set_to_none=True)
         return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+
+
+def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
+    """Runs the steps, marks their phases and says what their blocks are; with `short` the first step up to where no later phase
+    depends on the batch size."""
+    log, last = recorder.log, "backward" if steps.module.training else "forward"
+    trained = [p for p in steps.module.parameters() if p.requires_grad]
+    start = len(log.order)
+    for number, phase in steps.run_all():
+        if phase == "forward":
+            for block in log.alive(start):
+                if log.category(block) == "temporary":
+                    log.classify(block, "activation")
+            if number == 2 and steps.module.training:
+                log.second_forward = len(log.order)
+        elif phase == "backward":
+            recorder.classify((p.grad for p in trained), "gradient")
+        elif phase == "optimizer":
+            recorder.classify(steps.optimizers.state_tensors(), "optimizer state")
+        start = len(log.order)
+        if number == 1 or phase == "step2":
+            log.mark(phase)
+        if short and phase == last:
+            return
 
 
 @contextmanager
@@ -76,8 +103,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
     """Within the context, everything on meta tensors is logged by the rules of the recorder's device."""
     device = recorder.device
     with ExitStack() as stack:
-        stack.enter_context(imports_apart())
-        stack.enter_context(device.installed())
+        stack.enter_context(untraced_imports())
+        stack.enter_context(kernels_installed(device))
         stack.enter_context(Autocast(device.kind, device.version).installed())
         stack.enter_context(optimizers_on(device.kind))
         stack.enter_context(fast_path_on(device.kind))
@@ -103,7 +130,7 @@ def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[N
     except TraceError:  # says already why
         raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
-        todo = remedy(recorder.device.work, module) if module is not None and is_refusal(error) else None
+        todo = remedy(recorder.device.dtype, module) if module is not None and is_refusal(error) else None
         raise TraceError(_failure(recorder, error), todo=todo) from error
 
 
@@ -122,7 +149,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _restore(now: dict[str, object], before: dict[str, object]) -> None:
-    """Puts back the attributes that hold tensors. The others stay: transformers notes in one that its hooks are installed."""
+    """Put back the attributes that hold tensors. The others stay: transformers notes in one that its hooks are installed."""
     for name in now.keys() | before.keys():
         old, new = before.get(name), now.get(name)
         if old is new or not (_holds_tensors(old) or _holds_tensors(new)):
@@ -141,15 +168,17 @@ def _holds_tensors(value: object) -> bool:
 @contextmanager
 def repeatable() -> Iterator[None]:
     """Random numbers from fixed seeds and no garbage collection in between, so that two traces differ in sizes alone."""
-    enabled, state = gc.isenabled(), random.getstate()
+    enabled, state, numpys = gc.isenabled(), random.getstate(), np.random.get_state()
     gc.disable()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             random.seed(0)
+            np.random.seed(0)  # transformers' masks over speech
             yield
     finally:
         random.setstate(state)
+        np.random.set_state(numpys)
         if enabled:
             gc.enable()
 

@@ -1,6 +1,6 @@
-"""Watching code that nobody described: which phase a step is in, and which blocks are parameters, gradients and state.
+"""A user's own step, watched by hooks: which phase it is in, and which blocks are parameters, gradients and optimizer state.
 
-Recipes say so themselves. For a step of somebody's own, PyTorch's global hooks tell: modules register parameters and
+Sizer's own steps say so themselves. For a step of somebody's own, PyTorch's global hooks tell: modules register parameters and
 buffers, autograd's engine is at work or not, optimizers announce their steps.
 """
 
@@ -65,7 +65,7 @@ class StepWatcher:
             yield
 
     def loaded(self) -> None:
-        """The setup is over: what modules hold are parameters and buffers, all else that lives is input."""
+        """End the setup: what modules hold are parameters and buffers, all else that lives is input."""
         recorder = self.recorder
         for block in recorder.log.alive():
             recorder.log.classify(block, "input")
@@ -83,12 +83,12 @@ class StepWatcher:
         return [module for module in modules if id(module) not in children]
 
     def begin_step(self) -> None:
-        """A step begins; the engine has not run in it."""
+        """Begin a step, in which the engine has not run."""
         self._start = len(self.recorder.log.order)
         self._forward = True
 
     def end_step(self, phase: str) -> None:
-        """The step that ends with `phase` is over: phases that it did not have are marked as empty before it."""
+        """End the step with `phase`; phases that it did not have are marked as empty before it."""
         if self._forward:
             self._end_forward()
         if phase != "step2":
@@ -102,7 +102,7 @@ class StepWatcher:
             self._end_forward()
 
     def _end_forward(self) -> None:
-        """What the step has left alive so far are activations."""
+        """Classify what the step has left alive so far as activations."""
         self._forward = False
         log = self.recorder.log
         for block in log.alive(self._start):

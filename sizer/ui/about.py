@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from sizer.memory.gpus import GPUS
+from sizer.catalogue.contexts import ANY, BYTES_PER_THREAD
+from sizer.catalogue.gpus import GPUS
 from sizer.ui.charts import legend
-from sizer.ui.measures import MEASURES
 from sizer.ui.palette import COLOURS
+from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.scale import GIBIBYTES
 
 METHOD = """
@@ -39,20 +40,21 @@ CHECKS = """
 *Measure* runs the same two steps on a real device, in a process of its own, and reads it after each phase. Each figure
 stands beside the estimate's of the same kind, with its signed error: estimated less measured, over measured, so that + is an
 estimate that was too high. Where both were recorded allocation by allocation, the page names the first operator and module
-where they part. A lack of memory is a result like any other.
+where they diverge. A lack of memory is a result like any other.
 
-*Ledger* keeps every comparison, says how far off the estimates were on each device (median, worst, bias), and takes in what
+*Ledger* keeps every comparison, says how far off the estimates were on each device (median, worst, bias), and imports what
 another machine measured.
 """
 
-LIMITS = """
+LIMITS = f"""
 - **One process on one device.** Data loading, other programs and other devices are not counted.
 - **Kernels are chosen at run time.** cuDNN's heuristics are asked which convolution they would pick on a GPU as described; with
   benchmarking, or where no cuDNN is installed to be asked, the workspace is a model and the process range allows for it.
   Under each answer, "How this was computed" names the kernels that were assumed, and why.
-- **The context is a range.** It grows with the card's multiprocessors (2 KiB for each thread that can be resident) and with the
-  kernels that get loaded. The range holds nineteen of twenty of 123 processes that others published; "may or may not fit" means
-  that the device's memory lies inside it. Windows, and libraries that allocate beside PyTorch, may take more.
+- **The context is a range.** It grows with the card's multiprocessors ({BYTES_PER_THREAD // 2**10} KiB for each thread that can be
+  resident) and with the kernels that get loaded. The range holds nineteen of twenty of {ANY.messages} processes that others
+  published; "may or may not fit" means that the device's memory lies inside it. Windows, and libraries that allocate beside
+  PyTorch, may take more.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Compiled models, quantised weights, generation with a cache, several devices** are not covered yet.
 """
@@ -61,17 +63,17 @@ LIMITS = """
 def show_about() -> None:
     """Show the meaning of each number, the method, its limits, and the devices."""
     with st.container(width=820):
-        st.header("Three ways to state a peak", anchor=False)
-        for measure in MEASURES.values():
-            st.markdown(f"**{measure.title}.** {measure.help}")
-        st.header("How they are made", anchor=False)
+        st.header("Allocated, reserved, process", anchor=False)
+        for kind in PEAK_KINDS.values():
+            st.markdown(f"**{kind.title}.** {kind.help}")
+        st.header("How an estimate is made", anchor=False)
         st.markdown(METHOD)
-        st.header("How they are checked", anchor=False)
+        st.header("How estimates are checked", anchor=False)
         st.markdown(CHECKS)
-        st.header("What the colours stand for", anchor=False)
+        st.header("Memory categories", anchor=False)
         st.html(legend(COLOURS))
         st.markdown(CATEGORIES)
-        st.header("What they leave out", anchor=False)
+        st.header("What is not counted", anchor=False)
         st.markdown(LIMITS)
     st.header("Devices", anchor=False)
     _show_devices()

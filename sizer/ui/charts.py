@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import altair as alt
 import pandas as pd
 
+from sizer.catalogue.gpus import Gpu
 from sizer.memory.estimate import Estimate
-from sizer.memory.gpus import Gpu
 from sizer.memory.tape import CATEGORIES
-from sizer.ui.measures import Measure, parts
 from sizer.ui.palette import COLOURS, INK
+from sizer.ui.peak_kinds import PeakKind, parts
 from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.scale import Scale, scale_for
 
@@ -23,15 +23,15 @@ NARROW_PHASE = 0.07  # of the chart's width: below this a phase's name does not 
 SLOTS = 8  # a bar is never wider than one of eight
 
 
-def peak_chart(estimates: Sequence[Estimate], measure: Measure, gpu: Gpu) -> alt.LayerChart:
+def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> alt.LayerChart:
     """Stacked bars, one per batch size of one dtype: the bytes of each category at the peak, under the GPU's capacity."""
     rows = [
         {"batch": estimate.batch, "category": name, "size": size}
         for estimate in estimates
-        for name, size in parts(estimate, measure).items()
+        for name, size in parts(estimate, kind).items()
         if size
     ]
-    tallest = max((measure.of(estimate) for estimate in estimates), default=0)
+    tallest = max((kind.of(estimate) for estimate in estimates), default=0)
     scale = scale_for([tallest])
     frame = pd.DataFrame(rows, columns=["batch", "category", "size"])
     frame["size"] = frame["size"] / scale.unit_bytes

@@ -56,9 +56,9 @@ COUNTERS = {
     "MPS": [
         "torch.mps.current_allocated_memory()",
         "no counter",
-        "in Metal's figure",
+        "part of Metal's figure",
         "torch.mps.driver_allocated_memory()",
-        "not told",
+        "not reported",
     ],
     "CPU": ["no counter", "no counter", "nothing is reserved", "resident memory", "MemAvailable in /proc/meminfo"],
 }
@@ -68,7 +68,7 @@ what is reserved and some hundred MiB for the driver's context.
 """
 CHECKLIST = """
 1. **Read the message.** "Tried to allocate" far above what is free: the batch or the sequence is too long. Only just above, with
-   much "reserved but unallocated": fragmentation, so set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before starting.
+   much "reserved but unallocated": fragmentation, so set `PYTORCH_ALLOC_CONF=expandable_segments:True` before starting.
 2. **See who else is there.** `nvidia-smi` lists the processes; a notebook that was closed may still hold its memory.
 3. **Does it grow from step to step?** Then something keeps the graph alive: add up `loss.item()` or `loss.detach()`, not `loss`;
    keep no outputs in a list.
@@ -108,7 +108,7 @@ def show_devices() -> None:
         st.markdown(TO)
         st.code(PYTHON, language="python")
         st.code(COMMAND, language="bash")
-        st.header("Which counter says what", anchor=False)
+        st.header("Memory counters by backend", anchor=False)
         st.dataframe(pd.DataFrame(COUNTERS), hide_index=True)
         st.markdown(READING)
         st.header("CUDA out of memory", anchor=False)
@@ -142,7 +142,7 @@ def _frame(found: Inventory) -> pd.DataFrame:
             "Name": [facts.name for facts in found.devices],
             **sizes,
             "Compute capability": [facts.capability_text for facts in found.devices],
-            "Beneath PyTorch": [_versions(facts.versions) or None for facts in found.devices],
+            "Driver and runtime": [_versions(facts.versions) or None for facts in found.devices],
         }
     )
     return frame.dropna(axis="columns", how="all")

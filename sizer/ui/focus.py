@@ -1,4 +1,4 @@
-"""What the pages look at within a question or its report: one dtype, one batch size, one measure.
+"""What the pages look at within a query or its report: one dtype, one batch size, one kind of peak.
 
 The pages share their choice: the cell in the headline of the one is the cell that the other measures.
 """
@@ -12,7 +12,7 @@ import streamlit as st
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
 from sizer.request import Request
-from sizer.ui.measures import MEASURES, Measure
+from sizer.ui.peak_kinds import PEAK_KINDS, PeakKind
 
 USUAL_BATCH = 32
 
@@ -49,13 +49,13 @@ def _ask_batch(batches: list[int]) -> int:
     return choose("Batch size", batches, usual_batch(batches), key="focus_batch")
 
 
-def ask_measure() -> Measure:
-    """The measure chosen with one control; its label is for screen readers only."""
-    titles = {key: measure.title for key, measure in MEASURES.items()}
+def ask_peak_kind() -> PeakKind:
+    """The kind of peak chosen with one control; its label is for screen readers only."""
+    titles = {key: kind.title for key, kind in PEAK_KINDS.items()}
     key = choose(
         "Memory", list(titles), "allocated", key="focus_measure", format_func=titles.get, label_visibility="collapsed"
     )
-    return MEASURES[key]
+    return PEAK_KINDS[key]
 
 
 def usual_batch(batches: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""The question as widgets. Their values are put together as a query string, so that `parse_query` judges them like any link.
+"""The request as widgets. Their values are put together as a query string, so that `parse_query` judges them like any link.
 
 Each widget's key is the key of the query it stands for; `arch` has one widget for its source and one per source for its name.
 """
@@ -6,21 +6,21 @@ Each widget's key is the key of the query it stands for; `arch` has one widget f
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 import streamlit as st
 
-from sizer.architecture.presets import PRESETS
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.modes import MODES, Mode
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.presets import PRESETS
+from sizer.catalogue.sources import SOURCES, Source
+from sizer.config_json import MAX_CONFIG_BYTES, encode_config
 from sizer.errors import ConfigError
-from sizer.memory.gpus import GPUS
-from sizer.packing import MAX_CONFIG_BYTES, encode_config
 from sizer.request import (
     ATTENTIONS,
     DTYPES,
-    IMPLS_OF_OPTIMIZER,
-    MODES,
-    OPTIMIZERS,
     Request,
     format_query,
     parse_query,
@@ -29,14 +29,11 @@ from sizer.ui.remarks import show_error
 from sizer.units import MIB
 from sizer.versions import OLDEST, format_version
 
-SOURCES = {
-    "torchvision": "torchvision",
-    "hf": "Preset (Hugging Face)",
-    "hub": "Hub repository",
-    "config": "Your config.json",
-}
-OWN = "the model's own"
-PYTORCHS_CHOICE = "PyTorch's choice"
+Names = Mapping[str, Sequence[str]]
+
+EXAMPLE_NAME = "resnet50"  # torchvision and timm both build it
+MODELS_DEFAULT = "the model's default"
+PYTORCHS_DEFAULT = "PyTorch's default"
 ATTENTION_TITLES = {"sdpa": "SDPA (fused)", "eager": "eager"}
 UPLOAD_REFUSED = "upload_refused"  # session state: what was wrong with the last file
 NEVER_EMPTY = ("dtype", "batch")  # elsewhere nothing means the model's own, or PyTorch's, choice
@@ -58,58 +55,61 @@ def fill(request: Request) -> None:
     state["batch"] = ", ".join(map(str, request.batches))
     state["seq"], state["image"] = texts.get("seq", ""), texts.get("image", "")
     state["head"] = request.head or ""
-    state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_CHOICE
+    state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_DEFAULT
     state["attention"], state["checkpointing"], state["gpu"] = request.attention, request.checkpointing, request.gpu
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
 
 
 def _name(request: Request) -> str:
-    if request.source == "config":
-        return json.dumps(json.loads(request.config or "{}"), indent=2, ensure_ascii=False)
+    if request.config is not None:
+        return json.dumps(json.loads(request.config), indent=2, ensure_ascii=False)
     return f"{request.name}@{request.revision}" if request.revision else request.name
 
 
-def ask(torchvision_names: Sequence[str], *, for_device: bool = True) -> Request | None:
+def ask(names: Names, *, for_device: bool = True) -> Request | None:
     """The request that the form states; None while its model is still to be named. Raises SizerError where it is refused.
 
-    Without `for_device` the form does not ask which device to plan for, and keeps what it was.
+    `names` are those that packages build, by source. Without `for_device` the form does not ask which device to plan for, and
+    keeps what it was.
     """
-    name = _ask_architecture(torchvision_names)
-    source = st.session_state["source"]
-    values = {"mode": _choose("Work", MODES, key="mode", format_func=str.capitalize)}
-    values |= _ask_sizes(source)
-    values |= _ask_work(source, values["mode"], for_device)
+    key = st.selectbox("Model source", list(SOURCES), format_func=_title, key="source", on_change=_forget, **KEEP)
+    source = SOURCES[key]
+    name = _ASK_MODEL[source.entry](source, names)
+    mode = MODES[_choose("Task", list(MODES), key="mode", format_func=lambda mode: MODES[mode].title)]
+    values = {"mode": mode.key} | _ask_sizes(source) | _ask_task(source, mode, for_device)
     if not name.strip():
         return None
-    arch = encode_config(name) if source == "config" else name.strip()
-    items = {"arch": f"{source}:{arch}"} | values
+    arch = encode_config(name) if source.entry == "config" else name.strip()
+    items = {"arch": f"{source.key}:{arch}"} | values
     said = {key: value for key, value in items.items() if value or key in NEVER_EMPTY}
     return parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in said.items()))
 
 
-def _ask_architecture(torchvision_names: Sequence[str]) -> str:
-    source = st.selectbox(
-        "Architecture from", list(SOURCES), format_func=SOURCES.get, key="source", on_change=_forget, **KEEP
+def _title(source: str) -> str:
+    return SOURCES[source].title
+
+
+def _ask_name(source: Source, names: Names) -> str:
+    key = f"{source.key}_name"
+    st.session_state.setdefault(key, EXAMPLE_NAME)
+    return st.selectbox("Model", sorted({*names.get(source.key, ()), st.session_state[key]}), key=key, **KEEP)
+
+
+def _ask_preset(source: Source, names: Names) -> str:
+    st.session_state.setdefault("hf_name", next(iter(PRESETS)))
+    titles = {key: preset.title for key, preset in PRESETS.items()}
+    return st.selectbox(
+        "Model", list(titles), format_func=titles.get, key="hf_name", on_change=_forget_what_does_not_fit, **KEEP
     )
-    if source == "torchvision":
-        names = sorted({*torchvision_names, st.session_state.get("torchvision_name", "resnet50")})
-        return st.selectbox("Model", names, key="torchvision_name", **KEEP)
-    if source == "hf":
-        st.session_state.setdefault("hf_name", next(iter(PRESETS)))
-        titles = {key: preset.title for key, preset in PRESETS.items()}
-        return st.selectbox(
-            "Model", list(titles), format_func=titles.get, key="hf_name", on_change=_forget_what_does_not_fit, **KEEP
-        )
-    if source == "hub":
-        where = "Its config.json is fetched, nothing else. A revision is a branch, a tag or a commit."
-        return st.text_input(
-            "Repository", key="hub_name", placeholder="org/name or org/name@revision", help=where, **KEEP
-        )
-    return _ask_config()
 
 
-def _ask_config() -> str:
+def _ask_repository(source: Source, names: Names) -> str:
+    where = "Its config.json is fetched, nothing else. A revision is a branch, a tag or a commit."
+    return st.text_input("Repository", key="hub_name", placeholder="org/name or org/name@revision", help=where, **KEEP)
+
+
+def _ask_config(source: Source, names: Names) -> str:
     limit = MAX_CONFIG_BYTES // MIB
     st.file_uploader(
         "Upload config.json", type=["json"], key="config_file", max_upload_size=limit, on_change=_take_upload
@@ -147,7 +147,7 @@ def _forget_upload() -> None:
     st.session_state.pop(UPLOAD_REFUSED, None)
 
 
-def _ask_sizes(source: str) -> dict[str, str]:
+def _ask_sizes(source: Source) -> dict[str, str]:
     chosen = st.pills("Dtypes", DTYPES, selection_mode="multi", key="dtype", help=DTYPE_HELP, **KEEP)
     batches = st.text_input("Batch sizes", key="batch", help="Whole numbers with commas between.", **KEEP)
     values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.strip()}
@@ -155,12 +155,10 @@ def _ask_sizes(source: str) -> dict[str, str]:
     return values | {key: _text(*SIZES[key], key=key) for key in takes}
 
 
-def _sizes_of(source: str) -> list[str]:
+def _sizes_of(source: Source) -> list[str]:
     """Which sizes of a sample to ask for: those the architecture is known to have, and whatever a link has set."""
-    if source == "torchvision":
-        return ["image"]
-    known = _sizes_of_preset() if source == "hf" else SIZES
-    return [key for key in SIZES if key in known or st.session_state.get(key)]
+    known = _sizes_of_preset() if source.entry == "presets" else SIZES
+    return [key for key in SIZES if key not in source.refuses and (key in known or st.session_state.get(key))]
 
 
 def _sizes_of_preset() -> Collection[str]:
@@ -177,21 +175,23 @@ def _forget_what_does_not_fit() -> None:
     _forget(["head", *(key for key in SIZES if key not in _sizes_of_preset())])
 
 
-def _ask_work(source: str, mode: str, for_device: bool) -> dict[str, str]:
+def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
     values = {"gpu": st.session_state["gpu"]}
-    if mode == "training":
-        values["optimizer"] = st.selectbox("Optimizer", OPTIMIZERS, key="optimizer", **KEEP)
+    if "optimizer" not in mode.unused:
+        values["optimizer"] = st.selectbox("Optimizer", list(OPTIMIZERS), key="optimizer", **KEEP)
+    if "checkpointing" not in mode.unused:
         st.toggle(
             "Activation checkpointing", key="checkpointing", help="Recompute activations in the backward pass.", **KEEP
         )
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
     if for_device:
         values["gpu"] = st.selectbox("Device", list(GPUS), format_func=lambda key: GPUS[key].name, key="gpu", **KEEP)
-    with st.expander("More choices"):
-        if mode == "training":
+    with st.expander("More options"):
+        if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
-        if source != "torchvision":
+        if "attention" not in source.refuses:
             values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
+        if "head" not in source.refuses:
             values["head"] = _text("Head", "A transformers class, for example LlamaForCausalLM.", key="head")
         if for_device:
             values["torch"] = _text("PyTorch", TORCH_HELP, key="torch", placeholder="the installed one")
@@ -199,26 +199,27 @@ def _ask_work(source: str, mode: str, for_device: bool) -> dict[str, str]:
             st.toggle("Expandable segments", key="expandable", help=EXPANDABLE_HELP, **KEEP)
             values["expandable"] = "01"[st.session_state["expandable"]]
         if not values.keys() & {"optimizer_impl", "attention", "torch", "expandable"}:
-            st.caption("There is nothing more to choose for inference with a torchvision model on this device.")
+            st.caption(f"There are no more options for inference with a {source.title} model on this device.")
     return values
 
 
 def _ask_implementation(optimizer: str) -> str:
-    options = (PYTORCHS_CHOICE, *IMPLS_OF_OPTIMIZER[optimizer])
+    options = (PYTORCHS_DEFAULT, *OPTIMIZERS[optimizer].implementations)
     if st.session_state["optimizer_impl"] not in options:
-        st.session_state["optimizer_impl"] = PYTORCHS_CHOICE
+        st.session_state["optimizer_impl"] = PYTORCHS_DEFAULT
     chosen = st.selectbox("Optimizer implementation", options, key="optimizer_impl", **KEEP)
-    return "" if chosen == PYTORCHS_CHOICE else chosen
+    return "" if chosen == PYTORCHS_DEFAULT else chosen
 
 
 def _choose(label: str, options: Sequence[str], **arguments: object) -> str:
     return st.segmented_control(label, options, required=True, width="stretch", **arguments, **KEEP)
 
 
-def _text(label: str, help_text: str, *, key: str, placeholder: str = OWN) -> str:
+def _text(label: str, help_text: str, *, key: str, placeholder: str = MODELS_DEFAULT) -> str:
     return st.text_input(label, key=key, placeholder=placeholder, help=help_text, **KEEP).strip()
 
 
+_ASK_MODEL = {"names": _ask_name, "presets": _ask_preset, "repository": _ask_repository, "config": _ask_config}
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
 )

@@ -1,18 +1,18 @@
-"""The answer in one sentence, and the four numbers under it."""
+"""The report in one sentence, and the numbers under it."""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from sizer.memory.estimate import Estimate
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.sources import SOURCES
+from sizer.memory.estimate import Estimate, has_range
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
-from sizer.ui.measures import MEASURES
-from sizer.ui.phases import PHASE_TITLES
+from sizer.ui.peak_kinds import PEAK_KINDS
+from sizer.ui.phases import inside
 from sizer.units import format_bytes, format_count
-
-WORK = {"training": "Training", "inference": "Inference with"}
 
 
 def sentence(request: Request, report: Report, estimate: Estimate) -> str:
@@ -20,8 +20,8 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     seen = "as nvidia-smi shows it" if report.gpu.backend == "cuda" else "for the whole process"
     needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
     return (
-        f"{WORK[request.mode]} {subject(request, report)} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype} "
-        f"needs {needs}; "
+        f"{MODES[request.mode].headline} {subject(request, report)} at batch {estimate.batch}{sample_size(report)} "
+        f"in {estimate.dtype} needs {needs}; "
         f"{verdict(report, estimate)}."
     )
 
@@ -38,12 +38,8 @@ def sample_size(report: Report) -> str:
 
 def subject(request: Request, report: Report) -> str:
     """What the headline calls the model: a name from a list of ours, else only the name of its class."""
-    if request.source == "hf":
-        from sizer.architecture.presets import PRESETS
-
-        return PRESETS[request.name].title
-    if request.source == "torchvision":
-        return request.name.replace("_", r"\_")
+    if title_of := SOURCES[request.source].title_of:
+        return title_of(request.name).replace("_", r"\_")
     return f"this {report.model.class_name}" if report.model.class_name.isalnum() else "this model"
 
 
@@ -85,11 +81,15 @@ def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
     low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
     cache = estimate.peak_reserved_bytes - estimate.peak_allocated_bytes
     with st.container(horizontal=True, gap="medium"):
-        phase = PHASE_TITLES.get(estimate.peak_phase, estimate.peak_phase)
-        _metric("Allocated", estimate.peak_allocated_bytes, f"in {phase}", MEASURES["allocated"].help)
-        _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", MEASURES["reserved"].help)
-        _metric("Process", estimate.process_bytes, f"{low} to {high}", MEASURES["process"].help)
-        _show_largest(largest_batch(report, estimate.dtype))
+        _metric(
+            "Allocated",
+            estimate.peak_allocated_bytes,
+            f"peak in {inside(estimate.peak_phase)}",
+            PEAK_KINDS["allocated"].help,
+        )
+        _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", PEAK_KINDS["reserved"].help)
+        _metric("Process", estimate.process_bytes, f"{low} to {high}", PEAK_KINDS["process"].help)
+        _show_largest(largest_batch(report, estimate.dtype), estimate)
         _show_parameters(report)
 
 
@@ -103,12 +103,14 @@ def show_counts(report: Report) -> None:
         _metric("As built", model.parameter_bytes + model.buffer_bytes, "parameters and buffers")
 
 
-def _show_largest(row: MaxBatch | None) -> None:
+def _show_largest(row: MaxBatch | None, estimate: Estimate) -> None:
     sure, possible = (row.batch, row.possible_batch) if row else (None, None)
     if possible and possible != sure:
         below = f"perhaps up to {possible:,}"
+    elif sure and row and row.reason:
+        below = "of those tried"
     elif sure:
-        below = "of those tried" if row and row.reason else "for sure"
+        below = "for sure" if has_range(estimate) else "no range is known here"
     else:
         below = "does not fit"
     _say("Largest batch that fits", f"{sure:,}" if sure else "–", below)

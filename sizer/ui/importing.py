@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.device.ledger.ledger import Imported
+from sizer.device.ledger.ledger import ImportResult
 from sizer.errors import JobError, RequestError, SizerError
 from sizer.ui import machine, remarks
 from sizer.ui.measuring import compare, working
@@ -13,17 +13,17 @@ from sizer.units import MIB
 LIMIT_MIB = 16  # some three hundred comparisons; the server lets no larger file in (.streamlit/config.toml)
 # Session state, each with the page's name behind it:
 WAITING = "import_waiting"  # the text of a file, from its arrival to the run that reads it
-DONE = "import_done"  # what became of the last file: Imported, or the error that refused it
+DONE = "import_done"  # what became of the last file: ImportResult, or the error that refused it
 EDITION = "import_edition"  # how many files there were; each gets a widget of its own, so that it is read once
-TITLES = remarks.TITLES | {RequestError: "This file was not taken in", JobError: "The file was not taken in whole"}
+TITLES = remarks.TITLES | {RequestError: "This file was not imported", JobError: "The file was not imported whole"}
 
 
-def ask_import(page: str) -> Imported | None:
+def ask_import(page: str) -> ImportResult | None:
     """What became of a file that has just arrived; None where there is none. What was refused is shown until the next one."""
     edition = st.session_state.setdefault(f"{EDITION}_{page}", 0)
     key = f"import_{page}_{edition}"
     st.file_uploader(
-        "Bring the result here (JSON)",
+        "Import a measurement (JSON)",
         type=["json", "jsonl"],
         key=key,
         on_change=_take,
@@ -55,7 +55,7 @@ def _take(page: str, key: str) -> None:
         st.session_state[f"{DONE}_{page}"] = error
 
 
-def _read(page: str) -> Imported | None:
+def _read(page: str) -> ImportResult | None:
     text = st.session_state.pop(f"{WAITING}_{page}")
     try:
         with working(st.empty(), "Reading the file") as line:
@@ -71,7 +71,7 @@ def _show_outcome(page: str) -> None:
     match st.session_state.get(f"{DONE}_{page}"):
         case SizerError() as error:
             remarks.show_error(error, TITLES)
-        case Imported(added=added, known=known, refused=refused):
+        case ImportResult(added=added, known=known, refused=refused):
             st.success(f"{_count(len(added))} added to the ledger, {known:,} known already.")
             if refused:
                 st.warning(f"{_count(len(refused))} refused.")

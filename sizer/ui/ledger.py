@@ -16,19 +16,19 @@ from sizer.device.ledger.row import LedgerRow
 from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.errors import JobError
 from sizer.ui import machine, remarks
+from sizer.ui.comparison import SIGNS, format_moment, show_comparison
 from sizer.ui.errors_chart import FIGURES, errors_chart
 from sizer.ui.focus import key_among
 from sizer.ui.importing import ask_import
-from sizer.ui.links import show_way_to_question
+from sizer.ui.links import show_estimate_link
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
-from sizer.ui.result import SIGNS, format_moment, show_comparison
 from sizer.units import GIB, counted
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
 OPEN = "comparison"  # key of the address: the comparison that is shown whole
 EDITION = "ledger_edition"  # session state: how often a row was opened; a table that is come back to has none selected
 ALL = "all"
-HOLDS = {"within tolerance": True, "not within": False}
+HOLDS = {"yes": True, "no": False}
 EXAMPLE = "python -m sizer measure 'arch=torchvision:resnet18&image=64&dtype=float32&batch=2' --device cpu --json > measured.json"
 
 
@@ -52,7 +52,7 @@ def _show_one(ledger: Ledger, number: int) -> None:
         if row and machine.may_measure():
             _offer_delete(number)
         if row:
-            show_way_to_question(row.query)
+            show_estimate_link(row.query)
     comparison = ledger.comparison(number) if row else None
     if comparison is None:
         st.info("The ledger has no such comparison; it may have been deleted.")
@@ -62,7 +62,7 @@ def _show_one(ledger: Ledger, number: int) -> None:
 
 def _offer_delete(number: int) -> None:
     with st.popover("Delete", icon=":material/delete:"):
-        st.markdown("The comparison is gone then, and the statistics are without it.")
+        st.markdown("This removes the comparison from the ledger and from its statistics.")
         st.button("Delete this comparison", on_click=_delete, args=(number,), key="ledger_delete")
 
 
@@ -95,14 +95,14 @@ def _show_all(ledger: Ledger) -> None:
 
 
 def _show_empty() -> None:
-    st.info("Nothing has been held against a device yet.")
+    st.info("Nothing has been measured yet.")
     st.page_link("pages/measure.py", label="Measure a model on this machine", icon=":material/speed:")
-    st.markdown("or on another one, and bring the file here:")
+    st.markdown("or on another one, and import the file here:")
     st.code(EXAMPLE, language="bash", wrap_lines=True)
 
 
 def _show_import(ledger: Ledger) -> None:
-    with st.expander("Bring comparisons from another machine, or take these away", expanded=not ledger.rows()):
+    with st.expander("Import measurements from another machine, or export these", expanded=not ledger.rows()):
         ask_import("ledger")
         if ledger.rows():
             with st.container(horizontal=True):
@@ -120,7 +120,7 @@ def _show_rows(ledger: Ledger) -> None:
     wanted = _ask_filter(ledger)
     rows = ledger.rows(wanted)
     if not rows:
-        st.info("No comparison in the ledger is like that. Take a filter away.")
+        st.info("No comparison matches these filters.")
         return
     held = sum(row.holds for row in rows)
     st.markdown(f"**{counted(len(rows), 'comparison')}**, {held:,} within tolerance")
@@ -130,7 +130,7 @@ def _show_rows(ledger: Ledger) -> None:
         st.markdown("**Signed errors of the peaks**")
         st.altair_chart(errors_chart(rows), key="errors_chart")
     with right:
-        st.markdown("**How far the estimates were off**")
+        st.markdown("**Errors by quantity and device**")
         _show_statistics(ledger.statistics(wanted, by_family=False))
     st.caption(SIGNS)
 
@@ -143,10 +143,10 @@ def _ask_filter(ledger: Ledger) -> Filter:
         return Filter(
             architecture=text.strip() or None,
             device_name=_pick("Device", choices["device_name"], "device"),
-            mode=_pick("Work", choices["mode"], "mode"),
+            mode=_pick("Task", choices["mode"], "mode"),
             dtype=_pick("Dtype", choices["dtype"], "dtype"),
             source=_pick("Source", sorted({_source(row) for row in ledger.rows()}), "source"),
-            holds=HOLDS.get(_pick("Promises", list(HOLDS), "holds")),
+            holds=HOLDS.get(_pick("Within tolerance?", list(HOLDS), "holds")),
         )
 
 
@@ -181,15 +181,15 @@ def _show_table(rows: Sequence[LedgerRow]) -> None:
             **{title: st.column_config.NumberColumn(format="%+.1f %%") for title in FIGURES},
         },
     )
-    st.caption("Select a row (its first column) to see the comparison whole.")
+    st.caption("Select a row (its first column) to see the whole comparison.")
 
 
 def rows_frame(rows: Sequence[LedgerRow]) -> pd.DataFrame:
     """The ledger's rows as the page's table: sizes in GiB, errors in percent, missing where the device has no such counter."""
     frame = {
         "Architecture": [row.architecture for row in rows],
-        "Held": ["✓" if row.holds else "✕" for row in rows],
-        "Work": [row.mode for row in rows],
+        "Within tolerance": ["✓" if row.holds else "✕" for row in rows],
+        "Task": [row.mode for row in rows],
         "Dtype": [row.dtype for row in rows],
         "Batch": [row.batch for row in rows],
         "Device": [row.device_name for row in rows],

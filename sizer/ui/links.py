@@ -86,13 +86,13 @@ def keep_address(request: Request) -> tuple[Refusal, ...]:
         refusals = ()
     st.session_state[OPENED] = (refusals, first or request)
     if read_link(read_address()).request != request:
-        st.query_params.from_dict(question_of(request) or {})
+        st.query_params.from_dict(address_of(request) or {})
         st.session_state[ADDRESS] = read_address()
     return refusals
 
 
 def show_link(request: Request) -> None:
-    """Show the complete link to copy, and the same question for the command line."""
+    """Show the complete link to copy, and the same query for the command line."""
     query = format_query(request, complete=True)
     st.markdown("**Link to this page**, every choice written out:")
     if len(query) <= LONGEST_ADDRESS:
@@ -118,27 +118,29 @@ def _command(request: Request, word: str = "estimate") -> str:
     return f"python -m sizer {word} {shlex.quote(rest)} --config config.json"
 
 
-def show_way_to_measure(request: Request) -> None:
+def show_measure_link(request: Request) -> None:
     """Show the link to the page that measures the cell which this page looks at."""
     st.page_link(
         "pages/measure.py",
-        label="Hold this estimate against a real device",
+        label="Measure it on a real device",
         icon=":material/speed:",
-        query_params=question_of(request),
+        query_params=address_of(request),
     )
 
 
-def show_way_to_question(query: str) -> None:
-    """Show the link to the page that sizes what a comparison measured; nothing where a stranger's file names no question."""
+def show_estimate_link(query: str) -> None:
+    """Show the link to the page that sizes what a comparison measured; nothing where a stranger's file names no query."""
     try:
-        question = question_of(parse_query(query))
+        parameters = address_of(parse_query(query))
     except RequestError:
         return
-    if question:
-        st.page_link("pages/estimate.py", label="Its question", icon=":material/straighten:", query_params=question)
+    if parameters:
+        st.page_link(
+            "pages/estimate.py", label="Open its estimate", icon=":material/straighten:", query_params=parameters
+        )
 
 
-def question_of(request: Request) -> dict[str, str] | None:
+def address_of(request: Request) -> dict[str, str] | None:
     """The request as an address's keys and values; None where its config is too long for one."""
     query = format_query(request)
     return dict(parse_qsl(query)) if len(query) <= LONGEST_ADDRESS else None

@@ -7,40 +7,39 @@ from dataclasses import replace
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.modes import MODES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError
 from sizer.memory.estimate import Estimate
-from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.ui import machine, remarks, service
+from sizer.ui.comparison import show_comparison
 from sizer.ui.focus import ask_cell, choose
-from sizer.ui.headline import WORK, sample_size, subject
+from sizer.ui.headline import sample_size, subject
 from sizer.ui.importing import ask_import
 from sizer.ui.links import measure_command
 from sizer.ui.measuring import run_measurement, working
-from sizer.ui.result import show_comparison
 from sizer.units import MIB, format_bytes
 
-WISH = "measure_wish"  # session state: the question whose button was pressed, until its run begins
-RESULT = "measure_result"  # session state: a comparison, and the question that was on the page when it came
+REQUESTED = "measure_requested"  # session state: the target whose button was pressed, until its run begins
+RESULT = "measure_result"  # session state: a comparison, and the target that was on the page when it came
 PYTORCH_BYTES = 500 * MIB  # of a process that has imported torch, torchvision and transformers, without mapped files
 ELSEWHERE = "cuda:0"
 HOST_KINDS = ("cpu", "mps")  # their memory is the machine's own: running out of it takes everything down
 
 TITLES = remarks.TITLES | {JobError: "The measurement was not finished"}
 
-Question = tuple[str, str]  # a cell's query and a device
+Target = tuple[str, str]  # a cell's query and a device
 
 NO_ACCELERATOR = (
-    "PyTorch finds no accelerator on this machine, so what can be measured here is its CPU. To hold the estimate against a "
-    "GPU, measure on a machine that has one and bring the result here."
+    "PyTorch finds no accelerator on this machine, so what can be measured here is its CPU. To measure on a "
+    "GPU, run the command below on a machine that has one and import the result here."
 )
-SWITCHED_OFF = (
-    "Measuring is switched off in this app, which is open to others. What was measured elsewhere can be brought here."
-)
+SWITCHED_OFF = "Measuring is disabled in this deployment. What was measured elsewhere can be imported here."
 
 
 def show_measure(request: Request) -> None:
@@ -49,13 +48,13 @@ def show_measure(request: Request) -> None:
     with st.container(horizontal=True, gap="medium"):
         cell = ask_cell(request)
         facts = _ask_device(devices)
-    question = (format_query(cell), facts.device if facts else "")
+    target = (format_query(cell), facts.device if facts else "")
     here, below = st.container(), st.container()
-    _measure_elsewhere(cell, question, alone=all(facts.kind == "cpu" for facts in devices))
+    _measure_elsewhere(cell, target, alone=all(facts.kind == "cpu" for facts in devices))
     with here:
-        _measure_here(cell, facts, question, wished=st.session_state.pop(WISH, None) == question)
+        _measure_here(cell, facts, target, requested=st.session_state.pop(REQUESTED, None) == target)
     asked, comparison = st.session_state.get(RESULT, (None, None))
-    if asked == question:
+    if asked == target:
         with below:
             _show_result(comparison)
 
@@ -69,7 +68,7 @@ def _ask_device(devices: tuple[DeviceFacts, ...]) -> DeviceFacts | None:
     return known[choose("Measure on", list(known), first, key="measure_device")]
 
 
-def _measure_here(cell: Request, facts: DeviceFacts | None, question: Question, *, wished: bool) -> None:
+def _measure_here(cell: Request, facts: DeviceFacts | None, target: Target, *, requested: bool) -> None:
     """Say what the measurement will take, offer the button, and run it where that was pressed."""
     if facts is None:
         st.info(SWITCHED_OFF if not machine.may_measure() else NO_ACCELERATOR)
@@ -79,7 +78,7 @@ def _measure_here(cell: Request, facts: DeviceFacts | None, question: Question, 
         return
     remarks.show_failures(report)
     if not report.estimates:
-        st.info("There is no estimate to hold a measurement against.")
+        st.info("There is no estimate to compare a measurement with.")
         return
     st.text(what_it_takes(cell, report, facts))
     lack = lack_of_memory(report.estimates[0], facts)
@@ -87,28 +86,28 @@ def _measure_here(cell: Request, facts: DeviceFacts | None, question: Question, 
         st.warning(lack)
     refused = bool(lack) and facts.kind in HOST_KINDS
     place = st.empty()
-    if wished and not refused:
-        _run(place, cell, question)
+    if requested and not refused:
+        _run(place, cell, target)
     place.button(
         "Measure",
         key="measure",
         type="primary",
         icon=":material/speed:",
-        on_click=_wish,
-        args=(question,),
+        on_click=_request_run,
+        args=(target,),
         disabled=refused,
     )
 
 
-def _wish(question: Question) -> None:
-    st.session_state[WISH] = question
+def _request_run(target: Target) -> None:
+    st.session_state[REQUESTED] = target
     st.session_state.pop(RESULT, None)
 
 
-def _run(place: DeltaGenerator, cell: Request, question: Question) -> None:
+def _run(place: DeltaGenerator, cell: Request, target: Target) -> None:
     with working(place, "Measuring") as line:
-        comparison = run_measurement(cell, question[1], line)
-    st.session_state[RESULT] = (question, comparison)
+        comparison = run_measurement(cell, target[1], line)
+    st.session_state[RESULT] = (target, comparison)
     try:
         machine.get_ledger().add(comparison)
     except JobError as error:
@@ -128,7 +127,7 @@ def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
     """What will be run where, and what the estimate says that it takes, as plain text."""
     estimate = report.estimates[0]
     model = subject(cell, report).replace("\\", "")
-    work = f"{WORK[cell.mode]} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
+    work = f"{MODES[cell.mode].headline} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
     free = f", {format_bytes(facts.free_bytes)} free" if facts.free_bytes is not None else ""
     peak, process = format_bytes(estimate.peak_allocated_bytes), format_bytes(_process_bytes(estimate, facts))
     return (
@@ -155,21 +154,21 @@ def lack_of_memory(estimate: Estimate, facts: DeviceFacts) -> str:
     return f"{lack}: expect it to run out of memory. That is a result too, and harms nothing."
 
 
-def _measure_elsewhere(cell: Request, question: Question, *, alone: bool) -> None:
-    """The command for another machine and the way back for its result; in the open where there is nothing better to show."""
-    empty = st.session_state.get(RESULT, (None, None))[0] != question
-    if alone and question[1] and empty:
+def _measure_elsewhere(cell: Request, target: Target, *, alone: bool) -> None:
+    """Show the command for another machine and the import of its result; in the open where there is nothing better to show."""
+    empty = st.session_state.get(RESULT, (None, None))[0] != target
+    if alone and target[1] and empty:
         st.info(NO_ACCELERATOR)
     with st.expander("On another machine", expanded=alone and empty):
-        st.markdown("**Measure this very question there**, where Sizer, torch, torchvision and transformers are:")
+        st.markdown("**Run the same measurement there**, where Sizer and its requirements are installed:")
         st.code(measure_command(cell, ELSEWHERE), language="bash", wrap_lines=True)
         imported = ask_import("measure")
     if imported and imported.added:
         comparison = machine.get_ledger().comparison(imported.added[0])
-        st.session_state[RESULT] = (question, comparison)
+        st.session_state[RESULT] = (target, comparison)
 
 
 def _show_result(comparison: Comparison) -> None:
     show_comparison(comparison)
-    st.page_link("pages/ledger.py", label="All comparisons are in the ledger", icon=":material/table_view:")
+    st.page_link("pages/ledger.py", label="All comparisons: the ledger", icon=":material/table_view:")
     st.divider()

@@ -12,7 +12,19 @@ PHASE_TITLES = {
 PHASE_ENDS = {
     "load": "the model is on the device",
     "forward": "the loss is computed, activations are kept",
-    "backward": "gradients are there, activations are gone",
-    "optimizer": "the optimizer has made its state",
+    "backward": "gradients exist, activations are freed",
+    "optimizer": "the optimizer has created its state",
     "step2": "one more whole step, the steady state",
 }
+_INSIDE = {
+    "load": "loading",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer step",
+    "step2": "the second step",
+}
+
+
+def inside(phase: str) -> str:
+    """A phase as what something happens in ("the backward pass"); of one that we do not know its own name."""
+    return _INSIDE.get(phase, phase)

@@ -12,7 +12,7 @@ from sizer.ui.phases import PHASE_TITLES
 PEAKS = {
     "peak_allocated_bytes": "peak allocated",
     "peak_reserved_bytes": "peak reserved",
-    "process_bytes": "process, as the driver says",
+    "process_bytes": "process, as the driver reports it",
 }
 TENSORS = {
     "weights_bytes": "weights",
@@ -24,7 +24,7 @@ TENSORS = {
 }
 OF_PHASE = {
     "allocated_bytes": "allocated at its end",
-    "peak_allocated_bytes": "peak inside",
+    "peak_allocated_bytes": "peak",
     "reserved_bytes": "reserved at its end",
 }
 OTHER = "another figure"

@@ -22,7 +22,7 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
 
 TITLES: dict[type[SizerError], str] = {
-    RequestError: "This question was not understood",
+    RequestError: "This query was refused",
     ConfigError: "This config cannot be used",
     HubError: "The config could not be fetched from the hub",
     BuildError: "The architecture could not be built",
@@ -34,7 +34,7 @@ TITLES: dict[type[SizerError], str] = {
 
 def show_error(error: SizerError, titles: Mapping[type[SizerError], str] = TITLES) -> None:
     """Show an error as what was given, what is allowed and what to do, under the title of its kind."""
-    title = next((titles[kind] for kind in type(error).__mro__ if kind in titles), "Something was refused")
+    title = next((titles[kind] for kind in type(error).__mro__ if kind in titles), "Refused")
     with st.container(border=True):
         st.error(f"{title}.")
         if refusals := getattr(error, "refusals", ()):
@@ -76,7 +76,7 @@ def show_failures(report: Report) -> None:
                 st.text(f"{', '.join(dtypes)}: {reason}")
 
 
-def say_uncounted(report: Report) -> None:
+def show_uncounted(report: Report) -> None:
     """Say how many things are not counted, and where they are listed; nothing where all is."""
     if count := len(report.uncounted):
         things = "1 thing is" if count == 1 else f"{count} things are"
@@ -84,12 +84,12 @@ def say_uncounted(report: Report) -> None:
 
 
 def show_remarks(report: Report) -> None:
-    """Show what is not counted, what was assumed, the notes, and the versions that the answer was made with."""
+    """Show what is not counted, what was assumed, the notes, and the versions that the report was made with."""
     for title, lines in (
         ("Not counted", report.uncounted),
         ("Assumed", report.assumptions),
-        ("About this answer", report.notes),
-        ("Made with", [", ".join(f"{name} {version}" for name, version in report.versions.items())]),
+        ("About this report", report.notes),
+        ("Versions", [", ".join(f"{name} {version}" for name, version in report.versions.items())]),
     ):
         if lines:
             st.markdown(f"**{title}**")

@@ -1,4 +1,4 @@
-"""The page's one way to the job server: ask, show what is being done, give up when the question changes."""
+"""The page's one way to the job server: ask, show what is being done, give up when the query changes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import streamlit as st
 from sizer.errors import SizerError
 from sizer.memory.report import Report
 from sizer.request import Request, format_query
-from sizer.service.client import Job, JobClient, shared_client
+from sizer.service.client import JobClient, shared_client
+from sizer.service.job import Job
 
-AT_ONCE_SECONDS = 0.15  # an answer that comes this fast needs no progress box
+AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS = 0.2
 MODELS_SECONDS = 20.0
-ANSWER = "answer"  # session state: the last query and its report
+REPORTED = "reported"  # session state: the last query and its report
 STOPPED = "stopped"  # session state: the query whose job the reader stopped
 
 
@@ -23,24 +24,24 @@ def get_client() -> JobClient:
     return shared_client()
 
 
-def torchvision_names() -> tuple[str, ...]:
-    """The names that the installed torchvision builds; empty while the job server has not said."""
+def listed_names() -> dict[str, tuple[str, ...]]:
+    """The names that the installed packages build, by source; empty while the job server has not said."""
     return _names(timeout=0)
 
 
-def await_torchvision_names() -> None:
+def await_names() -> None:
     """Run the page again once the names are there. For the end of a page that was shown without them."""
     if _names(timeout=MODELS_SECONDS):
         st.rerun()
 
 
-def _names(timeout: float) -> tuple[str, ...]:
+def _names(timeout: float) -> dict[str, tuple[str, ...]]:
     job = get_client().submit_models()
     try:
         models = job.result(timeout=timeout)
     except SizerError:  # the page says so where it needs the job server for more than a list
-        return ()
-    return tuple(row["name"] for row in models["torchvision"]) if models else ()
+        return {}
+    return {source: tuple(row["name"] for row in rows) for source, rows in (models or {}).items()}
 
 
 def report_on(request: Request) -> Report | None:
@@ -54,7 +55,7 @@ def report_on(request: Request) -> Report | None:
 
 def _report_on(request: Request) -> Report | None:
     query = format_query(request)
-    answered, report = st.session_state.get(ANSWER, (None, None))
+    answered, report = st.session_state.get(REPORTED, (None, None))
     if answered == query:
         return report
     if st.session_state.get(STOPPED) == query:
@@ -64,8 +65,8 @@ def _report_on(request: Request) -> Report | None:
     try:
         report = job.result(timeout=AT_ONCE_SECONDS) or _watch(job, query)
     finally:
-        job.cancel()  # a rerun (another question, a closed tab) leaves through here as well
-    st.session_state[ANSWER] = (query, report)
+        job.cancel()  # a rerun (another query, a closed tab) leaves through here as well
+    st.session_state[REPORTED] = (query, report)
     return report
 
 

@@ -10,17 +10,17 @@ from sizer.memory.census import Census, TensorRow
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
-from sizer.ui.focus import ask_measure
+from sizer.ui.focus import ask_peak_kind
 from sizer.ui.headline import largest_batch
-from sizer.ui.measures import Measure
 from sizer.ui.palette import MARKS, TINTS
+from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.ui.scale import GIBIBYTES, scale_for
 
 LARGEST = "Largest batch"
 LEGEND = (
     "✓ fits, ? may or may not fit, ✕ does not fit. "
-    "The largest batch: up to the first number for sure, to the second perhaps."
+    "The largest batch: the first number fits at either end of the range, the second at its low end."
 )
 HEADINGS = [
     {"selector": "th.col_heading", "props": "text-align: right !important"},
@@ -37,39 +37,37 @@ REAL = (
 )
 
 
-def fits_frame(report: Report, measure: Measure) -> pd.DataFrame:
+def fits_frame(report: Report, kind: PeakKind) -> pd.DataFrame:
     """The dtype × batch table in bytes, NA where a batch was not traced, with the largest batch that fits at its end."""
     batches = list(dict.fromkeys(estimate.batch for estimate in report.estimates))
     dtypes = list(dict.fromkeys(estimate.dtype for estimate in report.estimates))
     found = [[report.find(dtype, batch) for batch in batches] for dtype in dtypes]
-    sizes = [[pd.NA if estimate is None else measure.of(estimate) for estimate in row] for row in found]
+    sizes = [[pd.NA if estimate is None else kind.of(estimate) for estimate in row] for row in found]
     frame = pd.DataFrame(sizes, index=dtypes, columns=[str(batch) for batch in batches], dtype="Int64")
     largest = [largest_batch(report, dtype) for dtype in dtypes]
     frame[LARGEST] = pd.array([row.batch if row else None for row in largest], dtype="Int64")
     return frame
 
 
-def show_fits(report: Report, focus: Estimate) -> Measure:
-    """Show the dtype × batch table, tinted and marked by what fits, and the measure chosen for it; the focus is in bold."""
+def show_fits(report: Report, focus: Estimate) -> PeakKind:
+    """Show the dtype × batch table, tinted and marked by what fits, and the kind of peak chosen for it; the focus is in bold."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
-        measure = ask_measure()
-    st.table(style_fits(report, measure, focus))
+        kind = ask_peak_kind()
+    st.table(style_fits(report, kind, focus))
     st.caption(LEGEND)
-    return measure
+    return kind
 
 
-def style_fits(report: Report, measure: Measure, focus: Estimate) -> Styler:
+def style_fits(report: Report, kind: PeakKind, focus: Estimate) -> Styler:
     """The dtype × batch table with each cell as the page words it ("✓ 3.02", in GiB) and tinted by what fits."""
-    frame = fits_frame(report, measure)
+    frame = fits_frame(report, kind)
     styler = frame.style.format(na_rep="not traced", precision=0)
     tints = pd.DataFrame("", index=frame.index, columns=frame.columns)
     for estimate in report.estimates:
         row, column = estimate.dtype, str(estimate.batch)
         tints.loc[row, column] = f"background-color: {TINTS[estimate.fits]}"
-        _write(
-            styler, row, column, f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{GIBIBYTES.of(measure.of(estimate)):,.2f}"
-        )
+        _write(styler, row, column, f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{GIBIBYTES.of(kind.of(estimate)):,.2f}")
     for dtype in frame.index:
         _write(styler, dtype, LARGEST, _largest(largest_batch(report, dtype)))
     tints.loc[focus.dtype, str(focus.batch)] += "; font-weight: 700"
@@ -94,10 +92,10 @@ def show_phases(estimate: Estimate) -> None:
     rows = [
         {
             "Phase": PHASE_TITLES.get(use.phase, use.phase),
-            "At its end": scale.of(use.allocated_bytes),
-            "Peak inside": scale.of(use.peak_allocated_bytes),
-            "Reserved": scale.of(use.reserved_bytes),
-            "Then": PHASE_ENDS.get(use.phase, ""),
+            "Allocated at its end": scale.of(use.allocated_bytes),
+            "Peak": scale.of(use.peak_allocated_bytes),
+            "Reserved at its end": scale.of(use.reserved_bytes),
+            "What has happened": PHASE_ENDS.get(use.phase, ""),
         }
         for use in estimate.phases
     ]
@@ -105,7 +103,7 @@ def show_phases(estimate: Estimate) -> None:
     st.dataframe(
         pd.DataFrame(rows),
         hide_index=True,
-        column_config=dict.fromkeys(("At its end", "Peak inside", "Reserved"), number),
+        column_config=dict.fromkeys(("Allocated at its end", "Peak", "Reserved at its end"), number),
     )
     st.caption(
         f"Allocated memory in {scale.name}: at the end of each phase, and the most inside it; reserved at its end."

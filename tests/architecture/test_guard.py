@@ -12,9 +12,9 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from sizer.architecture.guard import clean_config
-from sizer.architecture.ingest import read_config
-from sizer.architecture.presets import PRESETS
 from sizer.architecture.schema import known_keys
+from sizer.catalogue.presets import PRESETS
+from sizer.config_json import read_config
 from sizer.errors import ConfigError
 
 # Text, vision, audio, several parts, experts, state space, no attention, a timm backbone, infinities, legacy keys.

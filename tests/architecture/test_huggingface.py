@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from sizer.architecture.heads import fitting_heads
-from sizer.architecture.huggingface import huggingface_blueprint, read_architecture, stand_in_loss
-from sizer.device.trial.confines import one_thread
+from sizer.architecture.huggingface import huggingface_blueprint, read_architecture
+from sizer.architecture.stand_in_loss import stand_in_loss
+from sizer.device.trial.limits import one_thread
 from sizer.errors import BuildError, ConfigError, RequestError, TraceError
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY
 
@@ -200,7 +201,7 @@ def test_each_part_takes_the_attention_it_supports():
 
 
 def test_blueprints_are_values():
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'name'"):
         tiny("bert").name = "other"
 
 
@@ -243,20 +244,20 @@ def test_rotated_positions_take_any_length_with_a_note():
 
 def test_a_length_for_a_model_without_text_is_refused():
     with pytest.raises(
-        RequestError, match="seq: ResNetForImageClassification reads no text and no sound: given 8; leave seq out"
+        RequestError, match="seq: ResNetForImageClassification reads no text and no audio: given 8; leave seq out"
     ):
         huggingface_blueprint(TINY["resnet"], name="resnet", sequence_length=8)
 
 
 def test_an_image_size_for_a_model_without_pictures_is_refused():
-    with pytest.raises(RequestError, match="image: LlamaForCausalLM takes no pictures: given 32x32; leave image out"):
+    with pytest.raises(RequestError, match="image: LlamaForCausalLM takes no images: given 32x32; leave image out"):
         huggingface_blueprint(LLAMA, name="llama", image_size=(32, 32))
 
 
 def test_a_text_too_short_for_its_picture_is_refused():
     # 32 pixels / 8 per patch = 4 x 4 = 16 patches, one token each; one token in front and one behind
     with pytest.raises(
-        RequestError, match=r"seq: one picture takes 16 tokens .*: given 17 tokens, allowed at least 18"
+        RequestError, match=r"seq: one image takes 16 tokens .*: given 17 tokens, allowed at least 18"
     ):
         huggingface_blueprint(TINY["llava"], name="llava", sequence_length=17)
     assert huggingface_blueprint(TINY["llava"], name="llava", sequence_length=18).sequence_length == 18

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from sizer.architecture.examples.setting import Setting, forward_parameters, read, text_config
+from sizer.architecture.examples.example_spec import ExampleSpec, forward_parameters, read, text_config
 from sizer.architecture.examples.tensors import floats, integers, special_tokens, words
 from sizer.architecture.heads import choose_head
 from sizer.architecture.huggingface import huggingface_blueprint
@@ -142,7 +142,7 @@ def test_a_detector_is_given_objects_with_boxes_inside_the_picture():
 def test_a_segmenter_is_given_masks_that_cover_the_picture():
     config = AutoConfig.for_model("mask2former")
     cls, _ = choose_head(config, None)
-    setting = Setting(config=config, cls=cls, batch=2, training=True, length=None, image_size=(20, 30))
+    setting = ExampleSpec(config=config, cls=cls, batch=2, training=True, length=None, image_size=(20, 30))
     from sizer.architecture.examples.prompts import segments
 
     made = segments(setting)
@@ -185,7 +185,7 @@ def test_a_sound_has_as_many_placeholders_as_the_encoder_yields_features(model_t
     token = read(AutoConfig.for_model(model_type), "audio_token_id", "audio_token_index")
     made = blueprint.example(1, False).kwargs
     assert (made["input_ids"] == token).sum().item() == count
-    assert any(f"holds one sound ({count} of them)" in note for note in blueprint.notes)
+    assert any(f"holds one audio clip ({count} of them)" in note for note in blueprint.notes)
 
 
 def test_a_text_grows_to_hold_its_picture():

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
-from sizer.architecture.presets import DATA, PRESETS, find_preset, list_presets
+from sizer.catalogue.presets import DATA, PRESETS, find_preset, list_presets
 from sizer.errors import RequestError
 
 # transformers 5.17 scripts a function of DeBERTa at import, which recent PyTorch calls deprecated.
@@ -210,7 +210,7 @@ def test_presets_cannot_be_changed():
 def test_import_reads_nothing_and_needs_no_torch():
     code = """
 import sys
-from sizer.architecture import presets
+from sizer.catalogue import presets
 assert presets._load.cache_info().currsize == 0
 assert len(presets.PRESETS) == len(presets.list_presets()) > 0
 assert presets._load.cache_info().currsize == 1

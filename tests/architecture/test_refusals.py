@@ -9,7 +9,8 @@ from transformers import AutoConfig
 
 from sizer.architecture.heads import choose_part, parts_of
 from sizer.architecture.huggingface import huggingface_blueprint
-from sizer.architecture.refusals import no_gradient, no_training
+from sizer.architecture.refusals import no_training
+from sizer.architecture.stand_in_loss import no_gradient
 from sizer.errors import RequestError, TraceError
 from tests.architecture.rare_configs import RARE, ROPE, TEXT
 
@@ -73,7 +74,7 @@ def test_frozen_weights_are_told_from_outputs_without_a_gradient():
 
 def test_a_model_that_finds_its_own_work_says_what_to_estimate_instead():
     with pytest.raises(
-        TraceError, match="as many objects as it finds in a video, which only real pictures and weights tell"
+        TraceError, match="as many objects as it finds in a video, which only real images and weights tell"
     ):
         huggingface_blueprint({"model_type": "sam3_video"}, name="x").example(1, False)
 
@@ -92,6 +93,6 @@ def test_an_encoder_of_another_width_than_the_text_is_named():
     tokens = {"image_token_id": 100, "vision_start_token_id": 102}
     plan = huggingface_blueprint({"model_type": "qwen2_vl", **parts, **tokens}, name="x")
     with pytest.raises(
-        TraceError, match="the encoder of pictures in this config yields features of another width than its text"
+        TraceError, match="the encoder of images in this config yields features of another width than its text"
     ):
         plan.loss(plan.build().train(), plan.example(1, True))

@@ -7,7 +7,7 @@ from torchvision.models import DenseNet
 
 from sizer.architecture.checkpointing import checkpoint_blocks, repeated_blocks
 from sizer.architecture.vision import vision_blueprint
-from sizer.device.trial.confines import one_thread
+from sizer.device.trial.limits import one_thread
 from sizer.errors import RequestError
 
 

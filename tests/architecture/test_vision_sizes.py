@@ -6,12 +6,17 @@ import pytest
 import torch
 
 from sizer.architecture.vision import vision_blueprint
-from sizer.device.trial.confines import one_thread
+from sizer.device.trial.limits import one_thread
 from sizer.errors import RequestError
 from sizer.versions import installed_version
 from tests.architecture.vision_facts import build_on_meta
 
 TOO_SMALL = (RuntimeError, ValueError, AssertionError)
+WORDS = (
+    r"Kernel size can't be greater than|Output size is too small|smaller than kernel size|too small to be down-sampled|"
+    r"is invalid for input of size|Wrong image (height|width)|should be divisible by 8|"
+    r"Attempting to broadcast a dimension|must match the size of tensor b"
+)
 
 
 def in_torchvision(module, example, size):
@@ -57,7 +62,7 @@ def test_limits_of_the_image(name, good, bad, allowed):
         return
     with pytest.raises(RequestError, match=f"image for {name}: given {bad[0]}x{bad[1]}, allowed {allowed}; choose"):
         vision_blueprint(name, image_size=bad, checkpointing=False)
-    with pytest.raises(TOO_SMALL):
+    with pytest.raises(TOO_SMALL, match=WORDS):
         in_torchvision(module, blueprint.example(2, False), bad)
 
 
@@ -79,7 +84,7 @@ def test_models_built_for_one_size_are_built_for_the_size_asked(name, good, bad,
     module(*on_meta(blueprint.example(2, False)))
     with pytest.raises(RequestError, match=f"given {bad[0]}x{bad[1]}, allowed {allowed}"):
         vision_blueprint(name, image_size=bad, checkpointing=False)
-    with pytest.raises(TOO_SMALL):
+    with pytest.raises(TOO_SMALL, match=WORDS):
         module(torch.empty(2, 3, *bad, device="meta"))
 
 

@@ -20,7 +20,8 @@ from statistics import median
 
 import torch
 
-from sizer.architecture.ingest import read_config
+from sizer.commands.text import format_table
+from sizer.config_json import read_config
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.comparison.row import Row
@@ -30,7 +31,6 @@ from sizer.device.record.files import read_measured
 from sizer.device.record.recording import Measured
 from sizer.errors import SizerError
 from sizer.estimator import estimate_cell
-from sizer.terminal.table import format_table
 
 MEASURED = Path(__file__).parent.parent / "measured"
 QUANTITIES = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")

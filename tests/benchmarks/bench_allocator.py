@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import read_timeline
 
@@ -65,7 +65,7 @@ def main(events: int = 20_000) -> None:
         best, best_total = float("inf"), float("inf")
         for _ in range(5):
             start = time.perf_counter()
-            placement = place(tape, backend, None, expandable)
+            placement = replay_events(tape, backend, None, expandable)
             middle = time.perf_counter()
             read_timeline(tape, placement)
             best = min(best, middle - start)

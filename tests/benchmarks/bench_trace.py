@@ -24,7 +24,7 @@ from sizer.architecture import make_blueprint
 from sizer.estimator import build_module, estimate
 from sizer.request import parse_query
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import trace
 
 A100 = (8, 0)

@@ -151,7 +151,7 @@ def download(page: Page, label: str) -> str:
 def test_pasted_config(page: Page, context: BrowserContext, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "resnet18")
-    choose(page, "Architecture from", "Your config.json")
+    choose(page, "Model source", "Your config.json")
     field = page.get_by_label("or paste it")
     field.fill(json.dumps(LLAMA))
     field.press("Control+Enter")
@@ -168,7 +168,7 @@ def test_pasted_config(page: Page, context: BrowserContext, app_url: str):
 def test_uploaded_config(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "resnet18")
-    choose(page, "Architecture from", "Your config.json")
+    choose(page, "Model source", "Your config.json")
     upload = {"name": "config.json", "mimeType": "application/json", "buffer": json.dumps(LLAMA).encode()}
     page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(upload)
     headline(page, "LlamaForCausalLM")

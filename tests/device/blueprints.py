@@ -15,7 +15,6 @@ def blueprint(factory: Callable[[], nn.Module], *shape: int) -> Blueprint:
     return Blueprint(
         name="tiny",
         class_name="Tiny",
-        source="python",
         build=factory,
         example=lambda batch, training: Example(args=(torch.ones(batch, *shape),)),
         loss=lambda module, example: module(*example.args).sum(),

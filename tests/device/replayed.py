@@ -7,7 +7,7 @@ from itertools import accumulate
 from sizer.device.record.files import CaseRecord
 from sizer.device.record.measurement import PhaseReading
 from sizer.device.record.recording import Segment
-from sizer.memory.allocator import Placement, place
+from sizer.memory.allocator import Replay, replay_events
 from sizer.memory.cuda import MIN_BLOCK, CudaCache
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import read_timeline
@@ -80,12 +80,12 @@ def disagreements(case: CaseRecord) -> list[str]:
         return [f"{case.name}: there is no recording"]
     try:
         if parse_query(measured.measurement.query).expandable_segments:  # they grow: no recorded sizes to follow
-            placement = place(tape, "cuda", expandable_segments=True)
+            replayed = replay_events(tape, "cuda", expandable_segments=True)
         else:
-            placement = _place(tape, measured.measurement.device.kind, measured.segments)
+            replayed = _place(tape, measured.measurement.device.kind, measured.segments)
     except UnlikeDeviceError as error:
         return [f"{case.name}: {error}"]
-    uses = {use.phase: use for use in read_timeline(tape, placement).phases}
+    uses = {use.phase: use for use in read_timeline(tape, replayed).phases}
     found = []
     for reading in measured.measurement.phases:
         if reading.phase not in uses:
@@ -104,15 +104,15 @@ def _unlike(reading: PhaseReading, use: object) -> list[str]:
     ]
 
 
-def _place(tape: Tape, kind: str, segments: tuple[Segment, ...]) -> Placement:
+def _place(tape: Tape, kind: str, segments: tuple[Segment, ...]) -> Replay:
     if kind != "cuda" or not segments:
-        return place(tape, kind)
+        return replay_events(tape, kind)
     if any(segment.stream for segment in segments):
         raise ValueError("the recording has several streams; the replay knows one")
     return _fill(tape, RecordedCache(segments))
 
 
-def _fill(tape: Tape, cache: RecordedCache) -> Placement:
+def _fill(tape: Tape, cache: RecordedCache) -> Replay:
     taken, addresses, reserved = [0] * len(tape.sizes), [0] * len(tape.sizes), []
     for position, event in enumerate(tape.order):
         cache.position = position
@@ -123,4 +123,4 @@ def _fill(tape: Tape, cache: RecordedCache) -> Placement:
             cache.release(addresses[~event], taken[~event])
         reserved.append(cache.reserved)
     cache.finish()
-    return Placement(taken=taken, reserved=reserved, retries=cache.retries, failed_at=None)
+    return Replay(taken=taken, reserved=reserved, retries=cache.retries, failed_at=None)

@@ -6,11 +6,12 @@ from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 
+from sizer.catalogue.gpus import Gpu
 from sizer.device.record.measurement import COUNTED, PROFILED, DeviceFacts, Measurement, PhaseReading, TensorBytes
 from sizer.device.record.recording import Measured
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.census import Census
-from sizer.memory.gpus import Gpu
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import live_by_category, running_bytes
@@ -97,13 +98,15 @@ def report_of(
 ) -> Report:
     """The report of one tape on a device."""
     arguments = {"versions": {"sizer": "0.1.0", **VERSIONS}, "mode": "training"} | changes
-    return build_report(query=query, census=census, tapes={dtype: {2: tape}}, batches=[2], gpu=gpu, **arguments)
+    return build_report(
+        query=query, census=census, tapes={dtype: TapeFamily(exact=(tape,))}, batches=[2], gpu=gpu, **arguments
+    )
 
 
 def measured_from(recording: Tape, facts: DeviceFacts = CPU, *, query: str = QUERY, **changes) -> Measured:
     """What a device would have told that did just what its recording says; any field of the measurement can be changed."""
     kind = facts.kind
-    placed = place(recording, kind)
+    placed = replay_events(recording, kind)
     levels = running_bytes(recording.order, placed.taken)
     live = live_by_category(recording)
     ends = [0, *(end for end, _ in recording.marks)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from sizer.catalogue.gpus import GPUS
+from sizer.memory.affine import fit_affine
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
-from sizer.memory.gpus import GPUS
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
-from sizer.memory.tape import fit_affine
 from tests.memory.tapes import make_tape
 
 MIB = 2**20
@@ -60,8 +61,9 @@ def step(batch: int, *, scale: int = 1, stand_ins: tuple[str, ...] = ()):
     )
 
 
-def affine_step(*, scale: int = 1, stand_ins: tuple[str, ...] = ()):
-    return fit_affine(step(2, scale=scale, stand_ins=stand_ins), step(3, scale=scale, stand_ins=stand_ins))
+def family(*, scale: int = 1, stand_ins: tuple[str, ...] = ()) -> TapeFamily:
+    line = fit_affine(step(2, scale=scale, stand_ins=stand_ins), step(3, scale=scale, stand_ins=stand_ins))
+    return TapeFamily(lines=((1, line),))
 
 
 def make_report(**changes) -> Report:
@@ -70,7 +72,7 @@ def make_report(**changes) -> Report:
         "query": "arch=torchvision:tiny",
         "versions": {"sizer": "0.1.0", "torch": "2.15.0"},
         "census": CENSUS,
-        "tapes": {"float32": affine_step(), "bfloat16": affine_step(stand_ins=("balanced routing",))},
+        "tapes": {"float32": family(), "bfloat16": family(stand_ins=("balanced routing",))},
         "batches": [4, 16],
         "gpu": GPUS["t4"],
         "mode": "training",

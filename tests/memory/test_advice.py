@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.catalogue.gpus import GPUS
 from sizer.memory.advice import advise, smallest_gpu
 from sizer.memory.fit import MaxBatch
-from sizer.memory.gpus import GPUS
 from sizer.memory.report import Report
 from sizer.memory.timeline import OutOfMemory
 from tests.memory.reports import make_report

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from sizer.catalogue.gpus import GPUS
 from sizer.device.record.files import CaseRecord, read_measured
+from sizer.memory.affine import fit_affine
 from sizer.memory.bounds import (
     BETWEEN_VERSIONS,
     CONTEXT,
@@ -16,18 +18,23 @@ from sizer.memory.bounds import (
     engines_margin,
     gradients_kept,
 )
+from sizer.memory.family import TapeFamily
 from sizer.memory.fit import fit, largest_batch
-from sizer.memory.gpus import GPUS
-from sizer.memory.questions import Question
-from sizer.memory.tape import Tape, fit_affine
+from sizer.memory.size_queries import SizeQuery
+from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape
 
 MIB = 2**20
 GPU = replace(GPUS["a100-80gb"], context_low_bytes=10 * MIB, context_bytes=20 * MIB, context_high_bytes=40 * MIB)
 RECORDED = Path(__file__).parents[1] / "null_driver" / "recorded"
+# Names of recorded cases with convolutions begin so.
+CONVOLVING = (
+    "resnet", "vgg", "mobilenet", "efficientnet", "convnext",
+    "regnet", "densenet", "inception", "deeplab", "fcn",
+)  # fmt: skip
 
 
-def convolved(results: int, *, batch: int = 1, answered: bool = True) -> Tape:
+def convolved(results: int, *, batch: int = 1, resolved: bool = True) -> Tape:
     """A weight of 100 MiB and a convolution's result, around them a workspace of 64 MiB a sample."""
     events = [
         ("weight", 100 * MIB, "parameter"),
@@ -38,7 +45,7 @@ def convolved(results: int, *, batch: int = 1, answered: bool = True) -> Tape:
     ]
     tape = make_tape(events, batch=batch, marks=[(1, "load"), (5, "forward")])
     names = ("aten.empty", "aten.convolution.default", "aten.convolution.default")
-    return replace(tape, op_names=names, answered=frozenset({2} if answered else ()))
+    return replace(tape, op_names=names, resolved=frozenset({2} if resolved else ()))
 
 
 def test_engines_move_reserved_memory_by_a_share_of_it() -> None:
@@ -54,7 +61,7 @@ def test_engines_move_reserved_memory_by_a_share_of_it() -> None:
 
 def test_engines_move_no_more_than_convolutions_have_results() -> None:
     assert engines_margin(convolved(3), 10**12) == 3 * MIB
-    assert engines_margin(convolved(3, answered=False), 10**12) == 0
+    assert engines_margin(convolved(3, resolved=False), 10**12) == 0
 
 
 def test_the_verdict_turns_where_the_range_ends() -> None:
@@ -69,13 +76,17 @@ def test_the_verdict_turns_where_the_range_ends() -> None:
 def test_the_largest_batch_allows_for_engines() -> None:
     first, second = (
         replace(
-            convolved(50, batch=batch, answered=False),
-            questions=(Question(kind="cuDNN convolution", words=(), numbers=(batch,), blocks=(2,)),),
+            convolved(50, batch=batch, resolved=False),
+            size_queries=(SizeQuery(kind="cuDNN convolution", words=(), numbers=(batch,), blocks=(2,)),),
         )
         for batch in (2, 3)
     )
-    tape = fit_affine(first, second, answer=lambda kind, words, numbers: 64 * MIB * numbers[0])
-    found = largest_batch(tape, replace(GPU, total_bytes=10_000 * MIB), dtype="")
+    found = largest_batch(
+        TapeFamily(lines=((1, fit_affine(first, second)),)),
+        replace(GPU, total_bytes=10_000 * MIB),
+        dtype="",
+        oracle=lambda kind, words, numbers: 64 * MIB * numbers[0],
+    )
     # 9,960 MiB beside the largest context, of which engines may take 7 parts in 107: 9,308 hold 100 + 80 * (50 + 64), not 81
     assert found.batch == 80
     # 9,990 MiB beside the smallest one, and as many more as 7 parts in 93: 10,741 hold 100 + 93 * 114
@@ -86,26 +97,10 @@ def test_two_versions_of_cudnn_differ_by_no_more_in_nine_cases_of_ten() -> None:
     moved = []
     for older in sorted(RECORDED.glob("*-2.11")):
         newer = {case.name: case for case in read_measured(older.with_name(older.name.replace("-2.11", "-2.15")))}
-        moved += [_moved(case, newer[case.name]) for case in read_measured(older) if _convolves(case)]
+        moved += [_moved(case, newer[case.name]) for case in read_measured(older) if case.name.startswith(CONVOLVING)]
     assert len(moved) > 40
     within = sum(abs(one) <= BETWEEN_VERSIONS for one in moved) / len(moved)
     assert 0.9 <= within < 1
-
-
-def _convolves(case: CaseRecord) -> bool:
-    names = (
-        "resnet",
-        "vgg",
-        "mobilenet",
-        "efficientnet",
-        "convnext",
-        "regnet",
-        "densenet",
-        "inception",
-        "deeplab",
-        "fcn",
-    )
-    return case.name.startswith(names)
 
 
 def _moved(older: CaseRecord, newer: CaseRecord) -> float:

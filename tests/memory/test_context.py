@@ -7,13 +7,13 @@ from math import ceil
 
 import pytest
 
-from sizer.memory import context
-from sizer.memory.context import BYTES_PER_THREAD, THREADS_PER_MULTIPROCESSOR, context_of, libraries_of
-from sizer.memory.gpus import GPUS
+from sizer.catalogue import contexts
+from sizer.catalogue.contexts import BYTES_PER_THREAD, THREADS_PER_MULTIPROCESSOR, context_of, libraries_of
+from sizer.catalogue.gpus import GPUS
 from tests.benchmarks.bench_outside import ENOUGH, derive, mib, percentile, read_chips, read_messages, used
 
 MIB = 2**20
-ARCHITECTURES = (context.VOLTA, context.TURING, context.AMPERE, context.ADA, context.HOPPER, context.BLACKWELL)
+ARCHITECTURES = (contexts.VOLTA, contexts.TURING, contexts.AMPERE, contexts.ADA, contexts.HOPPER, contexts.BLACKWELL)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def test_the_numbers_are_those_of_the_messages(rule):
     data = {name: (round(found), rule.counts[name]) for name, found in rule.medians.items()}
     assert ours == data
     together = (round(rule.together), sum(rule.counts.values()))
-    assert together == (context.ANY.median_mib, context.ANY.messages)
+    assert together == (contexts.ANY.median_mib, contexts.ANY.messages)
     spread = (ceil(rule.below), ceil(rule.above))
-    assert spread == (context.BELOW_MIB, context.ABOVE_MIB)
+    assert spread == (contexts.BELOW_MIB, contexts.ABOVE_MIB)
     assert min(rule.counts.values()) >= ENOUGH
 
 
@@ -89,10 +89,10 @@ def test_the_arithmetic():
 
 
 def test_an_architecture_without_messages_is_given_what_all_have_together():
-    assert libraries_of((6, 1)) is context.ANY
-    assert libraries_of(None) is context.ANY
-    assert libraries_of((8, 7)) is context.AMPERE
-    assert libraries_of((8, 9)) is context.ADA
+    assert libraries_of((6, 1)) is contexts.ANY
+    assert libraries_of(None) is contexts.ANY
+    assert libraries_of((8, 7)) is contexts.AMPERE
+    assert libraries_of((8, 9)) is contexts.ADA
 
 
 def test_a_message_is_used_only_where_it_can_be(messages):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sizer.memory.allocator import place, replay
+from sizer.memory.allocator import replay, replay_events
 from sizer.memory.cuda import CudaCache, round_size, segment_size
 from sizer.memory.expandable import ExpandableCache
 from sizer.memory.tape import Tape
@@ -53,8 +53,8 @@ def test_empty_tensors_take_nothing():
 def test_an_unsplit_large_block_counts_whole():
     # 11 MiB - 512 asks for a segment of 12 MiB; the rest of 1 MiB + 512 is > 1 MiB: split, 11 MiB - 512 taken.
     # 11 MiB exactly leaves 1 MiB, which is not > 1 MiB: not split, 12 MiB taken.
-    assert place(make_tape([("a", 11 * MIB - 512)]), "cuda").taken == [11 * MIB - 512]
-    assert place(make_tape([("a", 11 * MIB)]), "cuda").taken == [12 * MIB]
+    assert replay_events(make_tape([("a", 11 * MIB - 512)]), "cuda").taken == [11 * MIB - 512]
+    assert replay_events(make_tape([("a", 11 * MIB)]), "cuda").taken == [12 * MIB]
 
 
 def test_best_fit_takes_the_smallest_block_then_the_lowest_address():
@@ -80,7 +80,7 @@ def test_freed_neighbours_merge_within_a_segment_only():
 
 def test_reserved_never_shrinks_without_pressure():
     tape = make_tape([("a", 100 * MIB), "-a", ("b", 512)])
-    assert place(tape, "cuda").reserved == [100 * MIB, 100 * MIB, 102 * MIB]
+    assert replay_events(tape, "cuda").reserved == [100 * MIB, 100 * MIB, 102 * MIB]
 
 
 def test_at_capacity_free_segments_go_back_and_the_request_is_tried_again():
@@ -103,7 +103,7 @@ def test_expandable_segments_grow_in_place():
     # a 30 MiB maps 40 (2 pages of 20), b 30 grows it to 60; freed they are one block of 60 MiB, which c takes.
     # Two default segments of 30 MiB never merge: c needs another 60.
     tape = make_tape([("a", 30 * MIB), ("b", 30 * MIB), "-a", "-b", ("c", 60 * MIB)])
-    assert place(tape, "cuda", None, True).reserved == [40 * MIB, 60 * MIB, 60 * MIB, 60 * MIB, 60 * MIB]
+    assert replay_events(tape, "cuda", None, True).reserved == [40 * MIB, 60 * MIB, 60 * MIB, 60 * MIB, 60 * MIB]
     assert replay(tape, backend="cuda").peak_reserved_bytes == 120 * MIB
 
 
@@ -122,9 +122,9 @@ def test_an_unknown_backend_is_refused():
 @pytest.mark.parametrize("seed", range(12))
 def test_agrees_with_the_slow_reading(seed, share, expandable):
     tape = random_tape(seed)
-    roomy = place(tape, "cuda", None, expandable)
+    roomy = replay_events(tape, "cuda", None, expandable)
     capacity = None if share is None else int(share * max(roomy.reserved))
-    placement = place(tape, "cuda", capacity, expandable)
+    placement = replay_events(tape, "cuda", capacity, expandable)
     taken, reserved, retries, failed_at = _slowly(tape, SlowCache(capacity, expandable=expandable))
     assert (placement.failed_at, placement.retries) == (failed_at, retries)
     assert placement.reserved == reserved
@@ -135,9 +135,9 @@ def test_the_random_tapes_reach_what_they_are_for():
     # Of the 12 seeds at 0.7 of the memory some must run out and at 0.9 some must get through by giving memory back.
     placements = {share: [] for share in (0.9, 0.7)}
     for seed in range(12):
-        peak = max(place(random_tape(seed), "cuda").reserved)
+        peak = max(replay_events(random_tape(seed), "cuda").reserved)
         for share, rows in placements.items():
-            rows.append(place(random_tape(seed), "cuda", int(share * peak)))
+            rows.append(replay_events(random_tape(seed), "cuda", int(share * peak)))
     assert any(row.failed_at is not None for row in placements[0.7])
     assert any(row.failed_at is None and row.retries for row in placements[0.9])
 

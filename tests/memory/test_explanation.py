@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from sizer.catalogue.gpus import GPUS
+from sizer.memory.allocator import describe
 from sizer.memory.explanation import (
-    ALLOCATOR,
-    EXACT,
-    MODELLED,
     Explanation,
     Formula,
     KernelUse,
     explain_workspaces,
     sections,
 )
-from sizer.memory.gpus import GPUS
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape
 
@@ -87,7 +85,7 @@ def test_lines_group_operators_by_formula() -> None:
     formulas = {"aten.mm": Formula(text="cuBLAS"), "aten.bmm": Formula(text="cuBLAS"),
                 "aten.conv": Formula(text="copies", modelled=True)}  # fmt: skip
     found = explain_workspaces({"float32": both, "bfloat16": both}, formulas)
-    told = Explanation(rules="CUDA", kernels=(KERNEL,), workspaces=found, exact=EXACT)
+    told = Explanation(rules="CUDA", kernels=(KERNEL,), workspaces=found, exact=("weights",))
     kernels, inside, exact = sections(told)
     assert kernels.title == "Kernels, by the rules of CUDA"
     assert kernels.lines == ("attention: flash (no mask), 32 modules; bfloat16",)
@@ -99,7 +97,7 @@ def test_lines_group_operators_by_formula() -> None:
         "Modelled: copies",
         "  conv: 512 B, 1 call, kept",
     )
-    assert (exact.title, exact.lines) == ("Exact", EXACT)
+    assert (exact.title, exact.lines) == ("Exact", ("weights",))
 
 
 def test_without_a_formula_it_says_so() -> None:
@@ -107,6 +105,12 @@ def test_without_a_formula_it_says_so() -> None:
     assert sections(told)[0].lines[0] == "No formula is given."
 
 
-def test_every_backend_of_the_catalogue_has_its_rules() -> None:
-    backends = {gpu.backend for gpu in GPUS.values()}
-    assert backends == set(ALLOCATOR) == set(MODELLED)
+@pytest.mark.parametrize("backend", sorted({gpu.backend for gpu in GPUS.values()}))
+def test_every_allocator_of_the_catalogue_describes_itself(backend: str) -> None:
+    assert all(describe(backend))
+
+
+def test_allocators_are_described_with_their_own_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sizer.memory.cuda.MIN_BLOCK", 256)
+    assert "sizes rounded up to 256 B" in describe("cuda")[0]
+    assert "expandable segments" in describe("cuda", expandable_segments=True)[0]

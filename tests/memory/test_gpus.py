@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.memory.gpus import GPUS
+from sizer.catalogue.gpus import GPUS
 
 CONTRACT = (
     "t4", "v100-16gb", "rtx-3060-12gb", "rtx-3090", "rtx-4060-8gb", "rtx-4090", "l40s", "a100-40gb", "a100-80gb",

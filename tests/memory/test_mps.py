@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sizer.memory.allocator import place, replay
+from sizer.memory.allocator import replay, replay_events
 from sizer.memory.mps import MpsHeaps, buffer_size, heap_size
 from tests.memory.tapes import make_tape, random_tape
 
@@ -51,7 +51,7 @@ def test_buffers(size, buffer):
 def test_a_freed_buffer_is_used_again_whole():
     # 5 MiB freed, 3 MiB asked: 5 <= 3 + 32, so the 5 MiB buffer counts whole; one heap of 32 MiB
     tape = make_tape([("a", 5 * MIB), "-a", ("b", 3 * MIB)])
-    placement = place(tape, "mps")
+    placement = replay_events(tape, "mps")
     assert placement.taken == [5 * MIB, 5 * MIB]
     assert placement.reserved == [32 * MIB] * 3
 
@@ -60,7 +60,7 @@ def test_a_much_larger_freed_buffer_is_cut_up_instead():
     # 1.5 GiB freed in a heap of its own; 40 MiB asked: 1536 > 40 + 32 and no heap has room, so the buffer goes back to its
     # heap and the 40 MiB come from there: still 1.5 GiB reserved
     tape = make_tape([("a", 1536 * MIB), "-a", ("b", 40 * MIB)])
-    placement = place(tape, "mps")
+    placement = replay_events(tape, "mps")
     assert placement.taken == [1536 * MIB, 40 * MIB]
     assert placement.reserved[-1] == 1536 * MIB
 
@@ -68,7 +68,7 @@ def test_a_much_larger_freed_buffer_is_cut_up_instead():
 def test_a_slightly_smaller_freed_buffer_makes_room():
     # 600 MiB freed, 640 asked: nothing is large enough, 600 >= 640 * 7/8 = 560: its heap of 600 MiB goes back first
     tape = make_tape([("a", 600 * MIB), "-a", ("b", 640 * MIB)])
-    assert place(tape, "mps").reserved == [608 * MIB, 608 * MIB, 640 * MIB]
+    assert replay_events(tape, "mps").reserved == [608 * MIB, 608 * MIB, 640 * MIB]
 
 
 def test_the_tightest_heap_with_room_is_chosen():

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.memory.affine import fit_affine
 from sizer.memory.codec import DecodeError
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report
-from sizer.memory.tape import fit_affine
-from tests.memory.reports import MIB, affine_step, make_report, step
+from tests.memory.reports import MIB, family, make_report, step
 from tests.memory.tapes import make_tape
 
 # The public contract of DESIGN.md, word for word.
@@ -86,7 +87,7 @@ def test_what_was_assumed_and_what_failed_is_listed(report):
 
 
 def test_tapes_of_single_batches():
-    report = make_report(tapes={"float32": {4: step(4)}}, batches=[4, 16])
+    report = make_report(tapes={"float32": TapeFamily(exact=(step(4),))}, batches=[4, 16])
     assert [row.batch for row in report.estimates] == [4]
     assert report.max_batch[0].batch == 4
     assert "float32, batch 16: not traced" in report.notes
@@ -196,7 +197,7 @@ def test_the_modules_as_csv(report):
 
 
 def test_dtypes_may_share_a_tape():
-    shared = affine_step(scale=2)
+    shared = family(scale=2)
     report = make_report(tapes={"bfloat16": shared, "float16": shared})
     assert replace(report.find("float16", 4), dtype="bfloat16") == report.find("bfloat16", 4)
     assert [row.dtype for row in report.max_batch] == ["bfloat16", "float16"]
@@ -205,7 +206,7 @@ def test_dtypes_may_share_a_tape():
 def test_a_batch_for_which_the_tape_is_no_line_is_a_note():
     # 5 bytes at batch 2, 15 at batch 3: -5 at batch 1
     tape = fit_affine(make_tape([("a", 5)], batch=2), make_tape([("a", 15)], batch=3))
-    report = make_report(tapes={"float32": tape}, batches=[1, 2])
+    report = make_report(tapes={"float32": TapeFamily(lines=((1, tape),))}, batches=[1, 2])
     assert [row.batch for row in report.estimates] == [2]
     assert any(
         note.startswith("float32, batch 1: aten.a in m.a (block 0) would need -5 bytes") for note in report.notes

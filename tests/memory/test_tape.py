@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.memory.tape import NotAffineError, fit_affine
+from sizer.memory.affine import NotAffineError, fit_affine
 from tests.memory.tapes import make_tape
 
 
@@ -77,7 +77,7 @@ def test_names_are_compared_not_their_numbers():
 def test_stand_ins_of_both_are_kept_once():
     first, second = tape_at(2), tape_at(3)
     affine = fit_affine(replace(first, stand_ins=("a", "b")), replace(second, stand_ins=("b", "c")))
-    assert affine.stand_ins == ("a", "b", "c")
+    assert affine.tape.stand_ins == ("a", "b", "c")
 
 
 def test_the_same_batch_twice_is_no_line():

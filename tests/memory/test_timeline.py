@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.memory.allocator import place, replay
+from sizer.memory.allocator import replay, replay_events
 from sizer.memory.tape import CATEGORIES
 from sizer.memory.timeline import CURVE_POINTS, live_by_category, running_bytes
 from tests.memory.tapes import make_tape, random_tape
@@ -94,7 +94,7 @@ def test_an_empty_tape_is_all_zero():
 @pytest.mark.parametrize("seed", range(4))
 def test_invariants(seed, backend):
     tape = random_tape(seed, events=3000)
-    placement = place(tape, backend)
+    placement = replay_events(tape, backend)
     timeline = replay(tape, backend=backend)
     assert sum(timeline.at_peak.values()) == timeline.peak_allocated_bytes
     assert timeline.peak_requested_bytes <= timeline.peak_allocated_bytes <= timeline.peak_reserved_bytes
@@ -111,7 +111,7 @@ def test_invariants(seed, backend):
 def test_the_curve_is_short_and_keeps_the_peak_and_the_phase_ends(events):
     tape = random_tape(1, events=events)
     timeline = replay(tape, backend="cuda")
-    allocated = running_bytes(tape.order, place(tape, "cuda").taken)
+    allocated = running_bytes(tape.order, replay_events(tape, "cuda").taken)
     totals = {point.position: sum(point.by_category) for point in timeline.curve}
     assert all(total == allocated[position] for position, total in totals.items())
     assert len(timeline.curve) <= CURVE_POINTS

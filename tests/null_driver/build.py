@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sizer.memory.hardware import HARDWARE, Hardware
+from sizer.catalogue.hardware import HARDWARE, Hardware
 
 SOURCE = Path(__file__).with_name("runtime.c")
 _PACKAGES = Path(torch.__file__).parent.parent

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sizer.memory.hardware import HARDWARE
+from sizer.catalogue.hardware import HARDWARE
 from tests.null_driver.build import build
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from sizer.device.readers.reader import open_reader
+from sizer.device.readers.open import open_reader
 from sizer.device.record.files import write_measured
 from sizer.device.record.recording import Measured
 from sizer.device.trial.trial import measure_request

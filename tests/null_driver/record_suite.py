@@ -15,8 +15,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from sizer.catalogue.hardware import HARDWARE
 from sizer.device.suite.cases import Case, list_cases
-from sizer.memory.hardware import HARDWARE
 from tests.null_driver.build import build
 
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

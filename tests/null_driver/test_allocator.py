@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.tape import Tape
 
 MIB = 2**20
@@ -70,7 +70,7 @@ def test_every_counter_after_every_event_is_pytorchs_own(run_on_null, seed, expa
     )
     assert truth["failed_at"] is None
     tape = _tape(events)
-    placement = place(tape, "cuda", None, expandable)
+    placement = replay_events(tape, "cuda", None, expandable)
     assert _levels(tape, placement.taken, placement.reserved, EVENTS) == [tuple(row) for row in truth["rows"]]
 
 
@@ -80,7 +80,7 @@ def test_where_memory_runs_out_and_how_often_the_cache_was_given_back(run_on_nul
     events = _events(seed, largest=192 * MIB)
     truth = run_on_null("tests.null_driver.allocations", json.dumps(events), gpu="h100-80gb", total_bytes=1024 * MIB)
     tape = _tape(events)
-    placement = place(tape, "cuda", 1024 * MIB)
+    placement = replay_events(tape, "cuda", 1024 * MIB)
     assert placement.failed_at == truth["failed_at"]
     assert placement.retries == truth["retries"] > 0
     end = len(events) if placement.failed_at is None else placement.failed_at

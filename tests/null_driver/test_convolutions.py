@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 
-from sizer.memory.gpus import GPUS
-from sizer.tracing.answers import answers_for
-from sizer.tracing.convolution_backend import as_call, backend_of
+from sizer.catalogue.gpus import GPUS
+from sizer.tracing.cuda.convolution_backend import as_call, backend_of
+from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
-from sizer.tracing.log import Asked
+from sizer.tracing.log import DeferredSize
+from sizer.tracing.rules import rules_for
 from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments, cases, make, options, precision
 
 COUNT = 60
@@ -22,13 +23,13 @@ def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
     capability = GPUS[gpu].capability
     asked = cases(7, COUNT, capability)
     truth = run_on_null("tests.null_driver.convolutions", "7", str(COUNT), json.dumps(capability), gpu=gpu)
-    device, answer = Device("cuda", capability), answers_for(GPUS[gpu])
+    device, answer = Device("cuda", capability), size_oracle_of(GPUS[gpu])
 
     def held(operator, case: dict, arguments: tuple, out) -> list[int]:  # type: ignore[no-untyped-def]
         with precision(case):
-            steps = [*device.inner[operator](device, arguments, {}, out)]
+            steps = [*rules_for(device).held[operator](device, arguments, {}, out)]
         sizes = [size for step in steps if isinstance(step, list | tuple) for size in step]
-        found = [answer(one.kind, one.words, one.numbers) if isinstance(one, Asked) else one for one in sizes]
+        found = [answer(one.kind, one.words, one.numbers) if isinstance(one, DeferredSize) else one for one in sizes]
         return sorted(rounded(size) for size in found if size)
 
     def rounded(size: int) -> int:

@@ -1,6 +1,6 @@
 """Work for jobs under test: `arch=hub:script/<name>` names the function to run, `config_text` is its argument.
 
-A stand-in for sizer.service.work, so that every way a job can end badly really happens in a child process.
+A stand-in for sizer.service.tasks, so that every way a job can end badly really happens in a child process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ PIPE = 3  # the descriptor that a forked job answers on
 
 def run(job: dict, progress) -> dict:
     if job["task"] == "models":
-        return {"torchvision": [{"name": "resnet50", "family": "resnet"}]}  # as if torchvision had only this
+        only = [{"name": "resnet50", "family": "resnet"}]  # as if each package had only this
+        return {"torchvision": only, "timm": only}
     return SCRIPTS[parse_query(job["query"]).name.removeprefix("script/")](job["config_text"], progress)
 
 
 def run_or_answer(job: dict, progress) -> dict:
     """Runs scripts; everything else gets its real answer."""
-    from sizer.service import work
+    from sizer.service import tasks
 
     is_script = job["task"] == "estimate" and parse_query(job["query"]).name.startswith("script/")
-    return run(job, progress) if is_script else work.run(job, progress)
+    return run(job, progress) if is_script else tasks.run(job, progress)
 
 
 def report(job: dict, progress) -> dict:

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from sizer.catalogue.sources import offered_sources
 from sizer.errors import ConfigError, HubError, JobError, RequestError, TraceError
 from sizer.memory.report import Report
 from sizer.service import client as client_module
 from sizer.service.client import JobClient, shared_client
 from sizer.service.settings import Settings
-from tests.service.processes import is_running, wait_until
+from tests.processes.running import is_running, wait_until
 
-WORK = "tests.service.scripted:run"
+FUNCTION = "tests.service.scripted:run"
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def make_client():
     clients = []
 
     def make(*, settings: dict | None = None, **options) -> JobClient:
-        chosen = Settings(**{"work": WORK, "preload": (), "max_jobs": 2, **(settings or {})})
+        chosen = Settings(**{"function": FUNCTION, "preload": (), "max_jobs": 2, **(settings or {})})
         clients.append(JobClient(chosen, **{"read": dict, **options}))
         return clients[-1]
 
@@ -80,7 +81,7 @@ def test_error_comes_back_as_its_class_and_fresh_for_each_caller(make_client):
     job = submit(make_client(), "fail", "TraceError")
     with pytest.raises(TraceError, match="it went wrong: given 7, allowed 1 to 5; choose less") as first:
         job.result(timeout=30)
-    with pytest.raises(TraceError) as second:
+    with pytest.raises(TraceError, match="it went wrong") as second:
         job.result()
     assert first.value is not second.value
     assert first.value.exit_status == 3
@@ -116,7 +117,7 @@ def test_config_for_anything_but_a_hub_model_is_refused_not_ignored(make_client)
 
 
 def test_models_come_from_the_server(make_client):
-    expected = {"torchvision": [{"name": "resnet50", "family": "resnet"}]}
+    expected = {source: [{"name": "resnet50", "family": "resnet"}] for source in ("torchvision", "timm")}
     assert make_client().submit_models().result(timeout=30) == expected
 
 
@@ -189,9 +190,9 @@ def test_cache_drops_what_was_used_longest_ago(make_client):
 def test_cache_ends_with_the_versions_it_was_made_with(make_client):
     client = make_client()
     first = submit(client, "echo").result(timeout=30)
-    client._welcome(client.versions)
+    client._set_versions(client.versions)
     assert submit(client, "echo").result(timeout=0) is first
-    client._welcome({**client.versions, "torch": "99.0"})
+    client._set_versions({**client.versions, "torch": "99.0"})
     assert submit(client, "echo").result(timeout=30) is not first
 
 
@@ -223,7 +224,7 @@ def test_too_many_different_jobs_are_refused(make_client):
     jobs = [submit(client, "hold", batch=1), submit(client, "hold", batch=2)]
     with pytest.raises(JobError, match="too many jobs: 2 are running or waiting; try again in a minute"):
         submit(client, "hold", batch=3)
-    assert submit(client, "hold", batch=1)._work is jobs[0]._work
+    assert submit(client, "hold", batch=1).shared is jobs[0].shared
     jobs[1].cancel()
     assert not submit(client, "hold", batch=3).done
 
@@ -279,7 +280,7 @@ def test_close_ends_everything(make_client):
     client = make_client()
     job = submit(client, "hold")
     process, connection = process_of(job), client._connection
-    home = connection._home
+    home = connection._process.home
     client.close()
     client.close()
     with pytest.raises(JobError, match="the job client was closed"):
@@ -307,8 +308,8 @@ import os
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from tests.service.test_client import process_of, submit
-client = JobClient(Settings(work={WORK!r}, preload=()), read=dict)
-print(process_of(submit(client, "hold")), client._connection.process_id, client._connection._home, flush=True)
+client = JobClient(Settings(function={FUNCTION!r}, preload=()), read=dict)
+print(process_of(submit(client, "hold")), client._connection.process_id, client._connection._process.home, flush=True)
 {end}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -344,7 +345,7 @@ def test_hub_config_is_fetched_outside_the_job_and_handed_to_it(make_client, mon
         asked.append((name, revision))
         return '{"model_type": "ü"}'.encode()
 
-    client = make_client(settings={"work": "tests.service.test_client:give_back"}, fetch=fetch)
+    client = make_client(settings={"function": "tests.service.test_client:give_back"}, fetch=fetch)
     result = ask_hub(client).result(timeout=30)
     assert asked == [("org/name", "main")]
     assert result["config_text"] == '{"model_type": "ü"}'
@@ -407,7 +408,7 @@ def heavy_modules_after(code: str) -> str:
 
 
 def test_client_side_imports_neither_torch_nor_streamlit():
-    code = "import sizer, sizer.__main__, sizer.service.client, sizer.service.server, sizer.service.work"
+    code = "import sizer, sizer.__main__, sizer.service.client, sizer.service.server, sizer.service.tasks"
     assert heavy_modules_after(code) == ""
 
 
@@ -423,7 +424,7 @@ def test_the_test_above_can_fail(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def with_torch():
     """A server with all that the app's own imports, so that what holds here holds there."""
-    client = JobClient(Settings(work="tests.service.scripted:run_or_answer", max_jobs=2), read=dict)
+    client = JobClient(Settings(function="tests.service.scripted:run_or_answer", max_jobs=2), read=dict)
     yield client
     client.close()
 
@@ -432,7 +433,7 @@ def test_torch_trains_under_the_limits_on_one_thread_and_without_a_gpu(with_torc
     result = submit(with_torch, "train").result(timeout=120)
     assert result["threads"] == 1
     assert result["cuda"] is False
-    assert set(with_torch.versions) == {"sizer", "torch", "torchvision", "transformers"}
+    assert set(with_torch.versions) == {"sizer", "torch", *(source.package for source in offered_sources())}
 
 
 def test_hub_model_from_the_fetch_to_the_report(with_torch, monkeypatch):

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sizer.service.settings import PROJECT, Settings, server_environment
-from sizer.service.wire import error_from_wire, to_line
-from tests.service.processes import is_running, wait_until
+from sizer.processes.environment import environment
+from sizer.processes.wire import error_from_wire, to_line
+from sizer.service.settings import Settings
+from tests.processes.running import is_running, wait_until
 
-WORK = "tests.service.scripted:run"
+FUNCTION = "tests.service.scripted:run"
 LAUNCHES = ("fork", "spawn")
 
 
@@ -24,12 +25,12 @@ class RawServer:
     def __init__(self, home: Path, **settings):
         home.mkdir(exist_ok=True)
         self.numbers = itertools.count(1000)
-        self.settings = Settings(**{"work": WORK, "preload": (), "max_jobs": 2, **settings})
+        self.settings = Settings(**{"function": FUNCTION, "preload": (), "max_jobs": 2, **settings})
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "sizer.service.server", *self.settings.to_arguments()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=server_environment(str(home)),
+            env=environment(str(home)),
         )
 
     def __enter__(self) -> RawServer:
@@ -409,7 +410,7 @@ def server_version() -> str:
 
 
 def test_settings_survive_the_command_line():
-    settings = Settings(max_jobs=3, wall_seconds=1.5, memory_bytes=2**31, work="a.b:c", preload=("x", "y.z"))
+    settings = Settings(max_jobs=3, wall_seconds=1.5, memory_bytes=2**31, function="a.b:c", preload=("x", "y.z"))
     assert Settings.from_arguments(settings.to_arguments()) == settings
     assert Settings.from_arguments(Settings(preload=()).to_arguments()) == Settings(preload=())
     assert Settings.from_arguments([]) == Settings()
@@ -417,6 +418,5 @@ def test_settings_survive_the_command_line():
 
 def test_project_is_importable_from_wherever_the_server_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert PROJECT in server_environment(str(tmp_path))["PYTHONPATH"].split(os.pathsep)
     with RawServer(tmp_path / "home") as server:
         assert "ready" in server.read()

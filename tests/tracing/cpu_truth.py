@@ -10,10 +10,9 @@ import torch
 from sizer.architecture.blueprint import Blueprint
 from sizer.device.readers.cpu import CpuReader
 from sizer.device.record.measurement import DeviceFacts
-from sizer.device.trial.skeleton import build_skeleton, fill, load
-from sizer.device.trial.steps import Steps
+from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
 from sizer.memory.tape import Tape
-from sizer.tracing.recipes import Work, weight_dtype
+from sizer.tracing.steps import Steps, Work, weight_dtype
 from sizer.tracing.trace import repeatable
 
 CPU = DeviceFacts(device="cpu", name="this computer", total_bytes=None)
@@ -47,16 +46,16 @@ def tape_bytes(tape: Tape) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def measure_on_cpu(blueprint: Blueprint, work: Work, batch: int) -> CpuTruth:
-    """Does the work of `sizer.tracing.recipes` for real and reads every allocation from the profiler."""
+    """Does the work of `sizer.tracing.steps` for real and reads every allocation from the profiler."""
     example = blueprint.example(batch, work.mode == "training")
-    module = build_skeleton(blueprint, weight_dtype(work.dtype))
+    module = build_without_weights(blueprint, weight_dtype(work.dtype))
     reader, numbers = CpuReader(CPU), 0
     gc.collect()
     with repeatable():
         reader.begin(record=True)
         load(module, reader.device)
         reader.mark("load")
-        fill(module)
+        initialize_parameters(module)
         steps = Steps(blueprint, module, example, work, device=reader.device)
         for phase in steps.run():
             reader.mark(phase)

@@ -15,7 +15,6 @@ def classifier(name: str, size: int) -> Blueprint:
     return Blueprint(
         name=name,
         class_name=name,
-        source="torchvision",
         build=lambda: torchvision.models.get_model(name, weights=None),
         example=lambda batch, training: Example(
             args=(torch.zeros(batch, 3, size, size),), targets=torch.arange(batch) % 1000

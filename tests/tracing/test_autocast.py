@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sizer.tracing import autocast_lists as lists
-from sizer.tracing.autocast import Autocast
+from sizer.tracing.meta import autocast_lists as lists
+from sizer.tracing.meta.autocast import Autocast
 from sizer.versions import Version, installed_version
 
 HALF, FLOAT, FP16 = torch.bfloat16, torch.float32, torch.float16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sizer.memory.affine import fit_affine
 from sizer.memory.allocator import replay
-from sizer.memory.tape import fit_affine
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.tracing.test_cpu_truth import MODELS
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import BERT, GPT2, LLAMA, MIXTRAL, T5, VIT, WHISPER, classifier, text
 
 # An operator with a Python number holds it in 8 bytes, and in 4 more in the dtype of the computation; oneDNN's buffers that go by
-# the size of the caches differ by some too (sizer/tracing/onednn.py).
+# the size of the caches differ by some too (sizer/tracing/cpu/onednn.py).
 HAIR = 0.001  # of the peak
 
 MODELS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sizer.request import IMPLS_OF_OPTIMIZER
+from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import text
@@ -21,8 +21,8 @@ HAIR_OF_MUON = 0.002
 
 CASES = [
     (optimizer, implementation)
-    for optimizer, implementations in IMPLS_OF_OPTIMIZER.items()
-    for implementation in (None, *implementations)
+    for optimizer, row in OPTIMIZERS.items()
+    for implementation in (None, *row.implementations)
 ]
 
 

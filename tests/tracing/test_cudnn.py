@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import sizer
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.hardware import HARDWARE
 from sizer.memory.bounds import CONTEXT, ENGINES, MODELS, Margin
-from sizer.memory.gpus import GPUS
-from sizer.memory.hardware import HARDWARE
 from sizer.memory.report import Report
-from sizer.tracing import convolution_cuda, cublaslt, cudnn, cudnn_convolution, deviceless
-from sizer.tracing.answers import answers_for, who_answers
-from sizer.tracing.convolution_backend import as_call, backend_of
-from sizer.tracing.cudnn_convolution import strides_of, workspace_bytes
-from sizer.tracing.linkage import NoImportError, replace_import
+from sizer.tracing.cuda import convolution, cublaslt, cudnn, cudnn_convolution, deviceless
+from sizer.tracing.cuda.convolution_backend import as_call, backend_of
+from sizer.tracing.cuda.cudnn_convolution import strides_of, workspace_bytes
+from sizer.tracing.cuda.linkage import NoImportError, replace_import
+from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 
 WORDS = ("forward", "float32", "contiguous", "tf32")
 SMALL = "arch=torchvision:resnet18&image=32&batch=2,4&dtype=float32&mode=inference&gpu=h100-80gb"
@@ -72,7 +72,7 @@ def test_without_a_driver_cudnn_would_pass_over_these_engines(monkeypatch: pytes
     asked = numbers((32, 256, 56, 56), (64, 256, 1, 1))
     words = ("forward", "float32", "contiguous", "tf32")
     assert cudnn_convolution._workspace_bytes("a100-40gb", words, asked) == 0
-    monkeypatch.setattr(deviceless.Answers, "asking", lambda self, capability: nullcontext())
+    monkeypatch.setattr(deviceless.Interposer, "described", lambda self, capability: nullcontext())
     # copies of all three operands in NHWC instead: 4 * (32 * 256 * 56 * 56 + 32 * 64 * 56 * 56 + 64 * 256) bytes are 122.6 MiB
     alone = cudnn_convolution._workspace_bytes("a100-40gb", words, asked)
     assert alone > 4 * 32 * 256 * 56 * 56
@@ -96,7 +96,7 @@ def test_engines_that_would_be_compiled_are_chosen_and_not_compiled() -> None:
 
 _ASKED_IN_ORDER = """
 import json, sys
-from sizer.tracing.cudnn_convolution import workspace_bytes
+from sizer.tracing.cuda.cudnn_convolution import workspace_bytes
 asked = [(gpu, tuple(words), tuple(numbers)) for gpu, words, numbers in json.loads(sys.argv[1])]
 print(json.dumps([workspace_bytes(*one) for one in asked]))
 """
@@ -140,7 +140,7 @@ def test_products_that_cublaslt_supports(
 def test_the_report_says_where_cublaslt_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     caches = (cudnn_convolution.without_cublaslt, workspace_bytes)
     with monkeypatch.context() as patch:
-        patch.setattr(cudnn, "answers", lambda: "no such table here")
+        patch.setattr(cudnn, "interposer", lambda: "no such table here")
         for cache in caches:
             cache.cache_clear()
         report = sizer.estimate(SMALL)
@@ -214,7 +214,7 @@ def test_reports_say_who_was_asked() -> None:
     report = sizer.estimate(SMALL)
     told = report.explanation
     who = f"cuDNN {cudnn.version_text()} chooses for a described NVIDIA H100 80GB HBM3"
-    assert who_answers(GPUS["h100-80gb"]) == who
+    assert oracle_name(GPUS["h100-80gb"]) == who
     assert any(who in line for line in told.modelled)
     use = next(use for use in told.workspaces if use.op == "aten.convolution.default")
     assert who in use.formula and not use.modelled
@@ -224,8 +224,8 @@ def test_reports_say_who_was_asked() -> None:
 
 def test_without_cudnn_workspaces_are_modelled_and_said_to_be(nobody: None) -> None:
     gpu = GPUS["h100-80gb"]
-    assert cudnn.library() is None and cudnn.version() is None and who_answers(gpu) is None
-    assert answers_for(gpu)(convolution_cuda.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1)) is None
+    assert cudnn.library() is None and cudnn.version() is None and oracle_name(gpu) is None
+    assert size_oracle_of(gpu)(convolution.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1)) is None
     report = sizer.estimate(SMALL)
     assert [line for line in report.uncounted if "workspaces of convolutions: modelled" in line]
     use = next(use for use in report.explanation.workspaces if use.op == "aten.convolution.default")

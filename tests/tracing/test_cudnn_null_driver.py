@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sizer.memory.gpus import GPUS
-from sizer.memory.hardware import HARDWARE
-from sizer.tracing.answers import answers_for
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
@@ -45,7 +45,7 @@ def _by_rules(gpu: str) -> Callable[[Callable[[], object]], tuple[object, list[i
         with recording(recorder):
             out = function()
             recorder.log.mark("forward")
-        tape = recorder.log.tape(batch=1, stand_ins=()).ask(answers_for(GPUS[gpu]))
+        tape = recorder.log.tape(batch=1, stand_ins=()).resolve(size_oracle_of(GPUS[gpu]))
         sizes = (tape.sizes[event] if event >= 0 else -tape.sizes[~event] for event in tape.order[start:])
         return out, [size for size in sizes if size]
 

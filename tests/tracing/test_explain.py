@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,19 +12,22 @@ from torch import nn
 
 import sizer
 from sizer.memory.bounds import CLOSED_KERNELS
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report
-from sizer.tracing import convolution_cuda, scratch_cuda
-from sizer.tracing import device as devices
-from sizer.tracing.device import Device
-from sizer.tracing.explain import explain, formulas, rules_of
+from sizer.tracing import rules
+from sizer.tracing.cuda import convolution
+from sizer.tracing.device import KINDS, Device
+from sizer.tracing.explain import DECIDED_BY_CUDNN, explain, formulas, rules_of
+from sizer.tracing.rules import rules_for
 from tests.tracing.test_mechanisms import Attend, run
 
+NONE = TapeFamily()
 SOURCE = re.compile(r"\b[\w/{},]+\.(cuh?|cpp|h|py)\b")
 
 
-@pytest.mark.parametrize("kind", devices._KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_rule_names_its_source(kind: str) -> None:
-    for name, function in devices._KERNELS[kind].items():
+    for name, function in rules_for(Device(kind, (8, 0) if kind == "cuda" else None)).kernels.items():
         told = f"{function.__doc__} {inspect.getmodule(function).__doc__}"
         assert SOURCE.search(told), name
 
@@ -37,10 +41,9 @@ def test_every_workspace_of_cuda_names_its_source_first() -> None:
 def test_what_cudnn_decides_is_modelled() -> None:
     told = formulas(Device("cuda", (8, 0)))
     modelled = {name for name, formula in told.items() if formula.modelled}
-    functions = {**scratch_cuda.SCRATCH, **convolution_cuda.INNER}
-    assert modelled == {str(op) for op, function in functions.items() if function in scratch_cuda.MODELLED}
+    assert modelled == set(map(str, DECIDED_BY_CUDNN))
     # and so does the range of the process: these whatever happens, convolutions where nobody answers
-    assert {name for name in modelled if not name.startswith(CLOSED_KERNELS)} == set(map(str, convolution_cuda.INNER))
+    assert {name for name in modelled if not name.startswith(CLOSED_KERNELS)} == set(map(str, convolution.HELD))
     assert not told["aten._scaled_dot_product_flash_attention_backward.default"].modelled
 
 
@@ -63,7 +66,12 @@ def test_kernels_are_counted_by_module_and_dtype() -> None:
 
     for dtype in ("float32", "bfloat16"):
         run(pair, torch.zeros(2, 4, 16), on=on, dtype=dtype)
-    told = explain(on, dtypes=["float32", "bfloat16", "float16"], optimizer="adamw", same={"float16": "bfloat16"})
+    told = explain(
+        on,
+        tapes=dict.fromkeys(("float32", "bfloat16", "float16"), NONE),
+        optimizer="adamw",
+        same={"float16": "bfloat16"},
+    )
     assert told.rules == rules_of(on) == "CUDA capability 8.0 in PyTorch 2.15"
     assert [(use.operator, use.kernel, use.dtypes, use.modules) for use in told.kernels] == [
         ("attention", "efficient", ("float32",), 2),
@@ -85,13 +93,13 @@ def test_kernels_are_counted_by_module_and_dtype() -> None:
 )
 def test_optimizer_as_pytorch_runs_it(kind: str, optimizer: str, implementation: str | None, kernel: str) -> None:
     on = Device(kind, (8, 0) if kind == "cuda" else None)
-    told = explain(on, dtypes=["float32"], optimizer=optimizer, implementation=implementation)
+    told = explain(on, tapes={"float32": NONE}, optimizer=optimizer, implementation=implementation)
     assert [(use.operator, use.kernel) for use in told.kernels] == [("optimizer", kernel)]
 
 
 @pytest.mark.parametrize("optimizer", [None, "none"])
 def test_no_optimizer_no_line(optimizer: str | None) -> None:
-    assert explain(Device("cpu"), dtypes=["float32"], optimizer=optimizer).kernels == ()
+    assert explain(Device("cpu"), tapes={"float32": NONE}, optimizer=optimizer).kernels == ()
 
 
 def test_a_report_explains_itself_and_survives_the_way_to_the_page() -> None:
@@ -115,3 +123,47 @@ def test_stand_ins_are_part_of_it() -> None:
 
     told = sizer.size_module(lambda: Reads(4, 4), (torch.zeros(2, 4),)).explanation
     assert told.stand_ins == ("the value of a tensor was taken as 1.0",)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, kind: str, *families: str) -> Device:
+    """A device whose rules lack some families of operators."""
+    left = tuple(family for family in rules.FAMILIES[kind] if family.__name__.rpartition(".")[2] not in families)
+    assert len(left) < len(rules.FAMILIES[kind])
+    monkeypatch.setitem(rules.FAMILIES, kind, left)
+    rules._rules.cache_clear()
+    return Device(kind, (8, 0) if kind == "cuda" else None)
+
+
+@pytest.fixture
+def rules_made_anew() -> Iterator[None]:
+    yield
+    rules._rules.cache_clear()
+
+
+def test_what_is_counted_follows_from_the_rules(monkeypatch: pytest.MonkeyPatch, rules_made_anew: None) -> None:
+    def told(device: Device) -> str:
+        return "\n".join(explain(device, tapes={"float32": NONE}).modelled)
+
+    whole = told(Device("cuda", (8, 0)))
+    count = len(rules_for(Device("cuda", (8, 0))).held)
+    assert f"formulas for {count} operators" in whole
+    assert "recurrent: how large cuDNN's reserve and workspace are" in whole and "aten._cudnn_rnn," in whole
+    assert "attention workspaces: flash attention's split keys" in whole and "staging" not in whole
+    less = told(without(monkeypatch, "cuda", "recurrent", "attention_workspaces", "reductions"))
+    fewer = len(rules_for(Device("cuda", (8, 0))).held)
+    assert f"formulas for {fewer} operators" in less and fewer < count
+    assert "recurrent" not in less and "flash attention" not in less
+    assert "what kernels hold beside their results is not counted" in told(Device("mps"))
+
+
+def test_how_batch_sizes_were_traced_is_told() -> None:
+    one = sizer.estimate("arch=torchvision:resnet18&image=32&batch=4&dtype=float32&gpu=t4").explanation
+    assert any("traces at batch 2 and 3 give each block's bytes" in line for line in one.exact)
+    single = sizer.size_module(lambda: nn.Linear(4, 4), (torch.zeros(2, 4),)).explanation
+    assert single.exact[-1] == "traced by itself: batch 2"
+    assert not any("a + b * batch" in line for line in single.exact)
+
+
+def test_the_allocator_asked_for_is_described() -> None:
+    query = "arch=torchvision:resnet18&image=32&batch=4&dtype=float32&mode=inference&gpu=t4&expandable=1"
+    assert "with expandable segments" in sizer.estimate(query).explanation.allocator[0]

@@ -11,7 +11,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.errors import TraceError
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work, place
+from sizer.tracing.steps import Work, place
 from sizer.tracing.trace import build, line_of, trace
 from tests.architecture.rare_configs import RARE
 from tests.architecture.tiny_configs import TINY, VISION

@@ -8,10 +8,10 @@ import torch
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.memory.tape import Tape
 from sizer.tracing.device import Device
-from sizer.tracing.lengths import DURATIONS, PATCHES
-from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
+from sizer.tracing.values.lengths import DURATIONS, PATCHES
 from tests.architecture.rare_configs import RARE
 from tests.tracing.known import known, under
 

@@ -19,11 +19,12 @@ from sizer.errors import TraceError
 from sizer.memory.allocator import replay
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import live_by_category
-from sizer.tracing import observer
+from sizer.tracing.cuda.attention_backend import choose
+from sizer.tracing.cuda.cublas import blas_of
 from sizer.tracing.device import Device
-from sizer.tracing.kernels.attention import Attention, choose
-from sizer.tracing.libraries import blas_of
-from sizer.tracing.recipes import Work
+from sizer.tracing.meta import in_place
+from sizer.tracing.meta.attention import Attention
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from sizer.versions import installed_version
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
@@ -42,7 +43,6 @@ def blueprint(factory: Callable[[], nn.Module], *inputs: Tensor) -> Blueprint:
     return Blueprint(
         name="tiny",
         class_name="tiny",
-        source="test",
         build=factory,
         example=lambda batch, training: Example(args=inputs),
         loss=lambda module, example: module(*example.args).sum(),
@@ -596,6 +596,6 @@ def test_without_undoing_the_observer_the_peak_would_be_higher(monkeypatch: pyte
 
     # the gradient of the loss 4, two gradients of x 2*3*8*4 each, the second added to the first
     assert peaks(run(factory, TOKENS), "temporary")["backward"] == 4 + 2 * 192
-    monkeypatch.setattr(observer, "in_backward", lambda: False)
+    monkeypatch.setattr(in_place, "in_backward", lambda: False)
     # two gradients of x and their sum
     assert peaks(run(factory, TOKENS), "temporary")["backward"] == 4 + 3 * 192

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,20 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sizer.memory.gpus import GPUS
+from sizer.catalogue.gpus import GPUS
 from sizer.memory.tape import CATEGORIES, Tape
-from sizer.tracing import normalization_cuda
-from sizer.tracing.answers import answers_for
-from sizer.tracing.device import Device
-from sizer.tracing.kernels import attention
-from sizer.tracing.kernels.recurrent import reserve_bytes
-from sizer.tracing.libraries import (
+from sizer.tracing.cuda import normalization
+from sizer.tracing.cuda.attention_backend import CONDITIONS, choose, order, refusal
+from sizer.tracing.cuda.cublas import (
     DEFAULT_WORKSPACE,
     LARGE_WORKSPACE,
     LT_WORKSPACE,
     blas_of,
     uses_lt,
 )
+from sizer.tracing.cuda.recurrent import reserve_bytes
+from sizer.tracing.cuda.size_oracle import size_oracle_of
+from sizer.tracing.device import Device
+from sizer.tracing.meta.attention import Attention
+from sizer.tracing.rules import rules_for
+from sizer.tracing.tables import operator
 from tests.tracing.test_mechanisms import FLOAT16, FLOAT32, Attend, Mlp, alive, peaks, question, run
 
 VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
@@ -202,19 +206,19 @@ VERSIONS = [
 
 @pytest.mark.parametrize(("version", "capability", "asked", "backend"), VERSIONS, ids=str)
 def test_attention_backend_by_version(version, capability, asked: dict[str, Any], backend: str) -> None:
-    assert attention.choose(cuda(capability, version), question(**asked)) == backend
+    assert choose(cuda(capability, version), question(**asked)) == backend
 
 
 def test_the_order_in_which_backends_are_asked() -> None:
-    assert attention.order(cuda(AMPERE)) == ("flash", "efficient", "math")
-    assert attention.order(cuda(HOPPER)) == attention.order(cuda(BLACKWELL)) == ("cudnn", "flash", "efficient", "math")
-    assert attention.order(cuda((12, 0))) == ("flash", "efficient", "math")
-    assert attention.order(cuda(HOPPER, (2, 6))) == ("flash", "efficient", "math")
+    assert order(cuda(AMPERE)) == ("flash", "efficient", "math")
+    assert order(cuda(HOPPER)) == order(cuda(BLACKWELL)) == ("cudnn", "flash", "efficient", "math")
+    assert order(cuda((12, 0))) == ("flash", "efficient", "math")
+    assert order(cuda(HOPPER, (2, 6))) == ("flash", "efficient", "math")
 
 
-def _changed(**changes: Any) -> attention.Attention:
+def _changed(**changes: Any) -> Attention:
     asked = question()
-    return attention.Attention(**{name: getattr(asked, name) for name in attention.Attention.__slots__} | changes)
+    return Attention(**{name: getattr(asked, name) for name in Attention.__slots__} | changes)
 
 
 STRIDED = meta(2, 4, 16, 128, dtype=HALF)[..., ::2]
@@ -265,23 +269,23 @@ REFUSALS = {
 @pytest.mark.parametrize("backend", REFUSALS)
 def test_every_condition_of_a_backend_can_fail_and_says_so(backend: str) -> None:
     reached = [
-        attention.refusal(backend, cuda(*on) if isinstance(on[0], tuple) else cuda(on), asked)
+        refusal(backend, cuda(*on) if isinstance(on[0], tuple) else cuda(on), asked)
         for on, asked, _ in REFUSALS[backend]
     ]
     assert reached == [why for *_, why in REFUSALS[backend]]
-    assert set(reached) == {why for why, _ in attention.CONDITIONS[backend]}
+    assert set(reached) == {why for why, _ in CONDITIONS[backend]}
 
 
 def test_a_mask_with_gradient_is_not_for_cudnn() -> None:
     mask = torch.empty(2, 4, 16, 16, dtype=HALF, device="meta", requires_grad=True)
-    assert attention.refusal("cudnn", cuda(HOPPER), _changed(mask=mask)) == "it does not take this mask"
-    assert attention.choose(cuda(HOPPER), _changed(mask=mask)) == "efficient"
+    assert refusal("cudnn", cuda(HOPPER), _changed(mask=mask)) == "it does not take this mask"
+    assert choose(cuda(HOPPER), _changed(mask=mask)) == "efficient"
 
 
 def test_one_key_head_for_all_since_2_14() -> None:
     one = _changed(key=meta(2, 1, 16, 64, dtype=HALF), value=meta(2, 1, 16, 64, dtype=HALF))
-    assert attention.choose(cuda(version=(2, 13)), one) == "math"
-    assert attention.choose(cuda(version=(2, 14)), one) == "flash"
+    assert choose(cuda(version=(2, 13)), one) == "math"
+    assert choose(cuda(version=(2, 14)), one) == "flash"
 
 
 @pytest.mark.parametrize(("version", "kernel"), [((2, 13), "math"), ((2, 14), "flash")])
@@ -430,6 +434,11 @@ def test_batch_norm_kernel(dtype: str, shape: tuple[int, ...], training: bool, k
     assert [c.kernel for c in on.choices.values() if c.operator == "batch norm"] == [kernel]
 
 
+def composite_kernel(name: str, on: Device) -> Callable[..., Any]:
+    """What stands on a device for a composite operator."""
+    return partial(rules_for(on).kernels[operator(name)], on)
+
+
 @pytest.mark.parametrize(
     ("shape", "training", "kernel"),
     [
@@ -442,14 +451,14 @@ def test_batch_norm_kernel(dtype: str, shape: tuple[int, ...], training: bool, k
 )
 def test_batch_norm_of_very_large_tensors(shape: tuple[int, ...], training: bool, kernel: str) -> None:
     on, one = cuda(), meta(1)
-    on.kernels["batch_norm"](meta(*shape), one, one, one, one, training, 0.1, 1e-5, True)
+    composite_kernel("batch_norm", on)(meta(*shape), one, one, one, one, training, 0.1, 1e-5, True)
     assert [c.kernel for c in on.choices.values()] == [kernel]
 
 
 def test_batch_norm_leaves_channels_last_images_as_they_are() -> None:
     images = meta(2, 3, 4, 5).to(memory_format=torch.channels_last)
     one = meta(3)
-    out = cuda().kernels["batch_norm"](images, one, one, one, one, True, 0.1, 1e-5, True)
+    out = composite_kernel("batch_norm", cuda())(images, one, one, one, one, True, 0.1, 1e-5, True)
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -477,7 +486,7 @@ def test_rms_norm_in_2_6_is_a_chain_of_operators() -> None:
 
 def test_rms_norm_of_mixed_dtypes_is_a_chain_of_operators() -> None:
     on = cuda()
-    rms_norm = on.kernels["rms_norm"]
+    rms_norm = composite_kernel("rms_norm", on)
     rms_norm(meta(2, 8, dtype=HALF), [8], meta(8), 1e-5)
     rms_norm(meta(2, 3, 4, 8).to(memory_format=torch.channels_last), [8], meta(8), 1e-5)
     assert not on.choices
@@ -521,8 +530,8 @@ def test_a_roll_goes_dimension_by_dimension() -> None:
     ],
 )
 def test_gradients_of_a_norms_weights_are_summed_in_two_passes(key: str, rows: int, columns: int, bytes: int) -> None:
-    assert normalization_cuda.answer(key, ("partial sums", "2"), (rows, columns)) == bytes
-    staged = normalization_cuda.answer(key, ("semaphores", "2"), (rows, columns))
+    assert normalization.resolve(key, ("partial sums", "2"), (rows, columns)) == bytes
+    staged = normalization.resolve(key, ("semaphores", "2"), (rows, columns))
     assert staged == 0 if bytes == 0 else staged > 0
 
 
@@ -531,9 +540,7 @@ def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
         return F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True))
 
     asked = {
-        version: sum(
-            one.kind == normalization_cuda.NORM for one in call(step, 4, 96, on=cuda(version=version)).questions
-        )
+        version: sum(one.kind == normalization.NORM for one in call(step, 4, 96, on=cuda(version=version)).size_queries)
         for version in ((2, 6), (2, 8))
     }
     assert asked[2, 6] == 0
@@ -542,9 +549,9 @@ def test_a_layer_norm_has_no_partial_sums_before_2_8() -> None:
 
 def test_a_layer_norm_asks_at_every_batch() -> None:
     tape = call(lambda w: F.layer_norm(w, (96,), torch.ones(96, device="meta", requires_grad=True)), 4, 96)
-    asked = [question for question in tape.questions if question.kind == normalization_cuda.NORM]
+    asked = [question for question in tape.size_queries if question.kind == normalization.NORM]
     assert {question.numbers for question in asked} == {(4, 96)}
-    assert all(answer == 0 for answer in tape.ask(answers_for(GPUS["t4"])).sizes[-3:])
+    assert all(answer == 0 for answer in tape.resolve(size_oracle_of(GPUS["t4"])).sizes[-3:])
 
 
 # --- indexing
@@ -554,7 +561,7 @@ def _embedding_blocks(indices: int, rows: int, capability=(9, 0), version=(2, 15
     on = cuda(capability, version)
     tape = run(lambda: _Looked(rows, 8), torch.zeros(2, indices // 2, dtype=torch.int64), on=on, optimizer="none")
     key = {(9, 0): "h100-80gb", (8, 0): "a100-80gb"}[capability]
-    answered = tape.ask(answers_for(GPUS[key]))
+    answered = tape.resolve(size_oracle_of(GPUS[key]))
     blocks = held(answered, "aten.embedding_dense_backward.default")
     return [size for stage in blocks[: len(blocks) // 2] for size in stage]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sizer.tracing.memo import Memo, makes_tensors
-from sizer.tracing.values import tensors_of
+from sizer.tracing.meta.memo import Memo, makes_tensors
+from sizer.tracing.values.known import tensors_of
 
 aten = torch.ops.aten
 

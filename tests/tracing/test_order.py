@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from sizer.tracing.imports import imports_apart
+from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.recorder import Recorder
-from tests.tracing.questions import QUESTIONS
+from sizer.tracing.trace import repeatable
+from tests.tracing.estimates import QUESTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = tuple(QUESTIONS)
@@ -33,7 +36,7 @@ constant = torch.ones(2)
 
 def _asked(names: tuple[str, ...]) -> dict[str, dict]:
     """The answers of a fresh process, asked in this order."""
-    command = [sys.executable, "-m", "tests.tracing.questions", ",".join(names)]
+    command = [sys.executable, "-m", "tests.tracing.estimates", ",".join(names)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -73,7 +76,7 @@ def _imports_beside_a_tensor(name: str) -> weakref.ref:
 
 
 def test_an_import_keeps_no_tensor_of_the_step(lazy_module: str) -> None:
-    with imports_apart():
+    with untraced_imports():
         assert _imports_beside_a_tensor(lazy_module)() is None
 
 
@@ -82,7 +85,7 @@ def test_without_care_an_import_keeps_the_tensors_of_the_step(lazy_module: str) 
 
 
 def test_tensors_that_a_module_makes_are_no_part_of_the_step(lazy_module: str, recorder: Recorder) -> None:
-    with imports_apart(), recorder, torch.inference_mode(), torch.device("meta"):
+    with untraced_imports(), recorder, torch.inference_mode(), torch.device("meta"):
         module = __import__(lazy_module)
     assert (module.constant.device.type, module.constant.is_inference()) == ("cpu", False)
     assert recorder.log.order == []
@@ -94,7 +97,7 @@ def test_garbage_of_the_step_itself_is_left_alone(lazy_module: str) -> None:
     cycle = [tensor]
     cycle.append(cycle)
     del tensor, cycle
-    with imports_apart():
+    with untraced_imports():
         __import__(lazy_module)
         assert alive() is not None
     assert gc.get_freeze_count() == 0
@@ -102,8 +105,22 @@ def test_garbage_of_the_step_itself_is_left_alone(lazy_module: str) -> None:
 
 def test_a_module_keeps_its_own_loader(lazy_module: str) -> None:
     finders = [*sys.meta_path]
-    with imports_apart():
+    with untraced_imports():
         module = __import__(lazy_module)
     assert module.__loader__ is module.__spec__.loader
     assert type(module.__loader__).__name__ == "SourceFileLoader"
     assert sys.meta_path == finders
+
+
+@pytest.mark.parametrize(
+    "draw", [np.random.random, random.random, lambda: float(torch.rand(()))], ids=["numpy", "random", "torch"]
+)
+def test_random_numbers_are_the_same_in_every_trace(draw: Callable[[], float]) -> None:
+    # transformers masks speech with NumPy's numbers, drops layers with PyTorch's and Python's
+    before = np.random.get_state()[1].tolist()
+    drawn = []
+    for _ in range(2):
+        with repeatable():
+            drawn.append([draw(), draw()])
+    assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
+    assert np.random.get_state()[1].tolist() == before

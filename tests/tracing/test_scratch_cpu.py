@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.tracing import onednn, scratch_cpu
+from sizer.tracing.cpu import onednn
+from sizer.tracing.cpu.convolution import _Call
+from sizer.tracing.cpu.onednn import Convolution
 from sizer.tracing.device import Device
-from sizer.tracing.kernels import formats
-from sizer.tracing.onednn import Convolution
-from sizer.tracing.recipes import Work
+from sizer.tracing.meta import strides
 from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.test_mechanisms import blueprint
@@ -272,10 +273,10 @@ def test_one_thread_leaves_small_batches_of_one_pixel_kernels_to_pytorch() -> No
     weight = torch.zeros(8, 4, 1, 1)
     device = Device("cpu")
     for batch, held in ((2, False), (16, True)):
-        question = scratch_cpu._Question(
+        call = _Call(
             torch.zeros(batch, 4, 6, 6), weight, ([1, 1], [0, 0], [1, 1], False, [0, 0], 1), (batch, 8, 6, 6), False
         )
-        assert question.uses_library() is held
+        assert call.uses_library() is held
     assert device.changes_at is None
     steps_of = Recorder(device)
     image = steps_of.place(torch.zeros(2, 4, 6, 6))
@@ -288,5 +289,5 @@ def test_results_keep_channels_last() -> None:
     last = torch.empty(2, 8, 4, 4, device="meta").to(memory_format=torch.channels_last)
     weight = torch.empty(8, 8, 3, 3, device="meta")
     out = torch.empty(2, 8, 4, 4, device="meta")
-    assert formats.convolution((last, weight), out).is_contiguous(memory_format=torch.channels_last)
-    assert formats.convolution((out, weight), out) is out
+    assert strides.convolution((last, weight), out).is_contiguous(memory_format=torch.channels_last)
+    assert strides.convolution((out, weight), out) is out

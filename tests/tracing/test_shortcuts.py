@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sizer.tracing import shortcuts
-from sizer.tracing.shortcuts import COMPARISONS, FOREACH, IN_PLACE, POINTWISE, RULES, SHORTCUTS
-from sizer.tracing.values import LARGEST_FLOATS
+from sizer.tracing.meta import norm_shortcuts, shortcuts
+from sizer.tracing.meta.shortcuts import COMPARISONS, FOREACH, IN_PLACE, POINTWISE
+from sizer.tracing.tables import join
+from sizer.tracing.values.known import LARGEST_FLOATS
 
+SHORTCUTS = join(shortcuts.SHORTCUTS, norm_shortcuts.SHORTCUTS)
 NUMBERS = {"weight": 0.5, "exponent": 2, "negative_slope": 0.1, "value": 2, "scalar": 2, "threshold": 0}
 
 
@@ -275,7 +277,8 @@ def test_shortcut_declines_or_agrees(func: Any) -> None:
 
 def test_every_name_is_in_the_table() -> None:
     # each name once; `_foreach_` names twice, as themselves and in place
-    assert len(SHORTCUTS) == len(RULES) + len(POINTWISE) + len(COMPARISONS) + len(IN_PLACE) + 2 * len(FOREACH)
+    names = len(POINTWISE) + len(COMPARISONS) + len(IN_PLACE) + 2 * len(FOREACH)
+    assert len(shortcuts.SHORTCUTS) == len(shortcuts._OTHERS) + names
 
 
 @pytest.mark.parametrize("func", [f for f in SHORTCUTS if f.overloadpacket.__name__ in IN_PLACE], ids=str)

@@ -14,14 +14,16 @@ from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.memory.tape import CATEGORIES, fit_affine
-from sizer.tracing.boxes import KEPT, MATCHED
+from sizer.memory.affine import fit_affine
+from sizer.memory.tape import CATEGORIES
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
 from sizer.tracing.recorder import Recorder
-from sizer.tracing.routing import EVENLY, spread
-from sizer.tracing.stand_ins import EVERY, FINITE, LISTED, NONZERO
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
+from sizer.tracing.values.boxes import KEPT, MATCHED
+from sizer.tracing.values.indexing import EVERY, LISTED
+from sizer.tracing.values.routing import EVENLY, spread
+from sizer.tracing.values.stand_ins import FINITE, NONZERO
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.known import known, under
 from tests.tracing.models import text
@@ -122,7 +124,6 @@ def routed() -> Blueprint:
     return Blueprint(
         name="experts",
         class_name="Experts",
-        source="test",
         build=Experts,
         example=lambda batch, training: Example(args=(torch.ones(batch, 8, 8), scores.repeat(batch, 1, 1))),
         loss=lambda module, example: module(*example.args).sum(),
@@ -309,7 +310,6 @@ def strided() -> Blueprint:
     return Blueprint(
         name="strided",
         class_name="Strided",
-        source="test",
         build=Strided,
         example=lambda batch, training: Example(args=(torch.ones(batch, 10),)),
         loss=lambda module, example: module(*example.args).sum(),
@@ -398,7 +398,6 @@ def test_a_detector_on_the_cpu_takes_what_the_profiler_sees() -> None:
     blueprint = Blueprint(
         name="mask_rcnn",
         class_name="MaskRCNN",
-        source="test",
         build=lambda: mask_rcnn(drawn=8),
         example=lambda batch, training: Example(args=(images,), targets=targets(2)),
         loss=lambda module, example: sum(module(*example.args, example.targets).values()),
@@ -426,7 +425,7 @@ def test_as_many_candidates_pass_as_the_model_compares(recorder: Recorder) -> No
 
 def test_the_limit_ends_with_the_models_own_code(recorder: Recorder) -> None:
     counted(recorder, retina_net, (), training=False)
-    assert recorder.most is None
+    assert recorder.mask_limit is None
     assert torchvision.models.detection.RetinaNet.postprocess_detections.__name__ == "postprocess_detections"
 
 
@@ -448,7 +447,6 @@ def suppression() -> Blueprint:
     return Blueprint(
         name="suppression",
         class_name="Suppression",
-        source="test",
         build=Suppression,
         example=lambda batch, training: Example(args=(boxes,)),
         loss=lambda module, example: module(*example.args).sum(),

@@ -1,12 +1,16 @@
-"""Tables of operators: what two of them name is refused, and what handlers there are is known to one table alone."""
+"""Tables of operators: what two of them name is refused, in the rules of a device, too."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from sizer.tracing.device import Device
-from sizer.tracing.recorder import _HANDLERS
+from sizer.tracing import rules
+from sizer.tracing.device import KINDS, Device
 from sizer.tracing.tables import join
+from sizer.versions import installed_version
+
+aten = torch.ops.aten
 
 
 def test_tables_are_joined_in_their_order():
@@ -18,6 +22,15 @@ def test_an_operator_in_two_tables_is_refused_by_name():
         join({"add": 1, "mul": 2, "index_put": 3}, {"mul": 2, "sub": 1, "index_put": 3})
 
 
-def test_no_answer_of_a_device_is_hidden_by_a_handler():
-    for device in (Device("cuda", (8, 0)), Device("mps"), Device("cpu")):
-        assert not _HANDLERS.keys() & device.answers.keys()
+def test_an_operator_in_two_families_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rules.copies, "RESULTS", {**rules.copies.RESULTS, aten.native_layer_norm.default: None})
+    with pytest.raises(ValueError, match=r"name aten.native_layer_norm.default twice"):
+        rules._rules.__wrapped__("cpu", None, installed_version())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rules_have_every_kind_of_table(kind: str):
+    found = rules.rules_for(Device(kind, (8, 0) if kind == "cuda" else None))
+    assert found.kernels and found.handlers and found.checks and found.shortcuts
+    assert bool(found.held) == bool(found.results) == (kind != "mps")
+    assert (found.blas is not None) == (kind == "cuda")

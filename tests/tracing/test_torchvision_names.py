@@ -8,7 +8,7 @@ import torchvision
 from sizer.architecture.vision import vision_blueprint
 from sizer.memory.allocator import replay
 from sizer.tracing.device import Device
-from sizer.tracing.recipes import Work
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
-from sizer.tracing.values import LARGEST_FLOATS, LARGEST_INTEGERS
+from sizer.tracing.values.known import LARGEST_FLOATS, LARGEST_INTEGERS
 from tests.tracing.known import known, under
 
 

@@ -39,7 +39,6 @@ def network(name: str, factory: Callable[[], nn.Module], *shape: int, classes: i
     plan = Blueprint(
         name=name,
         class_name=name,
-        source="torchvision",
         build=factory,
         example=lambda batch, training: Example(args=(torch.zeros(batch, *shape),)),
         loss=loss,

@@ -49,7 +49,8 @@ class ScriptedClient:
         return self.jobs[-1]
 
     def submit_models(self) -> ScriptedJob:
-        return ScriptedJob(lambda: {"torchvision": [{"name": name, "family": "test"} for name in NAMES]})
+        rows = [{"name": name, "family": "test"} for name in NAMES]
+        return ScriptedJob(lambda: {"torchvision": rows, "timm": [*rows, {"name": "convnext_tiny", "family": "test"}]})
 
     def _make(self, request: Request) -> Report:
         if isinstance(self._answer, SizerError):

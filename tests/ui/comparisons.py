@@ -7,7 +7,7 @@ from dataclasses import replace
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.counterpart import gpu_of
 from sizer.device.comparison.curve import Level
-from sizer.device.comparison.parting import Parting, Scratch
+from sizer.device.comparison.divergence import Divergence, Scratch
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import (
     COUNTED,
@@ -37,7 +37,7 @@ CUDA = DeviceFacts(
 )
 CELL = Request(source="torchvision", name="resnet18", dtypes=("float32",), batches=(2,))
 VERSIONS = {"sizer": "0.1.0", "torch": "2.15.0", "torchvision": "0.29.0", "transformers": "5.23.0"}
-PARTING = Parting(
+DIVERGENCE = Divergence(
     kind="missing",
     phase="forward",
     op="aten.convolution.default",
@@ -160,7 +160,7 @@ def comparison_of(measured: Measured, *, architecture: str = "resnet18", recorde
         estimate=estimate,
         measurement=measurement,
         rows=tuple(rows),
-        parting=PARTING if recorded and wrong else None,
+        first_divergence=DIVERGENCE if recorded and wrong else None,
         scratch=(SCRATCH,) if recorded and wrong else (),
         estimated_curve=curve,
         measured_curve=curve if recorded else (),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from array import array
 
+from sizer.catalogue.gpus import GPUS
+from sizer.memory.affine import AffineTape
+from sizer.memory.allocator import describe
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
-from sizer.memory.explanation import ALLOCATOR, EXACT, MODELLED, Explanation, KernelUse
-from sizer.memory.gpus import GPUS
+from sizer.memory.explanation import Explanation, KernelUse
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
-from sizer.memory.tape import CATEGORIES, AffineTape
+from sizer.memory.tape import CATEGORIES, Tape
 from sizer.request import Request, format_query
 
 MIB = 2**20
@@ -25,9 +28,9 @@ EXPLANATION = Explanation(
         KernelUse(operator="batch norm", kernel="cuDNN", why="float32, training", dtypes=("float32",), modules=53),
         KernelUse(operator="optimizer", kernel="foreach", why="adamw", dtypes=("float32", "bfloat16"), modules=0),
     ),
-    exact=EXACT,
-    modelled=MODELLED["cuda"],
-    allocator=ALLOCATOR["cuda"],
+    exact=("weights: the tensors themselves",),
+    modelled=("workspaces of convolutions: modelled",),
+    allocator=describe("cuda"),
 )
 
 
@@ -38,7 +41,9 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
         query=format_query(request),
         versions={"sizer": "0.1.0", "torch": "2.15.0", "torchvision": "0.29.0", "transformers": "5.23.0"},
         census=model or census(request.name or "config"),
-        tapes={dtype: tape(request, dtype) for dtype in request.dtypes if dtype not in failures},
+        tapes={
+            dtype: TapeFamily(lines=((1, tape(request, dtype)),)) for dtype in request.dtypes if dtype not in failures
+        },
         batches=request.batches,
         gpu=GPUS[request.gpu],
         mode=request.mode,
@@ -154,11 +159,10 @@ class _Script:
 
     def tape(self) -> AffineTape:
         ops, modules = (tuple(dict.fromkeys(names)) for names in zip(*self._places, strict=True))
-        return AffineTape(
-            fitted_at=(2, 3),
+        tape = Tape(
+            batch=2,
             order=self._order,
-            constant=self._constant,
-            per_item=self._per_item,
+            sizes=array("q", [a + 2 * b for a, b in zip(self._constant, self._per_item, strict=True)]),
             categories=bytes(self._categories),
             ops=array("l", [ops.index(op) for op, _ in self._places]),
             modules=array("l", [modules.index(module) for _, module in self._places]),
@@ -166,3 +170,4 @@ class _Script:
             module_names=modules,
             marks=tuple(self._marks),
         )
+        return AffineTape(fitted_at=(2, 3), tape=tape, constant=self._constant, per_item=self._per_item)

@@ -11,8 +11,8 @@ import pytest
 from sizer.memory.tape import CATEGORIES
 from sizer.request import Request
 from sizer.ui.charts import in_sight, legend, peak_chart, step_chart
-from sizer.ui.measures import CACHE, MEASURES, OUTSIDE
 from sizer.ui.palette import COLOURS
+from sizer.ui.peak_kinds import CACHE, OUTSIDE, PEAK_KINDS
 from tests.ui.reports import report_for
 
 GIB = 2**30
@@ -29,13 +29,13 @@ def rows(chart) -> pd.DataFrame:
     return next(frame for frame in frames(chart) if "size" in frame and "category" in frame)
 
 
-@pytest.mark.parametrize("key", MEASURES)
+@pytest.mark.parametrize("key", PEAK_KINDS)
 def test_bars_sum_to_the_peaks(key):
     report = report_for(REQUEST)
-    chart = peak_chart(report.estimates, MEASURES[key], report.gpu)
+    chart = peak_chart(report.estimates, PEAK_KINDS[key], report.gpu)
     sums = rows(chart).groupby("batch")["size"].sum()
     for estimate in report.estimates:
-        assert sums[estimate.batch] * GIB == pytest.approx(MEASURES[key].of(estimate), rel=1e-12)
+        assert sums[estimate.batch] * GIB == pytest.approx(PEAK_KINDS[key].of(estimate), rel=1e-12)
 
 
 def test_areas_sum_to_the_curve():
@@ -59,16 +59,16 @@ def test_capacity_is_drawn_where_it_does_not_dwarf_the_bars():
     assert in_sight(gpu.total_bytes // 2, gpu)
     assert not in_sight(gpu.total_bytes // 3, gpu)
     fitting, too_much = (report_for(replace(REQUEST, batches=batches)) for batches in ((1, 2), (1, 256)))
-    measure = MEASURES["process"]
-    assert not any("capacity" in frame for frame in frames(peak_chart(fitting.estimates, measure, gpu)))
-    assert any("capacity" in frame for frame in frames(peak_chart(too_much.estimates, measure, gpu)))
+    kind = PEAK_KINDS["process"]
+    assert not any("capacity" in frame for frame in frames(peak_chart(fitting.estimates, kind, gpu)))
+    assert any("capacity" in frame for frame in frames(peak_chart(too_much.estimates, kind, gpu)))
 
 
 def test_charts_are_valid_vega_lite():
     report = report_for(REQUEST)
     for chart in (
-        peak_chart(report.estimates, MEASURES["process"], report.gpu),
-        peak_chart(report.estimates[:1], MEASURES["allocated"], report.gpu),
+        peak_chart(report.estimates, PEAK_KINDS["process"], report.gpu),
+        peak_chart(report.estimates[:1], PEAK_KINDS["allocated"], report.gpu),
         step_chart(report.estimates[0], report.gpu),
         step_chart(replace(report.estimates[0], curve=report.estimates[0].curve[:1]), report.gpu),
     ):

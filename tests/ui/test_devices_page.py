@@ -134,7 +134,7 @@ def test_with_a_gpu_it_comes_first(script):
     assert not page.info
     row = page.dataframe[0].value.iloc[1]
     assert (row["Memory, GiB"], row["Free, GiB"], row["Compute capability"]) == (80, 70, "9.0")
-    assert row["Beneath PyTorch"] == "driver 570.86.15, cuda 13.0"
+    assert row["Driver and runtime"] == "driver 570.86.15, cuda 13.0"
     show_it(page)
     assert script.asked == ["cuda:0"]
     shown = page.dataframe[1].value
@@ -203,7 +203,7 @@ def test_it_explains_what_to_moves_and_what_to_do_when_memory_runs_out(script):
     assert [header.value for header in page.header] == [
         "What reserved memory is",
         "What `.to()` moves, and what it leaves behind",
-        "Which counter says what",
+        "Memory counters by backend",
         "CUDA out of memory",
     ]
     assert [code.value for code in page.code][1:] == [devices.PYTHON, devices.COMMAND]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.memory.gpus import GPUS
+from sizer.catalogue.gpus import GPUS
 from sizer.request import Request
 from sizer.ui.headline import sentence, subject, verdict
 from tests.ui.reports import census, report_for

@@ -67,7 +67,7 @@ def link(page: AppTest, **query: str) -> AppTest:
 
 def test_empty_ledger_says_how_to_fill_it(ledger, open_ledger):
     page = open_ledger()
-    assert page.info[0].value == "Nothing has been held against a device yet."
+    assert page.info[0].value == "Nothing has been measured yet."
     assert any("python -m sizer measure 'arch=" in code.value for code in page.code)
     assert page.get("file_uploader")
     assert not page.dataframe
@@ -78,7 +78,7 @@ def test_lists_every_comparison_the_newest_first(filled, open_ledger):
     page = open_ledger()
     assert listed(page) == ["vit_b_16", "resnet18"]
     frame = page.dataframe[0].value
-    assert frame["Held"].tolist() == ["✕", "✓"]
+    assert frame["Within tolerance"].tolist() == ["✕", "✓"]
     assert frame["Measured"].tolist() == ["2026-11-21 10:00:00 UTC", "2026-11-20 10:00:00 UTC"]
     assert frame["Device"].tolist() == ["NVIDIA A100-SXM4-80GB", "A processor"]
     assert "**2 comparisons**, 1 within tolerance" in markup(page)
@@ -97,11 +97,11 @@ def test_errors_are_signed_and_missing_where_nothing_was_measured(filled):
     ("label", "value", "left"),
     [
         ("Device", "A processor", ["resnet18"]),
-        ("Work", "inference", ["vit_b_16"]),
+        ("Task", "inference", ["vit_b_16"]),
         ("Dtype", "float32", ["resnet18"]),
         ("Source", "torchvision", ["vit_b_16", "resnet18"]),
-        ("Promises", "within tolerance", ["resnet18"]),
-        ("Promises", "not within", ["vit_b_16"]),
+        ("Within tolerance?", "yes", ["resnet18"]),
+        ("Within tolerance?", "no", ["vit_b_16"]),
     ],
 )
 def test_filters(filled, open_ledger, label, value, left):
@@ -117,7 +117,7 @@ def test_filter_by_a_part_of_the_name(filled, open_ledger):
     page.text_input(key="ledger_architecture").set_value("ViT").run()
     assert listed(page) == ["vit_b_16"]
     page.text_input(key="ledger_architecture").set_value("gpt").run()
-    assert "No comparison in the ledger is like that" in page.info[0].value
+    assert "No comparison matches these filters" in page.info[0].value
 
 
 def test_statistics_are_signed_per_quantity_and_device(filled):
@@ -209,7 +209,7 @@ def test_import_that_is_refused_says_why(ledger, open_ledger):
     ).run()
     assert page.warning[0].value == "1 comparison was refused."
     assert any(line.startswith("number 1: ") for line in texts(page))
-    assert page.info[0].value == "Nothing has been held against a device yet."
+    assert page.info[0].value == "Nothing has been measured yet."
 
 
 def test_ledger_that_cannot_be_read_is_said(ledger, open_ledger):

@@ -132,7 +132,7 @@ def test_work_that_would_take_the_host_down_is_refused(monkeypatch, ledger, open
     page = open_measure(**SMALL)
     assert "are free: it is not run here" in page.warning[0].value
     assert page.button(key="measure").disabled
-    page.session_state["measure_wish"] = ("arch=torchvision:resnet18&dtype=float32&batch=2", "cpu")
+    page.session_state["measure_requested"] = ("arch=torchvision:resnet18&dtype=float32&batch=2", "cpu")
     page.run()  # the press of a browser that was not told yet
     assert not machine.measured
 
@@ -151,7 +151,7 @@ def test_measuring_is_switched_off_by_the_environment(monkeypatch, ledger, open_
     install_machine(monkeypatch, machine, ledger)
     monkeypatch.setenv(here.MEASURING_VARIABLE, "off")
     page = open_measure(**SMALL)
-    assert "switched off" in page.info[0].value
+    assert "disabled in this deployment" in page.info[0].value
     assert not any(button.key == "measure" for button in page.button)
     assert "sizer measure" in command(page)
     assert page.get("file_uploader")
@@ -163,7 +163,7 @@ def test_step_that_cannot_be_traced_is_not_measured(monkeypatch, ledger, open_me
     install_machine(monkeypatch, ScriptedMachine(), ledger, client)
     page = open_measure(**SMALL)
     assert any(why in line for line in texts(page))
-    assert "no estimate to hold a measurement against" in "".join(info.value for info in page.info)
+    assert "no estimate to compare a measurement with" in "".join(info.value for info in page.info)
     assert not any(button.key == "measure" for button in page.button)
 
 
@@ -180,7 +180,7 @@ def test_measured_and_estimated_side_by_side(monkeypatch, ledger, open_measure):
     assert "Training of resnet18, float32, batch 2. A processor, torch 2.15.0, 2026-11-21 10:00:00 UTC." in texts(page)
     whole, phases = page.table[0].value, page.table[1].value
     assert list(whole.index) == ["peak allocated", "weights"]
-    assert list(phases.index)[:2] == ["load: allocated at its end", "load: peak inside"]
+    assert list(phases.index)[:2] == ["load: allocated at its end", "load: peak"]
     assert list(whole.columns) == ["Estimated", "Measured", "Difference, bytes", "Error"]
     assert whole.loc["weights", "Error"] == "✓\N{NO-BREAK SPACE}exact"
     assert not page.status
@@ -217,7 +217,7 @@ def test_time_and_transfers_on_an_accelerator(monkeypatch, ledger, open_measure)
     page = press(open_measure(**SMALL))
     time, transfers = page.table[2].value, page.table[3].value
     assert list(time["Median"]) == ["12.50 ms", "400.0 µs"]
-    assert time.loc["One step, waited for", "Quartiles"] == "12.00 ms to 14.00 ms"
+    assert time.loc["One step, synchronized", "Quartiles"] == "12.00 ms to 14.00 ms"
     # 2 * 150528 * 4 bytes = 1,204,224 bytes in 12.5 ms are 0.0963 GB/s
     assert transfers.loc["pinned memory, non_blocking"].tolist() == ["1.15 MiB", "400.0 µs", "12.50 ms", "0.1 GB/s"]
     assert any("does not wait for it" in caption.value for caption in page.caption)
@@ -228,7 +228,7 @@ def test_time_and_transfers_on_an_accelerator(monkeypatch, ledger, open_measure)
         "One step",
         "Retries",
     ]
-    assert any("lies inside the estimate's range" in caption.value for caption in page.caption)
+    assert any("is inside the estimate's range" in caption.value for caption in page.caption)
 
 
 def test_doubts_and_retries_are_said(monkeypatch, ledger, open_measure):
@@ -239,7 +239,7 @@ def test_doubts_and_retries_are_said(monkeypatch, ledger, open_measure):
 
     install_machine(monkeypatch, ScriptedMachine(CPU, CUDA, measure=doubtful), ledger)
     page = press(open_measure(**SMALL))
-    assert "may not be trusted" in page.warning[0].value
+    assert "may be unreliable" in page.warning[0].value
     assert "the allocator gave memory back 3 times" in texts(page)
     assert page.metric[-1].value == "3"
 
@@ -248,10 +248,11 @@ def test_out_of_memory_is_a_result(monkeypatch, ledger, open_measure):
     client = ComparingClient(compare=lambda measured: out_of_memory(comparison_of(measured)))
     install_machine(monkeypatch, ScriptedMachine(CPU, CUDA), ledger, client)
     page = press(open_measure(**SMALL))
-    assert headline(page) == "Measured on cuda:0: out of memory in backward, the estimate said that it fits"
+    assert headline(page) == "Measured on cuda:0: out of memory in the backward pass, the estimate said that it fits"
     shown = texts(page)
     assert (
-        "In backward: 2.00 GiB asked for, 1.00 GiB free on the device then, 70.00 GiB allocated then, 72.00 GiB reserved then."
+        "In the backward pass: 2.00 GiB asked for, 1.00 GiB free on the device then, 70.00 GiB allocated then, "
+        "72.00 GiB reserved then."
     ) in shown
     assert "CUDA out of memory." in shown
     assert any(line.startswith("The estimate had said: a peak of ") for line in shown)
@@ -347,13 +348,13 @@ def test_a_measurement_begins_once(monkeypatch, ledger, open_measure):
     assert len(machine.measured) == 1
 
 
-def test_a_wish_for_another_question_is_not_granted_later(monkeypatch, ledger, open_measure):
+def test_a_request_for_another_target_is_not_run_later(monkeypatch, ledger, open_measure):
     machine = ScriptedMachine()
     install_machine(monkeypatch, machine, ledger)
     page = open_measure(**SMALL)
-    page.session_state["measure_wish"] = ("arch=torchvision:alexnet", "cpu")
+    page.session_state["measure_requested"] = ("arch=torchvision:alexnet", "cpu")
     page.run()
-    assert "measure_wish" not in page.session_state
+    assert "measure_requested" not in page.session_state
     assert not machine.measured
 
 
@@ -400,7 +401,7 @@ def test_file_that_is_too_large_is_refused(monkeypatch, ledger, open_measure):
     page = open_measure(**SMALL)
     monkeypatch.setattr(importing, "MIB", 1000)  # what a browser that knows no limit would send
     page = upload(page, b" " * 1001)
-    assert page.error[0].value == "This file was not taken in."
+    assert page.error[0].value == "This file was not imported."
     assert "Given: 1,001 bytes" in texts(page)
 
 
@@ -422,7 +423,7 @@ def test_names_from_strangers_are_never_markup(monkeypatch, ledger, open_measure
         verdict=HOSTILE,
         wrong=(HOSTILE,),
         notes=(HOSTILE,),
-        parting=replace(comparison.parting, op=HOSTILE, module=HOSTILE, device_op=HOSTILE),
+        first_divergence=replace(comparison.first_divergence, op=HOSTILE, module=HOSTILE, device_op=HOSTILE),
     )
     page = open_measure(**SMALL)
     page.session_state["measure_result"] = (("arch=torchvision:resnet18&dtype=float32&batch=2", "cpu"), comparison)

@@ -10,8 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from streamlit.testing.v1.element_tree import ButtonGroup
 
+from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
-from sizer.packing import encode_config
 from sizer.request import Request, parse_query
 from sizer.ui import service
 from sizer.units import format_bytes
@@ -60,6 +60,12 @@ def test_opens_with_an_answer(client, open_page):
     ]
     assert page.metric[4].delta == f"{PARAMETERS:,}"
     assert not address_of(page), "the address of the default page stays clean"
+
+
+@pytest.mark.parametrize(("gpu", "told"), [("a100-80gb", "perhaps up to "), ("m2-ultra-64gb", "no range is known here")])
+def test_the_largest_batch_is_called_sure_only_where_a_range_says_so(client, open_page, gpu, told):
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=gpu)
+    assert page.metric[3].delta.startswith(told)
 
 
 def test_charts_are_drawn(client, open_page):
@@ -207,7 +213,7 @@ def test_bad_entry_is_refused_by_name(client, open_page):
     page = open_page()
     page.text_input(key="batch").set_value("4, many").run()
     assert len(client.requests) == 1
-    assert page.error[0].value == "This question was not understood."
+    assert page.error[0].value == "This query was refused."
     assert texts(page) == [
         "batch",
         "Given: '4, many'",
@@ -247,6 +253,22 @@ def test_no_dtype_is_refused(client, open_page):
     page.pills(key="dtype").set_value([]).run()
     assert len(client.requests) == 1
     assert "dtype" in texts(page)
+
+
+def test_a_model_of_timm(client, open_page):
+    page = open_page()
+    page.selectbox(key="source").set_value("timm").run()
+    assert client.requests[-1] == Request(source="timm", name="resnet50")
+    assert page.selectbox(key="timm_name").options == ["alexnet", "convnext_tiny", "resnet18", "resnet50", "vit_b_16"]
+    assert {"image"} == {field.key for field in page.text_input} & {"image", "seq", "head"}
+    page.selectbox(key="timm_name").set_value("convnext_tiny").run()
+    assert address_of(page)["arch"] == "timm:convnext_tiny"
+
+
+def test_a_tag_of_timm_in_a_link_is_kept(client, open_page):
+    page = open_page(arch="timm:resnet50.a1_in1k")
+    assert client.requests[-1] == Request(source="timm", name="resnet50.a1_in1k")
+    assert any("resnet50.a1\\_in1k" in title.value for title in page.title)
 
 
 def test_hidden_choices_come_back(client, open_page):
@@ -420,7 +442,7 @@ def test_advice_where_it_does_not_fit(client, open_page):
         ),
         (JobError("no such model", given="'x'", allowed="a", todo="b"), "The estimate was not finished."),
         (TraceError("no such model", given="'x'", allowed="a", todo="b"), "The step could not be traced."),
-        (SizerError("no such model", given="'x'", allowed="a", todo="b"), "Something was refused."),
+        (SizerError("no such model", given="'x'", allowed="a", todo="b"), "Refused."),
     ],
 )
 def test_errors_say_what_to_do(monkeypatch, open_page, error, title):

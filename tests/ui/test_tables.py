@@ -9,8 +9,8 @@ import pytest
 
 from sizer.request import Request
 from sizer.ui.focus import usual_batch
-from sizer.ui.measures import MEASURES, parts
 from sizer.ui.palette import MARKS, TINTS
+from sizer.ui.peak_kinds import PEAK_KINDS, parts
 from sizer.ui.scale import scale_for
 from sizer.ui.tables import LARGEST, fits_frame, style_fits
 from tests.ui.reports import report_for
@@ -20,14 +20,14 @@ REQUEST = Request(
 )
 
 
-@pytest.mark.parametrize("key", MEASURES)
+@pytest.mark.parametrize("key", PEAK_KINDS)
 def test_table_holds_the_measure(key):
-    report, measure = report_for(REQUEST), MEASURES[key]
-    frame = fits_frame(report, measure)
+    report, kind = report_for(REQUEST), PEAK_KINDS[key]
+    frame = fits_frame(report, kind)
     assert list(frame.index) == ["float32", "bfloat16"]
     assert list(frame.columns) == ["1", "64", "256", LARGEST]
     for estimate in report.estimates:
-        assert frame.loc[estimate.dtype, str(estimate.batch)] == measure.of(estimate)
+        assert frame.loc[estimate.dtype, str(estimate.batch)] == kind.of(estimate)
     assert list(frame[LARGEST]) == [row.batch for row in report.max_batch]
 
 
@@ -35,7 +35,7 @@ def test_cells_are_marked_and_tinted():
     report = report_for(REQUEST)
     estimate = report.find("float32", 256)
     assert estimate.fits is False  # 256 samples at 88 MiB are 22 GiB, the device has 12
-    html = style_fits(report, MEASURES["allocated"], estimate).to_html()
+    html = style_fits(report, PEAK_KINDS["allocated"], estimate).to_html()
     # rounded by hand: peak_allocated_bytes / 2**30 with two decimals
     assert f"✕\N{NO-BREAK SPACE}{estimate.peak_allocated_bytes / 2**30:.2f}" in html
     assert html.count("✓") == sum(one.fits is True for one in report.estimates) > 0
@@ -46,8 +46,8 @@ def test_cells_are_marked_and_tinted():
 def test_batch_that_was_not_traced_is_said():
     report = report_for(REQUEST)
     report = replace(report, estimates=tuple(e for e in report.estimates if (e.dtype, e.batch) != ("float32", 64)))
-    assert pd.isna(fits_frame(report, MEASURES["allocated"]).loc["float32", "64"])
-    assert "not traced" in style_fits(report, MEASURES["allocated"], report.estimates[0]).to_html()
+    assert pd.isna(fits_frame(report, PEAK_KINDS["allocated"]).loc["float32", "64"])
+    assert "not traced" in style_fits(report, PEAK_KINDS["allocated"], report.estimates[0]).to_html()
 
 
 def test_largest_batch_as_a_range():
@@ -56,7 +56,7 @@ def test_largest_batch_as_a_range():
         replace(report.max_batch[0], batch=1200, possible_batch=1210),
         replace(report.max_batch[1], batch=None, possible_batch=None),
     )
-    html = style_fits(replace(report, max_batch=rows), MEASURES["allocated"], report.estimates[0]).to_html()
+    html = style_fits(replace(report, max_batch=rows), PEAK_KINDS["allocated"], report.estimates[0]).to_html()
     assert "1,200 to 1,210" in html
     assert ">none<" in html
 
@@ -66,11 +66,11 @@ def test_every_verdict_has_a_mark_and_a_tint():
     assert len(set(MARKS.values())) == 3
 
 
-@pytest.mark.parametrize("key", MEASURES)
+@pytest.mark.parametrize("key", PEAK_KINDS)
 def test_parts_sum_to_the_measure(key):
     for estimate in report_for(REQUEST).estimates:
-        assert sum(parts(estimate, MEASURES[key]).values()) == MEASURES[key].of(estimate)
-        assert min(parts(estimate, MEASURES[key]).values()) >= 0
+        assert sum(parts(estimate, PEAK_KINDS[key]).values()) == PEAK_KINDS[key].of(estimate)
+        assert min(parts(estimate, PEAK_KINDS[key]).values()) >= 0
 
 
 def test_scale_is_the_largest_that_shows_digits():

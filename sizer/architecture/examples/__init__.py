@@ -1,6 +1,6 @@
 """Example inputs for every transformers class: right by construction, because each runs for real in the tests.
 
-A recipe turns a `Setting` into the keyword arguments of a forward. There is one per parameter name (`BY_PARAMETER`), and one
+A recipe turns a `ExampleSpec` into the keyword arguments of a forward. There is one per parameter name (`BY_PARAMETER`), and one
 per model type or class whose inputs depend on each other (`FAMILIES`); labels are added by task.
 """
 
@@ -16,21 +16,21 @@ from sizer.architecture.examples import (
     audio,
     documents,
     encoders,
-    films,
     labels,
-    parts,
+    multimodal_text,
     patches,
     prompts,
     proteins,
     series,
     speech,
-    story,
+    submodules,
     text,
-    towers,
+    video_tracking,
     vision,
+    vision_towers,
 )
-from sizer.architecture.examples.media import Medium
-from sizer.architecture.examples.setting import Recipe, Setting, transduces
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, transduces
+from sizer.architecture.examples.multimodal_inputs import MultimodalInput
 
 FAMILIES: dict[str, Recipe] = {
     "autoformer": series.lagged_series,
@@ -41,25 +41,25 @@ FAMILIES: dict[str, Recipe] = {
     "time_series_transformer": series.lagged_series,
     "timesfm": series.plain_series,
     "timesfm2_5": series.plain_series,
-    **parts.FAMILIES,
-    **towers.FAMILIES,
+    **submodules.FAMILIES,
+    **vision_towers.FAMILIES,
     **encoders.FAMILIES,
     **speech.FAMILIES,
     **documents.FAMILIES,
     **prompts.FAMILIES,
-    **films.FAMILIES,
+    **video_tracking.FAMILIES,
     **proteins.FAMILIES,
 }
 
 
-def text_or_sound_mask(setting: Setting) -> Tensor | None:
+def text_or_audio_mask(spec: ExampleSpec) -> Tensor | None:
     """The mask that a tokenizer or a feature extractor returns with the inputs; None where there is none."""
-    return text.token_mask(setting) if setting.takes("input_ids", "inputs") else audio.sound_mask(setting)
+    return text.token_mask(spec) if spec.takes("input_ids", "inputs") else audio.audio_mask(spec)
 
 
 BY_PARAMETER = {
     "input_ids": text.sentence,
-    "attention_mask": text_or_sound_mask,
+    "attention_mask": text_or_audio_mask,
     "bbox": text.boxes_of_words,
     "lang_ids": text.language,
     "xpath_tags_seq": text.xpath_tags,
@@ -71,59 +71,63 @@ BY_PARAMETER = {
 }
 
 
-def make_example(setting: Setting) -> Example:
+def make_example(spec: ExampleSpec) -> Example:
     """The inputs of one step: real CPU tensors, the same at every call."""
     with torch.device("cpu"):
-        inputs = inputs_of(setting)
-        if setting.interpolate:
+        inputs = inputs_of(spec)
+        if spec.interpolate:
             inputs["interpolate_pos_encoding"] = True
-        if setting.training:
-            inputs = labels.targets(setting, inputs) | inputs
-            if setting.switches_cache:
+        if spec.training:
+            inputs = labels.targets(spec, inputs) | inputs
+            if spec.switches_cache:
                 inputs["use_cache"] = False
     return Example(kwargs=inputs)
 
 
-def inputs_of(setting: Setting) -> dict[str, object]:
+def inputs_of(spec: ExampleSpec) -> dict[str, object]:
     """The keyword arguments of the class's forward without labels."""
-    if "MultipleChoice" in setting.class_name:
-        return text.as_choices(_plain_inputs(replace(setting, batch=setting.batch * text.CHOICES)), setting.batch)
-    return _plain_inputs(setting)
+    if "MultipleChoice" in spec.class_name:
+        return text.as_choices(_plain_inputs(replace(spec, batch=spec.batch * text.CHOICES)), spec.batch)
+    return _plain_inputs(spec)
 
 
-def _plain_inputs(setting: Setting) -> dict[str, object]:
-    recipe = _family(setting)
+def _plain_inputs(spec: ExampleSpec) -> dict[str, object]:
+    recipe = _family(spec)
     if recipe is not None:
-        inputs = recipe(setting)
+        inputs = recipe(spec)
     else:
-        medium = story.medium_of(setting)
-        inputs = by_parameter(setting) if medium is None else story.story(setting, medium)
-    if setting.takes("decoder_input_ids") and not (setting.training and text.derives_decoder_input(setting)):
-        write = labels.transcript_so_far if transduces(setting.cls) else text.translation
-        inputs.setdefault("decoder_input_ids", write(setting, inputs))
+        multimodal_input = multimodal_text.multimodal_input_of(spec)
+        inputs = (
+            by_parameter(spec)
+            if multimodal_input is None
+            else multimodal_text.text_with_placeholders(spec, multimodal_input)
+        )
+    if spec.takes("decoder_input_ids") and not (spec.training and text.derives_decoder_input(spec)):
+        write = labels.transcript_so_far if transduces(spec.cls) else text.translation
+        inputs.setdefault("decoder_input_ids", write(spec, inputs))
     return inputs
 
 
-def medium_of(setting: Setting) -> Medium | None:
-    """The picture or sound that the example's texts hold; None where they hold none."""
-    return None if _family(setting) else story.medium_of(setting)
+def multimodal_input_of(spec: ExampleSpec) -> MultimodalInput | None:
+    """The image or audio that the example's texts hold; None where they hold none."""
+    return None if _family(spec) else multimodal_text.multimodal_input_of(spec)
 
 
-def _family(setting: Setting) -> Recipe | None:
-    return FAMILIES.get(setting.class_name) or FAMILIES.get(setting.config.model_type)
+def _family(spec: ExampleSpec) -> Recipe | None:
+    return FAMILIES.get(spec.class_name) or FAMILIES.get(spec.config.model_type)
 
 
-def by_parameter(setting: Setting) -> dict[str, object]:
+def by_parameter(spec: ExampleSpec) -> dict[str, object]:
     """One tensor for every parameter of the forward that has a recipe of its own."""
-    if setting.takes("grid_thw"):
-        return towers.patch_grid_tower(setting)
-    silent = story.left_out(setting)
-    made = {name: make(setting) for name, make in BY_PARAMETER.items() if setting.takes(name) and name not in silent}
-    if setting.takes("spatial_shapes"):
-        made |= patches.naflex(setting)
+    if spec.takes("grid_thw"):
+        return vision_towers.patch_grid_tower(spec)
+    omitted = multimodal_text.left_out(spec)
+    made = {name: make(spec) for name, make in BY_PARAMETER.items() if spec.takes(name) and name not in omitted}
+    if spec.takes("spatial_shapes"):
+        made |= patches.naflex(spec)
     return {name: value for name, value in made.items() if value is not None}
 
 
-def has_own_loss(setting: Setting) -> bool:
+def has_own_loss(spec: ExampleSpec) -> bool:
     """True where the class returns its own loss when it is trained."""
-    return labels.has_own_loss(setting, inputs_of(setting))
+    return labels.has_own_loss(spec, inputs_of(spec))

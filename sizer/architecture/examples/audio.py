@@ -1,10 +1,10 @@
-"""Recipes for sound: raw samples, spectrograms, codes of a neural codec."""
+"""Recipes for audio: raw samples, spectrograms, codes of a neural codec."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from sizer.architecture.examples.setting import Setting, transduces
+from sizer.architecture.examples.example_spec import ExampleSpec, transduces
 from sizer.architecture.examples.tensors import floats, ones
 
 SECONDS = 10
@@ -12,48 +12,46 @@ SAMPLES_PER_SECOND = 16_000
 FRAMES_PER_SECOND = 100
 
 
-def waveform(setting: Setting) -> Tensor:
+def waveform(spec: ExampleSpec) -> Tensor:
     """Samples (batch, length) of one channel."""
-    return floats(setting.batch, sample_count(setting))
+    return floats(spec.batch, sample_count(spec))
 
 
-def spectrogram(setting: Setting) -> Tensor:
+def spectrogram(spec: ExampleSpec) -> Tensor:
     """Mel frames (batch, frames, mel bins), time first."""
-    return floats(setting.batch, frame_count(setting), mel_bins(setting))
+    return floats(spec.batch, frame_count(spec), mel_bins(spec))
 
 
-def sound_mask(setting: Setting) -> Tensor | None:
-    """The feature extractor's mask of sound without padding: (batch, frames) ones for mel frames, (batch, samples) for the
-    raw sound of models with `feat_extract_norm` "layer"; None for the others, which are trained without.
+def audio_mask(spec: ExampleSpec) -> Tensor | None:
+    """The feature extractor's mask of audio without padding: (batch, frames) ones for mel frames, (batch, samples) for the
+    raw audio of models with `feat_extract_norm` "layer"; None for the others, which are trained without.
     """
-    if setting.takes("input_features"):
-        return ones(setting.batch, frame_count(setting))
-    layered = setting.read("feat_extract_norm", "encoder.feat_extract_norm") == "layer"
-    return ones(setting.batch, sample_count(setting)) if layered and setting.takes("input_values") else None
+    if spec.takes("input_features"):
+        return ones(spec.batch, frame_count(spec))
+    layered = spec.read("feat_extract_norm", "encoder.feat_extract_norm") == "layer"
+    return ones(spec.batch, sample_count(spec)) if layered and spec.takes("input_values") else None
 
 
-def sample_count(setting: Setting) -> int:
-    """Samples of sound: the length asked for where the model takes nothing else, else 10 s at 16 kHz."""
-    if setting.length is not None and not _writes(setting):
-        return setting.length
-    return SECONDS * setting.read(
-        "sampling_rate", "sample_rate", "audio_config.sampling_rate", default=SAMPLES_PER_SECOND
-    )
+def sample_count(spec: ExampleSpec) -> int:
+    """Samples of audio: the length asked for where the model takes nothing else, else 10 s at 16 kHz."""
+    if spec.length is not None and not _writes(spec):
+        return spec.length
+    return SECONDS * spec.read("sampling_rate", "sample_rate", "audio_config.sampling_rate", default=SAMPLES_PER_SECOND)
 
 
-def frame_count(setting: Setting) -> int:
+def frame_count(spec: ExampleSpec) -> int:
     """Mel frames: the length asked for where the model takes nothing else, else 10 s at 100 frames a second."""
-    if setting.length is not None and not _writes(setting):
-        return setting.length
+    if spec.length is not None and not _writes(spec):
+        return spec.length
     return SECONDS * FRAMES_PER_SECOND
 
 
-def _writes(setting: Setting) -> bool:
-    """True where the length counts the tokens of a text that is read or written beside the sound."""
-    return setting.takes("input_ids", "decoder_input_ids") and not transduces(setting.cls)
+def _writes(spec: ExampleSpec) -> bool:
+    """True where the length counts the tokens of a text that is read or written beside the audio."""
+    return spec.takes("input_ids", "decoder_input_ids") and not transduces(spec.cls)
 
 
-def mel_bins(setting: Setting) -> int:
+def mel_bins(spec: ExampleSpec) -> int:
     """Bins of a mel frame."""
     names = (
         "num_mel_bins",
@@ -64,4 +62,4 @@ def mel_bins(setting: Setting) -> int:
         "mel_dim",
     )
     nested = [f"{part}.{name}" for part in ("audio_config", "encoder_config", "encoder") for name in names]
-    return setting.read(*names, *nested, default=80)
+    return spec.read(*names, *nested, default=80)

@@ -1,4 +1,4 @@
-"""Recipes for the hearing and speaking parts of larger models on their own: sound encoders, codecs, vocoders."""
+"""Recipes for the hearing and speaking parts of larger models on their own: audio encoders, codecs, vocoders."""
 
 from __future__ import annotations
 
@@ -6,101 +6,101 @@ import torch
 from torch import Tensor
 
 from sizer.architecture.examples.audio import mel_bins
-from sizer.architecture.examples.setting import Recipe, Setting, read
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
 from sizer.architecture.examples.tensors import floats, ones
 
 LATENTS = 50  # steps of a codec's latents: 4 s at 12.5 a second
 
 
-def whisper_frames(setting: Setting) -> dict[str, Tensor]:
+def whisper_frames(spec: ExampleSpec) -> dict[str, Tensor]:
     """A Whisper encoder: mel frames (batch, bins, frames), as many as its positions times two, with a mask where it is wanted."""
-    count = 2 * read(setting.config, "max_source_positions", default=1500)
-    inputs = {"input_features": floats(setting.batch, mel_bins(setting), count)}
-    return inputs | _mask(setting, count)
+    count = 2 * read(spec.config, "max_source_positions", default=1500)
+    inputs = {"input_features": floats(spec.batch, mel_bins(spec), count)}
+    return inputs | _mask(spec, count)
 
 
-def _mask(setting: Setting, count: int) -> dict[str, Tensor]:
-    return {"input_features_mask": ones(setting.batch, count)} if setting.takes("input_features_mask") else {}
+def _mask(spec: ExampleSpec, count: int) -> dict[str, Tensor]:
+    return {"input_features_mask": ones(spec.batch, count)} if spec.takes("input_features_mask") else {}
 
 
-def hidden_frames(setting: Setting) -> dict[str, Tensor]:
+def hidden_frames(spec: ExampleSpec) -> dict[str, Tensor]:
     """Granite's speech encoder: mel frames under the name `hidden_states`."""
-    return {"hidden_states": floats(setting.batch, 1000, setting.config.input_dim)}
+    return {"hidden_states": floats(spec.batch, 1000, spec.config.input_dim)}
 
 
-def vocoder(setting: Setting) -> dict[str, Tensor]:
+def vocoder(spec: ExampleSpec) -> dict[str, Tensor]:
     """A vocoder: 100 frames of a spectrogram."""
-    name = next(name for name in ("spectrogram", "mel_spectrogram", "input_features") if setting.takes(name))
-    bins = read(setting.config, "model_in_dim", "num_mel_bins", "mel_dim", default=80)
+    name = next(name for name in ("spectrogram", "mel_spectrogram", "input_features") if spec.takes(name))
+    bins = read(spec.config, "model_in_dim", "num_mel_bins", "mel_dim", default=80)
     if name == "mel_spectrogram":
-        return {name: floats(setting.batch, bins, 100)}
-    return {name: floats(setting.batch, 100, bins)}
+        return {name: floats(spec.batch, bins, 100)}
+    return {name: floats(spec.batch, 100, bins)}
 
 
-def codec(setting: Setting) -> dict[str, Tensor]:
-    """A neural codec: one second of sound, (batch, 1, samples)."""
-    rate = read(setting.config, "sampling_rate", "sample_rate", default=24_000)
-    return {"input_values": floats(setting.batch, read(setting.config, "audio_channels", default=1), rate)}
+def codec(spec: ExampleSpec) -> dict[str, Tensor]:
+    """A neural codec: one second of audio, (batch, 1, samples)."""
+    rate = read(spec.config, "sampling_rate", "sample_rate", default=24_000)
+    return {"input_values": floats(spec.batch, read(spec.config, "audio_channels", default=1), rate)}
 
 
-def whole_blocks_of_sound(setting: Setting) -> dict[str, Tensor]:
-    """Muse Spark's sound encoder: 10 s of samples, rounded up to a multiple of what becomes one token."""
-    block = read(setting.config, "samples_per_token", default=1920)
-    return {"input_values": floats(setting.batch, -(-160_000 // block) * block)}
+def whole_audio_blocks(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Muse Spark's audio encoder: 10 s of samples, rounded up to a multiple of what becomes one token."""
+    block = read(spec.config, "samples_per_token", default=1920)
+    return {"input_values": floats(spec.batch, -(-160_000 // block) * block)}
 
 
-def mel_with_mask(setting: Setting) -> dict[str, Tensor]:
-    """Gemma 3n's sound encoder: mel frames and which of them are padding (none)."""
-    frames = floats(setting.batch, 1000, setting.config.input_feat_size)
-    return {"audio_mel": frames, "audio_mel_mask": torch.zeros(setting.batch, 1000, dtype=torch.bool)}
+def mel_with_mask(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Gemma 3n's audio encoder: mel frames and which of them are padding (none)."""
+    frames = floats(spec.batch, 1000, spec.config.input_feat_size)
+    return {"audio_mel": frames, "audio_mel_mask": torch.zeros(spec.batch, 1000, dtype=torch.bool)}
 
 
-def speech_frames(setting: Setting) -> dict[str, Tensor]:
-    """Phi-4's sound encoder: mel frames (batch, 1000, bins) and their mask."""
-    frames = floats(setting.batch, 1000, setting.config.input_size)
-    return {"hidden_states": frames, "mask": ones(setting.batch, 1000).bool()}
+def speech_frames(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Phi-4's audio encoder: mel frames (batch, 1000, bins) and their mask."""
+    frames = floats(spec.batch, 1000, spec.config.input_size)
+    return {"hidden_states": frames, "mask": ones(spec.batch, 1000).bool()}
 
 
-def stacked_frames(setting: Setting) -> dict[str, Tensor]:
+def stacked_frames(spec: ExampleSpec) -> dict[str, Tensor]:
     """Granite Speech 5: 500 mel frames with their changes and neighbours, four times the bins."""
-    bins = 4 * read(setting.config, "num_mel_bins", "encoder_config.num_mel_bins", default=80)
-    return {"input_features": floats(setting.batch, 500, bins), "attention_mask": ones(setting.batch, 500)}
+    bins = 4 * read(spec.config, "num_mel_bins", "encoder_config.num_mel_bins", default=80)
+    return {"input_features": floats(spec.batch, 500, bins), "attention_mask": ones(spec.batch, 500)}
 
 
-def low_rate_frames(setting: Setting) -> dict[str, Tensor]:
+def low_rate_frames(spec: ExampleSpec) -> dict[str, Tensor]:
     """Fun-ASR's encoder: 167 stacked mel frames (10 s) with their mask."""
-    width = read(setting.config, "input_size", "num_mel_bins", default=560)
-    return {"input_features": floats(setting.batch, 167, width), "input_features_mask": ones(setting.batch, 167)}
+    width = read(spec.config, "input_size", "num_mel_bins", default=560)
+    return {"input_features": floats(spec.batch, 167, width), "input_features_mask": ones(spec.batch, 167)}
 
 
-def wide_mel_frames(setting: Setting) -> dict[str, Tensor]:
-    """Gemma 4's sound encoder: 10 s of 128 mel bins and their mask."""
-    return {"input_features": floats(setting.batch, 1000, 128), "attention_mask": ones(setting.batch, 1000).bool()}
+def wide_mel_frames(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Gemma 4's audio encoder: 10 s of 128 mel bins and their mask."""
+    return {"input_features": floats(spec.batch, 1000, 128), "attention_mask": ones(spec.batch, 1000).bool()}
 
 
-def joined_mel_frames(setting: Setting) -> dict[str, Tensor]:
-    """The sound encoders of Qwen Omni: 10 s of mel frames of all samples side by side, (bins, batch * 1000), and their lengths."""
-    lengths = torch.full((setting.batch,), 1000)
-    inputs = {"input_features": floats(mel_bins(setting), setting.batch * 1000), "feature_lens": lengths}
-    return inputs | ({"aftercnn_lens": (lengths - 1) // 2 + 1} if setting.takes("aftercnn_lens") else {})
+def joined_mel_frames(spec: ExampleSpec) -> dict[str, Tensor]:
+    """The audio encoders of Qwen Omni: 10 s of mel frames of all samples side by side, (bins, batch * 1000), and their lengths."""
+    lengths = torch.full((spec.batch,), 1000)
+    inputs = {"input_features": floats(mel_bins(spec), spec.batch * 1000), "feature_lens": lengths}
+    return inputs | ({"aftercnn_lens": (lengths - 1) // 2 + 1} if spec.takes("aftercnn_lens") else {})
 
 
-def chunked_mel_frames(setting: Setting) -> dict[str, Tensor]:
+def chunked_mel_frames(spec: ExampleSpec) -> dict[str, Tensor]:
     """Qwen3-ASR's encoder: 1000 mel frames (batch, bins, frames) and their mask."""
     return {
-        "input_features": floats(setting.batch, mel_bins(setting), 1000),
-        "input_features_mask": ones(setting.batch, 1000),
+        "input_features": floats(spec.batch, mel_bins(spec), 1000),
+        "input_features_mask": ones(spec.batch, 1000),
     }
 
 
-def hidden_sound(setting: Setting) -> dict[str, Tensor]:
-    """VibeVoice's sound encoder: one second of sound (batch, 1, samples) under the name `hidden_states`."""
-    return {"hidden_states": floats(setting.batch, read(setting.config, "channels", default=1), 24_000)}
+def audio_as_hidden_states(spec: ExampleSpec) -> dict[str, Tensor]:
+    """VibeVoice's audio encoder: one second of audio (batch, 1, samples) under the name `hidden_states`."""
+    return {"hidden_states": floats(spec.batch, read(spec.config, "channels", default=1), 24_000)}
 
 
-def latents(setting: Setting) -> dict[str, Tensor]:
+def latents(spec: ExampleSpec) -> dict[str, Tensor]:
     """A codec's decoder: its latents (batch, channels, steps)."""
-    return {"latents": floats(setting.batch, read(setting.config, "hidden_size"), LATENTS)}
+    return {"latents": floats(spec.batch, read(spec.config, "hidden_size"), LATENTS)}
 
 
 FAMILIES: dict[str, Recipe] = {
@@ -120,7 +120,7 @@ FAMILIES: dict[str, Recipe] = {
     "mimi_decoder": latents,
     "mimi_encoder": codec,
     "moss_transcribe_diarize_audio": whisper_frames,
-    "muse_spark_audio": whole_blocks_of_sound,
+    "muse_spark_audio": whole_audio_blocks,
     "pe_audio_encoder": codec,
     "phi4_multimodal_audio": speech_frames,
     "pocket_tts_audio_tokenizer": codec,
@@ -134,7 +134,7 @@ FAMILIES: dict[str, Recipe] = {
     "speecht5_hifigan": vocoder,
     "univnet": vocoder,
     "vibevoice_acoustic_tokenizer": codec,
-    "vibevoice_acoustic_tokenizer_encoder": hidden_sound,
+    "vibevoice_acoustic_tokenizer_encoder": audio_as_hidden_states,
     "voxtral_encoder": whisper_frames,
     "xcodec": codec,
 }

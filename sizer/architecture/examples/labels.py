@@ -11,122 +11,122 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sizer.architecture.examples.setting import Setting, read
+from sizer.architecture.examples.example_spec import ExampleSpec, read
 from sizer.architecture.examples.tensors import IGNORED_LABEL, floats, integers, special_tokens, words
 from sizer.architecture.examples.text import vocabulary
 from sizer.architecture.examples.vision import BOXES, boxes
 
 MASKED_SHARE = 7  # every 7th token is hidden from a masked language model: the 15 % of BERT's training
 
-Target = Callable[[Setting, dict[str, object]], object]
+Target = Callable[[ExampleSpec, dict[str, object]], object]
 
 
-def continuation(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def continuation(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """The input ids themselves (batch, length): each token is predicted from those before it."""
     return inputs["input_ids"].clone()
 
 
-def hidden_words(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def hidden_words(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """The ids of every 7th token, (batch, length), -100 elsewhere."""
     ids = inputs.get("input_ids", inputs.get("inputs"))
     return torch.where(torch.arange(ids.shape[-1]) % MASKED_SHARE == 0, ids, IGNORED_LABEL)
 
 
-def words_out(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def words_out(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """Token ids of the text to be produced, (batch, length)."""
-    decoder = setting.config.get_text_config(decoder=True)
-    size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(setting))
-    return words(size, special_tokens(setting.config, decoder), setting.batch, setting.length)
+    decoder = spec.config.get_text_config(decoder=True)
+    size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(spec))
+    return words(size, special_tokens(spec.config, decoder), spec.batch, spec.length)
 
 
-def transcript(setting: Setting, inputs: dict[str, object]) -> Tensor:
-    """Token ids of what is said, (batch, n): 12 a second of raw sound (letters), 3 a second of mel frames (word pieces).
+def transcript(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+    """Token ids of what is said, (batch, n): 12 a second of raw audio (letters), 3 a second of mel frames (word pieces).
 
     CTC needs fewer of them than the encoder has output frames.
     """
-    sound = inputs.get("input_values", inputs.get("input_features"))
-    count = max(1, sound.shape[1] // (1280 if "input_values" in inputs else 32))
-    return words(setting.config.vocab_size, special_tokens(setting.config) | {0}, setting.batch, count)
+    audio = inputs.get("input_values", inputs.get("input_features"))
+    count = max(1, audio.shape[1] // (1280 if "input_values" in inputs else 32))
+    return words(spec.config.vocab_size, special_tokens(spec.config) | {0}, spec.batch, count)
 
 
-def transcript_so_far(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def transcript_so_far(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """What a transducer's decoder reads: the blank and the transcript in training, (batch, 1 + n); else the blank to begin with."""
-    blank = torch.full((setting.batch, 1), read(setting.config, "blank_token_id", default=0))
-    return torch.cat([blank, transcript(setting, inputs)], dim=1) if setting.training else blank
+    blank = torch.full((spec.batch, 1), read(spec.config, "blank_token_id", default=0))
+    return torch.cat([blank, transcript(spec, inputs)], dim=1) if spec.training else blank
 
 
-def class_of_sample(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def class_of_sample(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """One class per sample, (batch,)."""
-    return integers(setting.config.num_labels, setting.batch)
+    return integers(spec.config.num_labels, spec.batch)
 
 
-def class_of_token(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def class_of_token(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """One class per token, (batch, length)."""
-    return integers(setting.config.num_labels, setting.batch, setting.length)
+    return integers(spec.config.num_labels, spec.batch, spec.length)
 
 
-def right_choice(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def right_choice(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """The number of the right answer, (batch,)."""
-    return integers(2, setting.batch)
+    return integers(2, spec.batch)
 
 
-def yes_or_no(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def yes_or_no(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """0 or 1 per sample, (batch,)."""
-    return integers(2, setting.batch)
+    return integers(2, spec.batch)
 
 
-def position(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def position(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """A position in the text per sample, (batch,)."""
-    return integers(max(1, setting.length - 2), setting.batch) + 1
+    return integers(max(1, spec.length - 2), spec.batch) + 1
 
 
-def class_of_pixel(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def class_of_pixel(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """One class per pixel, (batch, height, width)."""
-    return integers(setting.config.num_labels, setting.batch, *setting.image_size)
+    return integers(spec.config.num_labels, spec.batch, *spec.image_size)
 
 
-def depth_of_pixel(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def depth_of_pixel(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """A depth per pixel, (batch, height, width) float32."""
-    return floats(setting.batch, *setting.image_size) + 0.5
+    return floats(spec.batch, *spec.image_size) + 0.5
 
 
-def objects(setting: Setting, inputs: dict[str, object]) -> list[dict[str, Tensor]]:
+def objects(spec: ExampleSpec, inputs: dict[str, object]) -> list[dict[str, Tensor]]:
     """Per image a dict of `class_labels` (5,) and `boxes` (5, 4), as object detectors take them."""
-    kinds = integers(setting.config.num_labels, BOXES)
-    return [{"class_labels": kinds.clone(), "boxes": boxes(BOXES)} for _ in range(setting.batch)]
+    kinds = integers(spec.config.num_labels, BOXES)
+    return [{"class_labels": kinds.clone(), "boxes": boxes(BOXES)} for _ in range(spec.batch)]
 
 
-def true(setting: Setting, inputs: dict[str, object]) -> bool:
+def true(spec: ExampleSpec, inputs: dict[str, object]) -> bool:
     """The switch `return_loss`."""
     return True
 
 
-def hidden_frames(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def hidden_frames(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """Which output frames of wav2vec 2 are hidden, (batch, frames) bool: every other one."""
-    return (torch.arange(frame_count(setting, inputs)) % 2 == 0).repeat(setting.batch, 1)
+    return (torch.arange(frame_count(spec, inputs)) % 2 == 0).repeat(spec.batch, 1)
 
 
-def other_frames(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def other_frames(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """For each output frame the frames that it is told apart from, (batch, frames, negatives)."""
-    frames = frame_count(setting, inputs)
-    return integers(frames, setting.batch, frames, setting.config.num_negatives)
+    frames = frame_count(spec, inputs)
+    return integers(frames, spec.batch, frames, spec.config.num_negatives)
 
 
-def frame_count(setting: Setting, inputs: dict[str, object]) -> int:
-    """Output frames of an encoder whose first layers are convolutions over raw sound; mel frames stay as many as they are."""
+def frame_count(spec: ExampleSpec, inputs: dict[str, object]) -> int:
+    """Output frames of an encoder whose first layers are convolutions over raw audio; mel frames stay as many as they are."""
     frames = inputs.get("input_values", inputs.get("input_features")).shape[1]
     for kernel, stride in zip(
-        getattr(setting.config, "conv_kernel", ()), getattr(setting.config, "conv_stride", ()), strict=False
+        getattr(spec.config, "conv_kernel", ()), getattr(spec.config, "conv_stride", ()), strict=False
     ):
         frames = (frames - kernel) // stride + 1
     return frames
 
 
-def frames_of_speakers(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def frames_of_speakers(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """Which of two speakers is heard in each output frame, (batch, frames, labels) one-hot."""
-    frames = frame_count(setting, inputs)
-    kinds = integers(setting.config.num_labels, setting.batch, frames)
-    return torch.nn.functional.one_hot(kinds, setting.config.num_labels)
+    frames = frame_count(spec, inputs)
+    kinds = integers(spec.config.num_labels, spec.batch, frames)
+    return torch.nn.functional.one_hot(kinds, spec.config.num_labels)
 
 
 # The first substring that the class's name contains decides what `labels` is.
@@ -158,12 +158,12 @@ BY_PARAMETER: dict[str, Target] = {
     "mask_time_indices": hidden_frames,
     "sampled_negative_indices": other_frames,
 }
-OF_PRETRAINING = frozenset({"mask_time_indices", "sampled_negative_indices"})  # base models take them too, for nothing
+FOR_PRETRAINING = frozenset({"mask_time_indices", "sampled_negative_indices"})  # base models take them too, for nothing
 # What the recipes of single families add themselves, and classes that return a loss without being given anything.
-GIVEN_BY_RECIPES = frozenset(
+LABEL_ARGUMENTS = frozenset(
     {"labels", "mask_labels", "future_values", "target_values", "spectrogram_labels", "actions", "bool_masked_pos"}
 )
-UNASKED = frozenset(
+LOSS_WITHOUT_LABELS = frozenset(
     {"ViTMAEForPreTraining", "VideoMAEForPreTraining", "PatchTSTForPretraining", "PatchTSMixerForPretraining"}
 )
 # Classes whose forward takes labels and fails on them in transformers 5.23: their losses get arguments that they do not know,
@@ -180,33 +180,33 @@ UNTRAINABLE = frozenset(
 REFUSAL = re.compile(r"labels is not None:\s*raise ")
 
 
-def targets(setting: Setting, inputs: dict[str, object]) -> dict[str, object]:
+def targets(spec: ExampleSpec, inputs: dict[str, object]) -> dict[str, object]:
     """What makes the class's forward return its own loss, by parameter name; empty where it has none."""
-    pretrained = "ForPreTraining" in setting.class_name
-    made = {name: make for name, make in BY_PARAMETER.items() if pretrained or name not in OF_PRETRAINING}
-    found = {name: make(setting, inputs) for name, make in made.items() if setting.takes(name)}
-    make = task_labels(setting, inputs)
+    pretrained = "ForPreTraining" in spec.class_name
+    made = {name: make for name, make in BY_PARAMETER.items() if pretrained or name not in FOR_PRETRAINING}
+    found = {name: make(spec, inputs) for name, make in made.items() if spec.takes(name)}
+    make = task_labels(spec, inputs)
     if "labels" not in inputs and make is not None:
-        found["labels"] = make(setting, inputs)
+        found["labels"] = make(spec, inputs)
     return found
 
 
-def has_own_loss(setting: Setting, inputs: dict[str, object]) -> bool:
+def has_own_loss(spec: ExampleSpec, inputs: dict[str, object]) -> bool:
     """True where the class, trained on these inputs and their targets, returns a loss of its own."""
-    return bool(targets(setting, inputs) or GIVEN_BY_RECIPES & inputs.keys() or setting.class_name in UNASKED)
+    return bool(targets(spec, inputs) or LABEL_ARGUMENTS & inputs.keys() or spec.class_name in LOSS_WITHOUT_LABELS)
 
 
-def task_labels(setting: Setting, inputs: dict[str, object]) -> Target | None:
+def task_labels(spec: ExampleSpec, inputs: dict[str, object]) -> Target | None:
     """The recipe for `labels`: by the class's name, else a text to produce (an encoder-decoder) or the text itself (a decoder).
 
     None where the forward takes no labels, or takes them only to raise that it cannot be trained.
     """
-    if not setting.takes("labels") or refuses_labels(setting.cls):
+    if not spec.takes("labels") or refuses_labels(spec.cls):
         return None
-    named = next((make for part, make in BY_TASK if part in setting.class_name), None)
+    named = next((make for part, make in BY_TASK if part in spec.class_name), None)
     if named is not None:
         return named
-    if setting.takes("decoder_input_ids"):
+    if spec.takes("decoder_input_ids"):
         return words_out
     return continuation if "input_ids" in inputs else None
 

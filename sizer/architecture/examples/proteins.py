@@ -7,19 +7,19 @@ from itertools import cycle, islice
 
 from torch import Tensor
 
-from sizer.architecture.examples.setting import Recipe, Setting
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"  # the twenty that every protein is made of
 OF_THE_SAMPLER = "distogram_atom_idx"  # made for `fold`, which draws structures; the forward does not take it
 
 
-def residues_and_atoms(setting: Setting) -> dict[str, Tensor]:
+def residues_and_atoms(spec: ExampleSpec) -> dict[str, Tensor]:
     """ESMFold2: a chain of residues (batch, length) and its atoms (batch, atoms), as `prepare_protein_features` makes them."""
-    package = setting.cls.__module__.rpartition(".")[0]
+    package = spec.cls.__module__.rpartition(".")[0]
     prepare = importlib.import_module(f"{package}.protein_utils").prepare_protein_features
-    features = prepare("".join(islice(cycle(RESIDUES), setting.length)))
+    features = prepare("".join(islice(cycle(RESIDUES), spec.length)))
     return {
-        name: value.repeat(setting.batch, *(1 for _ in value.shape[1:]))
+        name: value.repeat(spec.batch, *(1 for _ in value.shape[1:]))
         for name, value in features.items()
         if name != OF_THE_SAMPLER
     }

@@ -5,70 +5,68 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sizer.architecture.examples.setting import Setting, read
+from sizer.architecture.examples.example_spec import ExampleSpec, read
 from sizer.architecture.examples.tensors import floats, integers, ones
 
 EPISODE = 20  # steps of the past that a Decision Transformer sees (its paper's K)
 
 
-def lagged_series(setting: Setting) -> dict[str, Tensor]:
+def lagged_series(spec: ExampleSpec) -> dict[str, Tensor]:
     """Time Series Transformer, Informer, Autoformer: the past is as much longer than the context as the longest lag."""
-    config = setting.config
+    config = spec.config
     past = config.context_length + max(config.lags_sequence)
     variates = () if config.input_size == 1 else (config.input_size,)
     inputs = {
-        "past_values": floats(setting.batch, past, *variates),
-        "past_time_features": floats(setting.batch, past, config.num_time_features),
-        "past_observed_mask": ones(setting.batch, past, *variates),
-        "future_values": floats(setting.batch, config.prediction_length, *variates),
-        "future_time_features": floats(setting.batch, config.prediction_length, config.num_time_features),
+        "past_values": floats(spec.batch, past, *variates),
+        "past_time_features": floats(spec.batch, past, config.num_time_features),
+        "past_observed_mask": ones(spec.batch, past, *variates),
+        "future_values": floats(spec.batch, config.prediction_length, *variates),
+        "future_time_features": floats(spec.batch, config.prediction_length, config.num_time_features),
     }
     if config.num_static_categorical_features:
         inputs["static_categorical_features"] = integers(
-            min(config.cardinality), setting.batch, config.num_static_categorical_features
+            min(config.cardinality), spec.batch, config.num_static_categorical_features
         )
     if config.num_static_real_features:
-        inputs["static_real_features"] = floats(setting.batch, config.num_static_real_features)
+        inputs["static_real_features"] = floats(spec.batch, config.num_static_real_features)
     return inputs
 
 
-def patched_series(setting: Setting) -> dict[str, Tensor]:
+def patched_series(spec: ExampleSpec) -> dict[str, Tensor]:
     """PatchTST, PatchTSMixer: the past (batch, context, channels), and in training what their head predicts from it."""
-    config = setting.config
-    inputs = {"past_values": floats(setting.batch, config.context_length, config.num_input_channels)}
-    if not setting.training:
+    config = spec.config
+    inputs = {"past_values": floats(spec.batch, config.context_length, config.num_input_channels)}
+    if not spec.training:
         return inputs
-    if setting.takes("future_values"):
-        inputs["future_values"] = floats(setting.batch, config.prediction_length, config.num_input_channels)
-    if setting.takes("target_values"):
-        regression = "Regression" in setting.class_name
-        targets = (
-            floats(setting.batch, config.num_targets) if regression else integers(config.num_targets, setting.batch)
-        )
+    if spec.takes("future_values"):
+        inputs["future_values"] = floats(spec.batch, config.prediction_length, config.num_input_channels)
+    if spec.takes("target_values"):
+        regression = "Regression" in spec.class_name
+        targets = floats(spec.batch, config.num_targets) if regression else integers(config.num_targets, spec.batch)
         inputs["target_values"] = targets
     return inputs
 
 
-def plain_series(setting: Setting) -> dict[str, object]:
+def plain_series(spec: ExampleSpec) -> dict[str, object]:
     """TimesFM: one series per sample (batch, context), and in training what follows it."""
-    inputs = {"past_values": floats(setting.batch, setting.config.context_length)}
-    if setting.takes("past_values_padding"):
-        inputs["past_values_padding"] = torch.zeros(setting.batch, setting.config.context_length, dtype=torch.int64)
-    if setting.takes("freq"):
-        inputs["freq"] = torch.zeros(setting.batch, 1, dtype=torch.int64)
-    if setting.training and setting.takes("future_values"):
-        inputs["future_values"] = floats(setting.batch, read(setting.config, "horizon_length", default=128))
+    inputs = {"past_values": floats(spec.batch, spec.config.context_length)}
+    if spec.takes("past_values_padding"):
+        inputs["past_values_padding"] = torch.zeros(spec.batch, spec.config.context_length, dtype=torch.int64)
+    if spec.takes("freq"):
+        inputs["freq"] = torch.zeros(spec.batch, 1, dtype=torch.int64)
+    if spec.training and spec.takes("future_values"):
+        inputs["future_values"] = floats(spec.batch, read(spec.config, "horizon_length", default=128))
     return inputs
 
 
-def episode(setting: Setting) -> dict[str, Tensor]:
+def episode(spec: ExampleSpec) -> dict[str, Tensor]:
     """Decision Transformer: 20 steps of states, actions, rewards and returns still to come."""
-    config = setting.config
+    config = spec.config
     return {
-        "states": floats(setting.batch, EPISODE, config.state_dim),
-        "actions": floats(setting.batch, EPISODE, config.act_dim),
-        "rewards": floats(setting.batch, EPISODE, 1),
-        "returns_to_go": floats(setting.batch, EPISODE, 1),
-        "timesteps": torch.arange(EPISODE).repeat(setting.batch, 1),
-        "attention_mask": ones(setting.batch, EPISODE),
+        "states": floats(spec.batch, EPISODE, config.state_dim),
+        "actions": floats(spec.batch, EPISODE, config.act_dim),
+        "rewards": floats(spec.batch, EPISODE, 1),
+        "returns_to_go": floats(spec.batch, EPISODE, 1),
+        "timesteps": torch.arange(EPISODE).repeat(spec.batch, 1),
+        "attention_mask": ones(spec.batch, EPISODE),
     }

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from sizer.architecture.examples.setting import Setting, read, takes
+from sizer.architecture.examples.example_spec import ExampleSpec, read, takes
 from sizer.architecture.examples.tensors import integers, ones, special_tokens, words, zeros
 
 CHOICES = 4  # answers per question of a multiple-choice head, as in SWAG
@@ -22,19 +22,19 @@ def is_causal(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> bool:
     return takes(cls, "past_key_values", "cache_params", "mems", "state", "use_cache")
 
 
-def sentence(setting: Setting) -> Tensor:
+def sentence(spec: ExampleSpec) -> Tensor:
     """Token ids (batch, length) without special tokens; text that is not continued ends with the end token, as tokenizers do."""
-    text = setting.text
-    ids = words(vocabulary(setting), special_tokens(setting.config, text), setting.batch, setting.length)
+    text = spec.text
+    ids = words(vocabulary(spec), special_tokens(spec.config, text), spec.batch, spec.length)
     end = end_token(text)
-    if end is not None and not is_causal(setting.config, setting.cls):
+    if end is not None and not is_causal(spec.config, spec.cls):
         ids[:, -1] = end
     return ids
 
 
-def vocabulary(setting: Setting) -> int:
+def vocabulary(spec: ExampleSpec) -> int:
     """How many token ids the input embedding has."""
-    return vocabulary_of(setting.text)
+    return vocabulary_of(spec.text)
 
 
 def vocabulary_of(text: PreTrainedConfig) -> int:
@@ -49,28 +49,28 @@ def end_token(text: PreTrainedConfig) -> int | None:
     return end if isinstance(end, int) and 0 <= end < vocabulary_of(text) else None
 
 
-def token_mask(setting: Setting) -> Tensor | None:
+def token_mask(spec: ExampleSpec) -> Tensor | None:
     """The tokenizer's mask, (batch, length) ones; None for a decoder, whose training batches are packed without padding."""
-    return None if is_causal(setting.config, setting.cls) else ones(setting.batch, setting.length)
+    return None if is_causal(spec.config, spec.cls) else ones(spec.batch, spec.length)
 
 
-def boxes_of_words(setting: Setting) -> Tensor:
+def boxes_of_words(spec: ExampleSpec) -> Tensor:
     """A box (left, top, right, bottom) in thousandths of the page for every token, (batch, length, 4)."""
-    corner = torch.arange(setting.length) % 500
+    corner = torch.arange(spec.length) % 500
     box = torch.stack([corner, corner, corner + 400, corner + 20], dim=-1)
-    return box.expand(setting.batch, -1, -1).contiguous()
+    return box.expand(spec.batch, -1, -1).contiguous()
 
 
-def translation(setting: Setting, inputs: dict[str, object]) -> Tensor:
+def translation(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """Decoder input ids (batch, length) for a step without labels, where the decoder's input cannot be derived from them."""
-    decoder = setting.config.get_text_config(decoder=True)
-    size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(setting))
-    return words(size, special_tokens(setting.config, decoder), setting.batch, setting.length)
+    decoder = spec.config.get_text_config(decoder=True)
+    size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(spec))
+    return words(size, special_tokens(spec.config, decoder), spec.batch, spec.length)
 
 
-def derives_decoder_input(setting: Setting) -> bool:
+def derives_decoder_input(spec: ExampleSpec) -> bool:
     """True where a training step shifts the labels to get the decoder's input: the class knows its first token."""
-    return setting.takes("labels") and read(setting.config, "decoder_start_token_id") is not None
+    return spec.takes("labels") and read(spec.config, "decoder_start_token_id") is not None
 
 
 def as_choices(inputs: dict[str, object], batch: int) -> dict[str, object]:
@@ -78,20 +78,16 @@ def as_choices(inputs: dict[str, object], batch: int) -> dict[str, object]:
     return {name: value.unflatten(0, (batch, CHOICES)) for name, value in inputs.items()}
 
 
-def language(setting: Setting) -> Tensor | None:
+def language(spec: ExampleSpec) -> Tensor | None:
     """The number of each text's language, (batch,) zeros; None where the config names a default."""
-    return zeros(setting.batch) if read(setting.config, "default_language") is None else None
+    return zeros(spec.batch) if read(spec.config, "default_language") is None else None
 
 
-def xpath_tags(setting: Setting) -> Tensor:
+def xpath_tags(spec: ExampleSpec) -> Tensor:
     """For each token the path of its tag through the page's tree, (batch, length, depth)."""
-    return integers(
-        setting.config.max_xpath_tag_unit_embeddings, setting.batch, setting.length, setting.config.max_depth
-    )
+    return integers(spec.config.max_xpath_tag_unit_embeddings, spec.batch, spec.length, spec.config.max_depth)
 
 
-def xpath_subscripts(setting: Setting) -> Tensor:
+def xpath_subscripts(spec: ExampleSpec) -> Tensor:
     """The subscripts of those tags, (batch, length, depth)."""
-    return integers(
-        setting.config.max_xpath_subs_unit_embeddings, setting.batch, setting.length, setting.config.max_depth
-    )
+    return integers(spec.config.max_xpath_subs_unit_embeddings, spec.batch, spec.length, spec.config.max_depth)

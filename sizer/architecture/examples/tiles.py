@@ -1,4 +1,4 @@
-"""Recipes for a picture inside a text that is cut into tiles or crops (LLaVA-NeXT, Idefics, Llama 3.2, Molmo 2)."""
+"""Recipes for an image inside a text that is cut into tiles or crops (LLaVA-NeXT, Idefics, Llama 3.2, Molmo 2)."""
 
 from __future__ import annotations
 
@@ -9,97 +9,95 @@ from torch import Tensor
 from transformers.image_processing_utils import select_best_resolution
 
 from sizer.architecture.examples import vision
-from sizer.architecture.examples.media import Medium, asked_picture, picture_medium, sizes_of_pictures
-from sizer.architecture.examples.setting import Setting, read
+from sizer.architecture.examples.example_spec import ExampleSpec, read
+from sizer.architecture.examples.multimodal_inputs import MultimodalInput, counted_image_input, image_input, image_sizes
 from sizer.architecture.examples.tensors import floats, ones, zeros
 
 
-def tiles(setting: Setting) -> Medium:
-    """LLaVA-NeXT's way: the whole picture and its tiles, (batch, 1 + tiles, channels, side, side), and its true size."""
-    side = _square(read(setting.config, "vision_config.image_size", default=setting.image_size))
-    rows, columns = select_best_resolution(setting.image_size, setting.config.image_grid_pinpoints)
+def tiles(spec: ExampleSpec) -> MultimodalInput:
+    """LLaVA-NeXT's way: the whole image and its tiles, (batch, 1 + tiles, channels, side, side), and its true size."""
+    side = _square(read(spec.config, "vision_config.image_size", default=spec.image_size))
+    rows, columns = select_best_resolution(spec.image_size, spec.config.image_grid_pinpoints)
     count = 1 + (rows // side[0]) * (columns // side[1])
-    values = floats(setting.batch, count, vision.channels(setting), *side)
-    return asked_picture(
-        setting, {"pixel_values": values, "image_sizes": sizes_of_pictures(setting, *setting.image_size)}
-    )
+    values = floats(spec.batch, count, vision.channels(spec), *side)
+    return counted_image_input(spec, {"pixel_values": values, "image_sizes": image_sizes(spec, *spec.image_size)})
 
 
-def one_tile(setting: Setting) -> Medium:
-    """Pixels (batch, 1, channels, height, width): a picture that needs no tiles beside it."""
-    return asked_picture(setting, {"pixel_values": vision.image(setting).unsqueeze(1)})
+def one_tile(spec: ExampleSpec) -> MultimodalInput:
+    """Pixels (batch, 1, channels, height, width): an image that needs no tiles beside it."""
+    return counted_image_input(spec, {"pixel_values": vision.image(spec).unsqueeze(1)})
 
 
-def idefics(setting: Setting) -> Medium:
+def idefics(spec: ExampleSpec) -> MultimodalInput:
     """Idefics2 and 3: pixels (batch, 1, channels, height, width) with their mask.
 
     Idefics2's perceiver yields `resampler_n_latents` features; Idefics3 and SmolVLM fold `scale_factor` squared patches into one.
     """
-    latents = read(setting.config, "perceiver_config.resampler_n_latents")
-    fold = read(setting.config, "scale_factor", "pixel_shuffle_factor", default=1)
-    step = fold * setting.config.vision_config.patch_size
-    rows, columns = (max(1, side // step) for side in setting.image_size)
+    latents = read(spec.config, "perceiver_config.resampler_n_latents")
+    fold = read(spec.config, "scale_factor", "pixel_shuffle_factor", default=1)
+    step = fold * spec.config.vision_config.patch_size
+    rows, columns = (max(1, side // step) for side in spec.image_size)
     inputs = {
-        "pixel_values": floats(setting.batch, 1, vision.channels(setting), rows * step, columns * step),
-        "pixel_attention_mask": ones(setting.batch, 1, rows * step, columns * step),
+        "pixel_values": floats(spec.batch, 1, vision.channels(spec), rows * step, columns * step),
+        "pixel_attention_mask": ones(spec.batch, 1, rows * step, columns * step),
     }
-    return picture_medium(setting, inputs, latents or rows * columns)
+    return image_input(spec, inputs, latents or rows * columns)
 
 
-def idefics_one(setting: Setting) -> Medium:
+def idefics_one(spec: ExampleSpec) -> MultimodalInput:
     """Idefics (the first): pixels (batch, 1, channels, height, width) read by cross-attention from every token but the first."""
-    seen = ones(setting.batch, setting.length, 1)
+    seen = ones(spec.batch, spec.length, 1)
     seen[:, 0] = 0
-    pixels = vision.image(setting).unsqueeze(1)
-    return Medium(inputs={"pixel_values": pixels, "image_attention_mask": seen}, token=None, count=0)
+    pixels = vision.image(spec).unsqueeze(1)
+    return MultimodalInput(inputs={"pixel_values": pixels, "image_attention_mask": seen}, token=None, count=0)
 
 
-def aspect_ratio_tiles(setting: Setting) -> Medium:
+def aspect_ratio_tiles(spec: ExampleSpec) -> MultimodalInput:
     """Llama 3.2 Vision: four tiles of which one is used, read by cross-attention: one placeholder, whatever the size."""
-    inputs = aspect_ratio_inputs(setting)
-    crossing = zeros(setting.batch, setting.length, 1, inputs["aspect_ratio_mask"].shape[-1])
+    inputs = aspect_ratio_inputs(spec)
+    crossing = zeros(spec.batch, spec.length, 1, inputs["aspect_ratio_mask"].shape[-1])
     crossing[:, 1:, :, 0] = 1
-    return picture_medium(setting, inputs | {"cross_attention_mask": crossing}, 1)
+    return image_input(spec, inputs | {"cross_attention_mask": crossing}, 1)
 
 
-def aspect_ratio_inputs(setting: Setting) -> dict[str, Tensor]:
+def aspect_ratio_inputs(spec: ExampleSpec) -> dict[str, Tensor]:
     """Tiles (batch, 1, tiles, channels, height, width), the id of their arrangement (1: a single tile), which are used."""
-    count = read(setting.config, "vision_config.max_num_tiles", "max_num_tiles", default=4)
-    mask = zeros(setting.batch, 1, count)
+    count = read(spec.config, "vision_config.max_num_tiles", "max_num_tiles", default=4)
+    mask = zeros(spec.batch, 1, count)
     mask[..., 0] = 1
-    pixels = floats(setting.batch, 1, count, vision.channels(setting), *setting.image_size)
-    return {"pixel_values": pixels, "aspect_ratio_ids": ones(setting.batch, 1), "aspect_ratio_mask": mask}
+    pixels = floats(spec.batch, 1, count, vision.channels(spec), *spec.image_size)
+    return {"pixel_values": pixels, "aspect_ratio_ids": ones(spec.batch, 1), "aspect_ratio_mask": mask}
 
 
-def tiles_with_mask(setting: Setting) -> Medium:
+def tiles_with_mask(spec: ExampleSpec) -> MultimodalInput:
     """Granite Docling: pixels (batch, 1, channels, height, width) and which tiles are real."""
-    inputs = {"pixel_values": vision.image(setting).unsqueeze(1), "pixel_attention_mask": ones(setting.batch, 1).bool()}
-    return asked_picture(setting, inputs)
+    inputs = {"pixel_values": vision.image(spec).unsqueeze(1), "pixel_attention_mask": ones(spec.batch, 1).bool()}
+    return counted_image_input(spec, inputs)
 
 
-def pooled_crops(setting: Setting) -> Medium:
-    """Molmo 2: the whole picture and one crop as patches, and which patches each placeholder pools (2 x 2, -1 at the edge)."""
-    part = setting.config.vision_config
+def pooled_crops(spec: ExampleSpec) -> MultimodalInput:
+    """Molmo 2: the whole image and one crop as patches, and which patches each placeholder pools (2 x 2, -1 at the edge)."""
+    part = spec.config.vision_config
     side = int(part.num_position_embeddings**0.5) if hasattr(part, "num_position_embeddings") else 27
     pool = -(-side // 2)
     padded = torch.nn.functional.pad(torch.arange(side * side).view(side, side), (0, 2 * pool - side) * 2, value=-1)
     windows = padded.view(pool, 2, pool, 2).transpose(1, 2).reshape(pool * pool, 4)
-    crops = torch.arange(2 * setting.batch).view(-1, 1, 1) * side * side
+    crops = torch.arange(2 * spec.batch).view(-1, 1, 1) * side * side
     pooling = torch.where(windows >= 0, windows + crops, -1).flatten(0, 1)
     inputs = {
-        "pixel_values": floats(1, 2 * setting.batch, side * side, 3 * part.patch_size**2)[0],
+        "pixel_values": floats(1, 2 * spec.batch, side * side, 3 * part.patch_size**2)[0],
         "image_token_pooling": pooling,
-        "image_grids": torch.full((setting.batch, 4), pool),
-        "image_num_crops": torch.full((setting.batch,), 2),
+        "image_grids": torch.full((spec.batch, 4), pool),
+        "image_num_crops": torch.full((spec.batch,), 2),
     }
-    return Medium(inputs=inputs, token=setting.config.image_patch_id, count=2 * pool * pool)
+    return MultimodalInput(inputs=inputs, token=spec.config.image_patch_id, count=2 * pool * pool)
 
 
 def _square(size: object) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-FAMILIES: dict[str, Callable[[Setting], Medium]] = {
+FAMILIES: dict[str, Callable[[ExampleSpec], MultimodalInput]] = {
     "granite4_vision": tiles,
     "granite_docling": tiles_with_mask,
     "idefics": idefics_one,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from sizer.device.comparison.course import Call, Course
 from sizer.device.comparison.pairing import NEARBY, pair_in_any_order, pair_in_order
+from sizer.device.comparison.tape_index import Call, TapeIndex
 from sizer.memory.tape import Tape
 
 # What the estimate did, seen from the device.
@@ -53,24 +53,24 @@ class Alignment:
     """
 
     def __init__(self, estimate: Tape, device: Tape):
-        self._sides = {"estimate": Course(estimate), "device": Course(device)}
+        self._sides = {"estimate": TapeIndex(estimate), "device": TapeIndex(device)}
         self.estimate, self.device = estimate, device
         self.estimate_partner = [-1] * len(estimate.sizes)
         self.device_partner = [-1] * len(device.sizes)
         self.phases = tuple(phase for phase in self._own.bounds if phase in self._other.bounds)
         self._anchors: dict[str, list[Pair]] = {}  # phase -> events that both have, ascending on both sides
-        self._crossed: set[int] = set()  # the estimate's blocks that come in another order than the device's
+        self._out_of_order: set[int] = set()  # the estimate's blocks that come in another order than the device's
         for phase in self.phases:
             self._align(phase)
-        for course, place in ((self._own, 0), (self._other, 1)):
-            course.start_clock({pair[place] for pairs in self._anchors.values() for pair in pairs})
+        for tape_index, place in ((self._own, 0), (self._other, 1)):
+            tape_index.start_clock({pair[place] for pairs in self._anchors.values() for pair in pairs})
 
     @property
-    def _own(self) -> Course:
+    def _own(self) -> TapeIndex:
         return self._sides["estimate"]
 
     @property
-    def _other(self) -> Course:
+    def _other(self) -> TapeIndex:
         return self._sides["device"]
 
     @cached_property
@@ -84,13 +84,13 @@ class Alignment:
         """Bytes (as requested) alive on a side after so many of its events."""
         return self._sides[side].levels[position]
 
-    def place(self, side: Side, difference: Difference) -> tuple[str, str]:
+    def names_at(self, side: Side, difference: Difference) -> tuple[str, str]:
         """The operator and module of a difference on one side: of its block there, else of the last one that both have."""
-        course = self._sides[side]
+        tape_index = self._sides[side]
         block = difference.block if side == "estimate" else difference.device_block
         if block is None:
-            block = course.block_at(difference.start)
-        return ("", "") if block is None else course.names(block)
+            block = tape_index.block_at(difference.start)
+        return ("", "") if block is None else tape_index.names(block)
 
     def names(self, side: Side, block: int) -> tuple[str, str]:
         """The operator and module that allocated a block of one side."""
@@ -111,10 +111,10 @@ class Alignment:
             born = self._other.born[difference.device_block] if side == "device" else self._own.born[difference.block]
             position = born + 1
         return tuple(
-            self.level(one, end) for one, end in zip(self._sides, self.same_place(side, position), strict=True)
+            self.level(one, end) for one, end in zip(self._sides, self.corresponding(side, position), strict=True)
         )
 
-    def same_place(self, side: Side, position: int) -> tuple[int, int]:
+    def corresponding(self, side: Side, position: int) -> tuple[int, int]:
         """(events of the estimate, events of the device) done at the same place of the work, given those of one side.
 
         Just after an event that both have, and at the end of a phase, it is exact. Between two such places the other side
@@ -123,7 +123,7 @@ class Alignment:
         phase = self._sides[side].phase_at(position)
         if phase not in self.phases:
             last = self.phases[-1] if self.phases else None
-            return tuple(course.bounds[last][1] if last else 0 for course in self._sides.values())
+            return tuple(tape_index.bounds[last][1] if last else 0 for tape_index in self._sides.values())
         here = 0 if side == "estimate" else 1
         points = self._points[phase]
         index = min(bisect_right(points, position, key=lambda pair: pair[here]), len(points) - 1)
@@ -146,7 +146,7 @@ class Alignment:
         pairs, taken = [], set()
         for call in calls:
             partners = {
-                self.estimate_partner[block] for block in self._own.blocks_in(call) if block not in self._crossed
+                self.estimate_partner[block] for block in self._own.blocks_in(call) if block not in self._out_of_order
             }
             found = sorted({place[block] for block in partners if block in place})
             if found and pairs and pairs[-1][1] is not None and found[0] == max(taken):
@@ -176,25 +176,25 @@ class Alignment:
         own, other = self._own, self._other
         blocks, device_blocks = own.allocated_in(phase), other.allocated_in(phase)
         if phase == "load":
-            ordered, crossed = [], pair_in_any_order(own, blocks, other, device_blocks)
+            ordered, out_of_order = [], pair_in_any_order(own, blocks, other, device_blocks)
         else:
-            ordered, crossed = pair_in_order(own, blocks, other, device_blocks, phase)
-            self._crossed.update(block for block, _ in crossed)
-        for block, device_block in (*ordered, *crossed):
+            ordered, out_of_order = pair_in_order(own, blocks, other, device_blocks, phase)
+            self._out_of_order.update(block for block, _ in out_of_order)
+        for block, device_block in (*ordered, *out_of_order):
             self.estimate_partner[block], self.device_partner[device_block] = device_block, block
         self._anchors[phase] = [(own.born[one], other.born[two]) for one, two in ordered]
 
     # ----------------------------------------------------------------------------------------------------- differences
 
-    def _unpaired(self, kind: Kind, course: Course) -> list[Difference]:
-        own = course is self._own
+    def _unpaired(self, kind: Kind, tape_index: TapeIndex) -> list[Difference]:
+        own = tape_index is self._own
         partner = self.estimate_partner if own else self.device_partner
         found = []
         for phase in self.phases:
-            for block in course.allocated_in(phase):
+            for block in tape_index.allocated_in(phase):
                 if partner[block] < 0:
-                    size = course.tape.sizes[block]
-                    start, end = course.lifetime(block)
+                    size = tape_index.tape.sizes[block]
+                    start, end = tape_index.lifetime(block)
                     found.append(
                         Difference(
                             kind=kind,
@@ -205,7 +205,7 @@ class Alignment:
                             device_block=None if own else block,
                             estimated_bytes=size if own else 0,
                             measured_bytes=0 if own else size,
-                            is_scratch=course.within_one_operator(block),
+                            is_scratch=tape_index.within_one_operator(block),
                         )
                     )
         return found
@@ -222,8 +222,8 @@ class Alignment:
                 kind, (start, end) = "size", lifetime
                 phase = self._own.phase_at(self._own.born[block] + 1)
             elif self._own.within_one_operator(block) and self._other.within_one_operator(device_block):
-                continue  # in which order a kernel lets go of its own is nobody's business
-            elif abs(int(lifetime[1]) - int(device_lifetime[1])) > (NEARBY if block in self._crossed else 0):
+                continue  # the order in which a kernel releases its own workspaces does not matter
+            elif abs(int(lifetime[1]) - int(device_lifetime[1])) > (NEARBY if block in self._out_of_order else 0):
                 kind = "later" if lifetime[1] > device_lifetime[1] else "earlier"
                 start, end = sorted((lifetime[1], device_lifetime[1]))
                 first = self._own.died[block] if kind == "earlier" else self._other.died[device_block]
@@ -247,6 +247,6 @@ class Alignment:
         return found
 
 
-def _joined(course: Course, first: Call, last: Call) -> Call:
+def _joined(tape_index: TapeIndex, first: Call, last: Call) -> Call:
     """The call from the first one's begin to the last one's end, under the last one's name."""
-    return course.call(first.begin, last.end, last.op, last.module)
+    return tape_index.call(first.begin, last.end, last.op, last.module)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from sizer.catalogue.gpus import Gpu
 from sizer.device.comparison.alignment import Alignment
 from sizer.device.comparison.curve import Level, curves_of
+from sizer.device.comparison.divergence import Divergence, Scratch, first_divergence, largest_divergences, scratch_of
 from sizer.device.comparison.family import Family, family_of
 from sizer.device.comparison.judgement import explain, notes_on, verdict_of, wrong_fit
-from sizer.device.comparison.parting import Parting, Scratch, first_parting, largest_partings, scratch_of
 from sizer.device.comparison.row import Row, rows_of
 from sizer.device.comparison.sides import Sides
 from sizer.device.record.measurement import SCHEMA as MEASUREMENT_SCHEMA
@@ -17,7 +18,6 @@ from sizer.device.record.recording import Measured
 from sizer.errors import RequestError
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.estimate import Estimate
-from sizer.memory.gpus import Gpu
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
 from sizer.request import parse_query
@@ -30,11 +30,11 @@ class Comparison:
     """One measurement beside the estimate of the same work by the rules of the same device.
 
     `gpu` is what the estimate was made for: the measured device with its own memory. `rows` hold what both sides know;
-    `notes` say what was left out and why, and what else a reader must know. `parting` is the first place where estimate
-    and recording part, `largest_partings` the few that hold the most bytes, `scratch` what kernels held inside beyond the
-    estimate; all are empty where the measurement has no recording, and so is `measured_curve`. `wrong` has one text for
-    each row that does not hold: the line of the estimate that is wrong, its category, phase, operator and module.
-    `verdict` is the whole in a sentence. `versions` are those that the estimate was made with.
+    `notes` say what was left out and why, and what else a reader must know. `first_divergence` is the first place where
+    estimate and recording are not the same work, `largest_divergences` the few that hold the most bytes, `scratch` what
+    kernels held inside beyond the estimate; all are empty where the measurement has no recording, and so is `measured_curve`.
+    `wrong` has one text for each row that does not hold: the line of the estimate that is wrong, its category, phase, operator
+    and module. `verdict` is the whole in a sentence. `versions` are those that the estimate was made with.
     """
 
     schema: int = SCHEMA
@@ -47,8 +47,8 @@ class Comparison:
     estimate: Estimate
     measurement: Measurement
     rows: tuple[Row, ...]
-    parting: Parting | None = None
-    largest_partings: tuple[Parting, ...] = ()
+    first_divergence: Divergence | None = field(default=None, metadata={"json": "parting"})
+    largest_divergences: tuple[Divergence, ...] = field(default=(), metadata={"json": "largest_partings"})
     scratch: tuple[Scratch, ...] = ()
     estimated_curve: tuple[Level, ...] = ()
     measured_curve: tuple[Level, ...] = ()
@@ -128,8 +128,8 @@ def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
         estimate=estimate,
         measurement=measurement,
         rows=rows,
-        parting=None if sides.alignment is None else first_parting(sides.alignment),
-        largest_partings=() if sides.alignment is None else largest_partings(sides.alignment),
+        first_divergence=None if sides.alignment is None else first_divergence(sides.alignment),
+        largest_divergences=() if sides.alignment is None else largest_divergences(sides.alignment),
         scratch=() if sides.alignment is None else scratch_of(sides.alignment),
         estimated_curve=estimated_curve,
         measured_curve=measured_curve,

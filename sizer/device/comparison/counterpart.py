@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from sizer.catalogue.contexts import context_of
+from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.device.record.measurement import DeviceFacts, Measurement
 from sizer.errors import DeviceError, quote
-from sizer.memory.context import context_of
-from sizer.memory.gpus import GPUS, Gpu
 from sizer.request import Request, parse_query
 from sizer.versions import OLDEST, format_version, parse_version
 

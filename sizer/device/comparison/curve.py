@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sizer.device.comparison.sides import Sides, bounds_of
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.timeline import running_bytes
 
 PARTS = 39  # of a phase; five phases with their ends stay within 200 points
@@ -27,11 +27,11 @@ class Level:
 
 def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
     """Allocated bytes over the work, as either side's counter would show them, at places that both have in common."""
-    levels = running_bytes(sides.tape.order, place(sides.tape, sides.kind).taken)
+    levels = running_bytes(sides.tape.order, replay_events(sides.tape, sides.kind).taken)
     device_levels = (
         None
         if sides.recording is None
-        else running_bytes(sides.recording.order, place(sides.recording, sides.kind).taken)
+        else running_bytes(sides.recording.order, replay_events(sides.recording, sides.kind).taken)
     )
     curve, device_curve = [], []
     for number, (_, phase) in enumerate(sides.tape.marks):
@@ -39,7 +39,9 @@ def curves_of(sides: Sides) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
         on_device = device_levels is not None and phase in sides.alignment.phases
         cuts = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
         places = (
-            [sides.alignment.same_place("estimate", cut) for cut in cuts] if on_device else [(cut, 0) for cut in cuts]
+            [sides.alignment.corresponding("estimate", cut) for cut in cuts]
+            if on_device
+            else [(cut, 0) for cut in cuts]
         )
         if on_device:
             places[0] = begin, bounds_of(sides.recording, phase)[0]

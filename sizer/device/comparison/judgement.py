@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sizer.device.comparison.alignment import Side
-from sizer.device.comparison.parting import join_shares, place_text, shares_at
+from sizer.device.comparison.divergence import join_shares, operator_text, shares_at
 from sizer.device.comparison.row import Row
 from sizer.device.comparison.sides import Sides, bounds_of
-from sizer.memory.allocator import place
+from sizer.memory.allocator import replay_events
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import running_bytes
@@ -69,12 +69,12 @@ def _allocated_cause(sides: Sides, row: Row, name: str) -> str:
 
 def _reserved_cause(sides: Sides, row: Row) -> str:
     """Whether the events or the allocator's rules are wrong: the device's own events, replayed by our rules, tell."""
-    reserved = place(sides.recording, sides.kind).reserved
+    reserved = replay_events(sides.recording, sides.kind).reserved
     end = bounds_of(sides.recording, row.phase)
     ours = max(reserved, default=0) if row.quantity == "peak_reserved_bytes" else reserved[end[1] - 1] if end else 0
     replayed = f"our replay of the device's own allocations reserves {format_bytes(ours)}"
     if abs(ours - row.measured_bytes) < abs(row.difference_bytes) // 2:
-        return f"{replayed}: the allocations differ, see where both part"
+        return f"{replayed}: the allocations differ, see where the two diverge"
     return f"{replayed}: the rules of the allocator differ"
 
 
@@ -101,14 +101,14 @@ def _where_estimate_fails(sides: Sides) -> str:
     failed = sides.estimate.out_of_memory
     if failed is None:
         return f"at least {format_bytes(sides.estimate.process_low_bytes)} for the process"
-    return f"{place_text(failed.op, failed.module)} would fail in {failed.phase}"
+    return f"{operator_text(failed.op, failed.module)} would fail in {failed.phase}"
 
 
 def _event_text(tape: Tape, position: int) -> str:
     event = tape.order[position - 1] if position else -1
     if event < 0:
         return "where the phase begins"
-    return place_text(tape.op_names[tape.ops[event]], tape.module_names[tape.modules[event]])
+    return operator_text(tape.op_names[tape.ops[event]], tape.module_names[tape.modules[event]])
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -165,7 +165,7 @@ def notes_on(sides: Sides, report: Report) -> Iterator[str]:
     yield from _left_out(sides)
     yield from _version_notes(sides, report)
     if sides.recording is None:
-        yield "the device's allocations were not recorded: where both part is not known"
+        yield "the device's allocations were not recorded: where the two diverge is not known"
     else:
         yield from _recording_notes(sides)
     yield from (f"the estimate does not count: {text}" for text in report.uncounted)
@@ -194,19 +194,19 @@ def _left_out(sides: Sides) -> Iterator[str]:
 
 
 def _version_notes(sides: Sides, report: Report) -> Iterator[str]:
-    for name in ("torch", "torchvision", "transformers"):
-        ours, theirs = report.versions.get(name, ""), sides.measured.versions.get(name, "")
-        if ours.partition("+")[0] != theirs.partition("+")[0] and ours and theirs:
+    for name, ours in report.versions.items():
+        theirs = sides.measured.versions.get(name, "")
+        if name != "sizer" and ours.partition("+")[0] != theirs.partition("+")[0] and ours and theirs:
             yield f"the estimate was made with {name} {ours}, the measurement with {theirs}"
 
 
 def _recording_notes(sides: Sides) -> Iterator[str]:
     """Whether the recording adds up to the device's own counters."""
-    levels = running_bytes(sides.recording.order, place(sides.recording, sides.kind).taken)
+    levels = running_bytes(sides.recording.order, replay_events(sides.recording, sides.kind).taken)
     ends = {phase: end for end, phase in sides.recording.marks}
     for reading in sides.measured.phases:
         if reading.phase in ends and levels[ends[reading.phase]] != reading.allocated_bytes:
             found = f"{levels[ends[reading.phase]]:,} bytes at the end of {reading.phase}"
             counted = f"{reading.allocated_bytes:,}"
-            yield f"the recording adds up to {found}, the counter says {counted}: where both part is less sure"
+            yield f"the recording adds up to {found}, the counter says {counted}: where the two diverge is less sure"
             return

@@ -1,4 +1,4 @@
-"""Which allocation of one tape is which of another: in order where possible, by size, operator and fate. No torch."""
+"""Which allocation of one tape is which of another: in order where possible, by size, operator and lifespan. No torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
-from sizer.device.comparison.course import Course
+from sizer.device.comparison.tape_index import TapeIndex
 
 Pair = tuple[int, int]
 NEARBY = 6  # allocations that both sides make: how far apart blocks that come in another order may be
 LONGEST_PIECE = 12_000  # blocks on either side that are compared at once: 18 MB of bits
 
 
-def pair_in_any_order(own: Course, blocks: Sequence[int], other: Course, others: Sequence[int]) -> list[Pair]:
+def pair_in_any_order(own: TapeIndex, blocks: Sequence[int], other: TapeIndex, others: Sequence[int]) -> list[Pair]:
     """Pairs (own block, other block) of one size, whatever the order: how a model is loaded does not matter."""
     waiting: dict[int, deque[int]] = defaultdict(deque)
     for block in others:
@@ -24,12 +24,12 @@ def pair_in_any_order(own: Course, blocks: Sequence[int], other: Course, others:
 
 
 def pair_in_order(
-    own: Course, blocks: Sequence[int], other: Course, others: Sequence[int], phase: str
+    own: TapeIndex, blocks: Sequence[int], other: TapeIndex, others: Sequence[int], phase: str
 ) -> tuple[list[Pair], list[Pair]]:
     """Pairs (own block, other block) of a phase that ascend on both sides, and pairs that do not.
 
-    As many as possible of the same size, operator and fate (whether a block stays to the phase's end, or lies inside one
-    operator), between those as many as possible of the same size and fate. Then those of the same size, operator and fate
+    As many as possible of the same size, operator and lifespan (whether a block stays to the phase's end, or lies inside one
+    operator), between those as many as possible of the same size and lifespan. Then those of the same size, operator and lifespan
     that an operator allocates in another order, then as many as possible of one size, then those of one size and module in another
     order: a kernel's workspace may come before or after its results. At last, what is left between two pairs where both sides
     have the same operators: there the sizes differ.
@@ -39,22 +39,24 @@ def pair_in_order(
     """
     pairing = _Pairing(_describe(own, blocks, phase), _describe(other, others, phase))
     pairing.in_order(lambda one: one)
-    pairing.in_order(lambda one: (one.size, one.fate))
-    pairing.nearby(lambda one: (one.size, one.fate, one.op))
+    pairing.in_order(lambda one: (one.size, one.lifespan))
+    pairing.nearby(lambda one: (one.size, one.lifespan, one.op))
     pairing.in_order(lambda one: one.size)
     pairing.nearby(lambda one: (one.size, one.module))
     pairing.alike(lambda one: one.op)
-    return tuple([(blocks[one], others[two]) for one, two in pairs] for pairs in (pairing.ordered, pairing.crossed))
+    return tuple(
+        [(blocks[one], others[two]) for one, two in pairs] for pairs in (pairing.ordered, pairing.out_of_order)
+    )
 
 
 class _Block:
-    """What a block is known by. Equal where size, operator and fate are."""
+    """What a block is known by. Equal where size, operator and lifespan are."""
 
-    __slots__ = ("fate", "key", "module", "op", "size")
+    __slots__ = ("key", "lifespan", "module", "op", "size")
 
-    def __init__(self, size: int, op: str, fate: str, module: str):
-        self.size, self.op, self.fate, self.module = size, op, fate, module
-        self.key = (size, op, fate)
+    def __init__(self, size: int, op: str, lifespan: str, module: str):
+        self.size, self.op, self.lifespan, self.module = size, op, lifespan, module
+        self.key = (size, op, lifespan)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Block) and self.key == other.key
@@ -64,16 +66,16 @@ class _Block:
 
 
 class _Pairing:
-    """Pairs of indices into two lists in the making: `ordered` ascending on both sides, `crossed` not."""
+    """Builds pairs of indices into two lists: `ordered` ascending on both sides, `out_of_order` not."""
 
     def __init__(self, one: Sequence[_Block], two: Sequence[_Block]):
         self._one, self._two = one, two
         self._free_one, self._free_two = bytearray(b"\1" * len(one)), bytearray(b"\1" * len(two))
         self.ordered: list[Pair] = []
-        self.crossed: list[Pair] = []
+        self.out_of_order: list[Pair] = []
 
     def in_order(self, key: Callable[[_Block], Hashable]) -> None:
-        """Between the pairs so far, as many more as possible with the same key."""
+        """Add, between the pairs so far, as many more as possible with the same key."""
         more = []
         for left, right in self._gaps():
             keys = [key(self._one[index]) for index in left]
@@ -82,7 +84,7 @@ class _Pairing:
         self._take(more, self.ordered)
 
     def nearby(self, key: Callable[[_Block], Hashable]) -> None:
-        """Pairs with the same key that are at most NEARBY ordered pairs apart, whatever their order."""
+        """Add pairs with the same key that are at most NEARBY ordered pairs apart, whatever their order."""
         ticks, other_ticks = ([pair[place] for pair in self.ordered] for place in (0, 1))
         waiting: dict[Hashable, deque[Pair]] = defaultdict(deque)
         for index, block in enumerate(self._two):
@@ -96,10 +98,10 @@ class _Pairing:
                     queue.popleft()
                 if queue and queue[0][0] <= tick + NEARBY:
                     more.append((index, queue.popleft()[1]))
-        self._take(more, self.crossed)
+        self._take(more, self.out_of_order)
 
     def alike(self, key: Callable[[_Block], Hashable]) -> None:
-        """Everything between two pairs where both sides have the same keys there."""
+        """Add everything between two pairs where both sides have the same keys there."""
         more = []
         for left, right in self._gaps():
             if [key(self._one[index]) for index in left] == [key(self._two[index]) for index in right]:
@@ -125,12 +127,12 @@ class _Pairing:
         return gaps
 
 
-def _describe(course: Course, blocks: Sequence[int], phase: str) -> list[_Block]:
-    tape, (_, end) = course.tape, course.bounds[phase]
+def _describe(tape_index: TapeIndex, blocks: Sequence[int], phase: str) -> list[_Block]:
+    tape, (_, end) = tape_index.tape, tape_index.bounds[phase]
     names = [operator_name(name) for name in tape.op_names]
     modules = tape.module_names
     return [
-        _Block(tape.sizes[block], names[tape.ops[block]], course.fate(block, end), modules[tape.modules[block]])
+        _Block(tape.sizes[block], names[tape.ops[block]], tape_index.lifespan(block, end), modules[tape.modules[block]])
         for block in blocks
     ]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sizer.device.comparison.course import TINY_BYTES
 from sizer.device.comparison.family import Family
 from sizer.device.comparison.sides import Sides
+from sizer.device.comparison.tape_index import TINY_BYTES
 from sizer.device.record.measurement import SAMPLED
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import live_by_category, running_bytes

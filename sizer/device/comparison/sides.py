@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sizer.catalogue.gpus import Gpu
 from sizer.device.comparison.alignment import Alignment, Side
 from sizer.device.comparison.family import Family
 from sizer.device.record.measurement import Measurement
 from sizer.memory.estimate import Estimate
-from sizer.memory.gpus import Gpu
 from sizer.memory.tape import Tape
 
 

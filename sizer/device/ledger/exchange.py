@@ -18,7 +18,7 @@ _KINDS = "the output of `measure --json`, a measurement of the suite, or an expo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class ImportItem:
     """One measurement from another machine, and its comparison where it came with one."""
 
     measured: Measured
@@ -31,7 +31,7 @@ def digest_of(measurement: Measurement) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_parcels(text: str) -> Iterator[Parcel | str]:
+def read_items(text: str) -> Iterator[ImportItem | str]:
     """What a text of JSON holds, one after the other; a text says why one of them could not be read.
 
     Raises RequestError where the whole is not JSON, or not of a kind known here.
@@ -41,7 +41,7 @@ def read_parcels(text: str) -> Iterator[Parcel | str]:
     documents = [item for document in _documents(text) for item in _items(document)]
     if not documents:
         raise RequestError("the file holds no measurement", allowed=_KINDS)
-    return (_parcel(document) for document in documents)
+    return (_item(document) for document in documents)
 
 
 def _documents(text: str) -> list[object]:
@@ -70,7 +70,7 @@ def _items(document: object) -> list[object]:
     return [document]
 
 
-def _parcel(document: object) -> Parcel | str:
+def _item(document: object) -> ImportItem | str:
     try:
         if not isinstance(document, dict):
             return f"{quote(document)} is not {_KINDS}"
@@ -80,15 +80,15 @@ def _parcel(document: object) -> Parcel | str:
             return _of_comparison(document["comparison"])
         if "measurement" in document:
             parts = {name: document[name] for name in ("measurement", "recording", "segments") if name in document}
-            return Parcel(measured=Measured.from_dict(parts))
-        return Parcel(measured=Measured(measurement=Measurement.from_dict(document)))
+            return ImportItem(measured=Measured.from_dict(parts))
+        return ImportItem(measured=Measured(measurement=Measurement.from_dict(document)))
     except DecodeError as error:
         return str(error)
 
 
-def _of_comparison(data: object) -> Parcel:
+def _of_comparison(data: object) -> ImportItem:
     comparison = Comparison.from_dict(data)
-    return Parcel(measured=Measured(measurement=comparison.measurement), comparison=comparison)
+    return ImportItem(measured=Measured(measurement=comparison.measurement), comparison=comparison)
 
 
 def _refuse(name: str) -> None:

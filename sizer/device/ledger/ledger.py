@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sizer.device.comparison.comparison import Comparison
-from sizer.device.ledger.exchange import Parcel, digest_of, read_parcels
+from sizer.device.ledger.exchange import ImportItem, digest_of, read_items
 from sizer.device.ledger.filter import Filter, where
 from sizer.device.ledger.row import COLUMNS, LedgerRow, columns_of, row_from
 from sizer.device.ledger.schema import BUSY_SECONDS, migrate
@@ -35,7 +35,7 @@ Compare = Callable[[Measured], Comparison]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class ImportResult:
     """What an import did: `added` are the ids of new rows, `known` how many were there already, `refused` why others were
     not taken."""
 
@@ -141,29 +141,29 @@ class Ledger:
         )
         return error_statistics(errors, by_family=by_family)
 
-    def import_json(self, text: str, *, compare: Compare | None = None) -> Imported:
+    def import_json(self, text: str, *, compare: Compare | None = None) -> ImportResult:
         """Takes in what another machine measured; what is known already is passed over.
 
         The text is the output of `measure --json` (one object, or one a line), a suite's file, or an exported ledger. A
         measurement that comes without a comparison is compared here by `compare`; without that it is refused. Raises
         RequestError where the text is not JSON of one of these kinds.
         """
-        return self.take_in(read_parcels(text), compare=compare)
+        return self.import_items(read_items(text), compare=compare)
 
-    def take_in(self, parcels: Iterable[Parcel | str], *, compare: Compare | None = None) -> Imported:
-        """Adds what is not known yet, as `import_json` does; a text among the parcels says why one could not be read."""
+    def import_items(self, items: Iterable[ImportItem | str], *, compare: Compare | None = None) -> ImportResult:
+        """Adds what is not known yet, as `import_json` does; a text among the items says why one could not be read."""
         added, known, refused = [], 0, []
-        for number, parcel in enumerate(parcels, 1):
-            if isinstance(parcel, str):
-                refused.append(f"number {number}: {parcel}")
-            elif self._knows(digest_of(parcel.measured.measurement)):
+        for number, item in enumerate(items, 1):
+            if isinstance(item, str):
+                refused.append(f"number {number}: {item}")
+            elif self._knows(digest_of(item.measured.measurement)):
                 known += 1
             else:
                 try:
-                    added.append(self.add(_compared(parcel, compare)))
+                    added.append(self.add(_compared(item, compare)))
                 except SizerError as error:
                     refused.append(f"number {number}: {error}")
-        return Imported(added=tuple(added), known=known, refused=tuple(refused))
+        return ImportResult(added=tuple(added), known=known, refused=tuple(refused))
 
     def export_csv(self, filter: Filter | None = None) -> str:
         """The rows as CSV, one per comparison, with estimated, measured and error of every quantity."""
@@ -217,12 +217,12 @@ class Ledger:
             raise JobError(f"the ledger cannot be used ({error})", given=file, todo=todo) from error
 
 
-def _compared(parcel: Parcel, compare: Compare | None) -> Comparison:
-    if parcel.comparison is not None:
-        return parcel.comparison
+def _compared(item: ImportItem, compare: Compare | None) -> Comparison:
+    if item.comparison is not None:
+        return item.comparison
     if compare is None:
         raise RequestError("it holds no comparison", todo="import it where Sizer can make estimates")
-    return compare(parcel.measured)
+    return compare(item.measured)
 
 
 def _decode(data: str, id: int) -> Comparison:

@@ -54,7 +54,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
 
 
 def migrate(database: sqlite3.Connection) -> None:
-    """Makes a connection ready: foreign keys, a write-ahead log, every table in its newest form.
+    """Make a connection ready: foreign keys, a write-ahead log, every table in its newest form.
 
     Raises sqlite3.DatabaseError where the file is not a ledger or was written by a newer version of Sizer.
     """

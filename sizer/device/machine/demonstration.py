@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sizer.device.machine.gauges import Gauge, open_gauge
+from sizer.device.machine.allocator_probes import AllocatorProbe, open_probe
 from sizer.device.machine.inventory import take_inventory
-from sizer.device.machine.program import answer, ask
 from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.errors import DeviceError, JobError, quote
 from sizer.memory.codec import DecodeError, decode, encode
+from sizer.processes.program import print_value, run_program
 from sizer.units import GIB, MIB, format_bytes
 
 SECONDS = 120.0
@@ -79,7 +78,9 @@ def demonstrate(device: str) -> Demonstration:
     """
     what = "the demonstration could not be run"
     try:
-        return Demonstration.from_dict(ask("sizer.device.machine.demonstration", device, seconds=SECONDS, what=what))
+        return Demonstration.from_dict(
+            run_program("sizer.device.machine.demonstration", device, seconds=SECONDS, what=what)
+        )
     except DecodeError as error:
         raise JobError(f"{what} ({quote(str(error), 200)})") from None
 
@@ -87,7 +88,7 @@ def demonstrate(device: str) -> Demonstration:
 # ------------------------------------------------------------------------------------------- in the process on the device
 
 
-def show(gauge: Gauge, facts: DeviceFacts, *, now: Callable[[], float] = time.perf_counter) -> Demonstration:
+def show(probe: AllocatorProbe, facts: DeviceFacts, *, now: Callable[[], float] = time.perf_counter) -> Demonstration:
     """Allocates, uses, frees and empties the cache, and reads all figures (bytes) after each line of code.
 
     Then, on a device with a cache, the seconds of an allocation with and without it. `now` is a seam for tests.
@@ -98,61 +99,56 @@ def show(gauge: Gauge, facts: DeviceFacts, *, now: Callable[[], float] = time.pe
         device=facts.device,
         name=facts.name,
         block_bytes=block,
-        driver=gauge.driver,
-        stages=tuple(_stages(gauge, block)),
-        costs=tuple(_costs(gauge, block, now)) if gauge.emptying else (),
-        remarks=gauge.remarks,
+        driver=probe.driver,
+        stages=tuple(_stages(probe, block)),
+        costs=tuple(_costs(probe, block, now)) if probe.emptying else (),
+        remarks=probe.remarks,
     )
 
 
-def _stages(gauge: Gauge, block: int) -> Iterator[Stage]:
+def _stages(probe: AllocatorProbe, block: int) -> Iterator[Stage]:
     def stage(title: str, code: str) -> Stage:
-        gauge.wait()
-        allocated, reserved, driver = gauge.read()
+        probe.wait()
+        allocated, reserved, driver = probe.read()
         return Stage(title=title, code=code, allocated_bytes=allocated, reserved_bytes=reserved, driver_bytes=driver)
 
     yield stage("Before", "")
-    x = gauge.make(block)
+    x = probe.make(block)
     yield stage("Allocate", f"x = torch.empty({block // 4 // MIB} * 2**20)")
-    gauge.fill(x)
+    probe.fill(x)
     yield stage("Write to it", "x.fill_(1)")
-    y = gauge.double(x)
+    y = probe.double(x)
     yield stage("Compute", "y = x + x")
     del y
     yield stage("Free one", "del y")
-    y = gauge.double(x)
+    y = probe.double(x)
     yield stage("Compute again", "y = x + x")
     del x, y
     yield stage("Free all", "del x, y")
-    if gauge.emptying:
-        gauge.empty_cache()
-        yield stage("Give it back", gauge.emptying)
+    if probe.emptying:
+        probe.empty_cache()
+        yield stage("Give it back", probe.emptying)
 
 
-def _costs(gauge: Gauge, block: int, now: Callable[[], float]) -> Iterator[Cost]:
+def _costs(probe: AllocatorProbe, block: int, now: Callable[[], float]) -> Iterator[Cost]:
     def timed(work: Callable[[], object]) -> float:
-        gauge.wait()
+        probe.wait()
         began = now()
         kept = work()
-        gauge.wait()
+        probe.wait()
         ended = now()
         del kept
         return ended - began
 
     def make() -> object:
-        return gauge.make(block)
+        return probe.make(block)
 
     make()  # fills the cache
-    yield Cost(what=CACHED, spread=_spread([timed(make) for _ in range(RUNS)]))
-    pairs = [(timed(gauge.empty_cache), timed(make)) for _ in range(RUNS)]
-    gauge.empty_cache()
-    yield Cost(what=EMPTYING, spread=_spread([emptying for emptying, _ in pairs]))
-    yield Cost(what=EMPTIED, spread=_spread([making for _, making in pairs]))
-
-
-def _spread(seconds: list[float]) -> Spread:
-    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Spread(median_seconds=median, low_seconds=low, high_seconds=high, runs=len(seconds))
+    yield Cost(what=CACHED, spread=Spread.of([timed(make) for _ in range(RUNS)]))
+    pairs = [(timed(probe.empty_cache), timed(make)) for _ in range(RUNS)]
+    probe.empty_cache()
+    yield Cost(what=EMPTYING, spread=Spread.of([emptying for emptying, _ in pairs]))
+    yield Cost(what=EMPTIED, spread=Spread.of([making for _, making in pairs]))
 
 
 def main(name: str) -> dict:
@@ -161,7 +157,7 @@ def main(name: str) -> dict:
     import torch
 
     try:
-        return show(open_gauge(torch, facts), facts).to_dict()
+        return show(open_probe(torch, facts), facts).to_dict()
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _too_full(facts) from error
     except RuntimeError as error:
@@ -181,4 +177,4 @@ def _too_full(facts: DeviceFacts) -> DeviceError:
 
 
 if __name__ == "__main__":
-    answer(lambda: main(sys.argv[1]))
+    print_value(lambda: main(sys.argv[1]))

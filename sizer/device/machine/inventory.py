@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from sizer.device.machine.accelerators import Machine, find_accelerators, without_kernels
 from sizer.device.machine.host import Host
-from sizer.device.machine.program import answer, ask
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError, quote
 from sizer.memory.codec import DecodeError, decode, encode
+from sizer.processes.program import print_value, run_program
 
 SECONDS = 120.0
 PLANNING = "planning only: no memory, no results"
@@ -71,7 +71,7 @@ def find_inventory() -> Inventory:
     """
     try:
         return Inventory.from_dict(
-            ask("sizer.device.machine.inventory", seconds=SECONDS, what="the devices could not be listed")
+            run_program("sizer.device.machine.inventory", seconds=SECONDS, what="the devices could not be listed")
         )
     except DecodeError as error:
         raise JobError(f"the devices could not be listed ({quote(str(error), 200)})") from None
@@ -134,4 +134,4 @@ def _this_machine() -> Machine:
 
 
 if __name__ == "__main__":
-    answer(lambda: take_inventory().to_dict())
+    print_value(lambda: take_inventory().to_dict())

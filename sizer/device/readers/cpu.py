@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from sizer.device.machine.host import Host
-from sizer.device.readers.events import Held, make_tape
+from sizer.device.readers.events import LiveTensors, make_tape
+from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
 from sizer.device.readers.profiler import Profiled, Profiler
-from sizer.device.readers.shortage import read_words, says_out_of_memory
+from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import PROFILED, DeviceFacts, DeviceOutOfMemory, PhaseReading
-from sizer.device.record.recording import Segment
 from sizer.memory.tape import Tape
 
 
-class CpuReader:
-    """Bytes of PyTorch's tensors on the CPU (see `sizer.device.readers.reader.Reader`): every allocation, summed.
+class CpuReader(Reader):
+    """Bytes of PyTorch's tensors on the CPU: every allocation, summed.
 
     There is no cache and so nothing reserved. Tensors that were there before `begin` do not count.
     *Known limitations*: allocations of the C++ runtime and of Python are not tensors and not counted.
@@ -26,19 +26,15 @@ class CpuReader:
     source = PROFILED
 
     def __init__(self, facts: DeviceFacts, *, free_bytes: Callable[[], int | None] | None = None) -> None:
-        self.device = torch.device("cpu")
-        self._facts = facts
+        super().__init__(facts, torch.device("cpu"))
         self._free_bytes = free_bytes or Host().free_bytes
         self._profiler = Profiler()
         self._profiled = Profiled()
-        self._held: dict[str, Held] = {}
+        self._live: dict[str, LiveTensors] = {}
         self._records = False
 
-    def facts(self) -> DeviceFacts:
-        return self._facts
-
     def synchronize(self) -> None:
-        """Nothing: the CPU runs each operator before it returns."""
+        """Return at once: the CPU runs each operator before it returns."""
 
     def begin(self, *, record: bool) -> None:
         self._records = record
@@ -47,8 +43,8 @@ class CpuReader:
     def watch(self, module: nn.Module) -> None:
         self._profiler.watch(module)
 
-    def mark(self, phase: str, held: Held | None = None) -> None:
-        self._held[phase] = held or {}
+    def mark(self, phase: str, live: LiveTensors | None = None) -> None:
+        self._live[phase] = live or {}
         self._profiler.mark(phase)
 
     def end(self) -> None:
@@ -61,15 +57,6 @@ class CpuReader:
     def recording(self, batch: int) -> Tape | None:
         return self._tape(batch) if self._records else None
 
-    def segments(self) -> tuple[Segment, ...]:
-        return ()
-
-    def retries(self) -> None:
-        return None
-
-    def doubts(self) -> tuple[str, ...]:
-        return ()
-
     def scratch(self) -> dict[str, int]:
         """Per operator the most bytes that one call held beyond what it found and what it left, after `end`."""
         return self._profiled.scratch("cpu")
@@ -80,7 +67,7 @@ class CpuReader:
             return None
         return DeviceOutOfMemory(
             phase=phase,
-            requested_bytes=read_words(text).requested_bytes,
+            requested_bytes=parse_message(text).requested_bytes,
             free_bytes=self._free_bytes(),
             allocated_bytes=self._most_since_last_mark(),
             reserved_bytes=None,
@@ -88,7 +75,7 @@ class CpuReader:
         )
 
     def _tape(self, batch: int) -> Tape:
-        return make_tape(self._profiled.on("cpu"), self._profiled.phase_ends("cpu", self._held), batch=batch)
+        return make_tape(self._profiled.on("cpu"), self._profiled.phase_ends("cpu", self._live), batch=batch)
 
     def _most_since_last_mark(self) -> int | None:
         """The error's own frames have let go of tensors since: the most that was alive in the phase that did not end."""

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from sizer.device.readers.cuda_events import read_trace
-from sizer.device.readers.cuda_runtime import ENTRIES, Runtime
-from sizer.device.readers.events import Held, PhaseEnd, make_recording
+from sizer.device.readers.cuda_runtime import ENTRIES, CudaRuntime
+from sizer.device.readers.events import LiveTensors, PhaseEnd, make_recording
+from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
 from sizer.device.readers.profiler import Profiled, Profiler
-from sizer.device.readers.shortage import read_words, says_out_of_memory
+from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import COUNTED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.memory.tape import Tape
@@ -31,8 +32,8 @@ class _Failed:
     reserved_bytes: int | None
 
 
-class CudaReader:
-    """Bytes of one CUDA device (see `sizer.device.readers.reader.Reader`) by the allocator's counters.
+class CudaReader(Reader):
+    """Bytes of one CUDA device by the allocator's counters.
 
     `driver_bytes` is what the device has in use more than before this process made its context, by the driver's management
     library (NVML); without it, all that is in use on the device, which `doubts` then says. With `record` the allocator keeps its
@@ -41,22 +42,17 @@ class CudaReader:
 
     source = COUNTED
 
-    def __init__(self, facts: DeviceFacts, runtime: Runtime) -> None:
-        self.device = torch.device(facts.device)
-        self._facts, self._runtime = facts, runtime
+    def __init__(self, facts: DeviceFacts, runtime: CudaRuntime) -> None:
+        super().__init__(facts, torch.device(facts.device))
+        self._runtime = runtime
         self._before: int | None = None  # bytes in use before our context
         self._before_begin: dict[str, int] = {}  # counters
-        self._phases: list[PhaseReading] = []
         self._ends: list[PhaseEnd] = []
-        self._doubts: dict[str, None] = {}
         self._failed: _Failed | None = None
         self._profiler: Profiler | None = None
         self._profiled = Profiled()
         self._history: list[dict[str, Any]] | None = None
         self._after_end: dict[str, int] = {}
-
-    def facts(self) -> DeviceFacts:
-        return self._facts
 
     def synchronize(self) -> None:
         self._runtime.synchronize()
@@ -79,8 +75,8 @@ class CudaReader:
         with contextlib.suppress(AttributeError):  # a build without the observer: the error's text remains
             runtime.on_out_of_memory(self._note_failure)
         self._before_begin = dict(runtime.stats())
-        if held := self._before_begin.get("allocated_bytes.all.current", 0):
-            self._doubt(f"{format_bytes(held)} were allocated before the measurement began")
+        if live := self._before_begin.get("allocated_bytes.all.current", 0):
+            self._doubt(f"{format_bytes(live)} were allocated before the measurement began")
         runtime.reset_peaks()
         if record:
             runtime.start_history()
@@ -91,7 +87,7 @@ class CudaReader:
         if self._profiler is not None:
             self._profiler.watch(module)
 
-    def mark(self, phase: str, held: Held | None = None) -> None:
+    def mark(self, phase: str, live: LiveTensors | None = None) -> None:
         self._runtime.synchronize()
         stats = self._runtime.stats()
         self._phases.append(
@@ -105,7 +101,7 @@ class CudaReader:
             )
         )
         if self._profiler is not None:
-            self._ends.append(PhaseEnd(position=len(self._runtime.history()), phase=phase, held=held or {}))
+            self._ends.append(PhaseEnd(position=len(self._runtime.history()), phase=phase, live=live or {}))
         self._runtime.reset_peaks()
 
     def end(self) -> None:
@@ -124,11 +120,8 @@ class CudaReader:
         """Within the context a failure is a doubt: a lost device answers nothing any more, and what was read before stands."""
         try:
             yield
-        except Exception as error:  # the driver's and PyTorch's own, whatever they raise then
+        except Exception as error:  # of any kind: the driver and PyTorch raise various ones on a lost device
             self._doubt(f"{what} could not be read at the end ({type(error).__name__})")
-
-    def phases(self) -> tuple[PhaseReading, ...]:
-        return tuple(self._phases)
 
     def recording(self, batch: int) -> Tape | None:
         made = self._recording(batch)
@@ -156,7 +149,7 @@ class CudaReader:
         text = " ".join(str(error).split())
         if not isinstance(error, torch.OutOfMemoryError) and not says_out_of_memory(text):
             return None
-        words, failed, self._failed = read_words(text), self._failed, None
+        words, failed, self._failed = parse_message(text), self._failed, None
         return DeviceOutOfMemory(
             phase=phase,
             requested_bytes=failed.requested_bytes if failed else words.requested_bytes,

@@ -11,7 +11,7 @@ from sizer.memory.tape import CATEGORIES, Tape
 
 _TEMPORARY, _ACTIVATION = CATEGORIES.index("temporary"), CATEGORIES.index("activation")
 
-Held = Mapping[int, tuple[str, str]]
+LiveTensors = Mapping[int, tuple[str, str]]
 """What is known to live at an address: (category of `sizer.memory.tape`, dotted path for where the events know no module)."""
 
 
@@ -40,7 +40,7 @@ class PhaseEnd:
 
     position: int
     phase: str
-    held: Held = field(default_factory=dict)
+    live: LiveTensors = field(default_factory=dict)
 
 
 def make_tape(events: Iterable[AllocatorEvent], ends: Iterable[PhaseEnd], *, batch: int) -> Tape:
@@ -55,18 +55,18 @@ def make_recording(
     events: Iterable[AllocatorEvent | SegmentEvent], ends: Iterable[PhaseEnd], *, batch: int
 ) -> tuple[Tape, tuple[Segment, ...]]:
     """The tape of `make_tape`, and the segments, each placed among its events."""
-    maker = _Maker()
+    builder = _TapeBuilder()
     waiting = sorted(ends, key=lambda end: end.position)
     for position, event in enumerate(events):
         while waiting and waiting[0].position <= position:
-            maker.end(waiting.pop(0))
+            builder.end(waiting.pop(0))
         if isinstance(event, SegmentEvent):
-            maker.segments.append((len(maker.order), event))
+            builder.segments.append((len(builder.order), event))
         else:
-            maker.take(event)
+            builder.add(event)
     for end in waiting:
-        maker.end(end)
-    return maker.tape(batch), _segments(maker.segments)
+        builder.end(end)
+    return builder.tape(batch), _segments(builder.segments)
 
 
 def _segments(found: list[tuple[int, SegmentEvent]]) -> tuple[Segment, ...]:
@@ -85,8 +85,8 @@ def _segments(found: list[tuple[int, SegmentEvent]]) -> tuple[Segment, ...]:
     )
 
 
-class _Maker:
-    """A tape in the making."""
+class _TapeBuilder:
+    """Builds a tape event by event."""
 
     def __init__(self) -> None:
         self.order, self.sizes = array("q"), array("q")
@@ -98,7 +98,7 @@ class _Maker:
         self.alive: dict[int, int] = {}
         self.segments: list[tuple[int, SegmentEvent]] = []
 
-    def take(self, event: AllocatorEvent) -> None:
+    def add(self, event: AllocatorEvent) -> None:
         if event.bytes > 0:
             if event.address in self.alive:  # its release was not seen
                 self._release(event.address)
@@ -115,7 +115,7 @@ class _Maker:
         self.order.append(~self.alive.pop(address))
 
     def end(self, end: PhaseEnd) -> None:
-        for address, (category, path) in end.held.items():
+        for address, (category, path) in end.live.items():
             block = self.alive.get(address)
             if block is not None and self.categories[block] == _TEMPORARY:
                 self.categories[block] = CATEGORIES.index(category)

@@ -3,88 +3,69 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from sizer.device.readers.events import Held
-from sizer.device.readers.shortage import read_words, says_out_of_memory
+from sizer.device.readers.events import LiveTensors
+from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
+from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import COUNTED, SAMPLED, DeviceFacts, DeviceOutOfMemory, PhaseReading
-from sizer.device.record.recording import Segment
 from sizer.units import format_bytes
 
 
-class Runtime(Protocol):
+class MpsRuntime:
     """All that a reader asks of PyTorch about MPS. Tests script it."""
 
     def synchronize(self) -> None:
-        """Waits until the device is idle."""
-
-    def allocated_bytes(self) -> int:
-        """Bytes of tensors."""
-
-    def driver_bytes(self) -> int:
-        """What Metal has given this process: the allocator's heaps, caches of compiled graphs."""
-
-    def peak_bytes(self) -> int | None:
-        """The most bytes of tensors since the peak was started anew; None where PyTorch keeps no such counter."""
-
-    def reset_peak(self) -> None:
-        """Starts the peak anew, where there is one."""
-
-
-class MpsRuntime:
-    """The real one."""
-
-    def synchronize(self) -> None:
+        """Wait until the device is idle."""
         torch.mps.synchronize()
 
     def allocated_bytes(self) -> int:
+        """Bytes of tensors."""
         return torch.mps.current_allocated_memory()
 
     def driver_bytes(self) -> int:
+        """What Metal has given this process: the allocator's heaps, caches of compiled graphs."""
         return torch.mps.driver_allocated_memory()
 
     def peak_bytes(self) -> int | None:
+        """The most bytes of tensors since the peak was started anew; None where PyTorch keeps no such counter."""
         with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):  # an allocator without statistics
             peak = torch.accelerator.max_memory_allocated()
             return peak if peak >= self.allocated_bytes() else None
         return None
 
     def reset_peak(self) -> None:
+        """Reset the peak, where there is one."""
         with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
             torch.accelerator.reset_peak_memory_stats()
 
 
-class MpsReader:
-    """Bytes of Apple's GPU (see `sizer.device.readers.reader.Reader`).
+class MpsReader(Reader):
+    """Bytes of Apple's GPU.
 
     Where PyTorch keeps a peak it is read (COUNTED). Otherwise allocated bytes are looked at before and after the forward of every
     module, after every gradient that has arrived, and around optimizer steps (SAMPLED): what rises and falls in between,
     inside one module's forward or one optimizer's step, is missed. The allocator keeps no history, so nothing is recorded.
     """
 
-    def __init__(self, facts: DeviceFacts, runtime: Runtime) -> None:
-        self.device = torch.device("mps")
+    def __init__(self, facts: DeviceFacts, runtime: MpsRuntime) -> None:
+        super().__init__(facts, torch.device("mps"))
         self.source = SAMPLED
-        self._facts, self._runtime = facts, runtime
-        self._phases: list[PhaseReading] = []
+        self._runtime = runtime
         self._handles: list[Any] = []
         self._most = 0
-        self._doubts: dict[str, None] = {}
-
-    def facts(self) -> DeviceFacts:
-        return self._facts
 
     def synchronize(self) -> None:
         self._runtime.synchronize()
 
     def begin(self, *, record: bool) -> None:
         self._runtime.synchronize()
-        if held := self._runtime.allocated_bytes():
-            self._doubts[f"{format_bytes(held)} were allocated before the measurement began"] = None
+        if live := self._runtime.allocated_bytes():
+            self._doubts[f"{format_bytes(live)} were allocated before the measurement began"] = None
         self._runtime.reset_peak()
         self.source = SAMPLED if self._runtime.peak_bytes() is None else COUNTED
         register = nn.modules.module
@@ -101,7 +82,7 @@ class MpsReader:
             if parameter.requires_grad:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._sample))
 
-    def mark(self, phase: str, held: Held | None = None) -> None:
+    def mark(self, phase: str, live: LiveTensors | None = None) -> None:
         self._runtime.synchronize()
         self._sample()
         counted = self._runtime.peak_bytes()
@@ -122,26 +103,11 @@ class MpsReader:
             handle.remove()
         self._handles = []
 
-    def phases(self) -> tuple[PhaseReading, ...]:
-        return tuple(self._phases)
-
-    def recording(self, batch: int) -> None:
-        return None
-
-    def segments(self) -> tuple[Segment, ...]:
-        return ()
-
-    def retries(self) -> None:
-        return None
-
-    def doubts(self) -> tuple[str, ...]:
-        return tuple(self._doubts)
-
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
         text = " ".join(str(error).split())
         if not says_out_of_memory(text):
             return None
-        words = read_words(text)
+        words = parse_message(text)
         return DeviceOutOfMemory(
             phase=phase,
             requested_bytes=words.requested_bytes,
@@ -152,7 +118,7 @@ class MpsReader:
         )
 
     def _sample(self, *ignored: object) -> None:
-        """A hook of any kind, or a plain call."""
+        """Sample the allocated bytes; takes what any kind of hook is called with."""
         self._most = max(self._most, self._runtime.allocated_bytes())
 
     def _positive(self, name: str, value: int) -> int | None:

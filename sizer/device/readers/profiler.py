@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from sizer.device.readers.events import AllocatorEvent, Held, PhaseEnd
+from sizer.device.readers.events import AllocatorEvent, LiveTensors, PhaseEnd
 
 _PHASE, _MODULE, _OPERATOR = "phase:", "module:", "aten::"
 _NODE = "autograd::engine::evaluate_function: "
 _MEMORY = "[memory]"
-# What other operators call to get memory: the one that called says more.
+# Operators that others call to get memory: an allocation is attributed to the caller.
 _FACTORIES = frozenset(
     f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_")
 )
@@ -41,11 +41,11 @@ class Profiled:
         """The events of one type of device."""
         return [event for _, where, event in self.events if where == kind]
 
-    def phase_ends(self, kind: str, held: dict[str, Held]) -> list[PhaseEnd]:
-        """Where the phases end in the list `on(kind)`; `held` says by phase what lived where."""
+    def phase_ends(self, kind: str, live: dict[str, LiveTensors]) -> list[PhaseEnd]:
+        """Where the phases end in the list `on(kind)`; `live` says by phase what lived where."""
         times = [time for time, where, _ in self.events if where == kind]
         return [
-            PhaseEnd(position=bisect_left(times, end), phase=phase, held=held.get(phase, {}))
+            PhaseEnd(position=bisect_left(times, end), phase=phase, live=live.get(phase, {}))
             for end, phase in self.ends
         ]
 
@@ -73,7 +73,7 @@ class Profiler:
         self._running = False
 
     def start(self) -> None:
-        """Starts recording."""
+        """Start recording."""
         register = nn.modules.module
         self._handles = [
             register.register_module_forward_pre_hook(self._enter),
@@ -83,12 +83,12 @@ class Profiler:
         self._running = True
 
     def watch(self, module: nn.Module) -> None:
-        """Learns the dotted paths of a module and its children."""
+        """Learn the dotted paths of a module and its children."""
         for path, child in module.named_modules():
             self._paths.setdefault(id(child), path)
 
     def mark(self, phase: str) -> None:
-        """Ends a phase here."""
+        """End a phase here."""
         with record_function(f"{_PHASE}{phase}"):
             pass
 

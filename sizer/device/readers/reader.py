@@ -1,16 +1,13 @@
-"""The seam between a measurement and a device: what every device can be asked, and who answers for which.
-
-Importing this imports no torch; `open_reader` does.
-"""
+"""What every device can be asked in a measurement. Importing this imports no torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
-from sizer.device.readers.events import Held
+from sizer.device.readers.events import LiveTensors
 from sizer.device.record.measurement import DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.device.record.recording import Segment
-from sizer.errors import DeviceError, quote
 
 if TYPE_CHECKING:
     import torch
@@ -19,74 +16,67 @@ if TYPE_CHECKING:
     from sizer.memory.tape import Tape
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """One device and its counters, for one run: begin, watch, mark after every phase, end, then the results.
 
     `source` says where the bytes come from (PROFILED, COUNTED or SAMPLED of `sizer.device.record.measurement`).
     """
 
     source: str
-    device: torch.device
+
+    def __init__(self, facts: DeviceFacts, device: torch.device) -> None:
+        self.device = device
+        self._facts = facts
+        self._phases: list[PhaseReading] = []
+        self._doubts: dict[str, None] = {}
 
     def facts(self) -> DeviceFacts:
         """The device as the driver describes it."""
+        return self._facts
 
+    @abstractmethod
     def synchronize(self) -> None:
-        """Waits until the device is idle."""
+        """Wait until the device is idle."""
 
+    @abstractmethod
     def begin(self, *, record: bool) -> None:
-        """Starts counting from an empty device; with `record` also keeps the allocator's events."""
+        """Start counting from an empty device; with `record` keep the allocator's events, too."""
 
+    @abstractmethod
     def watch(self, module: nn.Module) -> None:
-        """Learns the module that is on the device now: its children's names, and where to sample."""
+        """Learn the names of the children of the module that is on the device now, and where to sample."""
 
-    def mark(self, phase: str, held: Held | None = None) -> None:
-        """Waits for the device, reads its counters as those of the phase that ends here, and starts the peaks anew.
+    @abstractmethod
+    def mark(self, phase: str, live: LiveTensors | None = None) -> None:
+        """Wait for the device, read its counters as those of the phase that ends here, and reset the peaks.
 
-        `held` says for the recording what lives at which address.
+        `live` says for the recording what lives at which address.
         """
 
+    @abstractmethod
     def end(self) -> None:
-        """Stops counting and recording. Never raises, and may be called on a device that was lost."""
+        """Stop counting and recording. Never raises, and may be called on a device that was lost."""
 
     def phases(self) -> tuple[PhaseReading, ...]:
         """The readings (bytes) of every phase that was marked, after `end`."""
+        return tuple(self._phases)
 
     def recording(self, batch: int) -> Tape | None:
         """The allocator's events as a tape, after `end`; None where they were not recorded or the device has none."""
+        return None
 
     def segments(self) -> tuple[Segment, ...]:
         """The segments that the allocator got and gave back, placed among the events of `recording`; empty where it has none."""
+        return ()
 
     def retries(self) -> int | None:
         """How often the allocator gave memory back and tried again since `begin`; None without that counter."""
+        return None
 
     def doubts(self) -> tuple[str, ...]:
         """Why figures may not be trusted."""
+        return tuple(self._doubts)
 
+    @abstractmethod
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
         """What an exception says about memory that was not there, after `end`; None where it is about something else."""
-
-
-def open_reader(device: str) -> Reader:
-    """The reader of the device that PyTorch calls so: "cpu", "cuda:0" (or "cuda"), "mps".
-
-    Raises DeviceError with the devices that are there, or with what hinders PyTorch from using this one.
-    """
-    from sizer.device.machine.inventory import take_inventory
-
-    facts = take_inventory().find(device)
-    if facts.kind == "cpu":
-        from sizer.device.readers.cpu import CpuReader
-
-        return CpuReader(facts)
-    if facts.kind == "cuda":
-        from sizer.device.readers.cuda import CudaReader
-        from sizer.device.readers.cuda_runtime import CudaRuntime
-
-        return CudaReader(facts, CudaRuntime(facts.device))
-    if facts.kind == "mps":
-        from sizer.device.readers.mps import MpsReader, MpsRuntime
-
-        return MpsReader(facts, MpsRuntime())
-    raise DeviceError("nothing is measured on this kind of device yet", given=quote(device), allowed="cpu, cuda, mps")

@@ -39,7 +39,7 @@ class CaseRecord:
 
 
 def write_measured(folder: Path, name: str, measured: Measured) -> None:
-    """Writes a case's measurement, and its tape where it was recorded. A file is there as a whole or not at all.
+    """Write a case's measurement, and its tape where it was recorded. A file is there as a whole or not at all.
 
     The measurement comes last: where it is there, the tape is too.
     """
@@ -52,7 +52,7 @@ def write_measured(folder: Path, name: str, measured: Measured) -> None:
 
 
 def write_kernels(folder: Path, name: str, record: KernelRecord) -> None:
-    """Writes what the kernels of a case held inside."""
+    """Write what the kernels of a case held inside."""
     write_packed(folder / f"{name}{KERNELS}", record.to_dict())
 
 
@@ -67,13 +67,13 @@ def are_kernels_recorded(folder: Path, name: str) -> bool:
 
 
 def delete_case(folder: Path, name: str) -> None:
-    """Deletes all files of a case, the measurement last."""
+    """Delete all files of a case, the measurement last."""
     for suffix in (KERNELS, TAPE, MEASUREMENT):
         (folder / f"{name}{suffix}").unlink(missing_ok=True)
 
 
 def delete_kernels(folder: Path, name: str) -> None:
-    """Deletes what was recorded of a case's kernels."""
+    """Delete what was recorded of a case's kernels."""
     (folder / f"{name}{KERNELS}").unlink(missing_ok=True)
 
 

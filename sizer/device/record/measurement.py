@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 
 from sizer.memory.codec import DecodeError, decode, encode
@@ -17,7 +18,7 @@ class DeviceFacts:
     """One device as the driver describes it.
 
     `device` is what PyTorch calls it ("cuda:0", "mps", "cpu", "xpu:0"), `total_bytes` its memory as PyTorch reports it and
-    `free_bytes` what the driver called free just then; None where nobody says. `resident_threads` are those that a CUDA
+    `free_bytes` what the driver called free at that moment; None where it is not known. `resident_threads` are those that a CUDA
     device can hold at once, on all its multiprocessors. `versions` are those beneath PyTorch ("driver", "cuda", "cudnn",
     "rocm", "macos"), each only where it is known.
     """
@@ -92,6 +93,12 @@ class Spread:
     low_seconds: float
     high_seconds: float
     runs: int
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Spread:
+        """The spread of the times measured; quartiles are interpolated between them."""
+        low, median, high = statistics.quantiles(seconds * 2 if len(seconds) == 1 else seconds, n=4, method="inclusive")
+        return cls(median_seconds=median, low_seconds=low, high_seconds=high, runs=len(seconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sizer.device.record.measurement import Measurement
+from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.codec import DecodeError, decode, encode
-from sizer.memory.tape import CATEGORIES, LIMIT_BYTES, PHASES, Tape
+from sizer.memory.tape import CATEGORIES, PHASES, Tape
 
 LIMIT_EVENTS = 8_000_000
 LIMIT_NAMES = 200_000
@@ -38,7 +39,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one run on a device brought home: its figures, and where it was recorded the allocator's events.
+    """The result of one run on a device: its figures, and where it was recorded the allocator's events.
 
     The recording is a tape of the device's own allocations (bytes as requested) and releases in order, ended phases as marks.
     Its ops are the profiler's names ("aten::addmm"), its modules dotted paths, "" where nobody knows. `segments` are the CUDA
@@ -140,12 +141,12 @@ def _order(events: Iterable[int]) -> Iterator[int]:
 
 
 def write_recording(path: Path, tape: Tape, **facts: object) -> None:
-    """Writes a tape, and beside it `facts` (plain values), as gzipped JSON; the same tape gives the same bytes."""
+    """Write a tape, and beside it `facts` (plain values), as gzipped JSON; the same tape gives the same bytes."""
     write_packed(path, {**facts, "tape": tape_to_dict(tape)})
 
 
 def write_packed(path: Path, data: dict) -> None:
-    """Writes plain values as gzipped JSON, whole or not at all; the same values give the same bytes."""
+    """Write plain values as gzipped JSON, whole or not at all; the same values give the same bytes."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:

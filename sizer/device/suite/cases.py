@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 
-from sizer.packing import encode_config
+from sizer.config_json import encode_config
 
 # Shapes of models that people train, as configs: no key here is a default of transformers.
 _LLAMA_1B = {

@@ -19,25 +19,24 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.architecture import make_blueprint
-from sizer.device.machine.program import answer
-from sizer.device.readers.reader import open_reader
+from sizer.device.readers.open import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
-from sizer.device.trial.skeleton import build_skeleton, fill, give_memory, load
-from sizer.device.trial.steps import run_steps
+from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
 from sizer.device.trial.trial import work_of
 from sizer.errors import DeviceError
+from sizer.processes.program import print_value
 from sizer.request import Request, format_query, parse_query
-from sizer.tracing.recipes import weight_dtype
+from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
 
 LONG_LIST = 8  # of more tensors than this only the sums are kept
-_PLACES = ("device", "generator", "layout", "pin_memory")  # arguments that say where, not what
+_PLACES = ("device", "generator", "layout", "pin_memory")  # arguments that do not change what a kernel allocates
 _RANGE = "kernel:"
 
 Call = tuple[str, tuple[str, ...]]  # operator and arguments
 
 
-class Counter(Protocol):
+class CallCounter(Protocol):
     """Counts the bytes of calls. `readings` is asked once, at the end: (number of the call's kind, kept, held inside)."""
 
     def count(self, kind: int, call: Callable[[], Any]) -> Any:
@@ -53,7 +52,7 @@ class Counter(Protocol):
 class KernelLog(TorchDispatchMode):
     """Counts every operator that runs under it, one row per distinct call."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: CallCounter) -> None:
         super().__init__()
         self._counter = counter
         self._kinds: dict[Call, int] = {}
@@ -179,7 +178,7 @@ class ProfileCounter:
             yield kind, max(0, kept), max(levels[first : last + 1]) - max(levels[first], levels[last])
 
 
-def open_counter(device: torch.device) -> Counter:
+def open_counter(device: torch.device) -> CallCounter:
     """The counter of a device. Raises DeviceError where it has no peak counter (mps)."""
     return ProfileCounter() if device.type == "cpu" else PeakCounter(device)
 
@@ -196,17 +195,18 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     facts, device = reader.facts(), reader.device
     log = KernelLog(counter := open_counter(device))
     blueprint, work, failure = make_blueprint(request), work_of(request), None
-    module = build_skeleton(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
+    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     if device.type != "cpu":
-        give_memory(module)
-    example = blueprint.example(request.batches[0], work.mode == "training")
+        allocate_parameters(module)
+    example = blueprint.example(request.batches[0], work.trains)
     with repeatable(), counter.running():
         try:
             module = load(module, device)
-            fill(module)
+            initialize_parameters(module)
             with log:
-                run_steps(blueprint, module, example, work, device=device, mark=lambda phase: reader.synchronize())
-        except Exception as error:  # whatever ends a step, too little memory above all: the calls until then stand
+                for _ in Steps(blueprint, module, example, work, device=device).run():
+                    reader.synchronize()
+        except Exception as error:  # of any kind, out of memory above all: the calls before it are recorded
             failure = _first_line(error)
     return KernelRecord(
         query=format_query(request, complete=True),
@@ -232,4 +232,4 @@ def _only_views(func: Any) -> bool:
 if __name__ == "__main__":
     query_text, device_text = sys.argv[1:]
     torch.set_num_threads(1)  # as in a measurement: with more, the CPU's kernels hold buffers for each
-    answer(lambda: record_kernels(parse_query(query_text), device_text).to_dict())
+    print_value(lambda: record_kernels(parse_query(query_text), device_text).to_dict())

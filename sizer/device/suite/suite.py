@@ -28,8 +28,8 @@ from sizer.device.record.files import (
 from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.measurement import DeviceFacts, Measurement, TensorBytes
 from sizer.device.record.recording import Measured
-from sizer.device.suite.bench import Bench
 from sizer.device.suite.cases import Case, cases_for
+from sizer.device.suite.runner import Runner
 from sizer.errors import DeviceError, JobError, RequestError, quote
 from sizer.request import format_query, parse_query
 from sizer.units import counted, format_bytes
@@ -75,7 +75,7 @@ def run_suite(
     cases: Iterable[Case],
     facts: DeviceFacts,
     folder: Path,
-    bench: Bench,
+    runner: Runner,
     *,
     record: bool,
     seconds: float,
@@ -86,14 +86,14 @@ def run_suite(
     Ends within `seconds`: a process that would go beyond is not started, or is killed and its case left. Raises DeviceError
     where the device is not there any more.
     """
-    cases, end, left = tuple(cases), bench.now() + seconds, []
+    cases, end, left = tuple(cases), runner.now() + seconds, []
     folder.mkdir(parents=True, exist_ok=True)
-    passes = [partial(_measure, facts=facts, folder=folder, bench=bench)]
+    passes = [partial(_measure, facts=facts, folder=folder, runner=runner)]
     if record and facts.kind in _COUNTS_KERNELS:
-        passes.append(partial(_record, facts=facts, folder=folder, bench=bench))
+        passes.append(partial(_record, facts=facts, folder=folder, runner=runner))
     for do in passes:
         for case in cases:
-            room = end - bench.now()
+            room = end - runner.now()
             if (line := do(case, room=room)) is None:
                 left.append(case.name)
             elif line:
@@ -103,8 +103,8 @@ def run_suite(
     return tuple(dict.fromkeys(left))
 
 
-def forget_failures(cases: Iterable[Case], folder: Path) -> None:
-    """Deletes the files of the cases that failed, so that they are measured again; out of memory is no failure."""
+def delete_failures(cases: Iterable[Case], folder: Path) -> None:
+    """Delete the files of the cases that failed, so that they are measured again; out of memory is no failure."""
     for case in cases:
         if is_measured(folder, case.name):
             record = read_case(folder, case.name)
@@ -123,41 +123,41 @@ def find_device(name: str) -> tuple[Inventory, DeviceFacts]:
 # ------------------------------------------------------------------------------------------------------------ one case
 
 
-def _measure(case: Case, *, facts: DeviceFacts, folder: Path, bench: Bench, room: float) -> str | None:
+def _measure(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, room: float) -> str | None:
     """One line on a case that was measured or failed; "" where that was done before, None where there is no time for it."""
     if is_measured(folder, case.name):
         return ""
     if room < START_SECONDS:
         return None
-    start = bench.now()
+    start = runner.now()
     try:
-        measured = bench.measure(case, min(room, CASE_SECONDS))
+        measured = runner.measure(case, min(room, CASE_SECONDS))
     except DeviceError:
         raise
-    except Exception as error:  # whatever goes wrong in one case must not cost the others, which wait for the device
-        if _was_cut_short(error, bench.now() - start, room):
+    except Exception as error:  # of any kind: the other cases are measured nevertheless
+        if _was_cut_short(error, runner.now() - start, room):
             return None
-        measured = _failed(case, facts, bench.date(), error)
+        measured = _failed(case, facts, runner.date(), error)
     failure = measured.measurement.failure
     if failure is not None:
         measured = replace(measured, measurement=replace(measured.measurement, failure=without_paths(failure)))
     write_measured(folder, case.name, measured)
-    return f"{case.name:46} {_figures(measured.measurement)}  ({bench.now() - start:.0f} s)"
+    return f"{case.name:46} {_figures(measured.measurement)}  ({runner.now() - start:.0f} s)"
 
 
-def _record(case: Case, *, facts: DeviceFacts, folder: Path, bench: Bench, room: float) -> str | None:
+def _record(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, room: float) -> str | None:
     """The same for the kernels of a case."""
     if are_kernels_recorded(folder, case.name) or not is_measured(folder, case.name):
         return ""
     if room < START_SECONDS:
         return None
-    start = bench.now()
+    start = runner.now()
     try:
-        record = bench.kernels(case, min(room, CASE_SECONDS))
+        record = runner.kernels(case, min(room, CASE_SECONDS))
     except DeviceError:
         raise
     except Exception as error:  # as in _measure
-        if _was_cut_short(error, bench.now() - start, room):
+        if _was_cut_short(error, runner.now() - start, room):
             return None
         record = KernelRecord(query=_complete(case), device=facts, versions={}, rows=(), failure=str(error))
     if record.failure is not None:
@@ -165,7 +165,7 @@ def _record(case: Case, *, facts: DeviceFacts, folder: Path, bench: Bench, room:
     write_kernels(folder, case.name, record)
     kinds = counted(len(record.rows), "kind of calls", "kinds of calls")
     outcome = f"kernels: {kinds}" + (f", then {record.failure}" if record.failure else "")
-    return f"{case.name:46} {outcome}  ({bench.now() - start:.0f} s)"
+    return f"{case.name:46} {outcome}  ({runner.now() - start:.0f} s)"
 
 
 def _was_cut_short(error: Exception, spent: float, room: float) -> bool:

@@ -9,17 +9,18 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from functools import partial
 
-from sizer.errors import DeviceError, SizerError
-from sizer.service.child import explain
-from sizer.service.sandbox import guard
-from sizer.service.wire import clip_progress, error_to_wire, from_line, to_line
+from sizer.device.readers.reader import Reader
+from sizer.errors import DeviceError
+from sizer.processes.child import Progress, redirect_to_null, run_job
+from sizer.processes.sandbox import confine
+from sizer.processes.wire import from_line
 
-GRACE_SECONDS = 5.0  # after the limit at which the parent kills: for a parent that cannot any more
+GRACE_SECONDS = 5.0  # added to the limit: the parent kills first, and this ends the process where the parent cannot
 
 
-def run(job: dict, progress: Callable[[str], None]) -> dict:
+def run(job: dict, progress: Progress) -> dict:
     """The plain data of Measured for a job {"query", "config_text", "device", "timing", "record", "host_bytes", "seconds"}.
 
     Confines this process for good before it looks at the architecture. Raises SizerError.
@@ -27,12 +28,10 @@ def run(job: dict, progress: Callable[[str], None]) -> dict:
     from sizer.request import parse_query
 
     request = parse_query(job["query"])
-    if request.expandable_segments:  # before PyTorch's allocator reads it
+    if request.expandable_segments:  # set before torch is imported: its allocator reads it then
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     progress("starting PyTorch")
-    from sizer.device.readers.reader import open_reader
-
-    reader = _open(open_reader, job["device"])
+    reader = _open(job["device"])
     if request.expandable_segments and reader.device.type != "cuda":
         raise DeviceError(
             f"{job['device']} has no expandable segments; CUDA's allocator alone has them: remove expandable=1"
@@ -40,7 +39,7 @@ def run(job: dict, progress: Callable[[str], None]) -> dict:
     from sizer.device.trial.trial import measure_request
 
     free_bytes = _free_host_bytes(job["host_bytes"])
-    guard(job["seconds"] + GRACE_SECONDS, compiles=reader.device.type != "cpu")
+    confine(job["seconds"] + GRACE_SECONDS, compiles=reader.device.type != "cpu")
     measured = measure_request(
         request,
         reader,
@@ -54,7 +53,9 @@ def run(job: dict, progress: Callable[[str], None]) -> dict:
     return measured.to_dict()
 
 
-def _open(open_reader: Callable, device: str) -> object:
+def _open(device: str) -> Reader:
+    from sizer.device.readers.open import open_reader
+
     try:
         return open_reader(device)
     except (RuntimeError, AssertionError) as error:  # PyTorch cannot start the driver
@@ -62,7 +63,7 @@ def _open(open_reader: Callable, device: str) -> object:
 
 
 def _config(text: str | None) -> dict | None:
-    from sizer.architecture.ingest import read_config
+    from sizer.config_json import read_config
 
     return None if text is None else read_config(text)
 
@@ -76,30 +77,17 @@ def _free_host_bytes(limit: int | None) -> int | None:
 
 
 def main() -> None:
-    """Does the job on stdin; what was stdout is for its lines alone."""
+    """Run the job on stdin; what was stdout is for its lines alone."""
     job = from_line(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = os.dup(1)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-
-    def say(message: dict) -> None:
-        rest = memoryview(to_line(message))
-        while rest:
-            rest = rest[os.write(pipe, rest) :]
-
-    try:
-        answer = {"result": run(job, lambda text: say({"progress": clip_progress(text)}))}
-    except SizerError as error:
-        answer = {"error": error_to_wire(error)}
-    except BaseException as error:  # a job must always answer
-        answer = {"error": error_to_wire(explain(error))}
-    say(answer)
+    redirect_to_null(1)
+    run_job(partial(run, job), pipe)
     os._exit(0)
 
 
 def _end_with_stdin() -> None:
-    """Ends this process when whoever started it is gone, on every system, whatever it is doing."""
+    """End this process when whoever started it is gone, on every system, whatever it is doing."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

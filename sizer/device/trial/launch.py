@@ -4,148 +4,112 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO
 
+from sizer.catalogue.sources import SOURCES
 from sizer.device.record.recording import Measured
-from sizer.device.trial.process import kill, spawn
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
 from sizer.memory.codec import DecodeError
+from sizer.processes.outcome import Outcome
+from sizer.processes.process import ChildProcess
+from sizer.processes.wire import clip_progress, error_from_wire, from_line
 from sizer.request import Request, format_query, parse_query
-from sizer.service.wire import clip_progress, error_from_wire, error_to_wire, from_line, to_line
 
 WALL_SECONDS = 600.0
 LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included
-TURN_SECONDS = 0.1  # how often a job that waits for its turn looks whether it was cancelled
+POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it was cancelled
 
-_TURN = threading.Lock()  # two measurements at once would measure each other
+_DEVICE_LOCK = threading.Lock()  # one measurement at a time: each would count the memory of the other
 
 
-class MeasureJob:
-    """One measurement on its way, in a process that is killed with all that it started when it has answered. Use `start`."""
+class MeasureJob(Outcome):
+    """One measurement on its way, in a process that is killed with all that it started when it has answered. Use `start`.
+
+    `result` is a Measured; it raises what `measure` raises.
+    """
 
     def __init__(self, message: dict, request: Request, seconds: float):
         self._message, self._request, self._seconds = message, request, seconds
-        self._progress = "waiting for another measurement to end" if _TURN.locked() else "starting"
-        self._finished, self._cancelled, self._late = threading.Event(), threading.Event(), threading.Event()
-        self._measured: Measured | None = None
-        self._failure: dict | None = None
-        self._process: subprocess.Popen | None = None
+        super().__init__("waiting for another measurement to end" if _DEVICE_LOCK.locked() else "starting")
+        self._cancelled, self._late = threading.Event(), threading.Event()
+        self._process: ChildProcess | None = None
         self._lock = threading.Lock()
-        threading.Thread(target=self._work, daemon=True).start()
-
-    @property
-    def progress(self) -> str:
-        """One short line on what is being done now."""
-        return self._progress
-
-    @property
-    def done(self) -> bool:
-        """Whether `result` would answer at once."""
-        return self._finished.is_set()
+        threading.Thread(target=self._run, daemon=True).start()
 
     @property
     def process_id(self) -> int | None:
         """The process that measures; None before it was started."""
-        return self._process.pid if self._process else None
-
-    def result(self, timeout: float | None = None) -> Measured | None:
-        """What was measured, or None while it is still being measured after `timeout` seconds (None: waits to the end).
-
-        Raises what `measure` raises.
-        """
-        self._finished.wait(timeout)
-        if self._failure is not None:
-            raise error_from_wire(self._failure)
-        return self._measured
+        return self._process.id if self._process else None
 
     def cancel(self) -> None:
-        """Kills the process with all that it started; `result` then raises JobError. A job that is done stays done."""
+        """Kill the process with all that it started; `result` then raises JobError. A job that is done stays done."""
         self._cancelled.set()
         self._kill()
-        self._finished.wait()
+        self.wait()
 
     # ------------------------------------------------------------------------------------------------ in a thread of its own
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self._take_turn()
+            self._acquire_device()
             try:
-                self._measured = self._measure()
+                measured = self._measure()
             finally:
-                _TURN.release()
-            self._progress = "done"
+                _DEVICE_LOCK.release()
+            self.finish(measured)
         except SizerError as error:
-            self._fail(error)
-        except Exception as error:  # whatever it is, the job must end
-            self._fail(JobError(f"the measurement failed with {type(error).__name__} {quote(str(error), 200)}"))
-        self._finished.set()
+            self.finish(failure=error)
+        except Exception as error:  # of any kind: whoever waits for the outcome must get one
+            failure = JobError(f"the measurement failed with {type(error).__name__} {quote(str(error), 200)}")
+            self.finish(failure=failure)
 
-    def _fail(self, error: SizerError) -> None:
-        self._failure, self._progress = error_to_wire(error), "failed"
-
-    def _take_turn(self) -> None:
-        while not _TURN.acquire(timeout=TURN_SECONDS):
+    def _acquire_device(self) -> None:
+        while not _DEVICE_LOCK.acquire(timeout=POLL_SECONDS):
             if self._cancelled.is_set():
                 raise JobError("the measurement was cancelled")
 
     def _measure(self) -> Measured:
-        if self._request.source == "hub" and self._message["config_text"] is None:
+        if SOURCES[self._request.source].fetched and self._message["config_text"] is None:
             self._message["config_text"] = self._fetch()
-        home = tempfile.mkdtemp(prefix="sizer-")
-        try:
-            with open(Path(home, "words"), "w+b") as words:
-                return self._run(home, words)
-        finally:
-            shutil.rmtree(home, ignore_errors=True)
-
-    def _fetch(self) -> str:
-        from sizer.architecture.hub import fetch_config
-
-        self._progress = clip_progress(f"fetching the config of {self._request.name}")
-        return fetch_config(self._request.name, self._request.revision).decode("utf-8")
-
-    def _run(self, home: str, words: IO[bytes]) -> Measured:
         with self._lock:
             if self._cancelled.is_set():
                 raise JobError("the measurement was cancelled")
-            self._process = spawn(home, words)
+            self._process = ChildProcess("sizer.device.trial.child", name="the measuring process", accelerators=True)
         clock = threading.Timer(self._seconds, self._end_late)
         clock.daemon = True
         clock.start()
         try:
-            return self._talk(words)
+            return self._read_answer()
         finally:
             clock.cancel()
             self._kill()
             self._process.wait()
-            self._process.stdout.close()
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+            self._process.close_stdin()
 
-    def _talk(self, words: IO[bytes]) -> Measured:
+    def _fetch(self) -> str:
+        from sizer.architecture.hub import fetch_config
+
+        self.progress = clip_progress(f"fetching the config of {self._request.name}")
+        return fetch_config(self._request.name, self._request.revision).decode("utf-8")
+
+    def _read_answer(self) -> Measured:
         """Sends the job and reads lines to the answer; stdin stays open, since the child ends with it."""
-        with contextlib.suppress(OSError):  # it died at once: the missing answer tells
-            self._process.stdin.write(to_line(self._message))
-            self._process.stdin.flush()
-        while line := self._process.stdout.readline(LIMIT_LINE):
+        with contextlib.suppress(OSError):  # the process has ended already: explained below, where no answer comes
+            self._process.send(self._message)
+        for line in self._process.lines(LIMIT_LINE):
             try:
                 message = from_line(line)
                 if "progress" in message:
-                    self._progress = clip_progress(message["progress"])
+                    self.progress = clip_progress(message["progress"])
                 elif "error" in message:
                     raise error_from_wire(message["error"])
                 else:
                     return Measured.from_dict(message["result"])
             except (ValueError, KeyError, DecodeError) as error:
                 raise JobError(f"the answer is not what was expected ({quote(str(error), 200)})") from None
-        raise self._explain_end(self._process.wait(), words)
+        raise self._explain_end(self._process.wait())
 
     def _end_late(self) -> None:
         self._late.set()
@@ -153,26 +117,24 @@ class MeasureJob:
 
     def _kill(self) -> None:
         with self._lock:
-            if self._process is not None and self._process.returncode is None:
-                kill(self._process)
+            if self._process is not None:
+                self._process.kill()
 
-    def _explain_end(self, status: int, words: IO[bytes]) -> JobError:
+    def _explain_end(self, status: int) -> JobError:
         if self._cancelled.is_set():
             return JobError("the measurement was cancelled")
         if self._late.is_set():
             return JobError(
-                f"the measurement took longer than its limit of {self._seconds:g} s while {self._progress}",
+                f"the measurement took longer than its limit of {self._seconds:g} s while {self.progress}",
                 todo="try a smaller model or batch, or allow more time",
             )
         if os.name == "posix" and status == -signal.SIGKILL:
             return JobError(
-                f"the measuring process was killed while {self._progress}",
+                f"the measuring process was killed while {self.progress}",
                 todo="the computer's memory may have run out: try a smaller batch",
             )
-        words.seek(0)
-        said = [line for line in words.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        last = f", saying {quote(said[-1], 300)}" if said else ""
-        return JobError(f"the measuring process ended (exit status {status}) while {self._progress}{last}")
+        ended = f"the measuring process ended (exit status {status}) while {self.progress}"
+        return JobError(f"{ended}{self._process.saying()}")
 
 
 def start(
@@ -194,7 +156,7 @@ def start(
     """
     request = parse_query(query)
     _check_one(request)
-    if config_text is not None and request.source != "hub":
+    if config_text is not None and not SOURCES[request.source].fetched:
         todo = "put the config itself into the query, as arch=config:..."
         raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
     limit = WALL_SECONDS if seconds is None else seconds
@@ -232,8 +194,8 @@ def measure(
             if progress is not None and job.progress != said:
                 said = job.progress
                 progress(said)
-            job._finished.wait(TURN_SECONDS)
-    except BaseException:  # Ctrl-C: nothing may go on without us
+            job.wait(POLL_SECONDS)
+    except BaseException:  # Ctrl-C: the measurement must not go on
         job.cancel()
         raise
     return job.result()

@@ -7,7 +7,6 @@ the same queue, or a clock read after synchronization say how long the work real
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ class Event(Protocol):
     """A mark in the device's queue."""
 
     def record(self) -> None:
-        """Puts the mark behind all that is queued now."""
+        """Put the mark behind all that is queued now."""
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds between this mark and `end`, both reached."""
@@ -107,7 +106,7 @@ def _repeat(
     for _ in range(warm_up):
         _time(timer, work, events=events)
     times = [_time(timer, work, events=events) for _ in range(runs)]
-    return _spread([done for done, _ in times]), _spread([issued for _, issued in times])
+    return Spread.of([done for done, _ in times]), Spread.of([issued for _, issued in times])
 
 
 def _time(timer: Timer, work: Callable[[], object], *, events: bool) -> tuple[float, float]:
@@ -151,12 +150,6 @@ def _pin(timer: Timer, tensors: list[Tensor]) -> list[Tensor] | None:
 
 def _copy(tensors: list[Tensor], device: torch.device, non_blocking: bool) -> Callable[[], list[Tensor]]:
     return lambda: [tensor.to(device, non_blocking=non_blocking) for tensor in tensors]
-
-
-def _spread(seconds: list[float]) -> Spread:
-    """Median and quartiles, interpolated between the times measured."""
-    low, median, high = statistics.quantiles(seconds * 2 if len(seconds) == 1 else seconds, n=4, method="inclusive")
-    return Spread(median_seconds=median, low_seconds=low, high_seconds=high, runs=len(seconds))
 
 
 class _CudaEvent:

@@ -12,24 +12,30 @@ from torch.utils import _pytree as pytree
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.device.readers.events import Held
+from sizer.catalogue.modes import MODES
+from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
 from sizer.device.record.recording import Measured
-from sizer.device.trial.confines import data_limited, one_thread
-from sizer.device.trial.skeleton import build_skeleton, fill, give_memory, load, skeleton_bytes, storage_bytes
-from sizer.device.trial.steps import Steps
+from sizer.device.trial.limits import memory_limited, one_thread
+from sizer.device.trial.materialize import (
+    allocate_parameters,
+    build_without_weights,
+    initialize_parameters,
+    load,
+    parameter_and_buffer_bytes,
+    storage_bytes,
+)
 from sizer.device.trial.timing import measure_timing
 from sizer.estimator import versions
 from sizer.memory.codec import LIMIT_TEXT
 from sizer.request import Request, format_query
-from sizer.tracing.recipes import Work, place, weight_dtype
+from sizer.tracing.steps import Steps, Work, place, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.units import format_bytes
 
 Progress = Callable[[str], None]
 
-_AFTER = {"load": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "step2", "step2": "step2"}
 _DOING = {
     "load": "loading the module",
     "forward": "first forward pass",
@@ -64,8 +70,8 @@ def measure_request(
     work = work_of(request)
     progress("building the module")
     blueprint = make_blueprint(request, config)
-    example = blueprint.example(request.batches[0], work.mode == "training")
-    module = build_skeleton(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
+    example = blueprint.example(request.batches[0], work.trains)
+    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
     trial = _Trial(blueprint, module, example, work, reader, progress)
     if refusal := _too_large(module, free_bytes):
@@ -91,20 +97,20 @@ class _Trial:
     tensors: dict[str, int] = field(default_factory=dict)
     phases: tuple[PhaseReading, ...] = ()
     doubts: list[str] = field(default_factory=list)
-    steps: Steps | None = None  # after two steps that nothing ended
+    steps: Steps | None = None  # set once both steps were done
     out_of_memory: DeviceOutOfMemory | None = None
     failure: str | None = None
     timing: Timing | None = None
 
     def run(self, *, record: bool, free_bytes: int | None) -> None:
-        """The phases. Whatever ends them is noted."""
+        """Run the phases, and keep what ends them early."""
         error: Exception | None = None
         with one_thread(), repeatable():
             gc.collect()
             try:
-                with data_limited(free_bytes):
+                with memory_limited(free_bytes):
                     self._run_phases(record)
-            except Exception as caught:  # the model's code and the device's can raise anything: all of it is a result
+            except Exception as caught:  # the model and the device can raise anything; it is part of the result
                 error = caught
             self.reader.end()
         self.phases = self.reader.phases()
@@ -115,39 +121,39 @@ class _Trial:
         found = self.reader.out_of_memory(error, self.phase)
         if found is None:
             self.failure = f"{type(error).__name__} in the phase {self.phase}: {_one_line(error)}{_hint(error)}"
-        elif free_bytes is not None:  # of what it could have had, it had so much
+        elif free_bytes is not None:  # what was allowed less what was allocated
             found = replace(found, free_bytes=max(0, free_bytes - (found.allocated_bytes or 0)))
         self.out_of_memory = found
 
     def _run_phases(self, record: bool) -> None:
         device = self.reader.device
         if device.type != "cpu":
-            give_memory(self.module)
+            allocate_parameters(self.module)
         self.progress(_DOING["load"])
         self.reader.begin(record=record)
         self.module = load(self.module, device)
         self.reader.watch(self.module)
         self._mark("load", self._loaded())
-        fill(self.module)
+        initialize_parameters(self.module)
         steps = Steps(self.blueprint, self.module, self.example, self.work, device=device)
         for phase in steps.run():
-            self._mark(phase, self._held(phase, steps))
+            self._mark(phase, self._live(phase, steps))
         self.steps = steps
         if steps.skipped:
             self.doubts.append("the gradient scaler met an overflow and left out an optimizer's step")
 
-    def _mark(self, phase: str, held: Held) -> None:
-        self.reader.mark(phase, held)
-        self.phase = "step2" if self.work.mode == "inference" and phase == "forward" else _AFTER[phase]
+    def _mark(self, phase: str, live: LiveTensors) -> None:
+        self.reader.mark(phase, live)
+        self.phase = MODES[self.work.mode].phase_after(phase)
         if phase != "step2":
             self.progress(_DOING[self.phase])
 
-    def _loaded(self) -> Held:
-        self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = skeleton_bytes(self.module)
+    def _loaded(self) -> LiveTensors:
+        self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = parameter_and_buffer_bytes(self.module)
         parameters = _at_addresses("parameter", dict(self.module.named_parameters()))
         return _at_addresses("buffer", dict(self.module.named_buffers())) | parameters
 
-    def _held(self, phase: str, steps: Steps) -> Held:
+    def _live(self, phase: str, steps: Steps) -> LiveTensors:
         """Counts the tensors that a phase brought, and says where they live."""
         kind = self.reader.device.type
         if phase == "forward":
@@ -169,12 +175,12 @@ class _Trial:
         return {}
 
     def take_time(self) -> None:
-        """The time of one step and of the batch's way to the device; a doubt where that failed."""
+        """Measure the time of one step and of the batch's way to the device; add a doubt where that fails."""
         self.progress("timing steps")
         try:
             batch = place(self.example, weight_dtype(self.work.dtype), lambda tensor: tensor)
             self.timing = measure_timing(self.steps.step, batch, self.reader.device)
-        except Exception as error:  # memory figures stand without it
+        except Exception as error:  # the memory figures are complete without it
             self.doubts.append(f"the time could not be measured: {type(error).__name__} {_one_line(error)}")
 
     def result(self, request: Request, config_text: str | None, *, record: bool) -> Measured:
@@ -213,7 +219,7 @@ class _Trial:
 
 def _too_large(module: nn.Module, free_bytes: int | None) -> DeviceOutOfMemory | None:
     """Out of memory before anything was tried: the weights alone are more than the host can give."""
-    needed = sum(skeleton_bytes(module))
+    needed = sum(parameter_and_buffer_bytes(module))
     if free_bytes is None or needed <= free_bytes:
         return None
     return DeviceOutOfMemory(

@@ -18,7 +18,7 @@ from sizer.device.comparison.row import Row
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.files import read_measured
 from sizer.device.record.recording import Measured
-from sizer.tracing import scratch_cpu
+from sizer.tracing.cpu import processor
 from tests.benchmarks.bench_accuracy import (
     Held,
     changes,
@@ -46,8 +46,8 @@ def _as_on_the_measured_processor() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scratch_cpu, "floats_per_register", lambda: 16)
-        patch.setattr(scratch_cpu, "_library_takes", lambda dtype: dtype in (torch.bfloat16, torch.float16))
+        patch.setattr(processor, "floats_per_register", lambda: 16)
+        patch.setattr(processor, "onednn_takes", lambda dtype: dtype in (torch.bfloat16, torch.float16))
         yield
     torch.set_num_threads(threads)
 

@@ -19,7 +19,7 @@ from sizer.device.ledger.schema import MIGRATIONS
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.device.record.recording import Measured
 from sizer.errors import JobError, RequestError, TraceError
-from sizer.service.settings import PROJECT
+from sizer.processes.environment import PROJECT
 from tests.device.tapes import CPU, CUDA, measured_from, report_of, tape_of, training
 from tests.memory.reports import CENSUS
 

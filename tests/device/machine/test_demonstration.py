@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sizer.commands.devices import format_demonstration
 from sizer.device.machine import demonstration
+from sizer.device.machine.allocator_probes import CachingAllocatorProbe, CpuProbe, MpsProbe, open_probe, resident_bytes
 from sizer.device.machine.demonstration import (
     BLOCK_BYTES,
     CACHED,
@@ -20,11 +22,9 @@ from sizer.device.machine.demonstration import (
     demonstrate,
     show,
 )
-from sizer.device.machine.gauges import CachingGauge, CpuGauge, MpsGauge, open_gauge, resident_bytes
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError
-from sizer.terminal.devices import format_demonstration
 from sizer.units import GIB, MIB
 from tests.device.machine.scripted_torch import Scripted
 
@@ -46,7 +46,7 @@ class Block:
     """What a scripted device gives out."""
 
 
-class ScriptedGauge:
+class ScriptedProbe:
     """A caching allocator: a block from the cache costs 1 second, one from the driver 10, giving back 4 for each."""
 
     driver, emptying, remarks = "as scripted", "torch.cuda.empty_cache()", ("a remark",)
@@ -89,8 +89,8 @@ def figures(shown: Demonstration) -> list[tuple]:
 
 
 def test_reserved_stays_until_it_is_given_back():
-    gauge = ScriptedGauge()
-    shown = show(gauge, H100, now=lambda: gauge.clock)
+    probe = ScriptedProbe()
+    shown = show(probe, H100, now=lambda: probe.clock)
     assert [stage.code for stage in shown.stages] == CODE
     b, context = BLOCK_BYTES, 500 * MIB
     assert figures(shown) == [
@@ -104,26 +104,26 @@ def test_reserved_stays_until_it_is_given_back():
         (0, 0, context),
     ]
     assert (shown.block_bytes, shown.driver, shown.remarks) == (b, "as scripted", ("a remark",))
-    assert gauge.alive == gauge.cached == 0, "nothing is left on the device"
+    assert probe.alive == probe.cached == 0, "nothing is left on the device"
 
 
 def test_an_emptied_cache_costs_time():
-    gauge = ScriptedGauge()
-    costs = {cost.what: cost.spread for cost in show(gauge, H100, now=lambda: gauge.clock).costs}
+    probe = ScriptedProbe()
+    costs = {cost.what: cost.spread for cost in show(probe, H100, now=lambda: probe.clock).costs}
     assert {what: spread.median_seconds for what, spread in costs.items()} == {CACHED: 1, EMPTYING: 4, EMPTIED: 10}
     assert {spread.runs for spread in costs.values()} == {RUNS}
 
 
 def test_a_crowded_device_gets_small_blocks():
     crowded = DeviceFacts(device="cuda:0", name="x", total_bytes=4 * GIB, free_bytes=GIB)
-    assert show(ScriptedGauge(), crowded, now=lambda: 0.0).block_bytes == SMALL_BLOCK_BYTES
+    assert show(ScriptedProbe(), crowded, now=lambda: 0.0).block_bytes == SMALL_BLOCK_BYTES
     unknown = DeviceFacts(device="mps", name="x", total_bytes=4 * GIB)
-    assert show(ScriptedGauge(), unknown, now=lambda: 0.0).block_bytes == BLOCK_BYTES
+    assert show(ScriptedProbe(), unknown, now=lambda: 0.0).block_bytes == BLOCK_BYTES
 
 
 def test_what_was_shown_travels_as_plain_values():
-    gauge = ScriptedGauge()
-    shown = show(gauge, H100, now=lambda: gauge.clock)
+    probe = ScriptedProbe()
+    shown = show(probe, H100, now=lambda: probe.clock)
     assert Demonstration.from_dict(shown.to_dict()) == shown
     lines = list(format_demonstration(shown))
     assert lines[0] == "cuda:0 (NVIDIA H100)"
@@ -137,7 +137,7 @@ def test_what_was_shown_travels_as_plain_values():
 
 
 class Backend:
-    """torch.cuda as far as a gauge asks."""
+    """torch.cuda as far as a probe asks."""
 
     def __init__(self, allocated: int, reserved: int, free: list[int]):
         self.calls = []
@@ -151,18 +151,18 @@ class Backend:
 def test_a_context_counts_where_the_driver_is_asked_before_it_is_made():
     used = [10 * GIB, 10 * GIB + 700 * MIB]
     backend = Backend(1, 2, [])
-    gauge = CachingGauge(SimpleNamespace(cuda=backend, device=str), H100, lambda: used.pop(0))
-    assert gauge.read() == (1, 2, 700 * MIB)
-    gauge.empty_cache()
+    probe = CachingAllocatorProbe(SimpleNamespace(cuda=backend, device=str), H100, lambda: used.pop(0))
+    assert probe.read() == (1, 2, 700 * MIB)
+    probe.empty_cache()
     assert backend.calls == ["synchronize cuda:0", "empty_cache"]
-    assert gauge.driver.endswith("before this process came to it")
+    assert probe.driver.endswith("before this process came to it")
 
 
 def test_without_the_drivers_library_the_context_is_left_out():
     backend = Backend(1, 2, [70 * GIB, 69 * GIB])
-    gauge = CachingGauge(SimpleNamespace(cuda=backend, device=str), H100, lambda: None)
-    assert gauge.read() == (1, 2, GIB)
-    assert gauge.driver.endswith("(context not counted)")
+    probe = CachingAllocatorProbe(SimpleNamespace(cuda=backend, device=str), H100, lambda: None)
+    assert probe.read() == (1, 2, GIB)
+    assert probe.driver.endswith("(context not counted)")
 
 
 def test_apples_driver_says_what_is_reserved():
@@ -173,26 +173,26 @@ def test_apples_driver_says_what_is_reserved():
         synchronize=lambda: calls.append("wait"),
         empty_cache=lambda: calls.append("empty"),
     )
-    gauge = MpsGauge(SimpleNamespace(mps=mps, device=str), "mps")
-    gauge.wait()
-    gauge.empty_cache()
-    assert (gauge.read(), calls) == ((3, None, 9), ["wait", "empty"])
+    probe = MpsProbe(SimpleNamespace(mps=mps, device=str), "mps")
+    probe.wait()
+    probe.empty_cache()
+    assert (probe.read(), calls) == ((3, None, 9), ["wait", "empty"])
 
 
 def test_the_cpu_counts_the_tensors_that_are_alive():
-    gauge = CpuGauge(torch, Scripted(files={"/proc/self/statm": "900 100 50 1 0 60 0"}))
-    x = gauge.make(4000)
-    y = gauge.double(x)
-    assert gauge.read() == (8000, None, 0)
+    probe = CpuProbe(torch, Scripted(files={"/proc/self/statm": "900 100 50 1 0 60 0"}))
+    x = probe.make(4000)
+    y = probe.double(x)
+    assert probe.read() == (8000, None, 0)
     del x
-    assert gauge.read()[0] == 4000
+    assert probe.read()[0] == 4000
     assert y.shape == (1000,)
 
 
 def test_resident_memory_where_there_is_no_proc():
     assert resident_bytes(Scripted(programs={"ps": "2048"})) == 2 * MIB
     assert resident_bytes(Scripted()) is None
-    assert CpuGauge(torch, Scripted()).read() == (0, None, None)
+    assert CpuProbe(torch, Scripted()).read() == (0, None, None)
 
 
 def test_for_real_on_the_cpu():
@@ -218,7 +218,7 @@ def test_a_device_that_is_not_there_is_refused():
 
 @pytest.fixture
 def broken(monkeypatch):
-    """A function that puts a device in place whose gauge raises this."""
+    """A function that puts a device in place whose probe raises this."""
     found = Inventory(devices=(CPU,), missing=(), line="", versions={})
     monkeypatch.setattr(demonstration, "take_inventory", lambda: found)
 
@@ -226,7 +226,7 @@ def broken(monkeypatch):
         def raise_it(torch: object, facts: DeviceFacts) -> None:
             raise error
 
-        monkeypatch.setattr(demonstration, "open_gauge", raise_it)
+        monkeypatch.setattr(demonstration, "open_probe", raise_it)
 
     return fail
 
@@ -248,17 +248,17 @@ def test_a_device_that_fails_is_quoted(broken):
 
 
 def test_an_answer_that_makes_no_sense_is_said(monkeypatch):
-    monkeypatch.setattr(demonstration, "ask", lambda module, device, **rest: [])
+    monkeypatch.setattr(demonstration, "run_program", lambda module, device, **rest: [])
     with pytest.raises(JobError, match="the demonstration could not be run"):
         demonstrate("cpu")
 
 
-def test_each_device_has_its_gauge(monkeypatch):
+def test_each_device_has_its_probe(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    assert isinstance(open_gauge(torch, CPU), CpuGauge)
+    assert isinstance(open_probe(torch, CPU), CpuProbe)
     mps = DeviceFacts(device="mps", name="x", total_bytes=1)
-    assert isinstance(open_gauge(torch, mps), MpsGauge)
+    assert isinstance(open_probe(torch, mps), MpsProbe)
     backend = Backend(0, 0, [5, 5])
     xpu = SimpleNamespace(xpu=backend, device=str, version=SimpleNamespace(cuda=None))
-    gauge = open_gauge(xpu, DeviceFacts(device="xpu:0", name="x", total_bytes=1))
-    assert gauge.emptying == "torch.xpu.empty_cache()"
+    probe = open_probe(xpu, DeviceFacts(device="xpu:0", name="x", total_bytes=1))
+    assert probe.emptying == "torch.xpu.empty_cache()"

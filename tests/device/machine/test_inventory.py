@@ -21,11 +21,11 @@ from sizer.device.machine.inventory import (
     take_inventory,
 )
 from sizer.device.machine.nvml import GpuMemory, Nvml, open_nvml
-from sizer.device.machine.program import ask
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError
 from sizer.memory.codec import DecodeError
-from sizer.service.settings import PROJECT
+from sizer.processes.environment import PROJECT
+from sizer.processes.program import run_program
 from sizer.units import GIB, KIB
 from tests.device.machine.scripted_torch import (
     NO_DRIVER,
@@ -308,7 +308,7 @@ def test_a_torch_that_cannot_be_imported_is_said(monkeypatch, tmp_path):
 
 
 def test_an_answer_that_makes_no_sense_is_said(monkeypatch):
-    monkeypatch.setattr("sizer.device.machine.inventory.ask", lambda module, **rest: {"devices": "all"})
+    monkeypatch.setattr("sizer.device.machine.inventory.run_program", lambda module, **rest: {"devices": "all"})
     with pytest.raises(JobError, match=r"could not be listed .*allowed is the keys line, missing, versions"):
         find_inventory()
     with pytest.raises(DecodeError, match="inventory was"):
@@ -317,9 +317,9 @@ def test_an_answer_that_makes_no_sense_is_said(monkeypatch):
 
 def test_a_program_that_takes_too_long_is_killed():
     with pytest.raises(JobError, match="the devices could not be listed within 0 s"):
-        ask("sizer.device.machine.inventory", seconds=0, what="the devices could not be listed")
+        run_program("sizer.device.machine.inventory", seconds=0, what="the devices could not be listed")
 
 
 def test_a_program_that_says_nothing_is_told_by_its_exit_status():
     with pytest.raises(JobError, match=r"it failed \('exit status 0'\)"):
-        ask("sizer.units", seconds=60, what="it failed")
+        run_program("sizer.units", seconds=60, what="it failed")

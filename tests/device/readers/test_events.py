@@ -44,9 +44,9 @@ def test_phases_end_where_they_end_and_say_what_lives() -> None:
         event(6, 20, module="head"),
     ]
     ends = [
-        PhaseEnd(position=7, phase="backward", held={5: ("gradient", "body"), 6: ("gradient", "other")}),
-        PhaseEnd(position=1, phase="load", held={1: ("parameter", "body.weight"), 9: ("buffer", "not there")}),
-        PhaseEnd(position=5, phase="forward", held={2: ("input", "")}),
+        PhaseEnd(position=7, phase="backward", live={5: ("gradient", "body"), 6: ("gradient", "other")}),
+        PhaseEnd(position=1, phase="load", live={1: ("parameter", "body.weight"), 9: ("buffer", "not there")}),
+        PhaseEnd(position=5, phase="forward", live={2: ("input", "")}),
     ]
     tape = make_tape(events, ends, batch=1).validate()
     assert tape.marks == ((1, "load"), (5, "forward"), (7, "backward"))

@@ -1,4 +1,4 @@
-"""The suite on a scripted bench: what is measured, passed over, left, and written of cases that fail."""
+"""The suite on a scripted runner: what is measured, passed over, left, and written of cases that fail."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sizer.device.suite.suite import (
     CASE_SECONDS,
     NOTHING,
     choose_cases,
+    delete_failures,
     folder_for,
-    forget_failures,
     run_suite,
     short_name,
     without_paths,
@@ -68,21 +68,21 @@ class ScriptedBench:
         return datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 
 
-def run(folder: Path, bench: ScriptedBench, *, record: bool = False, seconds: float = 540, facts: DeviceFacts = H200):
+def run(folder: Path, runner: ScriptedBench, *, record: bool = False, seconds: float = 540, facts: DeviceFacts = H200):
     said: list[str] = []
-    left = run_suite(CASES, facts, folder, bench, record=record, seconds=seconds, say=said.append)
+    left = run_suite(CASES, facts, folder, runner, record=record, seconds=seconds, say=said.append)
     return left, said
 
 
-def done(bench: ScriptedBench) -> list[tuple[str, str]]:
-    return [(what, name) for what, name, _ in bench.asked]
+def done(runner: ScriptedBench) -> list[tuple[str, str]]:
+    return [(what, name) for what, name, _ in runner.asked]
 
 
 def test_every_case_is_measured_before_any_kernel_is_recorded(tmp_path):
-    bench = ScriptedBench()
-    left, said = run(tmp_path, bench, record=True)
+    runner = ScriptedBench()
+    left, said = run(tmp_path, runner, record=True)
     assert left == ()
-    assert done(bench) == list(itertools.product(("measure", "kernels"), ("one", "two", "three")))
+    assert done(runner) == list(itertools.product(("measure", "kernels"), ("one", "two", "three")))
     assert len(said) == 6
     # 512 B requested: 512 B allocated in one segment of 2 MiB
     assert said[0] == f"{'one':46} peak allocated 512 B, reserved 2.00 MiB  (10 s)"
@@ -101,16 +101,16 @@ def test_a_second_run_goes_on_where_the_first_stopped(tmp_path):
 
 def test_a_case_that_is_cut_short_by_the_end_of_the_run_is_left(tmp_path):
     # The first needs 100 s of 150; the second has 50 of the 100 it needs and is killed; the third has none.
-    bench = ScriptedBench(spends=100)
-    left, said = run(tmp_path, bench, seconds=150)
+    runner = ScriptedBench(spends=100)
+    left, said = run(tmp_path, runner, seconds=150)
     assert (left, len(said)) == (("two", "three"), 1)
-    assert [seconds for _, _, seconds in bench.asked] == [150, 50]
+    assert [seconds for _, _, seconds in runner.asked] == [150, 50]
     assert [case.name for case in read_measured(tmp_path)] == ["one"]
 
 
 def test_a_case_that_takes_longer_than_any_may_is_a_result(tmp_path):
-    bench = ScriptedBench(spends=CASE_SECONDS + 1)
-    left, said = run(tmp_path, bench, seconds=2.5 * CASE_SECONDS)
+    runner = ScriptedBench(spends=CASE_SECONDS + 1)
+    left, said = run(tmp_path, runner, seconds=2.5 * CASE_SECONDS)
     assert left == ("three",)
     assert "failed: JobError: measuring took too long" in said[0]
 
@@ -131,22 +131,22 @@ def test_a_failing_case_is_written_with_its_reason_and_does_not_stop_the_rest(tm
 
 
 def test_what_failed_is_measured_again_when_asked(tmp_path):
-    bench = ScriptedBench(fails={"two": RuntimeError("for once")})
-    run(tmp_path, bench)
-    bench.fails = {"three": JobError("for once")}
-    run(tmp_path, bench, record=True)
+    runner = ScriptedBench(fails={"two": RuntimeError("for once")})
+    run(tmp_path, runner)
+    runner.fails = {"three": JobError("for once")}
+    run(tmp_path, runner, record=True)
     again = ScriptedBench()
-    forget_failures(CASES, tmp_path)
+    delete_failures(CASES, tmp_path)
     left, _ = run(tmp_path, again, record=True)
     assert (left, done(again)) == ((), [("measure", "two"), ("kernels", "two"), ("kernels", "three")])
     assert all(case.measured.measurement.failure is None for case in read_measured(tmp_path))
 
 
 def test_failing_kernels_are_written_too(tmp_path):
-    bench = ScriptedBench()
-    run(tmp_path, bench)
-    bench.fails = {"one": JobError("the process was killed")}
-    left, said = run(tmp_path, bench, record=True)
+    runner = ScriptedBench()
+    run(tmp_path, runner)
+    runner.fails = {"one": JobError("the process was killed")}
+    left, said = run(tmp_path, runner, record=True)
     assert left == ()
     assert said[0] == f"{'one':46} kernels: 0 kinds of calls, then the process was killed  (10 s)"
     one = next(case for case in read_measured(tmp_path) if case.name == "one")
@@ -161,9 +161,9 @@ def test_a_device_that_is_gone_ends_the_suite(tmp_path):
 
 def test_where_nothing_counts_peaks_kernels_are_not_recorded(tmp_path):
     mps = DeviceFacts(device="mps", name="GPU of Apple M2 Ultra", total_bytes=2**36)
-    bench = ScriptedBench()
-    left, said = run(tmp_path, bench, record=True, facts=mps)
-    assert (left, {what for what, _, _ in bench.asked}) == ((), {"measure"})
+    runner = ScriptedBench()
+    left, said = run(tmp_path, runner, record=True, facts=mps)
+    assert (left, {what for what, _, _ in runner.asked}) == ((), {"measure"})
     assert said[-1] == "mps has no peak counter: what its kernels hold inside cannot be recorded"
 
 

@@ -8,23 +8,32 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import sizer
+from sizer.config_json import encode_config
 from sizer.device.record.measurement import PROFILED
-from sizer.device.trial import launch, process
+from sizer.device.trial import launch
 from sizer.device.trial.launch import MeasureJob, measure, start
 from sizer.errors import DeviceError, JobError, RequestError
-from sizer.request import encode_config
-from tests.service.processes import is_running, wait_until
+from tests.processes.running import is_running, wait_until
 
 PROJECT = Path(sizer.__file__).parent.parent
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
 TINY = f"arch=config:{encode_config(json.dumps(LLAMA))}&seq=16&dtype=float32&batch=2"
 RESNET = "arch=torchvision:resnet18&image=64&dtype=float32&batch=2"
+
+
+@pytest.fixture(autouse=True)
+def _device_is_free_again() -> Iterator[None]:
+    """Fails the test whose measurement keeps the device, or a thread that the program's end would wait for."""
+    yield
+    assert not launch._DEVICE_LOCK.locked()
+    assert all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate())
 
 
 def ended(job: MeasureJob) -> bool:
@@ -144,7 +153,7 @@ def test_a_process_that_dies_says_its_last_words(monkeypatch: pytest.MonkeyPatch
     def other(command: list[str], **options: object) -> subprocess.Popen:
         return popen([sys.executable, "-c", "raise SystemExit('no such library')"], **options)
 
-    monkeypatch.setattr(process.subprocess, "Popen", other)
+    monkeypatch.setattr(subprocess, "Popen", other)
     with pytest.raises(JobError, match=r"ended \(exit status 1\) while starting, saying 'no such library'"):
         measure(TINY, "cpu")
 
@@ -156,7 +165,7 @@ def test_an_answer_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch, answer: 
     def other(command: list[str], **options: object) -> subprocess.Popen:
         return popen([sys.executable, "-c", f"print({answer!r})"], **options)
 
-    monkeypatch.setattr(process.subprocess, "Popen", other)
+    monkeypatch.setattr(subprocess, "Popen", other)
     with pytest.raises(JobError, match="the answer is not what was expected"):
         measure(TINY, "cpu")
 
@@ -200,21 +209,3 @@ def test_ctrl_c_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         measure(RESNET, "cpu", progress=interrupt)
     assert ended(seen[0])
-
-
-def test_the_child_gets_accelerators_but_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    environment = process.environment(str(tmp_path))
-    assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"]) == ("1", "3")
-    assert environment["HF_HUB_OFFLINE"] == "1" and environment["HOME"] == str(tmp_path)
-    assert not {"PYTORCH_CUDA_ALLOC_CONF", "HF_TOKEN", "HIP_VISIBLE_DEVICES"} & set(environment)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert "CUDA_VISIBLE_DEVICES" not in process.environment(str(tmp_path))
-
-
-def test_nobody_waits_in_vain_for_the_threads() -> None:
-    assert not launch._TURN.locked()
-    assert all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate())

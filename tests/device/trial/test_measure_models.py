@@ -11,7 +11,8 @@ from sizer.__main__ import main
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.recording import Measured
-from sizer.service.client import Job, JobClient
+from sizer.service.client import JobClient
+from sizer.service.job import Job
 from sizer.service.settings import Settings
 from tests.device.models import REAL_MODELS
 

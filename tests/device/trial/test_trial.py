@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sizer.architecture import make_blueprint
+from sizer.config_json import encode_config
 from sizer.device.readers.cpu import CpuReader
 from sizer.device.readers.cuda import CudaReader
 from sizer.device.record.measurement import PROFILED, DeviceFacts, Measurement
@@ -18,7 +19,7 @@ from sizer.device.trial import trial
 from sizer.device.trial.trial import measure_request
 from sizer.errors import RequestError
 from sizer.memory.tape import CATEGORIES
-from sizer.request import encode_config, parse_query
+from sizer.request import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
 from tests.device.blueprints import blueprint, perceptron

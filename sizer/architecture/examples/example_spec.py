@@ -1,0 +1,97 @@
+"""What an example is made for, and the small questions every recipe asks about it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleSpec:
+    """One example to be made: for which class and config, how many samples, how long, how large, with labels or without.
+
+    `length` counts tokens (mel frames or audio samples for a model that takes nothing else), `image_size` is (height, width);
+    each is None where the model has no such input. `features` is how many placeholder tokens an image or audio takes in each
+    text; None where that has not been counted yet. `interpolate`: the images have another size than the model's positions.
+    """
+
+    config: PreTrainedConfig
+    cls: type[PreTrainedModel]
+    batch: int
+    training: bool
+    length: int | None
+    image_size: tuple[int, int] | None
+    features: int | None = None
+    interpolate: bool = False
+
+    @property
+    def class_name(self) -> str:
+        return self.cls.__name__
+
+    @property
+    def text(self) -> PreTrainedConfig:
+        return text_config(self.config)
+
+    def takes(self, *names: str) -> bool:
+        """True where the class's forward has a parameter of one of these names."""
+        return takes(self.cls, *names)
+
+    @property
+    def switches_cache(self) -> bool:
+        """True where the forward takes `use_cache`, by name or for the model inside it, whose config is the same."""
+        rest = inspect.signature(self.cls.forward).parameters.values()
+        passes_on = self.takes("past_key_values") and any(parameter.kind is parameter.VAR_KEYWORD for parameter in rest)
+        return self.takes("use_cache") or (passes_on and read(self.config, "use_cache") is True)
+
+    def read(self, *names: str, default: object = None) -> object:
+        """The first of the dotted attribute paths that the config has, else `default`."""
+        return read(self.config, *names, default=default)
+
+    def part(self, *names: str) -> PreTrainedConfig:
+        """The first of the sub-configs of these names that the config has, else the config itself."""
+        return read(self.config, *names, default=self.config)
+
+
+Recipe = Callable[[ExampleSpec], dict[str, object]]
+
+
+@cache
+def forward_parameters(cls: type[PreTrainedModel]) -> tuple[str, ...]:
+    """The names of the parameters of the class's forward, in order, without `self`."""
+    return tuple(inspect.signature(cls.forward).parameters)[1:]
+
+
+def takes(cls: type[PreTrainedModel], *names: str) -> bool:
+    """True where the class's forward has a parameter of one of these names."""
+    return any(name in forward_parameters(cls) for name in names)
+
+
+def transduces(cls: type[PreTrainedModel]) -> bool:
+    """True for a transducer (RNN-T, TDT): what its decoder reads is the transcript of the audio, not a text of its own length."""
+    return "RNNT" in cls.__name__ or "TDT" in cls.__name__
+
+
+def read(config: object, *names: str, default: object = None) -> object:
+    """The first of the dotted attribute paths that leads to something other than None, else `default`."""
+    for name in names:
+        value = config
+        for step in name.split("."):
+            value = value.get(step) if isinstance(value, dict) else getattr(value, step, None)
+        if value is not None:
+            return value
+    return default
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of the config that describes the tokens: `text_config`, `decoder` or another nested one, else the config itself.
+
+    Where several describe tokens, the one the input ids go to.
+    """
+    try:
+        return config.get_text_config()
+    except ValueError:  # several candidates (MusicGen has a text encoder and an audio decoder)
+        return read(config, "text_encoder", "text_config", default=config)

@@ -1,0 +1,98 @@
+"""Recipes for a text with an image or audio inside: placeholders in the text, as many as the encoder yields features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from sizer.architecture.examples import audio_text, image_text
+from sizer.architecture.examples.example_spec import ExampleSpec, read
+from sizer.architecture.examples.multimodal_inputs import MultimodalInput
+from sizer.architecture.examples.tensors import ones
+from sizer.architecture.examples.text import sentence
+from sizer.architecture.heads import choose_head
+from sizer.errors import RequestError
+
+TEXT_BESIDE = 256  # tokens of text beside the placeholders where nobody says how long the text is
+
+
+def multimodal_input_of(spec: ExampleSpec) -> MultimodalInput | None:
+    """The image of a model that reads images within its text, else its audio; None for a model that reads neither so.
+
+    None, too, where the config leaves the encoder of the images out, or where the model's way to read audio is not known.
+    """
+    if not spec.takes("input_ids"):
+        return None
+    wrapped, spec = read(spec.config, "vlm_config") is not None, inner(spec)
+    if reads_images(spec) and has_vision_tower(spec):
+        return (
+            image_text.padded_patches(spec)
+            if wrapped and spec.takes("image_grid_thw")
+            else image_text.find_image_input(spec)
+        )
+    return audio_text.find_audio_input(spec) if spec.config.model_type in audio_text.FAMILIES else None
+
+
+def kind_of(spec: ExampleSpec) -> str | None:
+    """What a placeholder token stands for in the model's texts: "image", "video" or "audio"; None where there is no such token."""
+    if not spec.takes("input_ids"):
+        return None
+    spec = inner(spec)
+    if reads_images(spec) and has_vision_tower(spec):
+        return image_text.kind_of(spec)
+    return "audio" if spec.config.model_type in audio_text.FAMILIES else None
+
+
+def left_out(spec: ExampleSpec) -> tuple[str, ...]:
+    """The parameters of images and audio clips that a text without them leaves out: no encoder, or no known way to pass them."""
+    images_out = ("pixel_values",) if reads_images(spec) and not has_vision_tower(spec) else ()
+    audio_out = ("input_features", "input_values") if _names_token(spec, "audio") else ()
+    return images_out + audio_out if spec.takes("input_ids") else ()
+
+
+def reads_images(spec: ExampleSpec) -> bool:
+    """True where images go into the text in place of a token."""
+    known = spec.config.model_type in image_text.FAMILIES
+    return spec.takes("pixel_values", "image_pixel_values") and (known or _names_token(spec, "image"))
+
+
+def has_vision_tower(spec: ExampleSpec) -> bool:
+    """False where the config has a place for an encoder of images and leaves it empty."""
+    return not hasattr(spec.config, "vision_config") or spec.config.vision_config is not None
+
+
+def inner(spec: ExampleSpec) -> ExampleSpec:
+    """The spec of the vision-language model that a retrieval model (ColPali) wraps, else the spec itself."""
+    config = read(spec.config, "vlm_config")
+    return spec if config is None else replace(spec, config=config, cls=choose_head(config, None)[0])
+
+
+def _names_token(spec: ExampleSpec, kind: str) -> bool:
+    return any(hasattr(spec.config, f"{kind}_token_{end}") for end in ("id", "index"))
+
+
+def text_with_placeholders(spec: ExampleSpec, multimodal_input: MultimodalInput) -> dict[str, object]:
+    """A text (batch, length) with the input's placeholders after its first token, a mask as processors return it, the input itself.
+
+    Raises RequestError where the text is too short for the placeholders.
+    """
+    needed = multimodal_input.count + 2
+    if spec.length < needed:
+        raise RequestError(
+            f"seq: one {multimodal_input.kind} takes {multimodal_input.count} tokens of the text of {spec.class_name}",
+            given=f"{spec.length} tokens",
+            allowed=f"at least {needed}",
+        )
+    ids = sentence(inner(spec))
+    if multimodal_input.token is not None:
+        ids[:, 1 : 1 + multimodal_input.count] = multimodal_input.token
+    if multimodal_input.marks is not None:
+        ids[:, 0], ids[:, 1 + multimodal_input.count] = multimodal_input.marks
+    inputs = {"input_ids": ids, "attention_mask": ones(spec.batch, spec.length), **multimodal_input.inputs}
+    marked = (ids == multimodal_input.token).long() if multimodal_input.token is not None else torch.zeros_like(ids)
+    if spec.takes("mm_token_type_ids"):
+        inputs["mm_token_type_ids"] = marked
+    if spec.takes("token_type_ids"):
+        inputs["token_type_ids"] = marked
+    return inputs

@@ -1,0 +1,128 @@
+"""Recipes for the seeing parts of larger models on their own: vision towers, Q-Formers, adapters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sizer.architecture.examples import image_text, patches, tiles, vision
+from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
+from sizer.architecture.examples.tensors import floats, ones
+
+STACKED_PATCHES = frozenset(
+    {"paddleocr_vl_vision"}
+)  # one more dimension in front of the rows  # one more dimension in front of the rows
+
+
+def patch_grid_tower(spec: ExampleSpec) -> dict[str, Tensor]:
+    """A Qwen-VL tower: the patches of all images as rows, under the name its forward uses, and their grids."""
+    grid = patches.grid_thw(spec)
+    name = "hidden_states" if spec.takes("hidden_states") else "pixel_values"
+    inputs = {name: patches.patch_rows(spec, grid), "grid_thw": grid}
+    if spec.config.model_type in STACKED_PATCHES:
+        inputs[name] = inputs[name].unsqueeze(0)
+    if spec.takes("merge_sizes"):
+        inputs["merge_sizes"] = torch.full((spec.batch,), patches.merge_size(spec.config))
+    return inputs
+
+
+def merged_grid_tower(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Inkling 2's tower: rows of merged patches."""
+    return patches.merged_patches(spec)
+
+
+def cube_tower(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Inkling's tower: patches as small videos."""
+    return {"pixel_values": patches.cubes(spec)}
+
+
+def positioned_tower(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Gemma 4's tower: patches and their positions."""
+    pool = read(spec.config, "pooling_kernel_size", default=1)
+    return patches.positioned_patches(spec, pool, name="pixel_position_ids")
+
+
+def sized_tower(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Pixtral's tower: pixels, each image's size with them."""
+    sizes = torch.tensor([spec.image_size]).repeat(spec.batch, 1)
+    return {"pixel_values": vision.image(spec), "image_sizes": sizes}
+
+
+def tiled_tower(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Llama 3.2's tower: four tiles of which one is used."""
+    inputs = tiles.aspect_ratio_inputs(spec)
+    return {name: value for name, value in inputs.items() if spec.takes(name)}
+
+
+def queries(spec: ExampleSpec) -> dict[str, Tensor]:
+    """A Q-Former: 32 queries that read an image's 257 features."""
+    config = spec.config
+    width = read(config, "encoder_hidden_size", "hidden_size")
+    inputs = {
+        "query_embeds": floats(spec.batch, 32, config.hidden_size),
+        "encoder_hidden_states": floats(spec.batch, 257, width),
+    }
+    if spec.takes("input_ids"):
+        words = image_text.question(config.vocab_size, spec.batch)
+        inputs |= {"input_ids": words, "attention_mask": ones(spec.batch, 32 + words.shape[1])}
+    return inputs
+
+
+def hidden_tokens(spec: ExampleSpec) -> dict[str, Tensor]:
+    """An encoder of hidden states (batch, length, hidden size)."""
+    return {"hidden_states": floats(spec.batch, spec.length or 256, spec.config.hidden_size)}
+
+
+def hidden_pixels(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Florence-2's tower: pixels under the name `hidden_states`."""
+    return {"hidden_states": floats(spec.batch, 3, 768, 768)}
+
+
+def quantized_image(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Janus' VQ-VAE: an image with as many patches along each side as its codes have places."""
+    side = spec.config.num_patches * 2 ** (len(spec.config.channel_multiplier) - 1)
+    return {"pixel_values": floats(spec.batch, spec.config.in_channels, side, side)}
+
+
+def pooled_patches(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Molmo 2's adapter: features of 729 patches and which four of them each token pools."""
+    config = spec.config
+    width = config.hidden_size * len(config.vision_feature_layer)
+    windows = torch.arange(spec.batch * 182 * 4).view(-1, 4)
+    return {"image_features": floats(spec.batch, 729, width), "pooled_patches_idx": windows}
+
+
+def rows_of_patches(spec: ExampleSpec) -> dict[str, Tensor]:
+    """Molmo 2's tower: patches (images, patches, channels * patch * patch), as many as it has positions."""
+    config = spec.config
+    count = read(config, "num_position_embeddings", default=729)
+    return {"pixel_values": floats(spec.batch, count, 3 * config.patch_size**2)}
+
+
+def frames_as_images(spec: ExampleSpec) -> dict[str, Tensor]:
+    """X-CLIP's tower: the frames of all videos as images, (batch * frames, channels, height, width)."""
+    return {"pixel_values": vision.video(spec).flatten(0, 1)}
+
+
+FAMILIES: dict[str, Recipe] = {
+    "blip_2_qformer": queries,
+    "flava_multimodal_model": hidden_tokens,
+    "florence_vision": hidden_pixels,
+    "gemma4_vision": positioned_tower,
+    "inkling2_vision": merged_grid_tower,
+    "inkling_vision": cube_tower,
+    "instructblip_qformer": queries,
+    "instructblipvideo_qformer": queries,
+    "janus_vqgan": quantized_image,
+    "minicpm_ocr_vision": patches.side_by_side,
+    "minicpmv4_6_vision": patches.side_by_side,
+    "minicpmv4_7_vision": patches.side_by_side,
+    "mllama_vision_model": tiled_tower,
+    "molmo2_adapter": pooled_patches,
+    "molmo2_vision": rows_of_patches,
+    "pix2struct": patches.flattened_patches,
+    "pix2struct_vision_model": patches.flattened_patches,
+    "pixtral": sized_tower,
+    "siglip2_vision_model": patches.naflex,
+    "xclip_vision_model": frames_as_images,
+}

@@ -1,0 +1,49 @@
+"""The modes: what is done with a model, each with its phases and the words for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TRAINING_KEYS = ("optimizer", "optimizer_impl", "checkpointing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One value of `mode=`.
+
+    `phases` are marked in this order. `trains` says whether there are gradients and an optimizer. `title` names the work alone,
+    `headline` before the model ("Training ResNet-50"). `unused` are the keys of the query that change nothing in this mode.
+    """
+
+    key: str
+    title: str
+    headline: str
+    trains: bool
+    phases: tuple[str, ...]
+    unused: tuple[str, ...] = ()
+
+    def phase_after(self, phase: str) -> str:
+        """The phase that begins when one has ended; the last one goes on."""
+        place = self.phases.index(phase) + 1
+        return self.phases[min(place, len(self.phases) - 1)]
+
+
+_ROWS = (
+    Mode(
+        key="training",
+        title="Training",
+        headline="Training",
+        trains=True,
+        phases=("load", "forward", "backward", "optimizer", "step2"),
+    ),
+    Mode(
+        key="inference",
+        title="Inference",
+        headline="Inference with",
+        trains=False,
+        phases=("load", "forward", "step2"),
+        unused=TRAINING_KEYS,
+    ),
+)
+
+MODES: dict[str, Mode] = {row.key: row for row in _ROWS}

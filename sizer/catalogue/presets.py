@@ -1,0 +1,98 @@
+"""Well-known transformers models by name, each with its config and the parameter count that was published for it.
+
+The data is `presets.json` beside this file, read at first use. A config holds the keys of the model's own config.json that
+shape the architecture, in the words of transformers 5: where a hub config still says `rope_theta` and `rope_scaling`, it
+says `rope_parameters`, and classes are `num_labels` instead of a table of their names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sizer.errors import RequestError, quote, suggest
+
+DATA = Path(__file__).with_name("presets.json")
+
+PRESETS: Mapping[str, Preset]  # key -> Preset in display order; made by __getattr__ at the first access
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """One well-known model: its architecture, and how many parameters others say that it has.
+
+    `published_parameters` is somebody else's count, never ours; `published_as` says whose. It is exact where
+    `published_precision` is 1, else rounded to that many parameters ("6.7B" is 6_700_000_000 with a precision of 10**8).
+    Checkpoints hold what is no parameter (masks, position ids, quantisation scales), store tied weights twice, or carry a
+    head that the class lacks: `difference` is what to add to the published count to get the count of `head`, and
+    `difference_reason` says why. `hub_id` is for reference; nothing is fetched.
+    """
+
+    key: str
+    title: str
+    family: str
+    modality: str
+    hub_id: str
+    head: str
+    config_text: str
+    published_parameters: int
+    published_as: str
+    published_precision: int = 1
+    difference: int = 0
+    difference_reason: str | None = None
+    note: str | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config.json of the model, as a new dict at each access: transformers writes into what it is given."""
+        return json.loads(self.config_text)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the published count is exact, not rounded."""
+        return self.published_precision == 1
+
+    @property
+    def expected_parameters(self) -> int:
+        """How many parameters `head` has by the published count; within half of `published_precision` where rounded."""
+        return self.published_parameters + self.difference
+
+    def agrees_with(self, parameters: int) -> bool:
+        """Whether a count of `head`, tied weights once, is the published one to the precision in which it was published."""
+        return 2 * abs(parameters - self.expected_parameters) <= self.published_precision
+
+
+def find_preset(key: str) -> Preset:
+    """The preset with this key, such as "llama-3.1-8b". Raises RequestError, naming close keys, where there is none."""
+    presets = _load()
+    if key not in presets:
+        todo = (
+            suggest(key.lower(), presets)
+            or "see `python -m sizer models`; any other model is hub:<org/name> or config:"
+        )
+        raise RequestError("unknown preset", given=quote(key), allowed="a key of the presets", todo=todo)
+    return presets[key]
+
+
+def list_presets() -> tuple[Preset, ...]:
+    """All presets in display order: language models, encoders, sequence to sequence, images, several modalities, audio."""
+    return tuple(_load().values())
+
+
+def __getattr__(name: str) -> Mapping[str, Preset]:
+    if name == "PRESETS":
+        return _load()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _load() -> Mapping[str, Preset]:
+    """All presets by key, read-only, in the order of the file."""
+    rows = json.loads(DATA.read_text(encoding="utf-8"))
+    presets = [Preset(config_text=json.dumps(row.pop("config")), **row) for row in rows]
+    return MappingProxyType({preset.key: preset for preset in presets})

@@ -1,0 +1,172 @@
+"""Where architectures come from: one row for each way to write `arch=<source>:<value>`, with all that is told apart by it.
+
+A row names what imports torch as text, MODULE:FUNCTION, which is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from sizer.catalogue.presets import find_preset
+from sizer.config_json import canonical_config, decode_config
+from sizer.errors import ConfigError, RefusedValueError, RequestError
+
+Entry = Literal["names", "presets", "repository", "config"]
+
+TORCHVISION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
+TIMM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(?:\.[a-z0-9_]{1,63})?", re.ASCII)
+# A repository of the hub always has an owner here; no part begins or ends with "-" or ".", none holds "--" or "..".
+REPO_ID = re.compile(r"(?!.*(?:--|\.\.))(?:\w(?:[\w.-]{0,94}\w)?/)\w(?:[\w.-]{0,94}\w)?", re.ASCII)
+REVISION = re.compile(r"(?!.*(?:\.\.|//))\w(?:[\w./-]{0,126}[\w-])?", re.ASCII)
+EXAMPLE = "write for example arch=torchvision:resnet50"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One source of architectures.
+
+    `usage` is how it is written behind `arch=`, `title` what the form calls it, `entry` how the form asks for a name. `read`
+    makes the Request's `name`, `revision` and `config` of a value; it raises RefusedValueError. `title_of` is what a headline calls
+    a name; None where the name may be a stranger's.
+    `blueprint` is the function (request, config) -> Blueprint. `names` is the function that lists what `package` builds by
+    "name" and "family"; None where no package lists it. `preload` are the modules that the job server imports ahead
+    beside `package` and the blueprint's.
+    `refuses` are the keys of the query that its models do not take. `fetched` says that its config.json comes from the hub,
+    `required` that the package is installed wherever Sizer is.
+    """
+
+    key: str
+    usage: str
+    title: str
+    entry: Entry
+    read: Callable[[str], dict[str, str | None]]
+    package: str
+    blueprint: str
+    names: str | None = None
+    title_of: Callable[[str], str] | None = None
+    preload: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = ()
+    fetched: bool = False
+    required: bool = True
+
+
+def offered_sources() -> tuple[Source, ...]:
+    """The sources that can be built here: those whose package is required, or installed all the same."""
+    return tuple(row for row in SOURCES.values() if row.required or find_spec(row.package))
+
+
+def import_function(path: str) -> Callable[..., Any]:
+    """The function that MODULE:FUNCTION names. Raises ImportError."""
+    module, function = path.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _read_torchvision(value: str) -> dict[str, str | None]:
+    if not TORCHVISION_NAME.fullmatch(value):
+        raise RefusedValueError("a torchvision model name: lower-case letters, digits and _", EXAMPLE)
+    return {"name": value}
+
+
+def _read_timm(value: str) -> dict[str, str | None]:
+    if not TIMM_NAME.fullmatch(value):
+        allowed = "a timm model name: lower-case letters, digits and _, with a tag behind a dot or none"
+        raise RefusedValueError(allowed, "write for example arch=timm:resnet50.a1_in1k")
+    return {"name": value}
+
+
+def _read_preset(value: str) -> dict[str, str | None]:
+    try:
+        return {"name": find_preset(value).key}
+    except RequestError as error:
+        raise RefusedValueError(error.allowed, error.todo) from None
+
+
+def _read_hub(value: str) -> dict[str, str | None]:
+    name, at, revision = value.partition("@")
+    if not REPO_ID.fullmatch(name):
+        raise RefusedValueError(
+            "<org/name> of letters, digits, . _ -", "write for example arch=hub:openai-community/gpt2"
+        )
+    if at and not REVISION.fullmatch(revision):
+        raise RefusedValueError("<org/name>@<branch, tag or commit>", "write arch=hub:openai-community/gpt2@main")
+    return {"name": name, "revision": revision if at else None}
+
+
+def _read_config(value: str) -> dict[str, str | None]:
+    try:
+        return {"config": canonical_config(decode_config(value))}
+    except ConfigError as error:
+        given = f"{error.what}, {error.given}" if error.given else error.what
+        raise RefusedValueError(error.allowed or "base64url(zlib(JSON))", error.todo or EXAMPLE, given) from error
+
+
+_OF_TRANSFORMERS = ("head", "seq", "attention")
+
+_ROWS = (
+    Source(
+        key="torchvision",
+        usage="torchvision:<name>",
+        title="torchvision",
+        entry="names",
+        read=_read_torchvision,
+        title_of=str,
+        package="torchvision",
+        blueprint="sizer.architecture.vision:from_request",
+        names="sizer.architecture.vision:list_names",
+        refuses=_OF_TRANSFORMERS,
+    ),
+    Source(
+        key="timm",
+        usage="timm:<name>[.tag]",
+        title="timm",
+        entry="names",
+        read=_read_timm,
+        title_of=str,
+        package="timm",
+        blueprint="sizer.architecture.timm_models:from_request",
+        names="sizer.architecture.timm_models:list_names",
+        refuses=_OF_TRANSFORMERS,
+        required=False,
+    ),
+    Source(
+        key="hf",
+        usage="hf:<preset>",
+        title="Preset (Hugging Face)",
+        entry="presets",
+        read=_read_preset,
+        title_of=lambda name: find_preset(name).title,
+        package="transformers",
+        blueprint="sizer.architecture.from_config:from_preset",
+        preload=(
+            "transformers.modeling_utils",
+            "transformers.models.auto.modeling_auto",
+            "transformers.models.llama.modeling_llama",  # brings what most language models share: caches, masks, generation
+        ),
+    ),
+    Source(
+        key="hub",
+        usage="hub:<org/name>[@revision]",
+        title="Hub repository",
+        entry="repository",
+        read=_read_hub,
+        package="transformers",
+        blueprint="sizer.architecture.from_config:from_config",
+        fetched=True,
+    ),
+    Source(
+        key="config",
+        usage="config:<base64url(zlib(JSON))>",
+        title="Your config.json",
+        entry="config",
+        read=_read_config,
+        package="transformers",
+        blueprint="sizer.architecture.from_config:from_config",
+    ),
+)
+
+SOURCES: dict[str, Source] = {row.key: row for row in _ROWS}

@@ -1,0 +1,41 @@
+"""Arguments that several commands have: a query with a config from a file, and a number of minutes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from sizer.config_json import MAX_CONFIG_BYTES, encode_config, read_config
+from sizer.errors import ConfigError, quote
+
+
+def add_query(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add the query and `--config`, which `query_of` reads."""
+    parser.add_argument("query", metavar="QUERY", help=help)
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json in the place of arch")
+
+
+def query_of(options: argparse.Namespace) -> str:
+    """The query that was given, with the config of `--config` in the place of its arch. Raises ConfigError."""
+    return options.query if options.config is None else _with_config(options.query, options.config)
+
+
+def _with_config(query: str, path: Path) -> str:
+    """The query with a file's config in the place of its arch, which it need not have. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError("config file cannot be read", given=quote(str(path)), todo=error.strerror) from error
+    read_config(data)
+    others = [item for item in query.removeprefix("?").split("&") if item and item.partition("=")[0] != "arch"]
+    return "&".join([f"arch=config:{encode_config(data.decode())}", *others])
+
+
+def minutes(text: str) -> float:
+    """The number of minutes that a text names. Raises ArgumentTypeError where it is not between 0 and a day."""
+    found = float(text) if re.fullmatch(r"\d{1,4}(\.\d+)?", text) else 0
+    if not 0 < found < 24 * 60:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is no number of minutes between 0 and a day")
+    return found

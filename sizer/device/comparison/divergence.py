@@ -1,0 +1,249 @@
+"""Where an estimate and a device's recording diverge: allocations that only one of them makes, by operator and module."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from sizer.device.comparison.alignment import Alignment, Difference, Kind, Side
+from sizer.device.comparison.tape_index import TINY_BYTES
+from sizer.memory.timeline import running_bytes
+from sizer.units import format_bytes
+
+LARGEST = 5
+MOST_SCRATCH = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """A place where the estimate's tape and the device's recording are not the same work, in bytes as requested.
+
+    `kind` is what the estimate did, seen from the device: it missed an allocation ("missing"), made one too many ("extra"),
+    made one of another size ("size"), or released one later or earlier than the device ("later", "earlier").
+    `op` and `module` are the estimate's, `device_op` and `device_module` the recording's. For a block that only one side
+    has, the other side's are those of the last block before it that both have. `estimated_bytes` and `measured_bytes` are
+    the block's on either side, 0 where it is missing there; `times` is how often the same happens and `most_bytes` the most
+    that this held at once on one side beyond the other. The levels are what was allocated on either side just after it.
+    """
+
+    kind: Kind
+    phase: str
+    op: str
+    module: str
+    device_op: str
+    device_module: str
+    estimated_bytes: int
+    measured_bytes: int
+    times: int = 1
+    most_bytes: int
+    estimated_level_bytes: int
+    measured_level_bytes: int
+
+    @property
+    def level_difference_bytes(self) -> int:
+        """What the estimate has allocated there beyond the device; negative where it has less."""
+        return self.estimated_level_bytes - self.measured_level_bytes
+
+    def describe(self) -> str:
+        """The divergence as one line of text."""
+        return f"{self.phase}: {_PHRASES[self.kind](self)}{_times(self.times)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """What kernels hold inside, where both sides do not have the same: beyond what was there before and what they leave.
+
+    `op` and `module` are the recording's, the estimate's where the device has no such call. `most_bytes` is what the call
+    with the largest difference held on the device, `estimated_bytes` what the estimate has for it, `times` how many calls of
+    this operator in this phase differ.
+    """
+
+    op: str
+    module: str
+    phase: str
+    most_bytes: int
+    estimated_bytes: int = 0
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Bytes that one side has at a place and the other has not; `difference_bytes` is signed, estimate less device."""
+
+    kind: Kind
+    category: str
+    op: str
+    module: str
+    difference_bytes: int
+    blocks: int
+
+    def describe(self) -> str:
+        """The share as a phrase: who holds what."""
+        size, where = format_bytes(abs(self.difference_bytes)), f"by {operator_text(self.op, self.module)}"
+        blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
+        more, less = ("the estimate", "the device") if self.difference_bytes > 0 else ("the device", "the estimate")
+        if self.kind == "size":
+            return f"{more} gives {size} more{blocks} {where} ({self.category}) than {less}"
+        never = "has released" if self.kind in ("later", "earlier") else "has not"
+        return f"{more} holds {size}{blocks} {where} ({self.category}) that {less} {never}"
+
+
+def first_divergence(alignment: Alignment) -> Divergence | None:
+    """The first place where the two diverge; None where they never do.
+
+    Scratch and wrapped Python numbers (at most TINY_BYTES) are passed over.
+    """
+    found = min(_divergences(alignment), key=lambda group: group[0].start, default=None)
+    return None if found is None else _divergence(alignment, found)
+
+
+def largest_divergences(alignment: Alignment, count: int = LARGEST) -> tuple[Divergence, ...]:
+    """The divergences that hold the most bytes at once, the largest first; the same operator doing the same again is one."""
+    groups = sorted(_divergences(alignment), key=lambda group: (-_most_held(group), group[0].start))
+    return tuple(_divergence(alignment, group) for group in groups[:count])
+
+
+def scratch_of(alignment: Alignment, count: int = MOST_SCRATCH) -> tuple[Scratch, ...]:
+    """What kernels hold inside on both sides, where it differs, per operator and phase, the largest difference first."""
+    groups: dict[tuple[str, str], list[Scratch]] = defaultdict(list)
+    for phase in alignment.phases:
+        for one, other in alignment.calls(phase):
+            named = other or one
+            found = Scratch(
+                op=named.op,
+                module=named.module or (one.module if one else ""),
+                phase=phase,
+                most_bytes=other.inside_bytes if other else 0,
+                estimated_bytes=one.inside_bytes if one else 0,
+                times=1,
+            )
+            if _beyond(found) > TINY_BYTES:
+                groups[phase, found.op].append(found)
+    rows = [replace(max(group, key=_beyond), times=len(group)) for group in groups.values()]
+    return tuple(sorted(rows, key=_beyond, reverse=True)[:count])
+
+
+def _beyond(row: Scratch) -> int:
+    return abs(row.most_bytes - row.estimated_bytes)
+
+
+def shares_at(alignment: Alignment, side: Side, position: int) -> tuple[Share, ...]:
+    """What makes the levels of both sides differ at the same place of the work, the most bytes first.
+
+    `position` is the number of events done on `side`. The shares sum to the difference of the levels (bytes as requested), wrapped
+    numbers and scratch included.
+    """
+    alive, device_alive = alignment.alive(*alignment.corresponding(side, position))
+    groups: dict[tuple, list[_BlockPair]] = defaultdict(list)
+    for block in alive:
+        partner = alignment.estimate_partner[block]
+        kind = "extra" if partner < 0 else "size" if partner in device_alive else "later"
+        groups[kind, alignment.names("estimate", block)[0]].append((block, partner if kind == "size" else None))
+    for block in device_alive:
+        partner = alignment.device_partner[block]
+        if partner not in alive:
+            kind = "missing" if partner < 0 else "earlier"
+            groups[kind, alignment.names("device", block)[0]].append((None, block))
+    shares = [_share(alignment, kind, group) for (kind, _), group in groups.items()]
+    return tuple(
+        sorted((share for share in shares if share.difference_bytes), key=lambda one: -abs(one.difference_bytes))
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- groups
+
+_BlockPair = tuple[int | None, int | None]  # a block of the estimate, a block of the device
+
+
+def _divergences(alignment: Alignment) -> list[list[Difference]]:
+    """The differences that count, those alike together, each group in the order of the work."""
+    groups: dict[tuple, list[Difference]] = defaultdict(list)
+    for one in alignment.differences:
+        tiny = max(one.estimated_bytes, one.measured_bytes) <= TINY_BYTES
+        if not (one.is_scratch or tiny):
+            op, _ = alignment.names_at("device" if one.kind == "missing" else "estimate", one)
+            groups[one.kind, one.phase, op].append(one)
+    return list(groups.values())
+
+
+def _most_held(group: Sequence[Difference]) -> int:
+    """The most bytes that the differences of a group hold at once."""
+    edges = sorted((at, sign * one.held_bytes) for one in group for at, sign in ((one.start, 1), (one.end, -1)))
+    return max(running_bytes(range(len(edges)), [size for _, size in edges]), default=0)
+
+
+def _divergence(alignment: Alignment, group: Sequence[Difference]) -> Divergence:
+    one = group[0]
+    op, module = alignment.names_at("estimate", one)
+    device_op, device_module = alignment.names_at("device", one)
+    level, device_level = alignment.levels_after(one)
+    return Divergence(
+        kind=one.kind,
+        phase=one.phase,
+        op=op,
+        module=module,
+        device_op=device_op,
+        device_module=device_module,
+        estimated_bytes=one.estimated_bytes,
+        measured_bytes=one.measured_bytes,
+        times=len(group),
+        most_bytes=_most_held(group),
+        estimated_level_bytes=level,
+        measured_level_bytes=device_level,
+    )
+
+
+def _share(alignment: Alignment, kind: Kind, group: Sequence[_BlockPair]) -> Share:
+    tapes = alignment.estimate, alignment.device
+    sizes = [tuple(0 if b is None else t.sizes[b] for b, t in zip(held, tapes, strict=True)) for held in group]
+    largest = group[max(range(len(group)), key=lambda index: abs(sizes[index][0] - sizes[index][1]))]
+    side, block = ("device", largest[1]) if largest[0] is None else ("estimate", largest[0])
+    op, module = alignment.names(side, block)
+    return Share(
+        kind=kind,
+        category=alignment.category(side, block),
+        op=op,
+        module=module,
+        difference_bytes=sum(one - other for one, other in sizes),
+        blocks=sum(one != other for one, other in sizes),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+_PHRASES = {
+    "missing": lambda p: (
+        f"the device allocates {format_bytes(p.measured_bytes)} in {operator_text(p.device_op, p.device_module)}, "
+        f"the estimate does not (after {operator_text(p.op, p.module)})"
+    ),
+    "extra": lambda p: (
+        f"the estimate allocates {format_bytes(p.estimated_bytes)} in {operator_text(p.op, p.module)}, the device does not (after "
+        f"{operator_text(p.device_op, p.device_module)})"
+    ),
+    "size": lambda p: (
+        f"{operator_text(p.op, p.module)} takes {format_bytes(p.estimated_bytes)} in the estimate and "
+        f"{format_bytes(p.measured_bytes)} on the device ({operator_text(p.device_op)})"
+    ),
+    "later": lambda p: _released(p, "later"),
+    "earlier": lambda p: _released(p, "earlier"),
+}
+
+
+def _released(divergence: Divergence, when: str) -> str:
+    block = f"{format_bytes(divergence.estimated_bytes)} of {operator_text(divergence.op, divergence.module)}"
+    return f"the estimate releases {block} {when} than the device ({operator_text(divergence.device_op)})"
+
+
+def operator_text(op: str, module: str = "") -> str:
+    """An operator and its module as text; some memory is taken by code that is no operator."""
+    return f"{op or 'code outside operators'}{f' in {module}' if module else ''}"
+
+
+def _times(times: int) -> str:
+    return f", {times} times" if times > 1 else ""
+
+
+def join_shares(shares: Iterable[Share], count: int = 2) -> str:
+    """The largest shares as one phrase."""
+    return "; ".join(share.describe() for share in list(shares)[:count])

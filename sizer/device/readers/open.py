@@ -1,0 +1,30 @@
+"""Opens the reader of a device by its name. Importing this imports no torch; `open_reader` does."""
+
+from __future__ import annotations
+
+from sizer.device.readers.reader import Reader
+from sizer.errors import DeviceError, quote
+
+
+def open_reader(device: str) -> Reader:
+    """The reader of the device that PyTorch calls so: "cpu", "cuda:0" (or "cuda"), "mps".
+
+    Raises DeviceError with the devices that are there, or with what hinders PyTorch from using this one.
+    """
+    from sizer.device.machine.inventory import take_inventory
+
+    facts = take_inventory().find(device)
+    if facts.kind == "cpu":
+        from sizer.device.readers.cpu import CpuReader
+
+        return CpuReader(facts)
+    if facts.kind == "cuda":
+        from sizer.device.readers.cuda import CudaReader
+        from sizer.device.readers.cuda_runtime import CudaRuntime
+
+        return CudaReader(facts, CudaRuntime(facts.device))
+    if facts.kind == "mps":
+        from sizer.device.readers.mps import MpsReader, MpsRuntime
+
+        return MpsReader(facts, MpsRuntime())
+    raise DeviceError("nothing is measured on this kind of device yet", given=quote(device), allowed="cpu, cuda, mps")

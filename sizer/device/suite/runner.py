@@ -1,0 +1,43 @@
+"""What runs the cases of the suite, each in a process of its own, and tells the time. No torch in this process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sizer.device.record.kernels import KernelRecord
+from sizer.device.record.recording import Measured
+from sizer.device.suite.cases import Case
+from sizer.device.trial import launch
+from sizer.processes.program import run_program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Runs cases on a real device: in fresh processes, each of which has it alone. Tests put another one in its place."""
+
+    device: str
+    record: bool
+
+    def measure(self, case: Case, seconds: float) -> Measured:
+        """The measurement of a case, from a process that is killed after so many seconds. Raises SizerError.
+
+        The step is timed, too, except on the CPU, where that would take longest of all.
+        """
+        timing = not self.device.startswith("cpu")
+        return launch.measure(case.query, self.device, timing=timing, record=self.record, seconds=seconds)
+
+    def kernels(self, case: Case, seconds: float) -> KernelRecord:
+        """What the case's kernels hold inside, likewise."""
+        what = "the kernels could not be recorded"
+        answer = run_program("sizer.device.suite.kernel_log", case.query, self.device, seconds=seconds, what=what)
+        return KernelRecord.from_dict(answer)
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
+        return time.monotonic()
+
+    def date(self) -> datetime:
+        """The date and time in UTC."""
+        return datetime.now(UTC)

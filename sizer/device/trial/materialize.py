@@ -1,0 +1,137 @@
+"""A real module for a blueprint: weights of the right size and dtype with cheap random values, buffers with their true ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from sizer.architecture.blueprint import Blueprint
+
+STANDARD_DEVIATION = 0.02  # of the random weights: small enough that no half-precision activation overflows
+
+
+def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpointing: bool = False) -> nn.Module:
+    """The blueprint's module cast to `dtype`: parameters on meta, buffers real, on the CPU, as its constructor made them.
+
+    Constructors that want to read the values of their parameters get real ones. Raises BuildError where the architecture offers
+    no checkpointing and it is asked for.
+    """
+    module = _build(blueprint)
+    if checkpointing:
+        blueprint.switch_checkpointing_on(module)
+    for parameter in module.parameters():
+        if not parameter.is_meta:
+            _swap(parameter, parameter.detach().to("meta"))
+    return module.to(dtype)
+
+
+def parameter_and_buffer_bytes(module: nn.Module) -> tuple[int, int]:
+    """Bytes of a module's parameters and of its buffers, every storage once."""
+    return storage_bytes(module.parameters()), storage_bytes(module.buffers())
+
+
+def storage_bytes(tensors: Iterator[Tensor | None] | list[Tensor | None]) -> int:
+    """Bytes of the storages behind some tensors, each storage once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t is not None}
+    return sum(storages.values())
+
+
+def allocate_parameters(module: nn.Module) -> None:
+    """Give every parameter of a module memory on the CPU, without values. Tied parameters stay tied."""
+    for parameter in module.parameters():
+        _swap(parameter, torch.empty_like(parameter, device="cpu"))
+
+
+def load(module: nn.Module, device: torch.device) -> nn.Module:
+    """The module on the device: what the phase "load" measures.
+
+    On an accelerator it is the `module.to(device)` of every script, after `allocate_parameters`. On the CPU, where that would do
+    nothing, the parameters get their memory now and buffers are copied, in the order in which `.to` would.
+    """
+    if device.type != "cpu":
+        return module.to(device)
+    copies: dict[int, Tensor] = {}
+    for child in _children_first(module):
+        for parameter in child._parameters.values():
+            if parameter is not None and parameter.is_meta:
+                _swap(parameter, torch.empty_like(parameter, device="cpu"))
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                child._buffers[name] = _copy(buffer, copies)
+    return module
+
+
+def initialize_parameters(module: nn.Module) -> None:
+    """Give the weights small random values in place, vectors that scale 1 and others 0: no step may overflow."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if not parameter.is_floating_point():
+                continue
+            if parameter.dim() > 1:
+                parameter.normal_(0, STANDARD_DEVIATION)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def _build(blueprint: Blueprint) -> nn.Module:
+    try:
+        with _parameters_on_meta():
+            module = blueprint.build()
+    except Exception:  # the constructor reads values of parameters, or fails anyway: then it fails here, too
+        return blueprint.build()
+    return blueprint.build() if _has_lost_values(module) else module
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within the context, a parameter moves to meta the moment a module gets it: to initialize it then costs nothing."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if type(parameter) is nn.Parameter and not parameter.is_meta:
+            _swap(parameter, torch.empty_like(parameter, device="meta"))
+        register(self, name, parameter)
+
+    with mock.patch.object(nn.Module, "register_parameter", register_on_meta):
+        yield
+
+
+def _has_lost_values(module: nn.Module) -> bool:
+    """Whether a buffer or a plain attribute was computed from a parameter that had no values."""
+    if any(buffer.is_meta for buffer in module.buffers()):
+        return True
+    return any(tensor.is_meta for child in module.modules() for tensor in _plain_tensors(child))
+
+
+def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
+    registered = {"_parameters", "_buffers", "_modules"}
+    for name, value in vars(module).items():
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        if name not in registered:
+            yield from (item for item in items if isinstance(item, Tensor) and not isinstance(item, nn.Parameter))
+
+
+def _swap(parameter: nn.Parameter, data: Tensor) -> None:
+    """Put other data, of any device, into a parameter that stays the same object for everybody who holds it.
+
+    `torch.utils.swap_tensors` does the same, but refuses where weak references exist, as recurrent layers keep them.
+    """
+    torch._C._swap_tensor_impl(parameter, nn.Parameter(data, requires_grad=parameter.requires_grad))
+
+
+def _copy(buffer: Tensor, copies: dict[int, Tensor]) -> Tensor:
+    if id(buffer) not in copies:
+        copies[id(buffer)] = buffer.clone()
+    return copies[id(buffer)]
+
+
+def _children_first(module: nn.Module) -> Iterator[nn.Module]:
+    # torch/nn/modules/module.py, Module._apply: children first, then own parameters, then own buffers.
+    for child in module._modules.values():
+        if child is not None:
+            yield from _children_first(child)
+    yield module

@@ -1,0 +1,63 @@
+"""All the tapes of one piece of work, by batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sizer.memory.affine import AffineTape
+from sizer.memory.size_queries import SizeOracle
+from sizer.memory.tape import Tape
+
+
+class NotTracedError(ValueError):
+    """The work is not affine in the batch size, and was not traced at this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapeFamily:
+    """The tapes of one piece of work over the batch size: plain data, whose size queries are resolved when a tape is taken.
+
+    lines: (first batch, affine tape) ascending from batch 1; each holds up to the next one's first batch. Empty where the work is
+        not affine in the batch.
+    exact: tapes of batch sizes that were traced by themselves and stand before the lines; a batch of 1 is often an exception.
+    smallest: the smallest batch size that the model takes.
+    """
+
+    lines: tuple[tuple[int, AffineTape], ...] = ()
+    exact: tuple[Tape, ...] = ()
+    smallest: int = 1
+
+    def at(self, batch: int, oracle: SizeOracle | None = None) -> Tape:
+        """The tape (bytes per block) at one batch size, with the sizes that the oracle gives.
+
+        Raises NotTracedError where the work is not affine and was not traced at this batch, and what AffineTape.at raises.
+        """
+        for tape in self.exact:
+            if tape.batch == batch:
+                return tape.resolve(oracle)
+        if not self.lines:
+            raise NotTracedError("not traced")
+        line = [line for first, line in self.lines if first <= max(batch, 1)][-1]
+        return line.at(batch).resolve(oracle)
+
+    def settle(self, low: int, high: int, oracle: SizeOracle) -> TapeFamily:
+        """The family with every line settled (see AffineTape.settle) and no other tapes: an approximation for searches."""
+        return replace(
+            self, exact=(), lines=tuple((first, line.settle(low, high, oracle)) for first, line in self.lines)
+        )
+
+    def with_dtype(self, dtype: str, *, instead_of: str) -> TapeFamily:
+        """The family whose size queries name another dtype: float16 where it takes bfloat16's kernels; itself without any."""
+        if not any(tape.size_queries for tape in self.tapes()):
+            return self
+        return replace(
+            self,
+            lines=tuple((first, line.with_dtype(dtype, instead_of=instead_of)) for first, line in self.lines),
+            exact=tuple(tape.with_dtype(dtype, instead_of=instead_of) for tape in self.exact),
+        )
+
+    def tapes(self) -> Iterator[Tape]:
+        """Every tape that the family is made of."""
+        yield from (line.tape for _, line in self.lines)
+        yield from self.exact

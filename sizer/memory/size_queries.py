@@ -1,0 +1,96 @@
+"""Size queries: for blocks whose size no line over the batch gives, because a library decides it for each shape by itself.
+
+A tape holds for such a block a size that is a model, and beside it the query. A size oracle resolves it: a function that is handed
+in, since whoever asks a library stands outside of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+SizeOracle = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
+"""The bytes of a block by a query's kind, words and numbers; None where it is not known and the model stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeQuery:
+    """What decides the size of some blocks: `words` are the same at every batch size, `numbers` need not be."""
+
+    kind: str
+    words: tuple[str, ...]
+    numbers: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+    def with_dtype(self, dtype: str, *, instead_of: str) -> SizeQuery:
+        """The same query of another dtype."""
+        return replace(self, words=tuple(dtype if word == instead_of else word for word in self.words))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffineSizeQuery:
+    """A size query whose numbers are `constant[i] + per_item[i] * batch`."""
+
+    kind: str
+    words: tuple[str, ...]
+    constant: tuple[int, ...]
+    per_item: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+    def at(self, batch: int) -> SizeQuery:
+        """The query at one batch size."""
+        numbers = tuple([a + b * batch for a, b in zip(self.constant, self.per_item, strict=True)])
+        return SizeQuery(kind=self.kind, words=self.words, numbers=numbers, blocks=self.blocks)
+
+    def with_dtype(self, dtype: str, *, instead_of: str) -> AffineSizeQuery:
+        """The same query of another dtype."""
+        return replace(self, words=tuple(dtype if word == instead_of else word for word in self.words))
+
+
+def by_block(queries: Iterable[SizeQuery]) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
+    """Kind, words and numbers for each block that has a size query."""
+    return {block: (q.kind, q.words, q.numbers) for q in queries for block in q.blocks}
+
+
+def gather(by_block: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]) -> tuple[SizeQuery, ...]:
+    """The size queries of blocks, equal ones once."""
+    blocks: dict[tuple[str, tuple[str, ...], tuple[int, ...]], list[int]] = {}
+    for block, query in by_block.items():
+        blocks.setdefault(query, []).append(block)
+    return tuple(
+        SizeQuery(kind=kind, words=words, numbers=numbers, blocks=tuple(places))
+        for (kind, words, numbers), places in blocks.items()
+    )
+
+
+def fit_size_queries(
+    first: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]],
+    second: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]],
+    batches: tuple[int, int],
+) -> tuple[AffineSizeQuery, ...]:
+    """The affine size queries through those of two batch sizes, by block.
+
+    Raises ValueError with the first block whose two queries differ in more than numbers on a line.
+    """
+    if first.keys() != second.keys():
+        block = min(first.keys() ^ second.keys())
+        raise ValueError(f"block {block} has a size query at only one of the batches {batches[0]} and {batches[1]}")
+    step = batches[1] - batches[0]
+    blocks: dict[tuple, list[int]] = {}
+    for block, (kind, words, before) in first.items():
+        other_kind, other_words, after = second[block]
+        slopes = tuple([(b - a) // step for a, b in zip(before, after, strict=False)])
+        on_line = len(before) == len(after) and all(
+            a + slope * step == b for a, slope, b in zip(before, slopes, after, strict=True)
+        )
+        if (kind, words) != (other_kind, other_words) or not on_line:
+            raise ValueError(
+                f"block {block} has the size query {kind} {words} {before} at batch {batches[0]} and "
+                f"{other_kind} {other_words} {after} at batch {batches[1]}"
+            )
+        constant = tuple([a - slope * batches[0] for a, slope in zip(before, slopes, strict=True)])
+        blocks.setdefault((kind, words, constant, slopes), []).append(block)
+    return tuple(
+        AffineSizeQuery(kind=kind, words=words, constant=constant, per_item=slopes, blocks=tuple(places))
+        for (kind, words, constant, slopes), places in blocks.items()
+    )

@@ -1,0 +1,63 @@
+"""The line of a model's code that called an operator, and whether it kept the result, read from Python's own frames."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import os
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_ROOM = str(Path(__file__).parent) + os.sep
+_TRACING = str(Path(__file__).parents[1] / "tracing") + os.sep
+
+
+def is_hidden(frame: FrameType) -> bool:
+    """Whether a frame is PyTorch's or Sizer's tracing, not the model's."""
+    return frame.f_code.co_filename.startswith((_TORCH, _TRACING, _ROOM))
+
+
+def line_of(frame: FrameType | None) -> str | None:
+    """ "file:line in function" of the innermost frame that is the model's, from `frame` outwards.
+
+    None where there is no such frame.
+    """
+    while frame is not None and is_hidden(frame):
+        frame = frame.f_back
+    return frame and f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def drops_result(frame: FrameType) -> bool:
+    """Whether the call at which a frame stands is a statement of its own: its next instruction drops the result.
+
+    *Known limitations*: reads CPython's byte code; elsewhere nothing is found. Tried on 3.11.
+    """
+    return frame.f_lasti in _dropping_calls(frame.f_code)
+
+
+@functools.lru_cache(maxsize=4096)
+def _dropping_calls(code: CodeType) -> frozenset[int]:
+    """The offsets of the calls in a code object whose result the next instruction pops off the stack.
+
+    A frame may stand at the call or at one of the inline caches behind it, which `dis` leaves out.
+    """
+    return frozenset(
+        offset
+        for call, then in itertools.pairwise(dis.get_instructions(code))
+        if call.opname.startswith("CALL") and then.opname == "POP_TOP"
+        for offset in range(call.offset, then.offset, 2)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _short(filename: str) -> str:
+    """A file's name from its package on, or from the current folder."""
+    path = Path(filename)
+    for folder in ("site-packages", "dist-packages"):
+        if folder in path.parts:
+            return Path(*path.parts[path.parts.index(folder) + 1 :]).as_posix()
+    return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else path.as_posix()

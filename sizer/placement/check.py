@@ -1,0 +1,199 @@
+"""Placement checked by a forward pass: weights are on meta, what `.to()` would leave behind on the CPU. Imports torch."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sizer.architecture import make_blueprint
+from sizer.architecture.blueprint import Example
+from sizer.architecture.census import take_census, unregistered_tensors
+from sizer.catalogue.modes import MODES
+from sizer.errors import TraceError
+from sizer.estimator import build_module
+from sizer.placement import findings
+from sizer.placement.function_mode import PlacementFunctionMode
+from sizer.placement.placement_mode import PlacementMode, on_meta
+from sizer.placement.report import Finding, Group, PlacementReport
+from sizer.request import Request
+from sizer.tracing.steps import autocast, place, weight_dtype
+from sizer.tracing.trace import explained, recording, repeatable
+
+BATCH = 2  # of built-in sources: batch norm refuses one sample, and 1 broadcasts where nothing else does
+
+Progress = Callable[[str], None]
+Unregistered = list[tuple[str, Tensor]]
+
+
+def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:
+    """The tensors of a module and a batch by device and dtype (sizes in bytes), and the placement mistakes among them.
+
+        found = sizer.check_placement(model, (images,))
+        for finding in found.findings:
+            print(finding.what, finding.where, finding.todo, sep="\\n")
+
+    `inputs` are the forward pass's arguments, a tuple or a dict. Found are: weights on several devices; inputs on another
+    device than the weights; floating-point tensors of two dtypes in one matrix product or convolution; tensors that `forward`
+    makes on the CPU (a factory call without `device=`) and uses with the model's own; attributes that are neither parameter nor
+    buffer, so that `.to()` leaves them behind; devices named in the code; and `x.to(device)` for a tensor `x` as a statement,
+    whose result is lost.
+
+    The forward pass runs on meta tensors, on a copy of the module whose weights are on the meta device, which stands for the
+    device of the weights. Your module, its gradients, buffers and random numbers are not touched, no accelerator is needed,
+    and what only a GPU would refuse is found on a CPU. A module that was built on meta can be checked with inputs anywhere.
+    Raises BuildError where a lazy parameter has no shape yet.
+
+    *Known limitations*: only code that this forward pass reaches is checked, backward hooks and the training loop around it
+    are not; kernels of other libraries (Triton, CUDA extensions) do not run on meta; where control flow reads values that
+    come from weights, stand-ins are taken and noted; dropped results are read from CPython's byte code; several accelerators in
+    one model (pipeline parallelism) are told as weights on several devices; the module's own hooks run too.
+    """
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    return _check(module, (args, kwargs, None), lambda copied, given: copied(*given[0], **given[1]))
+
+
+def check_request(
+    request: Request, *, config: dict | None = None, report_progress: Progress | None = None
+) -> PlacementReport:
+    """The placement of a built-in source's model and batch, over one step of its work up to the loss (inference: the output).
+
+    The dtype is the first that the request names; the batch is of `BATCH` samples, since placement does not depend on it.
+    `config` is the parsed config.json for the sources "hub" and "config". Raises RequestError, ConfigError and BuildError.
+    """
+    progress = report_progress or (lambda text: None)
+    progress("building the model on meta")
+    blueprint = make_blueprint(request, config)
+    training, dtype = MODES[request.mode].trains, request.dtypes[0]
+    module = build_module(blueprint, checkpointing=request.checkpointing).train(training)
+    module.to("meta").to(weight_dtype(dtype))
+    example = place(blueprint.example(BATCH, training), weight_dtype(dtype), lambda tensor: tensor)
+    work = blueprint.loss if training else blueprint.predict
+
+    def run(copied: nn.Module, given: tuple) -> object:
+        args, kwargs, targets = given
+        with torch.set_grad_enabled(training), autocast("cuda", dtype)():
+            return work(copied, Example(args=args, kwargs=kwargs, targets=targets))
+
+    progress(f"running a step on meta tensors in {dtype}")
+    return _check(module, (example.args, example.kwargs, example.targets), run, name=blueprint.name)
+
+
+def _check(
+    module: nn.Module, given: tuple, run: Callable[[nn.Module, tuple], object], *, name: str | None = None
+) -> PlacementReport:
+    """The placement of a module and of the tensors in `given`, (args, kwargs, targets); `run` is the pass, on a copy of both.
+
+    Raises BuildError where a lazy parameter has no shape yet.
+    """
+    census = take_census(module, name=name or type(module).__name__)
+    device, unregistered = _device_of_weights(module, given), unregistered_tensors(module)
+    mode = PlacementMode(device, _dtype_of_weights(module))
+    reason = _run(mode, module, unregistered, given, run)
+    return PlacementReport(
+        name=census.name,
+        class_name=census.class_name,
+        device=str(device),
+        groups=tuple(_groups(module, unregistered, given)),
+        stray=census.unregistered_tensors,
+        findings=(*_without_a_pass(module, device, unregistered), *mode.findings),
+        ran=reason is None,
+        reason=reason,
+        notes=tuple(mode.recorder.notes),
+    )
+
+
+def _run(mode: PlacementMode, module: nn.Module, unregistered: Unregistered, given: tuple, run: Callable) -> str | None:
+    """Runs the pass; why it did not come to its end, None where it did."""
+    try:
+        copied = _copy_to_meta(mode, module, unregistered)
+    except Exception as error:  # whatever the parts of a module do when they are copied
+        return f"the module cannot be copied ({type(error).__name__}: {str(error)[:200]})"
+    given = pytree.tree_map_with_path(
+        lambda path, leaf: mode.place_input(_input_name(path), leaf) if isinstance(leaf, Tensor) else leaf, given
+    )
+    try:
+        with repeatable(), recording(mode.recorder), explained(mode.recorder), mode, PlacementFunctionMode(mode):
+            run(copied, given)
+    except TraceError as error:
+        return str(error)
+    behind = {path for path, tensor in unregistered_tensors(copied) if tensor.device.type == "cpu"}
+    mode.forget_copies_of(path for path, _ in unregistered if path not in behind)
+    return None
+
+
+def _copy_to_meta(mode: PlacementMode, module: nn.Module, unregistered: Unregistered) -> nn.Module:
+    """A copy of the module: on meta what is registered, with the values of small buffers; the rest as `.to()` leaves it."""
+    memo: dict[int, Any] = {id(buffer): mode.to_meta(buffer) for buffer in module.buffers()}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(on_meta(parameter), requires_grad=parameter.requires_grad)
+    memo |= {id(tensor): mode.attribute_on_cpu(path, tensor) for path, tensor in unregistered}
+    copied = copy.deepcopy(module, memo)
+    mode.recorder.load(copied)
+    return copied
+
+
+# --------------------------------------------------------------------------------------------------- before the pass
+
+
+def _device_of_weights(module: nn.Module, given: tuple) -> torch.device:
+    """The device with most of the weights' bytes; of a module without any, the first input's."""
+    sizes: Counter[torch.device] = Counter()
+    for tensor in [*module.parameters(), *module.buffers()]:
+        sizes[tensor.device] += tensor.numel() * tensor.element_size()
+    if sizes:
+        return sizes.most_common(1)[0][0]
+    return next((leaf.device for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)), torch.device("cpu"))
+
+
+def _dtype_of_weights(module: nn.Module) -> torch.dtype:
+    """The floating-point dtype with most of the parameters' bytes; float32 of a module without any."""
+    sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            sizes[parameter.dtype] += parameter.numel() * parameter.element_size()
+    return sizes.most_common(1)[0][0]
+
+
+def _groups(module: nn.Module, unregistered: Unregistered, given: tuple) -> Iterator[Group]:
+    for kind, tensors in (
+        ("parameters", module.parameters()),
+        ("buffers", module.buffers()),
+        ("other tensors", (tensor for _, tensor in unregistered)),
+        ("inputs", (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor))),
+    ):
+        groups: dict[tuple[str, str], list[Tensor]] = {}
+        for tensor in tensors:
+            groups.setdefault((str(tensor.device), str(tensor.dtype).removeprefix("torch.")), []).append(tensor)
+        for (device, dtype), members in groups.items():
+            yield Group(
+                kind=kind,
+                device=device,
+                dtype=dtype,
+                tensors=len(members),
+                elements=sum(tensor.numel() for tensor in members),
+                bytes=sum(tensor.numel() * tensor.element_size() for tensor in members),
+            )
+
+
+def _without_a_pass(module: nn.Module, device: torch.device, unregistered: Unregistered) -> Iterator[Finding]:
+    """What needs no forward pass to be found."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    elsewhere = {path: str(tensor.device) for path, tensor in named if tensor.device != device}
+    if elsewhere:
+        yield findings.weights_on_several_devices(list(elsewhere), len(named), set(elsewhere.values()), str(device))
+    if parameters := [path for path, tensor in unregistered if isinstance(tensor, nn.Parameter)]:
+        yield findings.unregistered_parameters(parameters)
+
+
+def _input_name(path: Any) -> str:
+    """ "input 0", "input_ids" or "targets" for the path of a tensor in (args, kwargs, targets)."""
+    keys = [getattr(key, "idx", getattr(key, "key", getattr(key, "name", key))) for key in path]
+    first, rest = ("targets", keys[1:]) if keys[0] == 2 else (str(keys[1]), keys[2:])
+    return "".join([f"input {first}" if keys[0] == 0 else first, *(f"[{key!r}]" for key in rest)])

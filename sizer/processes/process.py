@@ -1,0 +1,123 @@
+"""A child process as its parent sees it: started in a clean environment, spoken to in JSON lines, killed with all it started."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sizer.errors import JobError, quote
+from sizer.processes.environment import environment
+from sizer.processes.wire import to_line
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+CLOSE_SECONDS = 5.0
+LIMIT_STDERR_LINE = 64 * 2**10
+STDERR_LINES = 20
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module as a program; the current folder is not on its path."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def kill(process: subprocess.Popen | Process) -> None:
+    """Kill a process that has a session of its own, with all that it started."""
+    if os.name == "posix":
+        kill_group(process.pid)
+    else:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+            process.kill()
+
+
+def kill_group(group: int) -> None:
+    """Kill every process of a process group; nothing where it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM where only a zombie is left
+        os.killpg(group, signal.SIGKILL)
+
+
+class ChildProcess:
+    """A module run as a program with pipes to and from it, in a session of its own, whose `home` is an empty folder.
+
+    `name` begins the sentences about it ("the job server"). Messages are written by `send` and read by `lines`; who has read
+    all of them calls `wait`. Raises JobError where it cannot be started.
+    """
+
+    def __init__(self, module: str, *arguments: str, name: str, accelerators: bool = False):
+        self.home = tempfile.mkdtemp(prefix="sizer-")
+        try:
+            self._process = subprocess.Popen(
+                python_command(module, *arguments),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment(self.home, accelerators=accelerators),
+                start_new_session=os.name == "posix",  # Ctrl-C in the parent's terminal is for the parent
+            )
+        except OSError as error:
+            shutil.rmtree(self.home, ignore_errors=True)
+            raise JobError(f"{name} could not be started ({error.strerror})") from error
+        self._stderr_lines: collections.deque[str] = collections.deque(maxlen=STDERR_LINES)
+        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._stderr_reader.start()
+
+    @property
+    def id(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, message: dict) -> None:
+        """Write a message. Raises OSError where the process has ended."""
+        self._process.stdin.write(to_line(message))
+        self._process.stdin.flush()
+
+    def close_stdin(self) -> None:
+        """Tell the process that no more messages will come."""
+        with contextlib.suppress(OSError):  # it has ended with a message unread
+            self._process.stdin.close()
+
+    def lines(self, limit: int) -> Iterator[bytes]:
+        """The lines that the process writes until it ends; one of more than `limit` bytes comes in parts."""
+        while line := self._process.stdout.readline(limit):
+            yield line
+
+    def kill(self) -> None:
+        """Kill the process with all that it started, unless it was waited for."""
+        if self._process.returncode is None:
+            kill(self._process)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the process ends in this time."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def wait(self) -> int:
+        """The exit status, negative for the signal that ended the process; waits for its end and removes its home."""
+        status = self._process.wait()
+        self._stderr_reader.join(CLOSE_SECONDS)
+        self._process.stdout.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+        return status
+
+    def saying(self) -> str:
+        """The last line on its standard error as the end of a sentence, ", saying '...'"; empty where it wrote none."""
+        lines = [line for line in self._stderr_lines if line]
+        return f", saying {quote(lines[-1], 300)}" if lines else ""
+
+    def _read_stderr(self) -> None:
+        with self._process.stderr as pipe:
+            for line in iter(lambda: pipe.readline(LIMIT_STDERR_LINE), b""):
+                self._stderr_lines.append(line.decode("utf-8", "replace").strip())

@@ -1,0 +1,119 @@
+"""How the values of a query's keys are read and written. What reads a text raises RefusedValueError where it is not taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from sizer.errors import RefusedValueError, suggest
+from sizer.versions import OLDEST, format_version, parse_version
+
+MAX_BATCH, MAX_BATCHES = 65_536, 32
+MAX_SEQUENCE_LENGTH = 1_048_576
+MIN_IMAGE, MAX_IMAGE = 16, 4096
+MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
+CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)
+
+
+def choice(allowed: Iterable[str]) -> Callable[[str], str]:
+    """A function that reads one of the allowed words."""
+    known = tuple(allowed)
+
+    def read(text: str) -> str:
+        if text not in known:
+            raise RefusedValueError(", ".join(known), suggest(text, known) or "give one of these")
+        return text
+
+    return read
+
+
+def read_switch(text: str) -> bool:
+    """0 or 1."""
+    return choice(("0", "1"))(text) == "1"
+
+
+def format_switch(on: bool) -> str:
+    """0 or 1."""
+    return "01"[on]
+
+
+def listed(read: Callable[[str], object]) -> Callable[[str], tuple]:
+    """A function that reads a comma list; repeated entries are dropped, their order is kept."""
+    return lambda text: tuple(dict.fromkeys(read(part.strip(" ")) for part in text.split(",")))
+
+
+def format_list(values: tuple) -> str:
+    """The values with commas between."""
+    return ",".join(map(str, values))
+
+
+def _read_integer(text: str, low: int, high: int, example: str) -> int:
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) else None
+    if number is None or not low <= number <= high:
+        raise RefusedValueError(f"whole numbers from {low:,} to {high:,}", f"write for example {example}")
+    return number
+
+
+def read_batches(text: str) -> tuple[int, ...]:
+    """Batch sizes, with commas between."""
+    try:
+        sizes = listed(lambda part: _read_integer(part, 1, MAX_BATCH, "batch=1,2,4"))(text)
+    except RefusedValueError as refused:
+        allowed = f"{refused.allowed}, at most {MAX_BATCHES} of them, with commas between"
+        raise RefusedValueError(allowed, refused.todo) from None
+    if len(sizes) > MAX_BATCHES:
+        raise RefusedValueError(f"at most {MAX_BATCHES} batch sizes", "drop some", f"{len(sizes)} of them")
+    return sizes
+
+
+def read_sequence_length(text: str) -> int:
+    """A number of tokens."""
+    return _read_integer(text, 1, MAX_SEQUENCE_LENGTH, "seq=2048")
+
+
+def read_image_size(text: str) -> tuple[int, int]:
+    """Height and width in pixels, one number where they are equal."""
+    height, cross, width = text.partition("x")
+    try:
+        sides = [_read_integer(side, MIN_IMAGE, MAX_IMAGE, "") for side in (height, width if cross else height)]
+    except RefusedValueError:
+        raise RefusedValueError(
+            f"a side, or height x width, each from {MIN_IMAGE} to {MAX_IMAGE} pixels",
+            "write image=224 or image=224x320 (a model may have a minimum of its own)",
+        ) from None
+    return sides[0], sides[1]
+
+
+def format_image_size(size: tuple[int, int]) -> str:
+    """Height and width in pixels, one number where they are equal."""
+    height, width = size
+    return str(height) if height == width else f"{height}x{width}"
+
+
+def read_torch(text: str) -> str:
+    """A version of PyTorch as "2.11", whatever its patch release."""
+    try:
+        version = parse_version(text)
+    except ValueError:
+        version = None
+    if version is None or version < OLDEST:
+        oldest = format_version(OLDEST)
+        raise RefusedValueError(
+            f"PyTorch's versions from {oldest} on, the oldest whose rules are known",
+            f"write for example torch={oldest}, or leave it out for the installed one",
+        )
+    return format_version(version)
+
+
+def read_head(text: str) -> str:
+    """The name of a class."""
+    if not CLASS_NAME.fullmatch(text):
+        raise RefusedValueError("a transformers class name", "write for example head=LlamaForCausalLM")
+    return text
+
+
+def check_length(value: str) -> str:
+    """The value, which must not be too long."""
+    if len(value) > MAX_VALUE_LENGTH:
+        raise RefusedValueError(f"at most {MAX_VALUE_LENGTH} characters", "shorten it", f"{len(value):,} characters")
+    return value

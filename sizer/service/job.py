@@ -1,0 +1,57 @@
+"""A job as its callers see it: what it is doing, whether it is done, its result or its error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sizer.errors import JobError
+from sizer.memory.report import Report
+from sizer.processes.outcome import Outcome
+from sizer.service.connection import Connection
+
+Read = Callable[[dict], object]
+
+
+class Job:
+    """One caller's share in a job of the server, which identical requests share, each with a Job of its own."""
+
+    def __init__(self, shared: SharedJob, give_up: Callable[[Job], None]):
+        self.shared, self.cancelled = shared, False
+        self._give_up = give_up
+
+    @property
+    def progress(self) -> str:
+        """One short line on what is being done now."""
+        return self.shared.progress
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` would answer at once."""
+        return self.cancelled or self.shared.done
+
+    def result(self, timeout: float | None = None) -> Report | None:
+        """The report, or None while it is still being made after `timeout` seconds (None: waits until it is done).
+
+        Raises the job's own error (ConfigError, HubError, BuildError, TraceError ...), or JobError where it was
+        cancelled, hit a limit, crashed, or the job server died under it; such a job may be submitted again.
+        """
+        if not self.cancelled:
+            self.shared.wait(timeout)
+        if self.cancelled:
+            raise JobError("the job was cancelled")
+        return self.shared.result(0)
+
+    def cancel(self) -> None:
+        """Give up this share; the job is stopped when nobody else waits for it. A job that is done stays done."""
+        self._give_up(self)
+
+
+class SharedJob(Outcome):
+    """A job of the server, and what its callers wait for. Everything but `result` happens under the client's lock."""
+
+    def __init__(self, key: tuple, message: dict, read: Read):
+        super().__init__()
+        self.key, self.message, self.read = key, message, read
+        self.waiters = 0
+        self.number: int | None = None
+        self.connection: Connection | None = None

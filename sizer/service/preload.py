@@ -1,0 +1,50 @@
+"""What the job server imports once, so that the jobs that it forks need not."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.metadata
+import sys
+import tempfile
+
+from sizer.errors import JobError
+
+
+def preload(names: tuple[str, ...]) -> dict[str, str]:
+    """Imports the modules, so that children need not; the versions of those that have one. Raises JobError."""
+    gc.disable()
+    tempfile.gettempdir()  # writes a file on its first call, which jobs may not: see sizer.processes.sandbox.confine
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise _explain_import(name, error) from error
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the children
+    gc.enable()
+    return {name: _version(name) for name in ("sizer", *names) if "." not in name}
+
+
+def _version(name: str) -> str:
+    return str(getattr(sys.modules.get(name), "__version__", "unknown"))
+
+
+def _explain_import(name: str, error: Exception) -> JobError:
+    text = " ".join(str(error).split())
+    if "torchvision::nms" in text:
+        return JobError(
+            f"torch {_installed('torch')} and torchvision {_installed('torchvision')} do not belong together "
+            "(operator torchvision::nms does not exist)",
+            todo="reinstall both with one pip command from the same package index",
+        )
+    missing = isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("sizer")
+    todo = "install what requirements.txt names" if missing else None
+    return JobError(f"{name} could not be imported ({type(error).__name__}: {text[:300]})", todo=todo)
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,24 @@
+"""From a blueprint to a tape: the step runs on meta tensors, and every allocation and release is written down.
+
+    Blueprint ──build──► module on meta ──trace──► Recorder (a dispatch mode, by the Rules of a Device) ──► Tape
+
+    tables, device, log, modules ← values ← allocations ← meta ← cuda | cpu | mps ← rules ← recorder ← trace, watch, explain
+
+Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
+tensors would hold, `meta` is what meta tensors do differently from every device, `cuda`, `cpu` and `mps` what one kind of device
+does. In these three an operator's family has one module, whose tables `rules` joins (`rules.FAMILIES`). Where does a change belong?
+
+- a composite operator that a device runs with a kernel of its own: KERNELS of the family, `meta/composite.py` for all devices;
+- a result with other strides or another dtype than the meta kernel's: RESULTS of the family, `meta/strides.py`;
+- an operator whose result depends on values: HANDLERS, `values/stand_ins.py`, `indexing.py`, `routing.py`, `boxes.py`;
+- an operator without a meta kernel: HANDLERS, `meta/ctc.py`, `meta/grouped.py`, `cuda/recurrent.py`;
+- a length that a model predicts: PREDICTED, `values/lengths.py`;
+- what a kernel holds beside its results: HELD of the family;
+- a workspace that a library or the GPU's size decides: a `DeferredSize` in HELD, resolved in KINDS, `cuda/size_oracle.py`;
+- what a matrix product holds: WORKSPACE_USERS and `blas_of`, `cuda/cublas.py`;
+- dtypes that every device refuses: CHECKS, `meta/dtypes.py`;
+- a slow meta kernel: SHORTCUTS, `meta/shortcuts.py` and `meta/norm_shortcuts.py`;
+- a dtype under autocast: the lists of `meta/autocast_lists.py`;
+- which attention backend CUDA chooses: CONDITIONS, `cuda/attention_backend.py`;
+- a Python function that must be replaced while a trace runs: `trace.recording`, which enters all such contexts.
+"""

@@ -1,0 +1,45 @@
+"""What a kernel allocates beside its results, where no dispatch mode sees it: steps in the kernel's own order.
+
+A list of sizes (bytes) is held together and released, a tuple of sizes is held until the operator ends, a tensor is one of the
+operator's results, which exists from there on. PRODUCT among the sizes of a list stands for cuBLAS's workspace. Each function in
+a table HELD takes the device, the operator's arguments and its results; its docstring names the C++ file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.device import Device
+from sizer.tracing.values.known import tensors_of
+
+PRODUCT: Final = -1
+
+Step = list[int] | tuple[int, ...] | Tensor
+Steps = Iterable[Step]
+Held = Callable[[Device, tuple, dict, Any], Steps]
+
+
+def after_results(held: Held) -> Held:
+    """What an operator holds that makes its results first."""
+
+    @wraps(held)
+    def steps(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+        yield from tensors_of((out,))
+        yield from held(device, args, kwargs, out)
+
+    return steps
+
+
+def copies(*tensors: Tensor | None, layout: torch.memory_format = torch.contiguous_format) -> list[int]:
+    """What `contiguous()` copies: the bytes of each tensor that is not in the layout yet."""
+    return [t.nbytes for t in tensors if t is not None and not t.is_contiguous(memory_format=layout)]
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The least multiple that is not below the number."""
+    return -(-number // multiple) * multiple

@@ -1,0 +1,83 @@
+"""Scaled dot product attention on the CPU: its one fused kernel, and what that holds inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.allocations import Held, Steps
+from sizer.tracing.cpu import processor
+from sizer.tracing.cpu.products import buffer_bytes
+from sizer.tracing.device import Device
+from sizer.tracing.meta.attention import (
+    Attention,
+    additive_mask,
+    attention_kernel,
+    has_rows,
+    heads_fit,
+    is_dense,
+    math_attention,
+)
+
+_aten = torch.ops.aten
+
+
+@attention_kernel
+def scaled_dot_product_attention(device: Device, a: Attention) -> Tensor:
+    """aten.scaled_dot_product_attention as the CPU runs it (sdp_utils_cpp.cpp, use_flash_attention_cpp)."""
+    strides = all(t.stride(-1) == 1 for t in (a.query, a.key, a.value))
+    heads = a.query.shape[-1] == a.key.shape[-1] == a.value.shape[-1]
+    trainable_mask = a.mask is not None and a.mask.requires_grad
+    shapes = is_dense(device, a) and has_rows(device, a) and heads_fit(device, a)
+    why = f"{str(a.query.dtype)[6:]}, head dim {a.query.shape[-1]}"
+    if a.dropout == 0 and shapes and heads and strides and not trainable_mask:
+        device.note_choice("attention", "flash for CPU", why)
+        mask = additive_mask(a.mask, a.query.dtype)
+        return _aten._scaled_dot_product_flash_attention_for_cpu.default(
+            a.query, a.key, a.value, a.dropout, a.is_causal, attn_mask=mask, scale=a.scale
+        )[0]
+    device.note_choice("attention", "math", why)
+    return math_attention(a)
+
+
+def _split(queries: int, keys: int) -> tuple[int, int]:
+    """Rows and columns of the block of weights that a thread has in hand (cpu/FlashAttentionKernel.cpp)."""
+    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    return min(rows, queries), min(512, keys)
+
+
+def flash_attention(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
+    """_scaled_dot_product_flash_attention_for_cpu (cpu/FlashAttentionKernel.cpp, cpu_flash_attention): per thread, in the
+    accumulation dtype, a block of weights, its rows' maxima and sums, and the output; in half precision the weights again."""
+    query, key = args[0], args[1]
+    rows, columns = _split(query.shape[2], key.shape[2])
+    threads, wide = torch.get_num_threads(), max(4, query.itemsize)
+    buffer = threads * (rows * columns + 2 * rows + rows * query.shape[3]) * wide
+    return [*out, [buffer, threads * rows * columns * query.itemsize if query.itemsize < 4 else 0]]
+
+
+def flash_attention_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
+    """.._flash_attention_for_cpu_backward (cpu_flash_attention_backward): per thread two blocks of weights, in half precision in
+    both precisions, and a sum for every row; oneDNN's matrix products in half precision work in buffers of their own."""
+    grad, query, key = args[0], args[1], args[2]
+    rows, columns = _split(query.shape[2], key.shape[2])
+    threads, wide, half = torch.get_num_threads(), max(4, query.itemsize), query.itemsize < 4
+    sizes = [threads * 2 * rows * columns * wide, threads * rows * wide]
+    if half:
+        sizes += [threads * 2 * rows * columns * query.itemsize]
+        products = (
+            buffer_bytes(columns, rows, query.shape[3], True),
+            buffer_bytes(rows, columns, query.shape[3], False),
+        )
+        sizes += [max(products) if processor.onednn_takes(query.dtype) else 0]
+    copy = 0 if grad.transpose(1, 2).is_contiguous() else grad.nbytes
+    return [[copy], *out, [copy, *sizes]]
+
+
+KERNELS = {_aten.scaled_dot_product_attention.default: scaled_dot_product_attention}
+HELD: dict[Any, Held] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: flash_attention_backward,
+}

@@ -1,0 +1,94 @@
+"""Normalization on the CPU: the dtype of its statistics, the strides of its results, and what its kernels hold inside.
+
+As of PyTorch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.cpu.copies import copying
+from sizer.tracing.device import Device
+from sizer.tracing.meta.strides import in_format, memory_format
+from sizer.tracing.tables import Results
+from sizer.tracing.values.known import tensors_of
+
+_aten = torch.ops.aten
+
+
+def statistics(args: tuple, out: Any) -> Any:
+    """native_{layer,group,batch}_norm on the CPU keep mean and variance in the input's dtype, where meta and CUDA keep float32.
+
+    Source: param_scalar_type in aten/src/ATen/native/cpu/mixed_data_type.h: float32 only if the weights are.
+    """
+    input, weights = args[0], [a for a in args[1:5] if isinstance(a, torch.Tensor)]
+    wanted = torch.float32 if any(w.dtype == torch.float32 for w in weights) else input.dtype
+    return (out[0], *(t if t.dtype == wanted else t.to(wanted) for t in out[1:]))
+
+
+def batch_norm_result(args: tuple, out: tuple) -> tuple:
+    """native_batch_norm(input [N, C, ..], ..): contiguous or channels last, on meta the input's strides (Normalization.cpp)."""
+    return statistics(args, (in_format(out[0], memory_format(args[0])), *out[1:]))
+
+
+def batch_norm_of_fixed_statistics(args: tuple, out: tuple) -> tuple:
+    """The same in evaluation: nothing is kept but the output (Normalization.cpp, batch_norm_cpu)."""
+    return (
+        in_format(out[0], memory_format(args[0])),
+        *(torch.empty(0, dtype=t.dtype, device=t.device) for t in out[1:]),
+    )
+
+
+def batch_norm_gradient(args: tuple, out: tuple) -> tuple:
+    """native_batch_norm_backward(gradient, input, ..): the input's gradient in the input's format."""
+    return (in_format(out[0], memory_format(args[1])), *out[1:])
+
+
+def batch_norm(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
+    """native_batch_norm (cpu/batch_norm_kernel.cpp): scale and shift of every channel in the accumulation dtype."""
+    return [*tensors_of(out), [args[0].shape[1] * 4] * 2]
+
+
+def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
+    """native_batch_norm_backward (Normalization.cpp, batch_norm_backward_cpu): a second tensor for the input's gradient where
+    gradient and input are contiguous or both have their channels last."""
+    grad, input = args[0], args[1]
+    wanted = memory_format(input)
+    contiguous = all(t.is_contiguous(memory_format=wanted) for t in (grad, input))
+    return [*tensors_of(out), [input.nbytes if contiguous else 0]]
+
+
+def layer_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """native_layer_norm (layer_norm.cpp, cuda/layer_norm_kernel.cu): the input made contiguous."""
+    return [copies(args[0])]
+
+
+def layer_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """native_layer_norm_backward (cpu/layer_norm_kernel.cpp): gradient and input made contiguous, then the partial sums
+    of weight and bias, [2, threads, N]."""
+    grad, input, shape = args[0], args[1], args[2]
+    partial = 2 * torch.get_num_threads() * prod(shape) * input.itemsize
+    return [[*copies(grad, input), partial]]
+
+
+RESULTS: Results = {
+    _aten.native_layer_norm.default: statistics,
+    _aten.native_group_norm.default: statistics,
+    _aten.native_batch_norm.default: batch_norm_result,
+    _aten._native_batch_norm_legit.default: batch_norm_result,
+    _aten._native_batch_norm_legit_no_training.default: batch_norm_of_fixed_statistics,
+    _aten.native_batch_norm_backward.default: batch_norm_gradient,
+}
+HELD: dict[Any, Held] = {
+    _aten.native_layer_norm.default: after_results(layer_norm),
+    _aten.native_layer_norm_backward.default: after_results(layer_norm_backward),
+    _aten.native_group_norm.default: copying(0, last=True),
+    _aten.native_group_norm_backward.default: copying(1, 0, last=True),
+    _aten._native_batch_norm_legit.default: batch_norm,
+    _aten._native_batch_norm_legit_no_training.default: batch_norm,
+    _aten.native_batch_norm_backward.default: batch_norm_backward,
+}

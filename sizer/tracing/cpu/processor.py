@@ -1,0 +1,23 @@
+"""The processor of this computer: "the CPU" is the one that Sizer runs on."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+
+@functools.cache
+def floats_per_register() -> int:
+    """16 with AVX-512, 8 with AVX2 or less."""
+    return 8 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT") else 16
+
+
+@functools.cache
+def onednn_takes(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes convolutions in this half precision here (mkldnn_bf16_device_check, mkldnn_fp16_device_check)."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float16 and torch.ops.mkldnn._is_mkldnn_fp16_supported()

@@ -1,0 +1,217 @@
+"""Which backend CUDA chooses for scaled dot product attention: in PyTorch's order, by its conditions.
+
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and sdp_utils_cpp.{h,cpp}, PyTorch 2.6 and 2.11 to 2.15; where these
+differ, the conditions ask the device's version. Shapes: query [batch, heads, queries, head_dim], key and value [batch, key_heads,
+keys, head_dim].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from sizer.tracing.device import Device
+from sizer.tracing.meta.attention import Attention, has_rows, heads_fit, is_dense
+
+_HALVES = (torch.float16, torch.bfloat16)
+_LARGEST_GRID = 65535  # batch or heads that cuDNN and flash take
+
+# A condition and what to say of a backend that is passed over because the condition does not hold.
+Condition = tuple[str, Callable[[Device, Attention], bool]]
+
+
+def _capability(device: Device) -> tuple[int, int]:
+    return device.capability or (0, 0)
+
+
+def _within(low: tuple[int, int], high: tuple[int, int]) -> Callable[[Device, Attention], bool]:
+    return lambda device, a: low <= _capability(device) <= high
+
+
+def _has_kernels(device: Device, a: Attention) -> bool:
+    """check_sm_version goes to 9.0 in 2.6, to 12.0 since 2.7 (pull request 145602) and to 12.1 since 2.8 (152314)."""
+    highest = (9, 0) if device.version < (2, 7) else (12, 0) if device.version < (2, 8) else (12, 1)
+    return _capability(device) <= highest
+
+
+def _heads_fit_efficient(device: Device, a: Attention) -> bool:
+    """Its kernels read grouped heads since 2.14 (q_heads_per_kv in mem_eff_attention/kernel_forward.h)."""
+    return heads_fit(device, a, grouped=device.version >= (2, 14))
+
+
+def _unit_stride(singleton: bool) -> Callable[[Device, Attention], bool]:
+    """check_last_dim_stride_equals_1_dense"""
+
+    def holds(device: Device, a: Attention) -> bool:
+        plain = all(t.stride(-1) == 1 for t in (a.query, a.key, a.value)) or (singleton and a.query.shape[-1] == 1)
+        return plain and (a.mask is None or a.mask.stride(-1) == 1)
+
+    return holds
+
+
+def _same_dtype(a: Attention, allowed: tuple[torch.dtype, ...]) -> bool:
+    return a.query.dtype == a.key.dtype == a.value.dtype and a.query.dtype in allowed
+
+
+def _is_half(device: Device, a: Attention) -> bool:
+    return _same_dtype(a, _HALVES)
+
+
+def _grid_fits(device: Device, a: Attention) -> bool:
+    return device.version < (2, 15) or max(a.query.shape[:2]) <= _LARGEST_GRID
+
+
+def _flash_heads(device: Device, a: Attention) -> bool:
+    query, key, value = a.heads
+    return query == key == value and query <= 256
+
+
+def _flash_trains(device: Device, a: Attention) -> bool:
+    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120"""
+    consumer = (8, 6) <= _capability(device) <= (8, 9) or (12, 0) <= _capability(device) <= (12, 1)
+    head = a.query.shape[-1]
+    return not (a.trains and consumer) or head <= 192 or (a.dropout == 0 and head > 224)
+
+
+def _flash_causal(device: Device, a: Attention) -> bool:
+    return not a.is_causal or a.query.shape[-2] == a.key.shape[-2]
+
+
+def _alignment(device: Device, a: Attention) -> int:
+    """minimum_gemm_alignment: 128 bits where tensor cores work."""
+    capability, half = _capability(device), a.query.dtype in _HALVES
+    least = 4 if capability >= (8, 0) else 1
+    tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and half)
+    return max(least, 8 if half else 4) if tensor_cores else least
+
+
+def _efficient_heads(device: Device, a: Attention) -> bool:
+    query, key, value = a.heads
+    multiple = _alignment(device, a)
+    return query == key and query > 0 and value > 0 and not query % multiple and not value % multiple
+
+
+def _efficient_offsets(device: Device, a: Attention) -> bool:
+    """check_data_ptr_alignment_mem_efficient, since 2.14."""
+    if device.version < (2, 14) or _capability(device) < (8, 0):
+        return True
+    multiple = _alignment(device, a)
+    return not any(t.storage_offset() % multiple for t in (a.query, a.key, a.value))
+
+
+def _efficient_dtype(device: Device, a: Attention) -> bool:
+    brain = (torch.bfloat16,) if _capability(device) >= (8, 0) else ()
+    return _same_dtype(a, (torch.float16, torch.float32, *brain))
+
+
+def _cudnn_wide(device: Device) -> bool:
+    """Head dimensions up to 256: cuDNN newer than 9.22 with frontend 1.24, which come with 2.15."""
+    capability = _capability(device)
+    return device.version >= (2, 15) and (capability == (9, 0) or capability[0] == 10)
+
+
+def _cudnn_heads(device: Device, a: Attention) -> bool:
+    """check_cudnn_tensor_shapes and check_cudnn_d256_bprop_head_dim"""
+    query, _, value = a.heads
+    capability = _capability(device)
+    if query % 8 or value % 8:
+        return False
+    if _cudnn_wide(device):
+        trains = max(query, value) <= 128 or (query, value) in ((192, 128), (256, 256))
+        return max(query, value) <= 256 and (trains or not a.trains)
+    datacenter = capability == (9, 0) or capability[0] == 10
+    return max(query, value) <= 128 or (datacenter and (query, value) == (192, 128))
+
+
+def _cudnn_rows(device: Device, a: Attention) -> bool:
+    return a.key.shape[-2] != 1 and not (a.dropout and a.query.shape[-2] == 1)
+
+
+def _cudnn_mask(device: Device, a: Attention) -> bool:
+    """check_attn_mask_shape: [queries, keys] or [batch, heads, queries, keys], each perhaps 1, and without gradient."""
+    if a.mask is None:
+        return True
+    if a.mask.requires_grad or a.mask.dim() not in (2, 4):
+        return False
+    wanted = (*a.query.shape[:2], a.query.shape[-2], a.key.shape[-2])[-a.mask.dim() :]
+    return all(size in (1, whole) for size, whole in zip(a.mask.shape, wanted, strict=True))
+
+
+_SHAPES: tuple[Condition, ...] = (
+    ("query, key and value need four dimensions", is_dense),
+    ("there are no queries or keys", has_rows),
+)
+
+_NO_KERNELS = "this version has none for the capability"
+
+# One line per condition, in the order of the functions that sdp_utils.cpp names.
+CONDITIONS: dict[str, tuple[Condition, ...]] = {
+    "flash": (
+        *_SHAPES,
+        ("it takes no mask", lambda device, a: a.mask is None),
+        ("it needs one head dim of at most 256", _flash_heads),
+        ("it needs capability 8.0 to 12.1", _within((8, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
+        ("its backward pass has no kernel for this head dim here", _flash_trains),
+        ("causal attention needs as many queries as keys", _flash_causal),
+        ("it needs float16 or bfloat16", _is_half),
+        ("batch or heads are above 65,535", _grid_fits),
+        ("batches or heads do not match", heads_fit),
+        ("the last dimension is strided", _unit_stride(singleton=True)),
+    ),
+    "efficient": (
+        *_SHAPES,
+        ("it needs capability 5.0 to 12.1", _within((5, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
+        ("head dims do not match or are not aligned", _efficient_heads),
+        ("tensors do not begin at an aligned place", _efficient_offsets),
+        ("the last dimension is strided", _unit_stride(singleton=False)),
+        ("batches or heads do not match", _heads_fit_efficient),
+        ("it has no kernel for this dtype here", _efficient_dtype),
+    ),
+    "cudnn": (
+        *_SHAPES,
+        ("it needs float16 or bfloat16", _is_half),
+        ("it does not take this mask", _cudnn_mask),
+        ("it needs capability 8.0 to 12.1", _within((8, 0), (12, 1))),
+        (_NO_KERNELS, _has_kernels),
+        ("dropout is no multiple of 1/16", lambda device, a: a.dropout * 16 == math.floor(a.dropout * 16)),
+        ("the last dimension is strided", _unit_stride(singleton=True)),
+        ("batch or heads are above 65,535", _grid_fits),
+        ("batches or heads do not match", lambda device, a: heads_fit(device, a, same=False)),
+        ("it has no kernel for these head dims", _cudnn_heads),
+        ("it needs more than one key", _cudnn_rows),
+    ),
+    "math": (),
+}
+
+
+def refusal(backend: str, device: Device, a: Attention) -> str | None:
+    """Why the backend cannot be used, or None where it can."""
+    return next((why for why, holds in CONDITIONS[backend] if not holds(device, a)), None)
+
+
+def order(device: Device) -> tuple[str, ...]:
+    """The backends in the order in which CUDA asks them (priority_order, check_prefer_cudnn_attention): cuDNN first on
+    capabilities 9 and 10, for the cuDNN (9.19 and newer) and CUDA (13) that come with 2.11 and newer.
+
+    In 2.6 cuDNN comes after the math path (Context.h, sdp_priority_order), which takes everything; it is first in 2.9 (pull request
+    162073), but not in 2.10, which asks for a newer cuDNN than comes with it."""
+    prefers = device.version == (2, 9) or device.version >= (2, 11)
+    first = ("cudnn",) if prefers and _capability(device)[0] in (9, 10) else ()
+    return (*first, "flash", "efficient", "math")
+
+
+def choose(device: Device, a: Attention) -> str:
+    """The name of the backend that CUDA would choose: "cudnn", "flash", "efficient" or "math"."""
+    return next(backend for backend in order(device) if refusal(backend, device, a) is None)
+
+
+def reason(device: Device, a: Attention, backend: str) -> str:
+    """What was asked for, and why the backends before this one were passed over."""
+    mask = "no mask" if a.mask is None else "mask"
+    facts = [str(a.query.dtype)[6:], mask, f"head dim {a.query.shape[-1]}"]
+    passed = [f"not {other}: {refusal(other, device, a)}" for other in order(device)[: order(device).index(backend)]]
+    return "; ".join([", ".join(facts), *passed])

@@ -1,0 +1,53 @@
+"""Whether a build of PyTorch has kernels for a GPU.
+
+A kernel that was compiled for sm_XY runs on capability X.Z with Z >= Y; PTX for compute_XY can be compiled for whatever is not
+older (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from sizer.catalogue.gpus import Gpu
+from sizer.versions import Version, format_version, installed_version
+
+# What torch._C._cuda_getArchFlags() says in PyTorch's own wheels for Linux, as they are in the Python Package Index: read in 2.11.0
+# (CUDA 13.0) and 2.15.0 (CUDA 13.2), which are alike; those between are taken to be so, too. Those of 2.6.0 (CUDA 12.4) are in its
+# warnings on newer GPUs, as users quote them. None is known of 2.7 to 2.10.
+_CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+WHEELS: dict[Version, tuple[str, ...]] = {(2, 6): _CUDA_12_4, **{(2, minor): _CUDA_13 for minor in range(11, 16)}}
+
+_FLAG = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
+
+
+def runs_on(capability: tuple[int, int], flags: tuple[str, ...]) -> bool:
+    """Whether a build for these flags ("sm_90", "compute_120") has kernels for a GPU of a capability."""
+    for kind, major, minor in _FLAG.findall(" ".join(flags)):
+        built = int(major), int(minor)
+        same = built[0] == capability[0] and built[1] <= capability[1]
+        if same if kind == "sm" else built <= capability:
+            return True
+    return False
+
+
+def flags_of(version: Version) -> tuple[str, ...] | None:
+    """The flags that PyTorch of this version was built for: the installed one's own, else those of its wheels. None where nobody
+    knows."""
+    if version == installed_version() and torch.version.cuda is not None:
+        return tuple(torch._C._cuda_getArchFlags().split())
+    return WHEELS.get(version)
+
+
+def caution(gpu: Gpu, version: Version) -> str | None:
+    """What to know of a GPU that PyTorch of this version cannot run on; None where it can, or where nobody knows."""
+    flags = flags_of(version)
+    if gpu.capability is None or flags is None or runs_on(gpu.capability, flags):
+        return None
+    major, minor = gpu.capability
+    return (
+        f"PyTorch {format_version(version)} has no kernels for the {gpu.name}, whose capability is {major}.{minor}: it was "
+        f"built for {', '.join(flags)} and would fail there; the figures are those of a build that has them"
+    )

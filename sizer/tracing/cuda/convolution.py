@@ -1,0 +1,199 @@
+"""Convolutions on CUDA: what the backend that PyTorch picks holds, in the order in which it does.
+
+As of PyTorch 2.11 to 2.15: aten/src/ATen/native/Convolution.cpp (_convolution, convolution_backward), cudnn/ConvShared.cpp,
+and for what cuDNN does not take cuda/ConvolutionMM2d.cu, NaiveDilatedConvolution.cu, NaiveConvolutionTranspose2d.cu,
+NaiveConvolutionTranspose3d.cu, DepthwiseConv2d.cu and DepthwiseConv3d.cu. What cuDNN itself works in is a size query
+(sizer.memory.size_queries) of the kind CUDNN.
+
+*Known limitations*: in channels last, what cuDNN does not take returns contiguous tensors, here they are in channels last;
+partial sums of bias gradients are left out where convolutions are matrix products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.allocations import PRODUCT, Held, Steps, copies
+from sizer.tracing.cuda.convolution_backend import Call, as_call, backend_of, note_differences
+from sizer.tracing.cuda.reductions import summing
+from sizer.tracing.device import Device
+from sizer.tracing.log import DeferredSize
+
+CUDNN = "cuDNN convolution"
+
+_aten = torch.ops.aten
+_CONTIGUOUS = torch.contiguous_format
+
+
+# ----------------------------------------------------------------------------------------------------------------- steps
+
+
+def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Copies of operands in another layout and cuDNN's workspace, taken as copies of all operands in NHWC where tensor cores
+    serve NCHW tensors (cudnn/ConvShared.cpp, Conv_v8.cpp); without cuDNN columns and cuBLAS's (ConvolutionMM2d.cu)."""
+    input, weight, bias, *options = args
+    call = as_call(input, weight, tuple(options))
+    note_differences(device, call)
+    backend, result = backend_of(call, device.capability), _view4d(out)
+    if input.dim() == 3 and not input.is_contiguous():
+        yield (input.nbytes,)
+    if backend == "cudnn":
+        yield tuple(copies(call.input, layout=call.layout))
+        yield out
+        direction, x, y = ("backward data", result, call.input) if call.transposed else ("forward", call.input, result)
+        yield [
+            *copies(call.weight, layout=call.layout),
+            _workspace(device, direction, call, x, y, call.weight, call.layout),
+        ]
+        return
+    if backend == "depthwise":
+        yield tuple(copies(call.input))
+        yield out
+        yield copies(call.weight)
+        return
+    if backend == "empty":
+        yield out
+        return
+    yield (*copies(call.input), *copies(call.weight))
+    columns = _columns(call, result, bias is not None)
+    for _ in range(call.groups if call.groups > 1 else 0):
+        yield (out.nbytes // call.groups,)
+        yield [*_narrowed(call.input, call.groups), *columns, PRODUCT]
+    yield out
+    if call.groups == 1:
+        yield [*columns, PRODUCT]
+
+
+def convolution_backward(device: Device, args: tuple, kwargs: dict, out: tuple) -> Steps:
+    """The same for the gradient of the input, then for the gradient of the weight, as they come to be (cudnn/ConvShared.cpp)."""
+    grad, input, weight, _, *options, wanted = args
+    call = as_call(input, weight, tuple(options))
+    note_differences(device, call)
+    backend = backend_of(call, device.capability)
+    results = [one if needed else None for one, needed in zip(out, wanted, strict=True)]
+    copied = [*((t.nbytes for t in (grad, input) if not t.is_contiguous()) if input.dim() == 3 else ())]
+    yield tuple(copied)
+    if backend == "cudnn":
+        yield from _backward_of_cudnn(device, call, _view4d(grad), results)
+    elif backend in ("depthwise", "empty"):
+        yield tuple(copies(call.input, _view4d(grad)))
+        first, second = (results[1], results[0]) if call.input.dim() == 4 else (results[0], results[1])
+        yield from (one for one in (first, second) if one is not None)
+        if results[2] is not None:
+            yield from _bias_gradient(_view4d(grad), results[2])
+    else:
+        yield from _backward_by_products(call, backend, _view4d(grad), results)
+
+
+def _backward_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[Tensor | None]) -> Iterator:
+    """convolution_backward, cudnn_convolution_backward and cudnn_convolution_transpose_backward."""
+    layout = call.layout
+    yield tuple(copies(grad, *([call.input] if results[1] is not None else []), layout=layout))
+    if results[0] is not None:
+        yield results[0]
+        gradient = _view4d(results[0])
+        direction, x, y = ("forward", grad, gradient) if call.transposed else ("backward data", gradient, grad)
+        yield [*copies(call.weight, layout=layout), _workspace(device, direction, call, x, y, call.weight, layout)]
+    if results[1] is not None:
+        yield results[1]
+        x, y = (grad, call.input) if call.transposed else (call.input, grad)
+        yield [_workspace(device, "backward filter", call, x, y, _view4d(results[1]), layout)]
+    if results[2] is not None:
+        yield from _bias_gradient(grad, results[2])
+
+
+def _bias_gradient(grad: Tensor, result: Tensor) -> Iterator:
+    """The sum over all but the channels (Convolution.cpp, convolution_backward)."""
+    yield result
+    yield summing(grad, (0, *range(2, grad.dim())))
+
+
+def _backward_by_products(call: Call, backend: str, grad: Tensor, results: list[Tensor | None]) -> Iterator:
+    """Columns and matrix products; groups one after another, put together at the end."""
+    columns = _columns(call, grad, False, even_if_plain=True)
+    parts = [one for one in (results[0], results[1]) if one is not None]
+    yield tuple(copies(call.input, grad, call.weight))
+    if call.groups > 1:
+        for _ in range(call.groups):
+            yield tuple(one.nbytes // call.groups for one in parts)
+            yield [*_narrowed(call.input, call.groups), *_narrowed(grad, call.groups), *columns, PRODUCT]
+        yield from (one for one in results if one is not None)
+        return
+    if backend == "slow dilated":
+        yield from (one for one in results if one is not None)
+        yield [*columns, PRODUCT]
+    elif backend == "slow transposed":
+        yield from results[:1] if results[0] is not None else ()
+        yield [*columns, PRODUCT] if results[0] is not None else []
+        yield from (one for one in results[1:] if one is not None)
+        yield [*columns, PRODUCT] if results[1] is not None else []
+    else:  # one buffer of columns serves both gradients
+        yield from results[:1] if results[0] is not None else ()
+        yield tuple(columns)
+        yield [PRODUCT] if results[0] is not None else []
+        yield from (one for one in (results[2], results[1]) if one is not None)
+        yield [PRODUCT] if results[1] is not None else []
+
+
+def _columns(call: Call, result: Tensor, bias: bool, *, even_if_plain: bool = False) -> list[int]:
+    """The buffer of columns of one sample, which the forward pass does without where they are the image itself; for a transposed
+    convolution they are those of its result, and ones for the bias."""
+    inputs, kernel, itemsize = call.input.shape[1] // call.groups, prod(call.weight.shape[2:]), call.input.itemsize
+    if not call.transposed:
+        without = call.is_plain and not call.is_dilated and not even_if_plain
+        return [] if without else [inputs * kernel * prod(result.shape[2:]) * itemsize]
+    outputs = call.weight.shape[1]
+    ones = [prod(result.shape[2:]) * itemsize] if bias else []
+    return [outputs * kernel * prod(call.input.shape[2:]) * itemsize, *ones]
+
+
+def _narrowed(tensor: Tensor, groups: int) -> list[int]:
+    """A copy of one group's channels, which lie apart where there is more than one sample (subtensor)."""
+    return [tensor.nbytes // groups] if tensor.shape[0] > 1 else []
+
+
+# ----------------------------------------------------------------------------------------------------------------- cuDNN
+
+
+def _workspace(
+    device: Device, direction: str, call: Call, x: Tensor, y: Tensor, weight: Tensor, layout: torch.memory_format
+) -> int:
+    """The workspace's bytes by a model, and what to ask cuDNN for the true ones; benchmarking tries every engine instead."""
+    modelled = _modelled(device, call, (x, weight, y))
+    if torch.backends.cudnn.benchmark:
+        return modelled
+    words = [direction, str(x.dtype).removeprefix("torch."), "contiguous" if layout == _CONTIGUOUS else "channels last"]
+    if torch.backends.cudnn.conv.fp32_precision == "tf32":
+        words.append("tf32")
+    if torch.backends.cudnn.deterministic:
+        words.append("deterministic")
+    begins = [t.storage_offset() * t.itemsize if t.is_contiguous(memory_format=layout) else 0 for t in (x, y, weight)]
+    numbers = (*x.shape, *y.shape, *weight.shape, *call.padding, *call.stride, *call.dilation, *begins)
+    return DeferredSize(modelled, CUDNN, tuple(words), numbers)
+
+
+def _modelled(device: Device, call: Call, operands: tuple[Tensor, ...]) -> int:
+    """Copies of the operands in NHWC where tensor cores serve NCHW tensors."""
+    tensor_cores = device.capability >= ((8, 0) if call.input.dtype == torch.float32 else (7, 0))
+    if not tensor_cores or call.is_depthwise or call.layout != _CONTIGUOUS:
+        return 0
+    return sum(one.nbytes for one in operands)
+
+
+def _view4d(tensor: Tensor) -> Tensor:
+    return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
+
+
+BY_CUDNN = (
+    "Copies of operands in another layout and the workspace of the engine that {} (cudnn/ConvShared.cpp, "
+    "Conv_v8.cpp); without cuDNN columns and cuBLAS's workspace (ConvolutionMM2d.cu)."
+)
+HELD: dict[Any, Held] = {
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+}

@@ -1,0 +1,100 @@
+"""Memory that cuBLAS takes from PyTorch's allocator, by PyTorch's version.
+
+Source: aten/src/ATen/cuda/CublasHandlePool.cpp, CUDABlas.cpp (CublasLtWorkspace) and native/cuda/Blas.cpp
+(isInputCompliesAddmmCudaLt), read in their versions 2.6 and 2.11 to 2.15 and, for 2.11.0 and 2.15.0, in the binaries themselves:
+
+| PyTorch      | cuBLAS                                   | cuBLASLt                        | 32 MiB on capability |
+|---|---|---|---|
+| 2.6          | one per thread, from first use to the end | 1 MiB for the time of each call | 9.0                  |
+| 2.11         | one per thread, from first use to the end | 1 MiB of its own, kept likewise | 9.0                  |
+| 2.12 to 2.14 | the same                                  | shares it                       | 9 to 12              |
+| 2.15 on      | for the time of each call                 | 1 MiB for the time of each call | 9 to 12              |
+
+Elsewhere cuBLAS takes 8,519,680 bytes. 2.12 is taken to be as 2.13, whose source was read; 2.7 and 2.8 as 2.6, 2.9 and 2.10 as
+2.11: cuBLASLt keeps its workspace since pull request 156495 of June 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sizer.versions import Version, version_followed
+
+_aten = torch.ops.aten
+
+DEFAULT_WORKSPACE = 8_519_680  # parseChosenWorkspaceSize: ":4096:2:16:8" = 4096 KiB * 2 + 16 KiB * 8
+LARGE_WORKSPACE = 32 * 2**20
+LT_WORKSPACE = 2**20  # parseCUDABlasLtWorkspaceSize: 1024 KiB
+
+Capability = tuple[int, int]
+
+_BIASED = frozenset({_aten.addmm.default, _aten._addmm_activation.default})
+WORKSPACE_USERS = _BIASED | {
+    _aten.mm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default, _aten.mv.default,
+    _aten.dot.default, _aten.addbmm.default,
+}  # fmt: skip
+_COPIES_OPERANDS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blas:
+    """Workspaces in bytes of a thread's cuBLAS handle; `kept` from the first use to the end, else for the time of a call.
+    `lt_size` is what cuBLASLt takes, None where it shares the handle's, and `lt_kept` whether that is kept likewise; it takes a
+    single row, too, where `lt_takes_a_row`."""
+
+    size: int
+    lt_size: int | None
+    kept: bool
+    lt_kept: bool
+    lt_takes_a_row: bool = False
+
+    def needs(self, func: object, args: tuple, out: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What a matrix product works in (bytes): for the time of the call, and what is kept. Those are copies of operands that
+        cuBLAS cannot read, and the handle's workspace, cuBLASLt's or both, which empty products do without."""
+        copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t)) if func in _COPIES_OPERANDS else ()
+        if out.numel() == 0:
+            return copies, ()
+        light = ()
+        if self.lt_size is not None and func in _BIASED and uses_lt(*args[:3], single_row=self.lt_takes_a_row):
+            light = (self.lt_size,)
+        if not self.kept:
+            return (*copies, *(light or (self.size,))), ()
+        # a cuBLASLt handle is a cuBLAS handle, which brings its own workspace along
+        return (copies, (self.size, *light)) if self.lt_kept else ((*copies, *light), (self.size,))
+
+
+def blas_of(capability: Capability, version: Version) -> Blas:
+    """What cuBLAS takes on a device of this capability in this version of PyTorch."""
+    version = version_followed(version)
+    large = capability == (9, 0) if version < (2, 12) else 9 <= capability[0] <= 12
+    own_lt = version < (2, 12) or version >= (2, 15)
+    size = LARGE_WORKSPACE if large else DEFAULT_WORKSPACE
+    return Blas(
+        size=size,
+        lt_size=LT_WORKSPACE if own_lt else None,
+        kept=version < (2, 15),
+        lt_kept=(2, 11) <= version < (2, 12),
+        lt_takes_a_row=version < (2, 11),
+    )
+
+
+def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, single_row: bool = False) -> bool:
+    """Whether bias [N] + first [M, K] @ second [K, N] goes to cuBLASLt, which adds the bias in its epilogue; for M = 1 where it
+    takes a `single_row`."""
+    fusable = bias.is_contiguous() and bias.dim() == 1 and bias.shape[0] == second.shape[1]
+    dtype = first.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return fusable and dtype and min(*second.shape) > 1 and (single_row or first.shape[0] > 1)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether cuBLAS reads an operand as rows or columns: one of its last two strides is 1, none is 0 (prepare_matrix_for_cublas in
+    cuda/Blas.cpp, prepare_batch_matrix_for_cublas)."""
+    if tensor.is_contiguous():
+        return True
+    (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+    if (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows)):
+        return True
+    return tensor.dim() == 2 and _aten.is_non_overlapping_and_dense.default(tensor)

@@ -1,0 +1,226 @@
+"""cuDNN's own heuristics, asked for a described device: the graph API of the installed library, without a GPU or a driver.
+
+Since version 9.8 the library takes a device as JSON where it would take a handle ("deviceless ahead-of-time compilation"),
+and answers with the engines in its order and the workspace of each. Numbers are those of cudnn_graph.h. What it would look for
+on a machine with a driver it finds in `sizer.tracing.cuda.deviceless`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from sizer.catalogue.hardware import Hardware
+from sizer.tracing.cuda import deviceless
+
+OLDEST = 90800
+_NAME = "libcudnn.so.9"
+
+# cudnnBackendDescriptorType_t
+ENGINE, ENGINE_CONFIG, HEURISTICS, GRAPH, TENSOR, DEVICE = 2, 3, 4, 15, 17, 38
+# cudnnBackendAttributeType_t
+_DATA_TYPE, _INT64, _FLOAT, _HEURISTIC_MODE, _NUMERICAL_NOTE, _DESCRIPTOR, _CHAR = 1, 3, 4, 8, 11, 15, 24
+# cudnnBackendAttributeName_t
+_HEURISTICS_MODE, _HEURISTICS_GRAPH, _HEURISTICS_RESULTS, _HEURISTICS_DEVICE = 200, 201, 202, 204
+_CONFIG_ENGINE, _CONFIG_WORKSPACE = 300, 303
+_GRAPH_OPERATIONS, _DEVICE_JSON = 801, 2702
+_TENSOR_ALIGNMENT, _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_STRIDES, _TENSOR_ID = 900, 901, 902, 903, 906
+_ENGINE_INDEX, _ENGINE_NOTES = 1301, 1303
+
+DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+INSTANT, FALLBACK = 0, 2  # cudnnBackendHeurMode_t
+TENSOR_CORE, DOWN_CONVERT, NONDETERMINISTIC = 0, 1, 4  # cudnnBackendNumericalNote_t
+_NOTES = 10
+
+
+class RefusedError(Exception):
+    """cuDNN does not support what it was asked for."""
+
+
+def library() -> ctypes.CDLL | None:
+    """The cuDNN that is installed with PyTorch; None where there is none, or none that takes described devices."""
+    return found[0] if (found := _found()) else None
+
+
+@functools.cache
+def _found() -> tuple[ctypes.CDLL, Path] | None:
+    """The library and its folder."""
+    for folder in _folders():
+        try:
+            found = ctypes.CDLL(str(folder / _NAME))
+            version = _version(found)
+        except (OSError, AttributeError):  # not there, or not one of version 9
+            continue
+        return (found, folder) if version >= OLDEST else None
+    return None
+
+
+def interposer() -> deviceless.Interposer | str:
+    """What stands for cuBLASLt and the driver where cuDNN looks for them, or why nothing does, in words."""
+    found = _found()
+    return "no cuDNN is installed" if found is None else deviceless.install(found[1])
+
+
+def version() -> int | None:
+    """The version of the library that answers, 92600 for 9.26.0; None where none does."""
+    return _version(found) if (found := library()) else None
+
+
+def version_text() -> str:
+    """The same in words: "9.26.0"."""
+    number = version() or 0
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _version(found: ctypes.CDLL) -> int:
+    found.cudnnGetVersion.restype = ctypes.c_size_t
+    return found.cudnnGetVersion()
+
+
+def _folders() -> Iterator[Path]:
+    """Where PyTorch's packages put the library: NVIDIA's own package, else beside PyTorch's libraries."""
+    for package, inside in (("nvidia.cudnn", "lib"), ("torch", "lib")):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            yield Path(folder) / inside
+
+
+class Descriptors:
+    """cuDNN's backend descriptors, destroyed at the end of the `with` block; RefusedError is raised where cuDNN refuses one.
+
+    Within the block cuDNN finds cuBLASLt and a driver as on a device of the given compute capability (`deviceless`).
+    """
+
+    def __init__(self, found: ctypes.CDLL, capability: tuple[int, int]) -> None:
+        self._library = found
+        self._made: list[ctypes.c_void_p] = []
+        interposed = interposer()
+        self._described: AbstractContextManager[None] = (
+            nullcontext() if isinstance(interposed, str) else interposed.described(capability)
+        )
+
+    def __enter__(self) -> Descriptors:
+        self._described.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in reversed(self._made):
+            self._library.cudnnBackendDestroyDescriptor(descriptor)
+        self._made.clear()
+        self._described.__exit__(None, None, None)
+
+    def create(self, kind: int) -> ctypes.c_void_p:
+        """A new descriptor, to be set and then finalized."""
+        descriptor = ctypes.c_void_p()
+        _check(
+            self._library.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)), f"a descriptor of kind {kind}"
+        )
+        self._made.append(descriptor)
+        return descriptor
+
+    def finalize(self, descriptor: ctypes.c_void_p) -> ctypes.c_void_p:
+        """The descriptor itself, checked by cuDNN."""
+        _check(self._library.cudnnBackendFinalize(descriptor), "a descriptor")
+        return descriptor
+
+    def set_integers(self, descriptor: ctypes.c_void_p, name: int, *values: int) -> None:
+        """Set int64 values."""
+        self._set(descriptor, name, _INT64, (ctypes.c_int64 * len(values))(*values))
+
+    def set_enum(self, descriptor: ctypes.c_void_p, name: int, kind: int, value: int) -> None:
+        """Set a value of an enumeration."""
+        self._set(descriptor, name, kind, (ctypes.c_int * 1)(value))
+
+    def set_float(self, descriptor: ctypes.c_void_p, name: int, value: float) -> None:
+        """Set a float."""
+        self._set(descriptor, name, _FLOAT, (ctypes.c_float * 1)(value))
+
+    def set_descriptors(self, descriptor: ctypes.c_void_p, name: int, *parts: ctypes.c_void_p) -> None:
+        """Set descriptors that this one is made of."""
+        self._set(descriptor, name, _DESCRIPTOR, (ctypes.c_void_p * len(parts))(*[one.value for one in parts]))
+
+    def _set(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: ctypes.Array) -> None:
+        count = ctypes.c_int64(len(values))
+        _check(self._library.cudnnBackendSetAttribute(descriptor, name, kind, count, values), f"attribute {name}")
+
+    def _get(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: ctypes.Array) -> int:
+        """Reads values into an array; how many there were to read."""
+        count = ctypes.c_int64()
+        asked = ctypes.c_int64(len(values))
+        status = self._library.cudnnBackendGetAttribute(descriptor, name, kind, asked, ctypes.byref(count), values)
+        _check(status, f"attribute {name}")
+        return count.value
+
+    def device(self, hardware: Hardware) -> ctypes.c_void_p:
+        """A described device."""
+        descriptor = self.create(DEVICE)
+        self._set(
+            descriptor, _DEVICE_JSON, _CHAR, ctypes.create_string_buffer(json.dumps(hardware.as_cudnn()).encode())
+        )
+        return self.finalize(descriptor)
+
+    def tensor(
+        self, name: str, dtype: str, sizes: Sequence[int], strides: Sequence[int], alignment: int
+    ) -> ctypes.c_void_p:
+        """A tensor by a name of one letter; the alignment of its address in bytes."""
+        descriptor = self.create(TENSOR)
+        self.set_enum(descriptor, _TENSOR_TYPE, _DATA_TYPE, DATA_TYPES[dtype])
+        self.set_integers(descriptor, _TENSOR_SIZES, *sizes)
+        self.set_integers(descriptor, _TENSOR_STRIDES, *strides)
+        self.set_integers(descriptor, _TENSOR_ID, ord(name))
+        self.set_integers(descriptor, _TENSOR_ALIGNMENT, alignment)
+        return self.finalize(descriptor)
+
+    def graph(self, *operations: ctypes.c_void_p) -> ctypes.c_void_p:
+        """A graph of operations."""
+        descriptor = self.create(GRAPH)
+        self.set_descriptors(descriptor, _GRAPH_OPERATIONS, *operations)
+        return self.finalize(descriptor)
+
+    def configs(self, graph: ctypes.c_void_p, device: ctypes.c_void_p, mode: int) -> Iterator[ctypes.c_void_p]:
+        """Engine configurations for a graph in the order in which the heuristics prefer them.
+
+        They are read a few at a time: cuDNN makes each when it is read, and the first one serves nearly always.
+        """
+        heuristics = self.create(HEURISTICS)
+        self.set_descriptors(heuristics, _HEURISTICS_GRAPH, graph)
+        self.set_enum(heuristics, _HEURISTICS_MODE, _HEURISTIC_MODE, mode)
+        self.set_descriptors(heuristics, _HEURISTICS_DEVICE, device)
+        self.finalize(heuristics)
+        count, given = 1, 0
+        while True:
+            made = [self.create(ENGINE_CONFIG) for _ in range(count)]
+            read = (ctypes.c_void_p * count)(*[one.value for one in made])
+            found = min(count, self._get(heuristics, _HEURISTICS_RESULTS, _DESCRIPTOR, read))
+            yield from made[given:found]
+            if found < count:
+                return
+            count, given = count * 8, found
+
+    def engine(self, config: ctypes.c_void_p) -> tuple[int, set[int]]:
+        """Number and numerical notes of a configuration's engine."""
+        engine = self.create(ENGINE)
+        self._get(config, _CONFIG_ENGINE, _DESCRIPTOR, (ctypes.c_void_p * 1)(engine.value))
+        notes, number = (ctypes.c_int * _NOTES)(), (ctypes.c_int64 * 1)()
+        count = self._get(engine, _ENGINE_NOTES, _NUMERICAL_NOTE, notes)
+        self._get(engine, _ENGINE_INDEX, _INT64, number)
+        return number[0], set(notes[:count])
+
+    def workspace(self, config: ctypes.c_void_p) -> int:
+        """Bytes that a configuration works in, the same as its plan's, which would be compiled first. Raises RefusedError."""
+        size = (ctypes.c_int64 * 1)()
+        self._get(config, _CONFIG_WORKSPACE, _INT64, size)
+        return size[0]
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise RefusedError(f"cuDNN refuses {what}: status {status}")

@@ -1,0 +1,172 @@
+"""The workspace of one convolution as PyTorch would ask cuDNN for it: aten/src/ATen/native/cudnn/Conv_v8.cpp, versions 2.11
+to 2.15, without benchmarking.
+
+A size query's words are the direction, the dtype, the layout and flags ("tf32", "deterministic"); its numbers the sizes of
+input, output and weight, then padding, stride and dilation, then where input, output and weight begin in their blocks (bytes).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.cuda import cudnn
+from sizer.tracing.cuda.cudnn import Descriptors, RefusedError
+
+_CONVOLUTION = 1
+_COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _DIMENSIONS = range(100, 107)
+_DATA_TYPE, _CONVOLUTION_MODE, _CROSS_CORRELATION = 1, 7, 1
+_FARTHEST = 32  # getAlignment looks no farther
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operation:
+    """A kind of operation with the numbers of its attributes."""
+
+    kind: int
+    input: int
+    output: int
+    weight: int
+    convolution: int
+    alpha: int
+    beta: int
+
+
+_OPERATIONS = {
+    "forward": _Operation(kind=10, input=704, output=705, weight=703, convolution=702, alpha=700, beta=701),
+    "backward data": _Operation(kind=12, input=710, output=711, weight=709, convolution=708, alpha=706, beta=707),
+    "backward filter": _Operation(kind=11, input=716, output=717, weight=715, convolution=714, alpha=712, beta=713),
+}
+
+
+# An fp32 1x1 convolution [8, 256, 56, 56] to 64 channels: cuDNN asks cuBLASLt for it on every device.
+_POINTWISE = (8, 256, 56, 56, 8, 64, 56, 56, 64, 256, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0)
+
+
+@functools.cache
+def without_cublaslt() -> str | None:
+    """Why engines that use cuBLASLt are not among those that cuDNN chooses from, in words; None where they are.
+
+    The query that tells is also the first one of a process, about a device with TF32: cuDNN remembers from the first device
+    that it is asked about whether TF32 is to be had, and would deny it to later ones (seen in 9.19 and 9.26).
+    """
+    interposed = cudnn.interposer()
+    if isinstance(interposed, str):
+        return interposed
+    _workspace_bytes("a100-80gb", ("forward", "float32", "contiguous", "tf32"), _POINTWISE)
+    return None if interposed.product_queries else "cuDNN had looked for cuBLASLt before, or does not"
+
+
+@functools.lru_cache(maxsize=2**16)
+def workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
+    """The workspace (bytes) of the first plan that PyTorch would run on a GPU of the catalogue; None where cuDNN is not
+    installed, too old for described devices, or has no plan."""
+    without_cublaslt()
+    return _workspace_bytes(gpu, words, numbers)
+
+
+def _workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
+    found, device = cudnn.library(), _device(gpu)
+    if found is None or device is None:
+        return None
+    with Descriptors(found, HARDWARE[gpu].capability) as descriptors:
+        try:
+            graph = _graph(descriptors, words, numbers)
+            for mode in (cudnn.INSTANT, cudnn.FALLBACK):
+                for config in _usable(descriptors, graph, device, mode, gpu, words, numbers):
+                    return descriptors.workspace(config)
+        except RefusedError:  # cuDNN does not support it
+            return None
+    return None
+
+
+@functools.cache
+def _device(gpu: str) -> ctypes.c_void_p | None:
+    """The described device, kept for good; None where cuDNN refuses the description."""
+    found = cudnn.library()
+    if found is None:
+        return None
+    try:
+        return Descriptors(found, HARDWARE[gpu].capability).device(HARDWARE[gpu])
+    except RefusedError:
+        return None
+
+
+def _graph(descriptors: Descriptors, words: tuple[str, ...], numbers: tuple[int, ...]) -> ctypes.c_void_p:
+    """build_opgraph, getTensorDescriptor and getConvDescriptor."""
+    direction, dtype, layout = words[:3]
+    rank = (len(numbers) + 3) // 6
+    sizes, rest = [numbers[i * rank : (i + 1) * rank] for i in range(3)], numbers[3 * rank :]
+    padding, stride, dilation = (rest[i * (rank - 2) : (i + 1) * (rank - 2)] for i in range(3))
+    operation, begins = _OPERATIONS[direction], numbers[-3:]
+    tensors = [
+        descriptors.tensor(name, dtype, size, strides_of(size, layout), gcd(begin, _FARTHEST) or _FARTHEST)
+        for name, size, begin in zip("xyw", sizes, begins, strict=True)
+    ]
+    convolution = descriptors.create(_CONVOLUTION)
+    computed = "float32" if dtype in ("float16", "bfloat16") else dtype
+    descriptors.set_enum(convolution, _COMPUTE_TYPE, _DATA_TYPE, cudnn.DATA_TYPES[computed])
+    descriptors.set_enum(convolution, _MODE, _CONVOLUTION_MODE, _CROSS_CORRELATION)
+    descriptors.set_integers(convolution, _DIMENSIONS, rank - 2)
+    descriptors.set_integers(convolution, _STRIDES, *stride)
+    descriptors.set_integers(convolution, _PRE_PADDINGS, *padding)
+    descriptors.set_integers(convolution, _POST_PADDINGS, *padding)
+    descriptors.set_integers(convolution, _DILATIONS, *dilation)
+    descriptors.finalize(convolution)
+    made = descriptors.create(operation.kind)
+    for attribute, tensor in zip((operation.input, operation.output, operation.weight), tensors, strict=True):
+        descriptors.set_descriptors(made, attribute, tensor)
+    descriptors.set_descriptors(made, operation.convolution, convolution)
+    descriptors.set_float(made, operation.alpha, 1.0)
+    descriptors.set_float(made, operation.beta, 0.0)
+    return descriptors.graph(descriptors.finalize(made))
+
+
+def strides_of(sizes: Sequence[int], layout: str) -> list[int]:
+    """Strides of a dense tensor [N, C, ..] that is "contiguous" or in "channels last"; a dimension of 1 is as far apart as
+    its inner ones are large (fixSizeOneDimStride)."""
+    rank = len(sizes)
+    inner_first = [*range(rank - 1, -1, -1)] if layout == "contiguous" else [1, *range(rank - 1, 1, -1), 0]
+    strides, distance = [0] * rank, 1
+    for dimension in inner_first:
+        strides[dimension] = distance
+        distance *= sizes[dimension]
+    return strides
+
+
+def _usable(
+    descriptors: Descriptors, graph: ctypes.c_void_p, device: ctypes.c_void_p, mode: int,
+    gpu: str, words: tuple[str, ...], numbers: tuple[int, ...],
+) -> Iterator[ctypes.c_void_p]:  # fmt: skip
+    """Configurations that pass filterEngineConfigs and plan_errata_exception; none where the heuristics know none."""
+    direction, dtype = words[:2]
+    try:
+        for config in descriptors.configs(graph, device, mode):
+            engine, notes = descriptors.engine(config)
+            unwanted = {cudnn.DOWN_CONVERT}
+            if "deterministic" in words:
+                unwanted.add(cudnn.NONDETERMINISTIC)
+            if dtype == "float32" and "tf32" not in words:
+                unwanted.add(cudnn.TENSOR_CORE)
+            if not notes & unwanted and not _is_erratum(direction, engine, gpu, rank=(len(numbers) + 3) // 6):
+                yield config
+    except RefusedError:
+        return
+
+
+def _is_erratum(direction: str, engine: int, gpu: str, *, rank: int) -> bool:
+    """plan_errata_exception: engines that PyTorch passes over."""
+    version = cudnn.version() or 0
+    if rank == 5 and (direction, engine) in _ERRATA_3D:
+        return direction == "backward data" or 90800 <= version < 91500
+    if HARDWARE[gpu].capability[0] == 12 and version >= 92300:
+        return (direction, engine) in _ERRATA_SM120
+    return False
+
+
+_ERRATA_3D = {("forward", 23), ("backward data", 23)}
+_ERRATA_SM120 = {("forward", 58), ("backward data", 63), ("backward filter", 63)}

@@ -1,0 +1,178 @@
+"""What cuDNN looks for on a machine with a driver, and what it finds here instead while it is asked for a described device.
+
+cuDNN loads two libraries at run time: cuBLASLt, which multiplies for some of its engines, and the driver, without which it leaves
+out those that it compiles at run time. Where there is no driver both fail, and these engines silently leave its list; on a real
+device they often come first. So cuDNN's imports of `dlopen` and `dlsym` are replaced (interposed) by functions of this module:
+
+* `cublasLtCreate` and `cublasLtMatmulAlgoGetHeuristic` go to `sizer.tracing.cuda.cublaslt`. What describes the product (layouts,
+  preferences) are cuBLASLt's own functions, which need no device.
+* a driver that cannot be loaded is replaced by one that can do nothing: enough for cuDNN to name the engines that it would
+  compile and their workspaces. Nothing is compiled.
+
+This holds only within `Interposer.described`: everything else in the process, a real device's work
+included, reaches the real functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sizer.tracing.cuda import cublaslt
+from sizer.tracing.cuda.linkage import NoImportError, replace_import, run_path
+
+# The libraries of cuDNN that look for cuBLASLt and for the driver.
+_ENGINES = ("libcudnn_engines_precompiled.so.9", "libcudnn_engines_runtime_compiled.so.9")
+_GRAPH = "libcudnn_graph.so.9"
+_DRIVER = "libcuda.so"
+_LATEST_DRIVER = 13000
+
+_SUCCESS, _NOT_SUPPORTED, _NO_DEVICE = 0, 15, 100  # cublasStatus_t, CUresult
+
+# cublasLt.h: attributes of descriptions, cublasLtMatmulHeuristicResult_t
+_LAYOUT_TYPE, _LAYOUT_ROWS, _LAYOUT_COLUMNS, _LAYOUT_COUNT, _COMPUTE_TYPE = 0, 2, 3, 5, 0
+
+
+class _Algorithm(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8), ("workspace", ctypes.c_size_t), ("state", ctypes.c_int),
+        ("waves", ctypes.c_float), ("reserved", ctypes.c_int * 4),
+    )  # fmt: skip
+
+
+_Open = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
+_Find = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+_Create = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+_Heuristic = ctypes.CFUNCTYPE(
+    ctypes.c_int, *[ctypes.c_void_p] * 7, ctypes.c_int, ctypes.POINTER(_Algorithm), ctypes.POINTER(ctypes.c_int)
+)
+_Version = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+_Refuse = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+class Interposer:
+    """The functions that cuDNN finds; they must stay alive for as long as the process does."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the place of the loader in cuDNN's libraries in `folder`. Raises NoImportError, OSError."""
+        self._thread = threading.local()
+        self._product_queries = 0
+        process = ctypes.CDLL(None)
+        self._real_open, self._real_find = process.dlopen, process.dlsym
+        self._real_open.restype = self._real_find.restype = ctypes.c_void_p
+        self._real_open.argtypes, self._real_find.argtypes = (
+            (ctypes.c_char_p, ctypes.c_int),
+            (ctypes.c_void_p, ctypes.c_char_p),
+        )
+        libraries = [ctypes.CDLL(str(folder / name)) for name in (_GRAPH, *_ENGINES)]
+        self._folders = run_path(libraries[1])
+        self._memory = ctypes.create_string_buffer(2**16)  # what handles point to; cuDNN looks at none of it
+        self._driver = ctypes.addressof(self._memory)
+        self._multiply: Any = None
+        self._real: dict[bytes, Any] = {}
+        self._functions = {
+            b"cublasLtCreate": _Create(self._create),
+            b"cublasLtMatmulAlgoGetHeuristic": _Heuristic(self._offer),
+        }
+        self._drivers = {b"cuDriverGetVersion": _Version(self._driver_version)}
+        self._refuse = _Refuse(lambda: _NO_DEVICE)
+        self._open_here, self._find_here = _Open(self._open), _Find(self._find)
+        for library in libraries:
+            replace_import(library, "dlopen", self._open_here)
+            replace_import(library, "dlsym", self._find_here)
+
+    @contextmanager
+    def described(self, capability: tuple[int, int]) -> Iterator[None]:
+        """Within the context, calls from this thread are for a described device of this capability."""
+        before = getattr(self._thread, "capability", None)
+        self._thread.capability = capability
+        try:
+            yield
+        finally:
+            self._thread.capability = before
+
+    @property
+    def product_queries(self) -> int:
+        """How many of cuDNN's queries for algorithms of a product came here."""
+        return self._product_queries
+
+    def _is_described(self) -> bool:
+        return getattr(self._thread, "capability", None) is not None
+
+    def _open(self, name: bytes | None, flags: int) -> int | None:
+        """dlopen: the real one, by the folders of the caller's run path too, which it does not see from here."""
+        found = self._real_open(name, flags)
+        if found or not name or b"/" in name:
+            return found
+        if name.startswith(_DRIVER.encode()):
+            return self._driver if self._is_described() else None
+        paths = (str(folder / name.decode()).encode() for folder in self._folders)
+        return next(filter(None, (self._real_open(path, flags) for path in paths)), None)
+
+    def _find(self, library: int | None, name: bytes) -> int | None:
+        """dlsym."""
+        if library == self._driver:
+            return ctypes.cast(self._drivers.get(name, self._refuse), ctypes.c_void_p).value
+        found = self._real_find(library, name)
+        if not found or name not in self._functions:
+            return found
+        kind = _Create if name == b"cublasLtCreate" else _Heuristic
+        self._real[name] = kind(found)
+        self._multiply = self._multiply or ctypes.CDLL(None, handle=library)
+        return ctypes.cast(self._functions[name], ctypes.c_void_p).value
+
+    def _driver_version(self, version: Any) -> int:
+        version[0] = _LATEST_DRIVER
+        return _SUCCESS
+
+    def _create(self, handle: Any) -> int:
+        """cublasLtCreate: a handle that is good for `_offer` alone."""
+        if not self._is_described():
+            return self._real[b"cublasLtCreate"](handle)
+        handle[0] = ctypes.addressof(self._memory)
+        return _SUCCESS
+
+    def _offer(self, handle, operation, a, b, c, d, preference, count, algorithms, found) -> int:  # type: ignore[no-untyped-def]
+        """cublasLtMatmulAlgoGetHeuristic: one algorithm, or none."""
+        if not self._is_described():
+            real = self._real[b"cublasLtMatmulAlgoGetHeuristic"]
+            return real(handle, operation, a, b, c, d, preference, count, algorithms, found)
+        self._product_queries += 1
+        layout = self._multiply.cublasLtMatrixLayoutGetAttribute
+        product = cublaslt.Product(
+            compute=_read(self._multiply.cublasLtMatmulDescGetAttribute, operation, _COMPUTE_TYPE, ctypes.c_int32),
+            operand=_read(layout, a, _LAYOUT_TYPE, ctypes.c_uint32),
+            result=_read(layout, d, _LAYOUT_TYPE, ctypes.c_uint32),
+            rows=_read(layout, d, _LAYOUT_ROWS, ctypes.c_uint64),
+            columns=_read(layout, d, _LAYOUT_COLUMNS, ctypes.c_uint64),
+            count=_read(layout, d, _LAYOUT_COUNT, ctypes.c_int32),
+        )
+        workspace = cublaslt.workspace_bytes(product, self._thread.capability)
+        found[0] = int(workspace is not None)
+        if workspace is None:
+            return _NOT_SUPPORTED
+        algorithms[0] = _Algorithm(workspace=workspace)
+        return _SUCCESS
+
+
+def _read(function: Any, description: int, attribute: int, kind: type) -> int:
+    """An attribute of a description of cuBLASLt; -1, which nothing supports, where it has none."""
+    value = kind()
+    read = function(
+        ctypes.c_void_p(description), attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)), None
+    )
+    return -1 if read else value.value
+
+
+@functools.cache  # for good: cuDNN keeps what it has found
+def install(folder: Path) -> Interposer | str:
+    """The interposer for the cuDNN in a folder, or why there can be none, in words."""
+    try:
+        return Interposer(folder)
+    except (NoImportError, OSError) as error:
+        return str(error)

@@ -1,0 +1,161 @@
+"""Normalization on CUDA: which kernel runs, cuDNN's or PyTorch's own, fused or not, and what layer, RMS and group norm hold
+inside: copies of strided operands, in the kernels' order, and partial sums of the weights' gradients.
+
+As of PyTorch 2.6 and 2.11 to 2.15: aten/src/ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda, layer_norm_backward_cuda,
+LaunchGammaBetaBackwardCUDAKernel). 2.6 has no partial sums: they came with pull request 150773, in 2.8. Whether there are any
+depends on the GPU's multiprocessors: a size query (sizer.memory.size_queries) of the kind NORM.
+"""
+
+from __future__ import annotations
+
+import warnings
+from math import prod
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
+from sizer.tracing.device import Device
+from sizer.tracing.log import DeferredSize
+from sizer.tracing.values.known import tensors_of
+from sizer.versions import version_followed
+
+NORM = "gradients of a norm's weights on CUDA"
+_MANY, _WARP, _ROWS = 64 * 1024, 32, 32  # more rows than these; columns and rows of a block
+_SUMS = "partial sums"
+_PROCESSORS = max(hardware.processors for hardware in HARDWARE.values())
+
+_aten = torch.ops.aten
+
+
+def batch_norm(device: Device, input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
+    """aten.batch_norm: cuDNN or PyTorch's own kernel (Normalization.cpp, _batch_norm_impl_index)."""
+    if cudnn_enabled and _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps):
+        device.note_choice("batch norm", "cuDNN", f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}")
+        kept = input.contiguous(memory_format=suggest_memory_format(input))
+        return _aten.cudnn_batch_norm.default(kept, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+    device.note_choice(
+        "batch norm", "PyTorch's own", f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}"
+    )
+    return _aten.native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+
+
+def _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps) -> bool:
+    if weight is None or bias is None or (running_mean is None) != (running_var is None):
+        return False
+    if running_mean is None and not training:
+        return False
+    if torch.bfloat16 in (input.dtype, weight.dtype) or (
+        input.dtype == torch.float16 and weight.dtype != torch.float32
+    ):
+        return False
+    batches = 880801 if training else 65535
+    indexed = 0 < input.numel() < 2**31 - 1  # some of its kernels count in 32 bits
+    return input.dim() >= 3 and input.shape[0] <= batches and eps >= 0.0 and indexed
+
+
+def rms_norm(device: Device, input, normalized_shape, weight=None, eps=None):
+    """aten.rms_norm: one fused kernel that saves its input and the inverse root [.., 1] (layer_norm.cpp, rms_norm_symint).
+
+    Not for weights of another dtype or images in channels-last order, nor in 2.6: then a chain of operators.
+    """
+    if version_followed(device.version) < (2, 11):
+        return _rms_norm_of_2_6(input, len(normalized_shape), weight, eps)
+    channels_last = suggest_memory_format(input) not in (torch.contiguous_format, torch.preserve_format)
+    if channels_last or (weight is not None and weight.dtype != input.dtype):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the fused kernel is not for it: the user's own run will say so
+            return _aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)
+    device.note_choice("RMS norm", "fused", str(input.dtype)[6:])
+    return _FusedRmsNorm.apply(input, list(normalized_shape), weight, eps)
+
+
+def _rms_norm_of_2_6(input, rank, weight, eps):
+    """rms_norm_symint as 2.6 has it: halves in float32, back in the input's dtype before the weight is multiplied."""
+    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    root = wide.pow(2).mean(tuple(range(-rank, 0)), keepdim=True).add_(eps).rsqrt()
+    out = wide.mul(root).to(input.dtype)
+    return out if weight is None else out.mul(weight)
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """_fused_rms_norm and its backward pass: on meta the former is a chain of operators."""
+
+    @staticmethod
+    def forward(ctx, input, shape, weight, eps):
+        rows = [*input.shape[: input.dim() - len(shape)], *[1] * len(shape)]
+        root = torch.empty(rows, dtype=torch.float32, device=input.device)
+        ctx.save_for_backward(input, weight, root)
+        ctx.shape = shape
+        return torch.empty(input.shape, dtype=input.dtype, device=input.device)
+
+    @staticmethod
+    def backward(ctx, grad):
+        input, weight, root = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2] and weight is not None]
+        grads = _aten._fused_rms_norm_backward.default(grad, input, ctx.shape, root, weight, wanted)
+        return grads[0], None, grads[1], None
+
+
+def norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """The input made contiguous (cuda/layer_norm_kernel.cu)."""
+    yield tuple(copies(args[0]))
+    yield from tensors_of(out)
+
+
+def norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """The input made contiguous, beside the results the gradient, then, since 2.8, where rows are many and narrow a weight's and a
+    bias' partial sums, a row for 32, and what summing them holds (cuda/layer_norm_kernel.cu)."""
+    yield tuple(copies(args[1]))
+    yield from tensors_of(out)
+    yield copies(args[0])
+    gradients = tensors_of(out[1:])
+    columns = prod(args[2])
+    rows = args[1].numel() // columns if columns else 0
+    if device.version < (2, 8) or columns // _WARP >= _PROCESSORS // 2 or not gradients:
+        return  # on no GPU, however many rows
+    itemsize = gradients[0].itemsize
+    yield tuple(_deferred(_SUMS, rows, columns, itemsize) for _ in gradients)
+    for _ in gradients:
+        yield [_deferred(which, rows, columns, itemsize) for which in (PARTIAL, SEMAPHORES)]
+
+
+def _deferred(which: str, rows: int, columns: int, itemsize: int) -> DeferredSize:
+    return DeferredSize(0, NORM, (which, str(itemsize)), (rows, columns))
+
+
+def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """The bytes of one block on a GPU: partial sums, or what their sum holds."""
+    (which, itemsize), (rows, columns) = words, numbers
+    if rows <= _MANY or columns // _WARP >= HARDWARE[key].processors // 2:
+        return 0
+    sums = -(-rows // _ROWS)
+    if which == _SUMS:
+        return sums * columns * int(itemsize)
+    return summed_rows(key, which, sums, columns, int(itemsize))
+
+
+def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """A scale and a shift per sample and channel in the accumulation dtype (group_norm_kernel.cu); the input made contiguous."""
+    return [[*copies(args[0]), *[args[3] * args[4] * 4] * 2]]
+
+
+def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """In the accumulation dtype two sums per sample and channel, a factor likewise and two per group (group_norm_kernel.cu)."""
+    samples, channels, groups = args[5], args[6], args[8]
+    return [[*copies(args[0]), *[samples * channels * 4] * 3, *[samples * groups * 4] * 2]]
+
+
+KERNELS = {_aten.batch_norm.default: batch_norm, _aten.rms_norm.default: rms_norm}
+HELD: dict[Any, Held] = {
+    _aten.native_layer_norm.default: norm,
+    _aten.native_layer_norm_backward.default: norm_backward,
+    _aten._fused_rms_norm.default: norm,
+    _aten._fused_rms_norm_backward.default: norm_backward,
+    _aten.native_group_norm.default: after_results(group_norm),
+    _aten.native_group_norm_backward.default: after_results(group_norm_backward),
+}

@@ -1,0 +1,137 @@
+"""Recurrent layers: cuDNN runs the whole stack of them in one kernel, which keeps one reserve for the backward pass.
+
+Source: aten/src/ATen/native/RNN.cpp (use_cudnn), native/cudnn/RNN.cpp (_cudnn_impl, _cudnn_rnn, _cudnn_rnn_backward), PyTorch 2.6
+and 2.11 to 2.15. Weights are one flat buffer on the device (flatten_parameters); their gradients come as one, too.
+
+*Known limitations*: how large cuDNN's reserve and workspace are only the library knows (cudnnGetRNNTempSpaceSizes): taken are
+the activations of the gates, the cells, and what goes from layer to layer. Its dropout state is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.allocations import Held, after_results
+from sizer.tracing.device import Device
+from sizer.tracing.values.handler import HandlerContext
+
+_aten = torch.ops.aten
+_RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
+_NAMES = {_RELU: "rnn_relu", _TANH: "rnn_tanh", _LSTM: "lstm", _GRU: "gru"}
+_KEPT = {_RELU: 1, _TANH: 1, _LSTM: 5, _GRU: 4}  # values kept per hidden unit and step: gates, for LSTM the cell too
+_GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
+
+
+def _run(device: Device, mode: int, input, hx, cx, params, has_biases, layers, dropout, train, both_ways, batch_first,
+         sizes) -> list[Tensor]:  # fmt: skip
+    hidden = (cx if cx is not None else hx).shape[2]
+    projected = hx.shape[2] if cx is not None and hx.shape[2] != hidden else 0
+    device.note_choice("recurrent layers", "cuDNN", f"{_NAMES[mode]}, {str(input.dtype)[6:]}, hidden size {hidden}")
+    flat = torch.empty(0, dtype=torch.uint8, device=input.device)  # the buffer that the weights are views of
+    return _aten._cudnn_rnn.default(input, params, 4 if has_biases else 2, flat, hx, cx, mode, hidden, projected, layers,
+                                    batch_first, dropout, train, both_ways, sizes, None)  # fmt: skip
+
+
+def _lstm(device, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+    """aten.lstm.input: (output, last hidden state, last cell)."""
+    return tuple(_run(device, _LSTM, input, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional,
+                      batch_first, []))[:3]  # fmt: skip
+
+
+def _lstm_packed(device, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+    """aten.lstm.data: the same over packed sequences."""
+    return tuple(_run(device, _LSTM, data, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional,
+                      False, batch_sizes.tolist()))[:3]  # fmt: skip
+
+
+def _rnn(mode: int) -> Callable[..., Any]:
+    def run(device, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+        return tuple(_run(device, mode, input, hx, None, params, has_biases, num_layers, dropout, train, bidirectional,
+                          batch_first, []))[:2]  # fmt: skip
+
+    return run
+
+
+def _rnn_packed(mode: int) -> Callable[..., Any]:
+    def run(device, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+        return tuple(_run(device, mode, data, hx, None, params, has_biases, num_layers, dropout, train, bidirectional,
+                          False, batch_sizes.tolist()))[:2]  # fmt: skip
+
+    return run
+
+
+def _steps(input: Tensor, sizes: list[int], batch_first: bool) -> tuple[int, int]:
+    """(time steps times samples, samples)"""
+    if sizes:
+        return input.shape[0], sizes[0]
+    return input.shape[0] * input.shape[1], input.shape[0 if batch_first else 1]
+
+
+def reserve_bytes(
+    mode: int, steps: int, hidden: int, width: int, layers: int, ways: int, dropout: float, item: int
+) -> int:
+    """The bytes that cuDNN keeps for the backward pass of `steps` time steps times samples, as taken here: per layer and way
+    the gates and cells, between layers their outputs of `width`, with dropout these once more."""
+    between = steps * width * ways * (layers - 1) * (2 if dropout else 1)
+    return (steps * hidden * _KEPT[mode] * layers * ways + between) * item
+
+
+def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_cudnn_rnn: (output, last hidden state, last cell, reserve, flat weights); no reserve where nothing will be trained."""
+    input, flat, cx, mode, hidden, projected, layers = args[0], args[3], *args[5:10]
+    batch_first, dropout, train, both_ways, sizes = args[10], args[11], args[12], args[13], args[14]
+    if input.device.type != "meta":
+        return NotImplemented
+    ways, width = 2 if both_ways else 1, projected or hidden
+    steps, samples = _steps(input, sizes, batch_first)
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=input.dtype, device="meta")
+
+    output = empty(steps, width * ways) if sizes else empty(*input.shape[:2], width * ways)
+    kept = reserve_bytes(mode, steps, hidden, width, layers, ways, dropout, input.itemsize) if train else 0
+    reserve = torch.empty(kept, dtype=torch.uint8, device="meta")
+    cell = empty(layers * ways, samples, hidden) if cx is not None else empty(0)
+    return output, empty(layers * ways, samples, width), cell, reserve, flat
+
+
+def backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_cudnn_rnn_backward: (gradient of input, of hidden state, of cell, of each weight), the last as views of one buffer."""
+    input, weights, hx, cx, wanted = args[0], args[1], args[4], args[5], args[-1]
+    if input.device.type != "meta":
+        return NotImplemented
+
+    def like(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    grads: list[Tensor] = []
+    if wanted[3]:
+        buffer = torch.empty(sum(w.numel() for w in weights), dtype=weights[0].dtype, device="meta")
+        grads = [
+            part.view(w.shape) for part, w in zip(buffer.split([w.numel() for w in weights]), weights, strict=True)
+        ]
+    return like(input), like(hx), like(cx) if cx is not None else None, grads
+
+
+def workspace(device: Device, args: tuple, kwargs: dict, out: Any) -> list[list[int]]:
+    """The products of one layer's input with its weights, for all steps (cudnn/RNN.cpp asks the library how much it needs)."""
+    packed = args[0].dim() == 2
+    backward = isinstance(args[-1], (list, tuple))
+    mode, hidden = (args[10], args[11]) if backward else (args[6], args[7])
+    both_ways = args[17] if backward else args[13]
+    steps = args[0].shape[0] if packed else args[0].shape[0] * args[0].shape[1]
+    return [[steps * hidden * _GATES[mode] * (2 if both_ways else 1) * args[0].itemsize]]
+
+
+KERNELS = {
+    _aten.lstm.input: _lstm,
+    _aten.lstm.data: _lstm_packed,
+    **{getattr(_aten, _NAMES[mode]).input: _rnn(mode) for mode in (_GRU, _TANH, _RELU)},
+    **{getattr(_aten, _NAMES[mode]).data: _rnn_packed(mode) for mode in (_GRU, _TANH, _RELU)},
+}
+HANDLERS = {_aten._cudnn_rnn.default: forward, _aten._cudnn_rnn_backward.default: backward}
+HELD: dict[Any, Held] = dict.fromkeys(HANDLERS, after_results(workspace))

@@ -1,0 +1,128 @@
+"""Reductions on CUDA: which operators reduce, over what, and the size query by which their staging is sized.
+
+As of PyTorch 2.11 to 2.15: aten/src/ATen/native/cuda/Reduce*.cu for what partial results are, native/ReduceOpsUtils.h
+(make_reduction) for the dtype that the input is brought to first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.allocations import Held, Steps, after_results
+from sizer.tracing.cuda.reduction_staging import Reduction, staging_bytes
+from sizer.tracing.device import Device
+from sizer.tracing.log import DeferredSize
+
+REDUCTION = "CUDA reduction"
+PARTIAL, SEMAPHORES = "partial results", "semaphores"
+
+_aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+_PAIR = 16  # a value and its place, or the four numbers of Welford's method
+
+
+def _summing(input: Tensor) -> int:
+    return 4 if input.dtype in _HALVES else input.itemsize
+
+
+def _as_it_is(input: Tensor) -> int:
+    return input.itemsize
+
+
+def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> Held:
+    """What an operator holds that reduces over the dimensions in its argument `at`; over all where there is none.
+
+    `sums` says that integers are brought to the result's dtype first.
+    """
+
+    def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+        """Where blocks of threads share an output, their partial results and a semaphore each (cuda/Reduce.cuh); integers that
+        are summed are brought to the result's dtype first."""
+        input, result = args[0], out if isinstance(out, Tensor) else out[0]
+        if input.numel() <= 1:
+            return []
+        given = args[at] if at is not None and len(args) > at else kwargs.get("dim")
+        copies = []
+        if sums and result.dtype != input.dtype and not (input.dtype in _HALVES and result.dtype == torch.float32):
+            input = input.to(result.dtype)
+            copies = [input.numel() * input.itemsize]
+        return [[*copies, *_staging(input, _mask(input, given), accumulator(input), result.dtype)]]
+
+    return after_results(held)
+
+
+def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) -> int:
+    """What a sum over the rows [rows, columns] of a floating-point matrix holds on a GPU: `which` of its blocks, in bytes."""
+    accumulator, converts = (4, "0") if itemsize == 2 else (itemsize, "1")
+    return resolve(key, (which, "10", str(itemsize), str(accumulator), converts), (rows, columns, columns, 1))
+
+
+def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
+    """What a sum over these dimensions, in the input's dtype, holds while it runs."""
+    return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
+
+
+def _mask(input: Tensor, given: Any) -> tuple[bool, ...]:
+    if given is None or (isinstance(given, (list, tuple)) and not given):
+        return (True,) * input.dim()
+    dims = {dim % input.dim() for dim in (given if isinstance(given, (list, tuple)) else (given,))}
+    return tuple(dim in dims for dim in range(input.dim()))
+
+
+def _staging(input: Tensor, reduced: tuple[bool, ...], accumulator: int, result: torch.dtype) -> list[int]:
+    converts = accumulator != _PAIR and not (input.dtype in _HALVES and result == input.dtype and accumulator > 2)
+    words = "".join("01"[gone] for gone in reduced), str(input.itemsize), str(accumulator), str(int(converts))
+    numbers = *input.shape, *input.stride()
+    return [DeferredSize(0, REDUCTION, (which, *words), numbers) for which in (PARTIAL, SEMAPHORES)]
+
+
+def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """The bytes of one block of a reduction on a GPU; where 32 bits do not index the input, the largest of its pieces' blocks."""
+    which, reduced, itemsize, accumulator, converts = words
+    rank = len(reduced)
+    work = Reduction(
+        shape=numbers[:rank],
+        strides=numbers[rank:],
+        reduced=tuple(mark == "1" for mark in reduced),
+        itemsize=int(itemsize),
+        accumulator=int(accumulator),
+        converts=converts == "1",
+    )
+    device = HARDWARE[key]
+    stages = staging_bytes(work, device.processors, device.threads)
+    if which == SEMAPHORES:
+        return max((stage[-1] for stage in stages if len(stage) > 1), default=0)
+    return max((sum(stage[: max(1, len(stage) - 1)]) for stage in stages), default=0)
+
+
+HELD: dict[Any, Held] = {
+    _aten.sum.default: _reducer(_summing, None, sums=True),
+    _aten.sum.dim_IntList: _reducer(_summing, 1, sums=True),
+    _aten.nansum.default: _reducer(_summing, 1, sums=True),
+    _aten.mean.default: _reducer(_summing, None),
+    _aten.mean.dim: _reducer(_summing, 1),
+    _aten.linalg_vector_norm.default: _reducer(_summing, 2),
+    _aten.amax.default: _reducer(_as_it_is, 1),
+    _aten.amin.default: _reducer(_as_it_is, 1),
+    _aten.max.default: _reducer(_as_it_is, None),
+    _aten.min.default: _reducer(_as_it_is, None),
+    _aten.max.dim: _reducer(lambda input: _PAIR, 1),
+    _aten.min.dim: _reducer(lambda input: _PAIR, 1),
+    _aten.argmax.default: _reducer(lambda input: _PAIR, 1),
+    _aten.argmin.default: _reducer(lambda input: _PAIR, 1),
+    _aten.var.correction: _reducer(lambda input: _PAIR, 1),
+    _aten.std.correction: _reducer(lambda input: _PAIR, 1),
+    _aten.var_mean.correction: _reducer(lambda input: _PAIR, 1),
+    _aten.std_mean.correction: _reducer(lambda input: _PAIR, 1),
+    _aten.any.default: _reducer(lambda input: 1, None),
+    _aten.any.dim: _reducer(lambda input: 1, 1),
+    _aten.any.dims: _reducer(lambda input: 1, 1),
+    _aten.all.default: _reducer(lambda input: 1, None),
+    _aten.all.dim: _reducer(lambda input: 1, 1),
+    _aten.all.dims: _reducer(lambda input: 1, 1),
+}

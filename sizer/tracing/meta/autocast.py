@@ -1,0 +1,282 @@
+"""Autocast on meta tensors, at the very place where PyTorch has it.
+
+`torch.autocast` works on the dispatch key above autograd, by operator lists, and refuses tensors of other devices. Here the
+same lists (aten/src/ATen/autocast_mode.h, PyTorch 2.6 and 2.11 to 2.15) are registered on a key that no device in use has
+(AutocastIPU), so that casts happen for calls from Python and from inside composite C++ operators alike, autograd records
+them, and the cache of cast weights lives exactly as long: until the outermost context ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.meta import autocast_lists as lists
+from sizer.versions import Version, version_followed
+
+_KEY = "AutocastIPU"
+_DEVICE = "ipu"
+_aten = torch.ops.aten
+
+
+class Autocast:
+    """The autocast state of a traced device: (enabled, dtype), its nesting and its cache of cast weights."""
+
+    def __init__(self, kind: str, version: Version) -> None:
+        self.device_types = {kind, "meta"}
+        self.enabled = False
+        self.dtype = torch.bfloat16 if kind == "cpu" else torch.float16
+        self._nesting = 0
+        self._cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kind = kind
+        self._float32_of_cuda = lists.FLOAT32 if version_followed(version) > (2, 11) else lists.FLOAT32_TO_2_11
+        self._excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)
+
+    def cast(self, dtype: torch.dtype, value: Any) -> Any:
+        """cached_cast of autocast_mode.cpp: a float tensor in `dtype`, from the cache if it is a float32 leaf with gradient."""
+        if isinstance(value, (list, tuple)):
+            return [self.cast(dtype, v) for v in value]
+        if not _eligible(value) or value.dtype == dtype:
+            return value
+        cacheable = dtype == self.dtype and value.dtype == torch.float32 and value.requires_grad and value.is_leaf
+        if not cacheable or value._is_view() or not torch.is_autocast_cache_enabled():
+            return value.to(dtype)
+        entry = self._cache.get(id(value))
+        if entry is None:
+            entry = self._cache[id(value)] = (value, value.to(dtype))
+        return entry[1]
+
+    def enter(self, enabled: bool, dtype: torch.dtype) -> tuple[bool, torch.dtype]:
+        """Sets the state, one nesting deeper; returns the state to give back to `leave`."""
+        before = (self.enabled, self.dtype)
+        self._nesting += 1
+        self._set(enabled, dtype)
+        return before
+
+    def leave(self, before: tuple[bool, torch.dtype]) -> None:
+        """Restore the state; the outermost exit drops the cache."""
+        self._nesting -= 1
+        if self._nesting == 0:
+            self._cache.clear()
+        self._set(*before)
+
+    def clear_cache(self) -> None:
+        """Drop the cast weights, as torch.clear_autocast_cache() does at any time."""
+        self._cache.clear()
+
+    def _set(self, enabled: bool, dtype: torch.dtype) -> None:
+        self.enabled, self.dtype = enabled, dtype
+        torch.set_autocast_enabled(_DEVICE, enabled)
+        torch._C._dispatch_tls_set_dispatch_key_included(torch._C.DispatchKey.AutocastIPU, enabled)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within the context, `torch.autocast` for this device (and for "meta") acts on meta tensors."""
+        with ExitStack() as stack:
+            library = torch.library.Library("aten", "IMPL")
+            stack.callback(library._destroy)
+            self._register(library)
+            self._register_torchvision(stack)
+            for owner, name, replacement in self._replacements():
+                stack.enter_context(mock.patch.object(owner, name, replacement))
+            try:
+                yield
+            finally:
+                self._cache.clear()
+                self._set(False, self.dtype)
+
+    def _register(self, library: torch.library.Library) -> None:
+        float32 = self._float32_of_cuda
+        tables = {
+            "cuda": (lists.LOWER_PRECISION, float32, lists.FLOAT32_SET_DTYPE, lists.PROMOTE, lists.BANNED),
+            "mps": (lists.MPS_LOWER_PRECISION, lists.MPS_FLOAT32, (), lists.MPS_PROMOTE, ()),
+            "cpu": (lists.CPU_LOWER_PRECISION, lists.CPU_FLOAT32, (), lists.CPU_PROMOTE, ()),
+        }[self._kind]
+        policies: tuple[Callable[..., Callable[..., Any]], ...] = (
+            self._lower_precision, self._float32, self._float32_set_dtype, self._promote, self._banned,
+        )  # fmt: skip
+        _fall_through_elsewhere()
+        for names, policy in zip(tables, policies, strict=True):
+            for name in names:
+                operator = _operator(name, key=f"Autocast{self._kind.upper()}")
+                if operator is not None:
+                    library.impl(name, self._outside_autocast(policy(operator)), _KEY)
+
+    def _register_torchvision(self, stack: ExitStack) -> None:
+        """Register torchvision's own operators as torchvision/csrc/ops/autocast has them: in float32, and back."""
+        there = torch.ops.torchvision  # empty before torchvision is imported
+        key = f"Autocast{self._kind.upper()}"
+        names = [
+            name for name in lists.TORCHVISION if hasattr(there, name) and _has_kernel(f"torchvision::{name}", key)
+        ]
+        if names:
+            library = torch.library.Library("torchvision", "IMPL")
+            stack.callback(library._destroy)
+            for name in names:
+                operator = getattr(there, name).default
+                library.impl(name, self._outside_autocast(self._float32_and_back(operator)), _KEY)
+
+    def _float32_and_back(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            out = _call(operator, args, kwargs, lambda value: self.cast(torch.float32, value))
+
+            def back(value: Any) -> Any:
+                return value.to(args[0].dtype) if _eligible(value) else value
+
+            return tuple(map(back, out)) if isinstance(out, (list, tuple)) else back(out)
+
+        return kernel
+
+    def _outside_autocast(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(self._excluded):
+                return kernel(*args, **kwargs)
+
+        return guarded
+
+    def _lower_precision(self, operator: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: _call(operator, args, kwargs, lambda value: self.cast(self.dtype, value))
+
+    def _float32(self, operator: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: _call(operator, args, kwargs, lambda value: self.cast(torch.float32, value))
+
+    def _float32_set_dtype(self, operator: Any) -> Callable[..., Any]:
+        position = next(i for i, a in enumerate(operator._schema.arguments) if a.name == "dtype")
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            given = kwargs.get("dtype") is not None or (len(args) > position and args[position] is not None)
+            if _eligible(args[0]) and not given:
+                if len(args) > position:
+                    args = (*args[:position], torch.float32, *args[position + 1 :])
+                else:
+                    kwargs = {**kwargs, "dtype": torch.float32}
+            return operator(*args, **kwargs)
+
+        return kernel
+
+    def _promote(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            wide = any(t.dtype == torch.float32 for t in _float_tensors((args, tuple(kwargs.values()))))
+            dtype = torch.float32 if wide else self.dtype
+            return _call(operator, args, kwargs, lambda value: self.cast(dtype, value))
+
+        return kernel
+
+    def _banned(self, operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError(
+                "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA refuses them; use "
+                "binary_cross_entropy_with_logits or BCEWithLogitsLoss"
+            )
+
+        return kernel
+
+    def _replacements(self) -> list[tuple[Any, str, Any]]:
+        """What must know of this autocast: the context manager itself and the functions that query it."""
+        state, original = self, torch.amp.autocast_mode.autocast
+        is_enabled, get_dtype, is_available = (
+            torch.is_autocast_enabled,
+            torch.get_autocast_dtype,
+            torch.amp.is_autocast_available,
+        )
+        start, enter, leave = original.__init__, original.__enter__, original.__exit__
+
+        def new_start(self, device_type, dtype=None, enabled=True, cache_enabled=None):  # type: ignore[no-untyped-def]
+            if device_type not in state.device_types:
+                return start(self, device_type, dtype, enabled, cache_enabled)
+            self.device, self.fast_dtype, self._enabled = device_type, dtype or state.dtype, enabled
+            self._cache_enabled = torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
+            return None
+
+        def new_enter(self):  # type: ignore[no-untyped-def]
+            if self.device not in state.device_types:
+                return enter(self)
+            self.prev_cache_enabled = torch.is_autocast_cache_enabled()
+            self._before = state.enter(self._enabled, self.fast_dtype)
+            torch.set_autocast_cache_enabled(self._cache_enabled)
+            return self
+
+        def new_leave(self, *exc):  # type: ignore[no-untyped-def]
+            if self.device not in state.device_types:
+                return leave(self, *exc)
+            state.leave(self._before)
+            torch.set_autocast_cache_enabled(self.prev_cache_enabled)
+            return False
+
+        clear = torch.clear_autocast_cache
+
+        def new_clear() -> None:
+            clear()
+            state.clear_cache()
+
+        def mine(device: str) -> bool:
+            return device in state.device_types
+
+        queries = {
+            "is_autocast_enabled": lambda d=None: state.enabled if d is None or mine(d) else is_enabled(d),
+            "get_autocast_dtype": lambda d: state.dtype if mine(d) else get_dtype(d),
+        }
+        unavailable = torch.cuda.amp.common.amp_definitely_not_available
+        return [
+            # a GradScaler("cuda") is on where CUDA's rules hold
+            (torch.cuda.amp.common, "amp_definitely_not_available", lambda: self._kind != "cuda" and unavailable()),
+            (original, "__init__", new_start),
+            (original, "__enter__", new_enter),
+            (original, "__exit__", new_leave),
+            (torch, "clear_autocast_cache", new_clear),
+            *((torch, name, query) for name, query in queries.items()),
+            (torch.amp, "is_autocast_available", lambda d: mine(d) or is_available(d)),
+            (torch.amp.autocast_mode, "is_autocast_available", lambda d: mine(d) or is_available(d)),
+        ]
+
+
+def _call(operator: Any, args: tuple, kwargs: dict, cast: Callable[[Any], Any]) -> Any:
+    """The operator of the arguments cast, the last one first: so does the C++ of PyTorch's Linux builds evaluate them, and
+    autograd runs the casts' gradients in the opposite order."""
+    keywords = {name: cast(value) for name, value in reversed(kwargs.items())}
+    positional = [cast(value) for value in reversed(args)]
+    return operator(*reversed(positional), **keywords)
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.device.type == "meta"
+        and value.dtype.is_floating_point
+        and value.dtype != torch.float64
+    )
+
+
+def _float_tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _float_tensors(v)]
+    return [value] if _eligible(value) else []
+
+
+def _operator(name: str, key: str) -> Any:
+    """The operator, or None where the installed PyTorch does not have it on its own list."""
+    packet, _, overload = name.partition(".")
+    qualified = f"aten::{packet}" + (f".{overload}" if overload else "")
+    if not hasattr(_aten, packet) or not _has_kernel(qualified, key):
+        return None
+    return getattr(getattr(_aten, packet), overload or "default")
+
+
+def _has_kernel(qualified: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key)
+
+
+_fallbacks: list[torch.library.Library] = []
+
+
+def _fall_through_elsewhere() -> None:
+    """Make operators without an autocast rule pass the key by: once a process, as PyTorch does for the keys that it uses."""
+    if not _fallbacks and not torch._C._dispatch_has_backend_fallback(torch._C.DispatchKey.AutocastIPU):
+        library = torch.library.Library("_", "IMPL")
+        library.fallback(torch.library.fallthrough_kernel, _KEY)
+        _fallbacks.append(library)

@@ -1,0 +1,104 @@
+"""Python functions of PyTorch that are replaced while a trace runs: constructors from data, and the generator's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext, _device_constructors
+
+from sizer.tracing.values.known import KnownValues
+
+
+@contextmanager
+def values_from_data(values: KnownValues) -> Iterator[None]:
+    """Within the context, `torch.tensor(data)` and its like on meta keep their data as known values, and f-strings show them.
+
+    On a meta device the constructor drops the data before any dispatch (torch/csrc/utils/tensor_new.cpp), so it is built
+    on the CPU first and moved, which the recorder sees.
+    """
+    _device_constructors()  # PyTorch keeps the list from its first use on: it must not be of what stands here for a while
+    tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
+    write = torch.Tensor.__format__
+
+    def moved(real: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
+        return real.to("meta").requires_grad_(requires_grad)
+
+    def tensor_(
+        data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **rest: Any
+    ) -> torch.Tensor:
+        target = _target(device)
+        if isinstance(data, torch.Tensor) and (target.type != "meta" or data.device.type == "meta"):
+            return tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **rest)
+        if target.type != "meta":  # a list of numbers that are on the device
+            return tensor(_without_meta(data, values), dtype=dtype, device=device, requires_grad=requires_grad, **rest)
+        return moved(tensor(_without_meta(data, values), dtype=dtype, device="cpu"), requires_grad)
+
+    def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
+        target = _target(device)
+        if target.type != "meta" or isinstance(data, torch.Tensor):
+            return as_tensor(data, dtype=dtype, device=device)
+        return moved(as_tensor(_without_meta(data, values), dtype=dtype, device="cpu"))
+
+    def new_tensor_(
+        self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ):  # type: ignore[no-untyped-def]
+        target = torch.device(device) if device is not None else self.device
+        if target.type != "meta":
+            return new_tensor(self, data, dtype=dtype, device=device, requires_grad=requires_grad)
+        return tensor_(data, dtype=dtype or self.dtype, device="meta", requires_grad=requires_grad)
+
+    def format_(self: torch.Tensor, spec: str) -> str:
+        known = self.device.type == "meta" and self.dim() == 0 and values.get(self) is not None
+        return format(self.item(), spec) if known else write(self, spec)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.Tensor, "__format__", format_))
+        stack.enter_context(mock.patch.object(torch, "tensor", tensor_))
+        stack.enter_context(mock.patch.object(torch, "as_tensor", as_tensor_))
+        stack.enter_context(mock.patch.object(torch.Tensor, "new_tensor", new_tensor_))
+        yield
+
+
+def _target(device: Any) -> torch.device:
+    """The device that a constructor would use (torch.get_default_device itself may call torch.tensor)."""
+    if device is not None:
+        return torch.device(device)
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return torch.device("cpu")
+
+
+def _without_meta(data: Any, values: KnownValues) -> Any:
+    """The data with meta tensors inside lists replaced by their known values."""
+    if isinstance(data, torch.Tensor) and data.device.type == "meta":
+        return data.item() if data.numel() == 1 else data.tolist()
+    if isinstance(data, (list, tuple)):
+        return type(data)(_without_meta(d, values) for d in data)
+    return data
+
+
+@contextmanager
+def random_states_seen(see: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
+    """Within the context `see` is given each copy of the CPU generator's state (5,056 bytes) that Python asks for.
+
+    Checkpointing keeps one per block to repeat its dropout (torch/utils/checkpoint.py). It is made in C++ below any dispatch, and
+    lives in host memory on every device: only the CPU counts it.
+    """
+    get = torch.random.get_rng_state
+
+    def get_rng_state() -> torch.Tensor:
+        state = get()
+        see(state, "torch.get_rng_state")
+        return state
+
+    with (
+        mock.patch.object(torch.random, "get_rng_state", get_rng_state),
+        mock.patch.object(torch, "get_rng_state", get_rng_state),
+    ):
+        yield

@@ -1,0 +1,100 @@
+"""In-place operations of the backward pass that a dispatch mode switches off, switched on again.
+
+Under a dispatch mode, and on meta tensors, `at::isTensorSubclassLike` is true (ATen/TensorSubclassLikeUtils.h, 2.6, 2.11 to 2.15)
+and autograd gives up writing into tensors that it alone owns:
+- torch/csrc/autograd/input_buffer.cpp, accumulate(): where two gradients meet, `old + new` instead of `old.add_(new)`;
+- torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward, index_backward, …: `zeros.scatter_add(…)`
+  instead of `zeros.scatter_add_(…)`.
+On a device neither happens, so the in-place operator is run where its conditions hold: in the backward pass, grad mode off,
+a dense first operand that nobody else holds (for a gradient both the tensor and its storage, can_accumulate_inplace(): one
+that the caller handed to backward() stays as it is).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sizer.tracing.values import indexing
+from sizer.tracing.values.handler import HandlerContext
+
+_aten = torch.ops.aten
+
+
+def sole_owner_use_count() -> int:
+    """The storage use count, seen from Python, of a tensor that a single C++ or Python variable holds."""
+    tensor = torch.empty(1, device="meta")
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+class _Counting(TorchDispatchMode):
+    """Notes the use count of what the engine adds to."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is _aten.add.Tensor:
+            self.count = args[0]._use_count()
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def engine_use_count() -> int:
+    """The use count, seen under a dispatch mode, of a gradient that autograd's engine holds and nobody else."""
+    leaf = torch.empty(1, device="meta", requires_grad=True)
+    with torch.enable_grad():
+        loss = leaf.sin() + leaf.cos()
+    with _Counting() as counting:
+        loss.backward()
+    return counting.count
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine is at work without building a graph of its own."""
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+
+
+def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`old + new` of two gradients, done in place where the engine would."""
+    old, new = args[0], args[1]
+    if kwargs or len(args) != 2 or not in_backward() or not isinstance(new, Tensor):
+        return NotImplemented
+    if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
+        return NotImplemented
+    if (
+        old._use_count() > recorder.engine_use_count
+        or not recorder.is_unshared(old)
+        or not _aten.is_non_overlapping_and_dense.default(old)
+    ):
+        return NotImplemented
+    recorder.values.forget(old)
+    return old  # which add_ would leave as it is
+
+
+def _write_into_zeros(in_place: Any) -> Any:
+    def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+        if not in_backward() or not recorder.is_unshared(args[0]):
+            return NotImplemented
+        recorder.values.forget(args[0])
+        return in_place(*args, **kwargs)
+
+    return handler
+
+
+def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """index_backward's `zeros.index_put(…)`, in place; elsewhere as the masks allow."""
+    if in_backward() and recorder.is_unshared(args[0]):
+        return indexing.masked_index(recorder, _aten.index_put_.default, args, kwargs)
+    return indexing.masked_index(recorder, func, args, kwargs)
+
+
+HANDLERS = {
+    _aten.add.Tensor: accumulate,
+    _aten.scatter_add.default: _write_into_zeros(_aten.scatter_add_.default),
+    _aten.index_add.default: _write_into_zeros(_aten.index_add_.default),
+    _aten.index_put.default: _index_put,
+}

@@ -1,0 +1,104 @@
+"""Memoized results of meta kernels: the equal layers of a stack call them with the same arguments.
+
+What a meta kernel returns follows from shapes, strides and dtypes of its tensors, its other arguments and the default dtype;
+the cache of torch/_subclasses/fake_tensor.py (PyTorch 2.15, `_cache_key`, `_validate_cache_key`) rests on the same. Remembered
+are new dense tensors alone: what shares memory with an argument, or has more of it than it shows, is computed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sizer.tracing.values.known import tensors_of
+
+_META = torch.device("meta")
+_ORDINARY = (Tensor, nn.Parameter)
+_NUMBERS = (bool, int, float)  # True, 1 and 1.0 are equal, and promote differently
+
+Maker = Callable[[], Any]
+
+
+class Memo:
+    """An operator, memoized by all that its results follow from."""
+
+    __slots__ = ("_func", "_makers")
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self._func = func
+        self._makers: dict[tuple, Maker] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the operator returns, or new tensors like those that it returned before."""
+        try:
+            key = (torch.get_default_dtype(), _traits(args), *kwargs, _traits(kwargs.values()))
+            maker = self._makers.get(key)
+        except TypeError:
+            return self._func(*args, **kwargs)
+        if maker is not None:
+            return maker()
+        out = self._func(*args, **kwargs)
+        if (maker := _maker(out, tensors_of((args, *kwargs.values())))) is not None:
+            self._makers[key] = maker
+        return out
+
+
+def makes_tensors(func: Any) -> bool:
+    """Whether an operator of PyTorch's own, by its schema, makes new tensors out of others and writes to none."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
+        return False
+    arguments = func._schema.arguments
+    aliases = any(value.alias_info is not None for value in (*arguments, *func._schema.returns))
+    return not aliases and any("Tensor" in str(argument.type) for argument in arguments)
+
+
+def _traits(values: Iterable[Any]) -> tuple:
+    """What results follow from. Raises TypeError where a tensor is more than its shape, strides and dtype."""
+    traits: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind in _ORDINARY and value.is_meta and value.layout is torch.strided and not value.dtype.is_complex:
+            traits.append((value.shape, value.stride(), value.dtype))
+        elif kind in _NUMBERS:
+            traits.append((kind, value))
+        elif kind is list or kind is tuple:
+            traits.append(_traits(value))
+        elif isinstance(value, Tensor):
+            raise TypeError(f"a {kind.__name__} of {value.dtype} on {value.device} is more than its shape")
+        else:
+            traits.append(value)
+    return tuple(traits)
+
+
+def _maker(out: Any, inputs: list[Tensor]) -> Maker | None:
+    """A function that makes such a result again, None where it is not made of new dense tensors alone."""
+    kind = type(out)
+    items = out if isinstance(out, (list, tuple)) else [out]
+    made = [item for item in items if item is not None]
+    if not made or not all(isinstance(item, Tensor) and _is_whole(item) for item in made):
+        return None
+    storages = {t.untyped_storage()._cdata for t in made}
+    if len(storages) < len(made) or any(t.untyped_storage()._cdata in storages for t in inputs):
+        return None
+    makers = [_nothing if item is None else _tensor_maker(item) for item in items]
+    return makers[0] if items is not out else lambda: kind([make() for make in makers])
+
+
+def _tensor_maker(out: Tensor) -> Maker:
+    shape, strides, dtype = out.shape, out.stride(), out.dtype
+    return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=_META)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is all that there is of its memory, and nothing but its shape, strides and dtype."""
+    if type(tensor) is not Tensor or not tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    alike = _tensor_maker(tensor)()
+    return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == alike.untyped_storage().nbytes()
+
+
+def _nothing() -> None:
+    return None

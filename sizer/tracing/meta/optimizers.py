@@ -1,0 +1,74 @@
+"""Optimizers as PyTorch makes them on a device: which implementation runs by default, and the fused one on meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from sizer.catalogue.optimizers import OPTIMIZERS
+
+
+class Optimizers:
+    """Several optimizers that step as one: Muon takes matrices only, AdamW the rest, as its documentation advises."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Every tensor that the optimizers keep between steps."""
+        return [
+            value
+            for optimizer in self.optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        ]
+
+
+def build_optimizers(name: str, implementation: str | None, module: nn.Module) -> Optimizers:
+    """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if name == "none" or not parameters:
+        return Optimizers([])
+    if name != "muon":
+        return Optimizers([_one(name, implementation, parameters)])
+    matrices, rest = [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
+    made = [_one("muon", None, matrices)] if matrices else []
+    return Optimizers([*made, *([_one("adamw", implementation, rest)] if rest else [])])
+
+
+def _one(name: str, implementation: str | None, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    row = OPTIMIZERS[name]
+    how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
+    return getattr(torch.optim, row.class_name)(parameters, **row.options, **how)
+
+
+@contextmanager
+def optimizers_on(kind: str) -> Iterator[None]:
+    """Within the context, optimizers over meta parameters take the implementation that they take on this kind of device.
+
+    On CUDA most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
+    (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate nothing.
+    """
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    foreach = ["cuda", "meta"] if kind == "cuda" else ["cuda"]
+    fused = ["meta", "cuda", "mps", "cpu", "xpu"]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: foreach))
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: fused))
+        for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
+            stack.enter_context(mock.patch.object(torch, kernel, nothing))
+        yield

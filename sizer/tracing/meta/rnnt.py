@@ -1,0 +1,73 @@
+"""The loss of an RNN transducer: an operator of torchaudio, which has no meta kernel and is often not installed.
+
+Source: torchaudio 2.11, RnntLoss in functional/functional.py, and workspace.h, cpu/compute.cpp and gpu/compute.cu of
+src/libtorchaudio/rnnt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.values.handler import HandlerContext
+
+LIKE_TORCHAUDIO = "the loss of a transducer was taken to hold what torchaudio's operator holds"
+FLOATS_PER_PLACE = 5  # of the lattice of frames and labels: denominator, two probabilities, alpha, beta
+COUNTERS = 2  # integers for each sample and label, on a GPU
+
+
+class _Loss(torch.autograd.Function):
+    """Costs [batch] of logits [batch, frames, 1 + labels, classes]; the gradient is computed with them and kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, on_gpu: bool) -> Tensor:
+        batch, frames, places, _ = logits.shape
+        costs, gradients = logits.new_empty(batch), torch.empty_like(logits)
+        counters = logits.new_empty(COUNTERS * batch * places if on_gpu else 0, dtype=torch.int32)
+        lattice = logits.new_empty(FLOATS_PER_PLACE * batch * frames * places, dtype=torch.float32)
+        del counters, lattice
+        ctx.save_for_backward(gradients)
+        return costs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0] * grad.view(-1, 1, 1, 1), None
+
+
+@contextmanager
+def transducers_on(recorder: HandlerContext) -> Iterator[None]:
+    """Within the context, transformers' transducers compute their loss as with torchaudio, whether it is installed or not."""
+    module = sys.modules.get("transformers.loss.loss_rnnt")
+    if module is None or not hasattr(module, "rnnt_loss"):
+        yield
+        return
+    with mock.patch.object(module, "rnnt_loss", _with_operator(recorder, inspect.unwrap(module.rnnt_loss))):
+        yield
+
+
+def _with_operator(recorder: HandlerContext, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def rnnt_loss(logits: Tensor, *rest: Any, **options: Any) -> Tensor:
+        recorder.stand_in(LIKE_TORCHAUDIO)
+        return _Loss.apply(logits, recorder.device.kind == "cuda")
+
+    torchaudio = SimpleNamespace(functional=SimpleNamespace(rnnt_loss=rnnt_loss))
+
+    def loss(*args: Any, **kwargs: Any) -> Tensor:
+        before = sys.modules.get("torchaudio")
+        sys.modules["torchaudio"] = torchaudio  # the function imports it when it is called
+        try:
+            return compute(*args, **kwargs)
+        finally:
+            del sys.modules["torchaudio"]
+            if before is not None:
+                sys.modules["torchaudio"] = before
+
+    return loss

@@ -1,0 +1,204 @@
+"""Results of the commonest operators without their meta kernels, most of which are Python and up to a thousand times slower.
+
+Pointwise operators over floating-point tensors of one dtype, contiguous or row by row with gaps (one half of a `chunk`), return a
+contiguous tensor of the largest shape, comparisons one of booleans, in-place operators their first argument, `_foreach_` ones a
+list of such. Where any condition does not hold, the meta kernel runs.
+`tests/tracing/test_shortcuts.py` holds each against its meta kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.meta.autocast_lists import names
+from sizer.tracing.meta.norm_shortcuts import like, plain_floats
+from sizer.tracing.tables import join, operator
+from sizer.tracing.values.known import LARGEST_FLOATS
+
+_aten = torch.ops.aten
+
+POINTWISE = names("""
+    add.Tensor sub.Tensor mul.Tensor div.Tensor add.Scalar sub.Scalar mul.Scalar div.Scalar pow.Tensor_Scalar rsqrt
+    sqrt exp neg abs sigmoid silu gelu relu tanh cos sin erf reciprocal clamp hardtanh hardswish hardsigmoid
+    leaky_relu gelu_backward silu_backward threshold_backward sigmoid_backward tanh_backward hardtanh_backward
+    hardswish_backward hardsigmoid_backward leaky_relu_backward maximum minimum addcmul addcdiv
+""")
+COMPARISONS = names("lt.Scalar gt.Scalar le.Scalar ge.Scalar lt.Tensor gt.Tensor le.Tensor ge.Tensor")
+IN_PLACE = names("""
+    add_.Tensor add_.Scalar sub_.Tensor mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar relu_ clamp_ sqrt_ neg_
+    addcmul_ addcdiv_ lerp_.Scalar copy_ zero_ fill_.Scalar silu_ sigmoid_ hardtanh_ hardswish_ leaky_relu_
+""")
+FOREACH = names("""
+    add.Scalar add.List add.ScalarList sub.List sub.Scalar mul.Scalar mul.List mul.ScalarList div.Scalar div.List
+    div.ScalarList div.Tensor mul.Tensor add.Tensor sqrt neg abs pow.Scalar reciprocal maximum.List lerp.List
+    lerp.Scalar addcdiv.Scalar addcdiv.ScalarList addcdiv.Tensor addcmul.Scalar addcmul.ScalarList addcmul.Tensor
+    sign
+""")
+
+
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.device.type == "meta" and tensor.dtype == dtype and (tensor.is_contiguous() or _is_row_major(tensor))
+
+
+def _is_row_major(tensor: Tensor) -> bool:
+    """Whether the elements lie in the order of a contiguous tensor, though with gaps: TensorIterator.cpp keeps that order."""
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    return all(left > right for left, right in zip(strides, [*strides[1:], 0], strict=True))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or _aten.is_non_overlapping_and_dense.default(tensor)
+
+
+def _fits_into(small: torch.Size, large: torch.Size) -> bool:
+    """Whether broadcasting the small shape to the large one leaves the large one as it is."""
+    if len(small) > len(large):
+        return False
+    return all(s in (1, n) for s, n in zip(reversed(small), reversed(large), strict=False))
+
+
+def pointwise(args: tuple) -> Any:
+    """The result of a pointwise operator, or NotImplemented where its meta kernel must say."""
+    shape = _common_shape(args)
+    return NotImplemented if shape is None else torch.empty(shape, dtype=args[0].dtype, device="meta")
+
+
+def comparison(args: tuple) -> Any:
+    """The booleans that a comparison of floating-point tensors returns."""
+    shape = _common_shape(args)
+    return NotImplemented if shape is None else torch.empty(shape, dtype=torch.bool, device="meta")
+
+
+def where(args: tuple) -> Any:
+    """One of two floating-point tensors by a condition [..] of their common shape."""
+    condition, *values = args
+    if not all(isinstance(value, Tensor) for value in values) or not _is_plain(condition, torch.bool):
+        return NotImplemented
+    shape = _common_shape(tuple(values))
+    if shape is None or not _fits_into(shape, condition.shape):
+        return NotImplemented
+    return torch.empty(condition.shape, dtype=values[0].dtype, device="meta")
+
+
+def _common_shape(args: tuple) -> torch.Size | None:
+    """The shape of the largest of the tensors, to which the others broadcast; None where a meta kernel must say."""
+    first = args[0]
+    if not isinstance(first, Tensor) or not first.dtype.is_floating_point:
+        return None
+    largest = first
+    for other in args:
+        if isinstance(other, Tensor):
+            if not _is_plain(other, first.dtype):
+                return None
+            if other.dim() > largest.dim() or (other.dim() == largest.dim() and other.numel() > largest.numel()):
+                largest = other
+    shape = largest.shape
+    for other in args:
+        if (
+            isinstance(other, Tensor)
+            and other is not largest
+            and other.shape != shape
+            and not _fits_into(other.shape, shape)
+        ):
+            return None
+    return shape
+
+
+def in_place(args: tuple) -> Any:
+    """The first argument, if it is a floating-point meta tensor that the others broadcast to."""
+    first = args[0]
+    if first.device.type != "meta" or not first.dtype.is_floating_point:
+        return NotImplemented
+    for other in args[1:]:
+        if isinstance(other, Tensor) and other.shape != first.shape and not _fits_into(other.shape, first.shape):
+            return NotImplemented
+    return first
+
+
+def foreach(args: tuple) -> Any:
+    """A new tensor for every dense floating-point meta tensor of the first list, of its shape and strides."""
+    if not all(t.device.type == "meta" and t.dtype.is_floating_point and _is_dense(t) for t in args[0]):
+        return NotImplemented
+    others = [a for a in args[1:] if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
+    if any(a.dtype != t.dtype or a.shape != t.shape for other in others for a, t in zip(other, args[0], strict=True)):
+        return NotImplemented
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in args[0]]
+
+
+def foreach_in_place(args: tuple) -> Any:
+    """Nothing, if every tensor of the first list is a floating-point meta tensor."""
+    return None if all(t.device.type == "meta" and t.dtype.is_floating_point for t in args[0]) else NotImplemented
+
+
+def resized(args: tuple) -> Any:
+    """Pictures [N, C, ..] at the size of the second argument, where the first is contiguous."""
+    input, size = args[0], args[1]
+    if not isinstance(size, (list, tuple)) or not plain_floats(input) or input.dim() != 4 or input.numel() == 0:
+        return NotImplemented
+    if len(size) != 2 or min(size) <= 0:
+        return NotImplemented
+    return torch.empty((*input.shape[:2], *size), dtype=input.dtype, device="meta")
+
+
+def summed(args: tuple) -> Any:
+    """A contiguous floating-point tensor without the dimensions in the list, or with each of them as 1."""
+    tensor, dims, keep = args[0], args[1], len(args) > 2 and args[2]
+    if not dims or not plain_floats(tensor) or not all(-tensor.dim() <= dim < tensor.dim() for dim in dims):
+        return NotImplemented
+    gone = {dim % tensor.dim() for dim in dims}
+    shape = [1 if axis in gone else size for axis, size in enumerate(tensor.shape) if keep or axis not in gone]
+    return torch.empty(shape, dtype=tensor.dtype, device="meta") if len(gone) == len(dims) else NotImplemented
+
+
+def joined(args: tuple) -> Any:
+    """Contiguous floating-point tensors of one dtype, one after the other along a dimension (0 where none is given)."""
+    tensors, dim = args[0], args[1] if len(args) > 1 else 0
+    first = tensors[0]
+    if not plain_floats(*tensors) or not -first.dim() <= dim < first.dim():
+        return NotImplemented
+    dim %= first.dim()
+    rest = [size for axis, size in enumerate(first.shape) if axis != dim]
+    for tensor in tensors:
+        others = [size for axis, size in enumerate(tensor.shape) if axis != dim]
+        if tensor.dtype != first.dtype or tensor.dim() != first.dim() or others != rest:
+            return NotImplemented
+    shape = [*first.shape]
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    return torch.empty(shape, dtype=first.dtype, device="meta")
+
+
+def zeros_like(args: tuple) -> Any:
+    """A tensor of the same shape and strides; its zeros are known only where the tensor is small."""
+    tensor = args[0]
+    if not plain_floats(tensor) or tensor.numel() <= LARGEST_FLOATS:
+        return NotImplemented
+    return like(tensor)
+
+
+_OTHERS = {
+    _aten.upsample_nearest2d.default: resized,
+    _aten.upsample_bilinear2d.default: resized,
+    _aten.upsample_bicubic2d.default: resized,
+    _aten.zeros_like.default: zeros_like,
+    _aten.where.self: where,
+    _aten.sum.dim_IntList: summed,
+    _aten.cat.default: joined,
+}
+
+
+def _foreach(name: str, suffix: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return operator(f"_foreach_{packet}{suffix}.{overload}")
+
+
+SHORTCUTS = join(
+    _OTHERS,
+    {operator(name): pointwise for name in POINTWISE},
+    {operator(name): comparison for name in COMPARISONS},
+    {operator(name): in_place for name in IN_PLACE},
+    {_foreach(name, ""): foreach for name in FOREACH},
+    {_foreach(name, "_"): foreach_in_place for name in FOREACH},
+)

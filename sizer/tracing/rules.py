@@ -1,0 +1,106 @@
+"""The rules of a device: the tables of the rooms below, joined. An operator that two tables of a kind name is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from sizer.tracing import mps
+from sizer.tracing.allocations import Held
+from sizer.tracing.cpu import attention as cpu_attention
+from sizer.tracing.cpu import convolution as cpu_convolution
+from sizer.tracing.cpu import copies, products
+from sizer.tracing.cpu import normalization as cpu_normalization
+from sizer.tracing.cpu import reductions as cpu_reductions
+from sizer.tracing.cuda import (
+    attention,
+    attention_workspaces,
+    convolution,
+    dropout,
+    embedding,
+    encoder,
+    normalization,
+    recurrent,
+    reductions,
+    softmax,
+)
+from sizer.tracing.cuda import indexing as cuda_indexing
+from sizer.tracing.cuda.cublas import Blas, blas_of
+from sizer.tracing.device import Device
+from sizer.tracing.meta import composite, ctc, dtypes, grouped, in_place, norm_shortcuts, shortcuts, strides
+from sizer.tracing.tables import join
+from sizer.tracing.values import boxes, indexing, routing, stand_ins
+from sizer.tracing.values.handler import Handler
+from sizer.versions import Version
+
+_EVERYWHERE = (
+    stand_ins, indexing, routing, boxes, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, shortcuts,
+)  # fmt: skip
+# The modules whose tables are a device's rules.
+FAMILIES: dict[str, tuple[ModuleType, ...]] = {
+    "cuda": (
+        *_EVERYWHERE, strides, attention, attention_workspaces, convolution, dropout, embedding, encoder, cuda_indexing,
+        normalization, recurrent, reductions, softmax,
+    ),
+    "mps": (*_EVERYWHERE, mps),
+    "cpu": (*_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, products, cpu_reductions),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a device does with operators: one table for each way in which meta tensors are not enough.
+
+    Handlers of other libraries' operators are found by name ("torchvision.nms.default"): these exist only once they are imported.
+    """
+
+    kernels: Mapping[Any, Callable[..., Any]]  # call, in a composite operator's place, what the device would call
+    handlers: Mapping[Any, Handler]  # give results that depend on values, or that have no meta kernel; may decline
+    results: Mapping[Any, Callable[[tuple, Any], Any]]  # correct a meta kernel's result
+    held: Mapping[Any, Held]  # what a kernel holds beside its results
+    checks: Mapping[Any, dtypes.Check]  # raise where every device would
+    shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
+    blas: Blas | None  # cuBLAS's workspaces
+
+
+def rules_for(device: Device) -> Rules:
+    """The rules of a device's kind, capability and version."""
+    return _rules(device.kind, device.capability, device.version)
+
+
+@cache
+def _rules(kind: str, capability: tuple[int, int] | None, version: Version) -> Rules:
+    def joined(table: str) -> dict[Any, Any]:
+        return join(*(vars(family).get(table, {}) for family in FAMILIES[kind]))
+
+    by_version = attention.results(version) if kind == "cuda" else {}
+    return Rules(
+        kernels=joined("KERNELS"),
+        handlers=joined("HANDLERS"),
+        results=join(joined("RESULTS"), by_version),
+        held=joined("HELD"),
+        checks=joined("CHECKS"),
+        shortcuts=joined("SHORTCUTS"),
+        blas=blas_of(capability, version) if capability is not None else None,
+    )
+
+
+@contextmanager
+def kernels_installed(device: Device) -> Iterator[None]:
+    """Within the context, meta tensors take the device's kernels where autograd meets a composite operator.
+
+    They stand on the dispatch key AutogradMeta, so that calls from Python and from inside PyTorch's own C++ are treated alike.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for operator, kernel in rules_for(device).kernels.items():
+            library.impl(operator, partial(kernel, device), "AutogradMeta")
+        yield
+    finally:
+        library._destroy()

@@ -1,0 +1,143 @@
+"""Detection boxes of unknown values: those a detector proposes, which of them survive, and which of them match an object.
+
+As many pass a score threshold as the model goes on with at most (`topk_candidates`, `detections_per_img`). Non-maximum
+suppression keeps all it is given; the model cuts them to its own limits (`post_nms_top_n`, `detections_per_img`). Matching
+gives every fourth of them to an object, enough to fill the share of positives that the models draw
+(`box_positive_fraction`, a quarter of 512 boxes for mask and keypoint heads). The levels of the feature pyramid get as many
+boxes each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
+from sizer.tracing.values.known import LARGEST_ASSUMED, KnownValues
+
+KEPT = "non-maximum suppression of unknown boxes was taken to keep every box"
+MATCHED = "of boxes that nobody can know every fourth was taken to match an object"
+LEVELS = "of boxes that nobody can know every level of the feature pyramid was taken to get as many as the next"
+SHARE = 4  # one box in so many matches an object
+BOXES_PER_BLOCK = 64  # threadsPerBlock of nms_kernel.cu: a word of 64 bits says which boxes of a block overlap
+
+_aten = torch.ops.aten
+
+
+def non_maximum_suppression(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """torchvision's nms over boxes [N, 4] and scores [N]: the places [K] that are kept; of unknown boxes all N."""
+    if not involves_meta(args, kwargs):
+        return func(*args, **kwargs)
+    boxes, scores = args[0], args[1]
+    if boxes.shape[0] == 0:
+        return torch.empty(0, dtype=torch.int64, device="meta")
+    with recorder:
+        work = (_on_cpu if recorder.device.kind == "cpu" else _on_gpu)(boxes, scores)
+    if recorder.values.all_known([boxes, scores]):
+        note_assumption(recorder, [boxes, scores])
+        kept = recorder.values.run(func, args, kwargs)
+        text = recorder.values.assumption([boxes, scores])
+    else:
+        recorder.stand_in(KEPT)
+        kept, text = torch.arange(boxes.shape[0], device="cpu"), KEPT
+    if recorder.device.kind == "cpu":
+        result = work[-1].narrow(0, 0, len(kept))
+        recorder.values.remember(work[-1], torch.nn.functional.pad(kept, (0, len(boxes) - len(kept))))
+        return result
+    return on_meta(kept, recorder, text)
+
+
+def _on_gpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+    """What torchvision/csrc/ops/cuda/nms_kernel.cu (0.26) holds at its end: the order, the sorted boxes, the overlaps.
+
+    overlaps: N rows of ceil(N / 64) words of 8 bytes. The kernel for Metal (ops/mps) makes the same.
+    """
+    count = boxes.shape[0]
+    order = scores.sort(0, descending=True)[1]
+    ordered = boxes.index_select(0, order)
+    overlaps = torch.empty(count * -(-count // BOXES_PER_BLOCK), dtype=torch.int64, device="meta")
+    return order, ordered, overlaps
+
+
+def _on_cpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+    """What torchvision/csrc/ops/cpu/nms_kernel.cpp (0.26) holds at its end: corners, areas, order, suppressed, kept [N]."""
+    corners = [boxes.select(1, side).contiguous() for side in range(4)]
+    areas = (corners[2] - corners[0]) * (corners[3] - corners[1])
+    order = scores.sort(0, descending=True)[1]
+    suppressed = torch.zeros(boxes.shape[0], dtype=torch.uint8, device="meta")
+    kept = torch.zeros(boxes.shape[0], dtype=torch.int64, device="meta")
+    return *corners, areas, order, suppressed, kept
+
+
+@contextmanager
+def boxes_assumed(recorder: HandlerContext) -> Iterator[None]:
+    """Within the context torchvision's detectors go on with as many boxes of unknown values as their own limits allow.
+
+    The functions themselves run. Results of `Matcher` (the number of an object [N], or -1 for background) and `LevelMapper`
+    (the level [N] of the feature pyramid that a box is pooled from) get values; in `postprocess_detections` no more boxes pass
+    the score threshold than the model goes on with.
+    """
+    if "torchvision.models.detection" not in sys.modules:
+        yield
+        return
+    detection, poolers = sys.modules["torchvision.models.detection"], sys.modules["torchvision.ops.poolers"]
+    matcher = detection._utils.Matcher
+    with ExitStack() as stack:
+
+        def patch(cls: type, name: str, function: Any) -> None:
+            stack.enter_context(mock.patch.object(cls, name, function))
+
+        patch(matcher, "__call__", _matching(recorder.values, matcher.__call__))
+        patch(poolers.LevelMapper, "__call__", _spreading(recorder.values, poolers.LevelMapper.__call__))
+        for module, name in (("fcos", "FCOS"), ("retinanet", "RetinaNet"), ("roi_heads", "RoIHeads"), ("ssd", "SSD")):
+            detector = getattr(sys.modules[f"{detection.__name__}.{module}"], name)
+            patch(detector, "postprocess_detections", _limiting(recorder, detector.postprocess_detections))
+        yield
+
+
+def _matching(values: KnownValues, match: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def matches(self: Any, quality: Tensor) -> Tensor:  # quality [objects, N]
+        out = match(self, quality)
+        place = torch.arange(out.numel(), device="cpu")
+        real = torch.where(place % SHARE == 0, place // SHARE % quality.shape[0], self.BELOW_LOW_THRESHOLD)
+        return _assumed(values, out, real, MATCHED)
+
+    return matches
+
+
+def _spreading(values: KnownValues, map_levels: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def levels(self: Any, boxes: list[Tensor]) -> Tensor:  # boxes [N of each image, 4]
+        out = map_levels(self, boxes)
+        places = [torch.arange(len(each), device="cpu") for each in boxes]
+        return _assumed(values, out, torch.cat(places) % (self.k_max - self.k_min + 1), LEVELS)
+
+    return levels
+
+
+def _limiting(recorder: HandlerContext, postprocess: Callable[..., Any]) -> Callable[..., Any]:
+    """Of each class (SSD) or level (FCOS, RetinaNet) as many candidates as are compared, of R-CNNs as many as are returned."""
+
+    def limited(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, recorder.mask_limit = recorder.mask_limit, getattr(self, "topk_candidates", self.detections_per_img)
+        try:
+            return postprocess(self, *args, **kwargs)
+        finally:
+            recorder.mask_limit = before
+
+    return limited
+
+
+def _assumed(values: KnownValues, out: Tensor, real: Tensor, text: str) -> Tensor:
+    if out.device.type == "meta" and values.get(out) is None and out.numel() <= LARGEST_ASSUMED:
+        values.assume(out, real, text)
+    return out
+
+
+# Operators of other libraries, by name: they exist only where the library has been imported.
+HANDLERS: dict[Any, Handler] = {"torchvision.nms.default": non_maximum_suppression}

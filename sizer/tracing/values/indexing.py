@@ -1,0 +1,145 @@
+"""Indexing by masks and by lists of numbers: how many elements they select, which depends on values.
+
+An unknown mask is taken to select every element, or the first ones where the recorder knows of a limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
+from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
+from sizer.versions import installed_version
+
+PASSED = "of the boxes of unknown scores {} were taken to pass the threshold, as many as the model goes on with"
+LISTED = "a list of numbers as an index was taken as 0, 1, 2, ..., since meta tensors do not keep it"
+EVERY = "an unknown boolean mask was taken to select every element"
+
+_aten = torch.ops.aten
+_LISTS_COME_UNSEEN = installed_version() < (2, 15)  # of the code that runs, whatever the device's rules
+
+
+def _places(recorder: HandlerContext, mask: Tensor, writes: bool) -> list[Tensor]:
+    """A boolean or byte mask on meta as the integer indices that it stands for, one tensor for each of its dimensions.
+
+    Of an unknown mask all places, whose values are known only where they are read from: two unknown masks that are written
+    through, one after the other, hardly write to the same places.
+    """
+    real = recorder.values.get(mask)
+    if real is None:
+        places = found_places(recorder, mask, EVERY)
+        return [torch.empty_like(place) for place in places] if writes else places
+    note_assumption(recorder, [mask])
+    count = int(real.count_nonzero())
+    return [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(mask.dim())]
+
+
+def found_places(recorder: HandlerContext, mask: Tensor, text: str, apart: bool = True) -> list[Tensor]:
+    """The places that an unknown mask is taken to find: all, or the first ones where the recorder knows of a limit.
+
+    A tensor [count] for each of the mask's dimensions, or with `apart` False a single one [count, dimensions]. Their values are
+    known up to `LARGEST_ASSUMED` places.
+    """
+    count = mask.numel()
+    if recorder.mask_limit is not None and recorder.mask_limit < count:
+        count, text = recorder.mask_limit, PASSED.format(recorder.mask_limit)
+    recorder.stand_in(text)
+    shapes = [(count,)] * mask.dim() if apart else [(count, mask.dim())]
+    if count > LARGEST_ASSUMED:
+        return [torch.empty(shape, dtype=torch.int64, device="meta") for shape in shapes]
+    first = torch.arange(count, device="cpu")
+    places = [first] if mask.dim() == 1 else torch.unravel_index(first, mask.shape)
+    return on_meta(list(places) if apart else [torch.stack(places, dim=-1)], recorder, text)
+
+
+def _count_up(recorder: HandlerContext, tensor: Tensor, indices: list[Tensor | None]) -> None:
+    """Give values to the index that stands for a list of numbers (`x[:, [0, 2, 1]]`), where those of `x` are known.
+
+    It is made in C++ below any dispatch and loses its data (indexing_tensor_from_data in torch/csrc/utils/tensor_new.cpp).
+    """
+    values = recorder.values
+    if values.get(tensor) is None:
+        return
+    for dim, index in enumerate(indices):
+        if index is not None and index.dim() == 1 and index in values.lost and values.get(index) is None:
+            values.assume(index, torch.arange(index.numel(), device="cpu") % tensor.shape[dim], LISTED)
+
+
+def _see_lists(recorder: HandlerContext, indices: list[Tensor | None]) -> None:
+    """Log indices that stand for lists of numbers where they come straight from C++, as they do in PyTorch 2.11.
+
+    In 2.15 indexing_tensor_from_data ends in `lift_fresh`, which the recorder sees.
+    """
+    for index in indices:
+        if index is None or index.dtype != torch.int64 or index.dim() == 0 or not index.is_meta:
+            continue
+        if recorder.block_of(index) is None and recorder.values.get(index) is None:
+            recorder.see_new(index, "aten.lift_fresh.default")
+            recorder.values.lost.add(index)
+
+
+def lift_fresh(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The last step of making a tensor from data. One that comes on meta was made in C++ and has lost the data."""
+    if args[0].device.type == "meta" and args[0].dtype == torch.int64 and recorder.values.get(args[0]) is None:
+        recorder.values.lost.add(args[0])
+    return NotImplemented
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8) and index.device.type == "meta"
+
+
+def masked_index(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Indexing with boolean masks: the number of selected elements comes from the known mask.
+
+    All known: the whole operator runs on its values, so that results stay known.
+    """
+    if not involves_meta(args, kwargs):
+        return func(*args, **kwargs)
+    if _LISTS_COME_UNSEEN:
+        _see_lists(recorder, args[1])
+    writes = func._schema.is_mutable or func.overloadpacket is _aten.index_put
+    if not writes:
+        _count_up(recorder, *args[:2])
+    tensors = tensors_of(args)
+    if not writes and len(tensors) > 1 and recorder.values.all_known(tensors):
+        note_assumption(recorder, [index for index in args[1] if index is not None])
+        return on_meta(recorder.values.run(func, args, kwargs), recorder, recorder.values.assumption(tensors))
+    parts = [_places(recorder, index, writes) if _is_mask(index) else [index] for index in args[1]]
+    indices = [part for places in parts for part in places]
+    if writes:
+        values = args[2]
+        if values.numel() != 1 and any(map(_is_mask, args[1])):
+            # the shape of `values` follows the true mask; on meta only the sizes of what is written matter
+            values = values.new_empty(())
+        out = func(args[0], indices, values, *args[3:], **kwargs)
+        recorder.values.follow(func, args, kwargs, out)
+        return out
+    args = (args[0], indices, *args[2:])
+    out = _rows(args[0], indices) if len(indices) == 1 else None
+    out = func(*args, **kwargs) if out is None else out
+    recorder.values.follow(func, args, kwargs, out)
+    return out
+
+
+def _rows(tensor: Tensor, indices: list[Tensor]) -> Tensor | None:
+    """Rows of a contiguous tensor [N, ..] by their numbers [K]: [K, ..], without the meta kernel, which is slow; else None."""
+    rows = indices[0]
+    if rows is None or rows.dim() != 1 or rows.dtype != torch.int64 or tensor.device.type != "meta":
+        return None
+    return (
+        torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
+        if tensor.is_contiguous()
+        else None
+    )
+
+
+HANDLERS: dict[Any, Handler] = {
+    _aten.lift_fresh.default: lift_fresh,
+    _aten.index.Tensor: masked_index,
+    _aten.index_put_.default: masked_index,
+    _aten._index_put_impl_.default: masked_index,
+}

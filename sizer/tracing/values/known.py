@@ -1,0 +1,286 @@
+"""Known values: what integer and boolean tensors would hold, remembered beside the meta tensors that hold nothing.
+
+Model code branches on small tensors: `.item()`, `.any()`, `.tolist()`, `nonzero`, boolean masks. Inputs have known values;
+an operator whose tensor inputs are all known and whose outputs are integers, booleans or few floats is also run for real on
+CPU. Every known storage has a real twin of the same size, so views and in-place operators keep their aliases by themselves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take.
+LARGEST_INTEGERS = 2**26
+LARGEST_FLOATS = 2**20  # likewise of a floating-point tensor: schedules, thresholds, anchors and their overlaps
+LARGEST_UNDEFINED = 2**12  # of an integer tensor made without values
+LARGEST_ASSUMED = 2**20  # of an integer or boolean tensor whose unknown values get stand-ins
+LARGEST_KEPT_INTEGERS, LARGEST_KEPT_FLOATS = 2**16, 2**6  # of a buffer made by a constructor, or of `zeros_like`
+
+_KEPT = "_values_of_buffers"  # where a module carries them
+_aten = torch.ops.aten
+_UNDEFINED = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
+              _aten.new_empty_strided.default, _aten.empty_permuted.default, _aten.resize_.default}  # fmt: skip
+_FILLED = {
+    _aten.zeros_like.default: lambda args, kwargs: 0,
+    _aten.new_zeros.default: lambda args, kwargs: 0,
+    _aten.ones_like.default: lambda args, kwargs: 1,
+    _aten.new_ones.default: lambda args, kwargs: 1,
+    _aten.full_like.default: lambda args, kwargs: args[1] if len(args) > 1 else kwargs["fill_value"],
+    _aten.new_full.default: lambda args, kwargs: args[2] if len(args) > 2 else kwargs["fill_value"],
+}
+
+
+LARGEST_INPUT = 2**23  # of a step's own floating-point input: pictures that code looks through for padding
+
+
+class _Kept:
+    """What a module carries for later traces; in a slot, where the census does not take it for a tensor of the model's own."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+
+
+def is_small(tensor: Tensor) -> bool:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.numel() <= LARGEST_FLOATS
+    return tensor.numel() <= LARGEST_INTEGERS
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors among an operator's arguments or results, lists and tuples opened."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_of(value)
+    return found
+
+
+class StorageSet:
+    """Tensors by their storages, for as long as these live."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Add the tensor's storage."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._references[key] = weakref.ref(storage, lambda _: self._references.pop(key, None))
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._references
+
+
+class KnownValues:
+    """The real twins of meta storages, by the storage's address."""
+
+    def __init__(self) -> None:
+        self._twins: dict[int, tuple[torch.UntypedStorage, weakref.ref]] = {}
+        self.expected_true = StorageSet()  # results of `all()`: though unknown, surely meant to be True
+        self.expected_false = StorageSet()  # asked for `any()`: though unknown, taken to hold no True
+        self.lost = StorageSet()  # integers that were made from data in C++, which drops it on every meta device
+        self._assumed: dict[int, str] = {}
+        self._traits: dict[Any, tuple[bool, bool]] = {}
+
+    def get(self, tensor: Tensor) -> Tensor | None:
+        """A real CPU tensor with this tensor's values (sharing the twin's memory), or None where they are unknown."""
+        if tensor.device.type != "meta":
+            return tensor if tensor.device.type == "cpu" else None
+        twin = self._twins.get(tensor.untyped_storage()._cdata)
+        if twin is None:
+            return None
+        real = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        return real.set_(twin[0], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def remember(self, tensor: Tensor, real: Tensor) -> None:
+        """Note that the meta tensor, which owns its whole storage, holds the values of `real` (same shape and dtype)."""
+        storage = tensor.untyped_storage()
+        if (
+            real.stride() != tensor.stride()
+            or real.untyped_storage().nbytes() != storage.nbytes()
+            or real.storage_offset()
+        ):
+            copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            real = copy.copy_(real)
+            if real.untyped_storage().nbytes() != storage.nbytes():
+                return
+        self._pair(storage, real.untyped_storage())
+
+    def _pair(self, storage: torch.UntypedStorage, twin: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        self._twins[key] = (twin, weakref.ref(storage, lambda _: self._drop(key)))
+
+    def keep(self, module: nn.Module) -> None:
+        """Leave the known values of the module's small buffers with it, for another trace to `recall`."""
+        kept = module.__dict__.setdefault(_KEPT, _Kept()).values
+        for name, buffer in module.named_buffers():
+            largest = LARGEST_KEPT_FLOATS if buffer.dtype.is_floating_point else LARGEST_KEPT_INTEGERS
+            if buffer.device.type == "meta" and buffer.numel() <= largest and (real := self.get(buffer)) is not None:
+                kept[name] = real.clone()
+
+    def recall(self, module: nn.Module) -> None:
+        """Remember the values that `keep` left with the module, in the dtypes that its buffers have now."""
+        for name, real in getattr(module.__dict__.get(_KEPT), "values", {}).items():
+            buffer = module.get_buffer(name)
+            if buffer.shape == real.shape and buffer.is_contiguous():
+                self.remember(buffer, real.to(buffer.dtype, copy=True))
+
+    def assume(self, tensor: Tensor, real: Tensor, text: str) -> None:
+        """Remember `real` as a stand-in for unknown values; `text` says so to whoever comes to depend on it.
+
+        The tensor may be a part of its storage (one half of a split); the rest of it is then taken as zeros.
+        """
+        storage = tensor.untyped_storage()
+        if real.nbytes < storage.nbytes():
+            whole = torch.zeros(storage.nbytes() // tensor.itemsize, dtype=tensor.dtype, device="cpu")
+            whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
+            self._pair(storage, whole.untyped_storage())
+        else:
+            self.remember(tensor, real)
+        self._assumed[tensor.untyped_storage()._cdata] = text
+
+    def assumption(self, tensors: list[Tensor]) -> str | None:
+        """The text of an `assume` that the values of one of the tensors go back to, None where all are true values."""
+        if not self._assumed:
+            return None
+        texts = (self._assumed.get(t.untyped_storage()._cdata) for t in tensors if t.device.type == "meta")
+        return next((text for text in texts if text is not None), None)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Note that the tensor's values are unknown from here on."""
+        if tensor.device.type == "meta":
+            self._drop(tensor.untyped_storage()._cdata)
+
+    def _drop(self, key: int) -> None:
+        self._twins.pop(key, None)
+        self._assumed.pop(key, None)
+
+    def all_known(self, tensors: list[Tensor]) -> bool:
+        """Whether every one of the tensors has known values."""
+        twins = self._twins
+        return all(t.device.type == "cpu" or t.untyped_storage()._cdata in twins for t in tensors)
+
+    def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What `func` returns on the known values: real CPU tensors. Call only when all tensor inputs are known."""
+        real_args = [self._real(a) for a in args]
+        real_kwargs = {k: self._real(v) for k, v in kwargs.items()}
+        return func(*real_args, **real_kwargs)
+
+    def follow(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+        """Keep the twins in step with an operator that has just run on meta tensors."""
+        traits = self._traits.get(func)
+        if traits is None:
+            traits = self._traits[func] = (func._schema.is_mutable, _is_unpredictable(func))
+        mutable, unpredictable = traits
+        if mutable:
+            self._follow_mutation(func, args, kwargs, unpredictable)
+            return
+        if unpredictable:
+            self._follow_undefined(func, out)
+            return
+        if isinstance(out, Tensor):
+            if not is_small(out):
+                return
+        elif not isinstance(out, (list, tuple)):
+            return
+        inputs = tensors_of(args)
+        if kwargs:
+            inputs += tensors_of(kwargs.values())
+        if inputs and not self.all_known(inputs):
+            self._follow_filled(func, args, kwargs, out)
+            return
+        outs = [out] if isinstance(out, Tensor) else tensors_of(out)
+        fresh = [t for t in outs if t.device.type == "meta" and t.untyped_storage()._cdata not in self._twins]
+        if not fresh or not all(is_small(t) for t in outs):
+            return
+        try:
+            results = self.run(func, args, kwargs)
+        except NotImplementedError:  # the CPU has no such kernel for this dtype
+            return
+        results = [results] if isinstance(results, Tensor) else tensors_of(results)
+        text = self.assumption(inputs)
+        for tensor, real in zip(outs, results, strict=True):
+            if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
+                self.remember(tensor, real)
+                if text is not None:
+                    self._assumed[tensor.untyped_storage()._cdata] = text
+
+    def _follow_filled(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
+        """Remember the values of `full_like` and its like, which take nothing but the shape of a tensor of unknown values."""
+        fill = _FILLED.get(func)
+        if fill is None or out.device.type != "meta":
+            return
+        if out.numel() <= (LARGEST_KEPT_FLOATS if out.dtype.is_floating_point else LARGEST_INTEGERS):
+            value = fill(args, kwargs)
+            if not isinstance(value, Tensor):
+                self.remember(out, torch.full(out.shape, value, dtype=out.dtype, device="cpu"))
+
+    def _follow_undefined(self, func: Any, out: Any) -> None:
+        """Remember integers of `empty` as zeros: code writes them element by element before it reads them."""
+        if func in _UNDEFINED and isinstance(out, Tensor) and out.device.type == "meta":
+            fresh = out.untyped_storage()._cdata not in self._twins
+            if fresh and not out.dtype.is_floating_point and out.numel() <= LARGEST_UNDEFINED:
+                self.remember(out, torch.zeros(out.shape, dtype=out.dtype))
+
+    def _follow_mutation(self, func: Any, args: tuple, kwargs: dict, unpredictable: bool) -> None:
+        written = _written(func, args, kwargs)
+        if not any(t.device.type == "meta" for t in written):
+            return
+        inputs = tensors_of(args) + tensors_of(kwargs.values())
+        if unpredictable or not self._can_mutate(func, written, inputs):
+            for tensor in written:
+                self.forget(tensor)
+            return
+        text = self.assumption(inputs)
+        for tensor in written:
+            self._adopt(tensor)
+            if text is not None and tensor.device.type == "meta":
+                self._assumed[tensor.untyped_storage()._cdata] = text
+        self.run(func, args, kwargs)
+
+    def _can_mutate(self, func: Any, written: list[Tensor], inputs: list[Tensor]) -> bool:
+        # fill_, zero_ and copy_ over a whole tensor need no earlier values of what they write.
+        overwrites = func.overloadpacket in (_aten.fill_, _aten.zero_, _aten.copy_)
+        sources = [t for t in inputs if not any(t is w for w in written)] if overwrites else inputs
+        if not self.all_known(sources):
+            return False
+        return all(
+            self.all_known([t])
+            or (overwrites and is_small(t) and t.numel() * t.itemsize == t.untyped_storage().nbytes())
+            for t in written
+        )
+
+    def _adopt(self, tensor: Tensor) -> None:
+        if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
+            self.remember(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"))
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.get(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._real(v) for v in value)
+        if isinstance(value, torch.device) and value.type == "meta":
+            return torch.device("cpu")
+        return value
+
+
+def _is_unpredictable(func: Any) -> bool:
+    if func.overloadpacket is _aten.randperm:  # as good a permutation as any: code only counts on its being one
+        return False
+    return torch.Tag.nondeterministic_seeded in func.tags or func in _UNDEFINED
+
+
+def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    written = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(args[index] if index < len(args) else kwargs.get(argument.name))
+    return tensors_of(written)

@@ -1,0 +1,89 @@
+"""Predicted lengths, which depend on weights: how many bytes a patch of text holds, how many frames a phoneme lasts.
+
+Some models of transformers predict from their weights how long what they go on with will be. The functions themselves run; what
+they predict gets values, so that everything after them has a size. Both are what such models come to on ordinary data.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.values.known import KnownValues
+
+FRAMES = 2  # of a phoneme or a blank beside it: VITS' tokenizers put one between all letters, about 30 tokens in 62 frames a second
+PATCHES = "the bytes of a text were taken to fall into patches of {}, the size in the config"
+DURATIONS = f"every token was taken to last {FRAMES} frames"
+
+Wrap = Callable[[KnownValues, Callable[..., Any]], Callable[..., Any]]
+
+
+@contextmanager
+def lengths_assumed(values: KnownValues) -> Iterator[None]:
+    """Within the context, the lengths that models predict (`PREDICTED`) have values, which are noted where they are used."""
+    with ExitStack() as stack:
+        for (package, name, method), wrap in PREDICTED.items():
+            module = sys.modules.get(f"transformers.models.{package}.modeling_{package}")
+            if module is not None:
+                cls = getattr(module, name)
+                function = wrap(values, getattr(cls, method))
+                static = isinstance(vars(cls).get(method), staticmethod)
+                stack.enter_context(mock.patch.object(cls, method, staticmethod(function) if static else function))
+        yield
+
+
+def _even_patches(values: KnownValues, cut: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """BLT: a patch begins where the next byte is hard to tell, its entropy [samples, bytes] above the threshold.
+
+    `patch_lengths_from_entropies` (modeling_blt.py) begins patches at 0 and 1 and after them at c + 1 for each such c from 1 on.
+    """
+
+    def lengths(entropies: Tensor, sequence_length: int, patch_size: int, threshold: float) -> Tensor:
+        place = torch.arange(entropies.shape[1], device="cpu")
+        real = torch.where(place % patch_size == 0, threshold + 1, threshold - 1).to(entropies.dtype)
+        _assume(values, entropies, real.expand(entropies.shape), PATCHES.format(patch_size))
+        return cut(entropies, sequence_length, patch_size=patch_size, threshold=threshold)
+
+    return lengths
+
+
+def _even_durations(values: KnownValues, predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """VITS: logarithms of durations [samples, 1, tokens], which `VitsModel.forward` rounds up (modeling_vits.py)."""
+
+    def durations(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        out = predict(self, *args, **kwargs)
+        _assume(values, out, torch.full(out.shape, FRAMES - 0.5, device="cpu").log().to(out.dtype), DURATIONS)
+        return out
+
+    return durations
+
+
+def _whole_durations(values: KnownValues, predict: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """FastSpeech 2: durations in frames [samples, tokens]; in training their logarithms, on which no length depends."""
+
+    def durations(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        out = predict(self, *args, **kwargs)
+        if not out.is_floating_point():
+            _assume(values, out, torch.full(out.shape, FRAMES, device="cpu"), DURATIONS)
+        return out
+
+    return durations
+
+
+def _assume(values: KnownValues, predicted: Tensor, real: Tensor, text: str) -> None:
+    if predicted.device.type == "meta" and values.get(predicted) is None:
+        values.assume(predicted, real.contiguous(), text)
+
+
+PREDICTED: dict[tuple[str, str, str], Wrap] = {
+    ("blt", "BltPatcher", "patch_lengths_from_entropies"): _even_patches,
+    ("fastspeech2_conformer", "FastSpeech2ConformerDurationPredictor", "forward"): _whole_durations,
+    ("vits", "VitsStochasticDurationPredictor", "forward"): _even_durations,
+    ("vits", "VitsDurationPredictor", "forward"): _even_durations,
+}

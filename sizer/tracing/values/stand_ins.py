@@ -1,0 +1,199 @@
+"""Operators whose result depends on values: computed from known values, else given by a documented stand-in.
+
+Each stand-in is noted once per operator and module, and every report lists it as uncounted. Where a stand-in has values of its
+own (the places that `nonzero` found), they are known from there on, so that what follows agrees with it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.values.handler import Handler, HandlerContext, involves_meta, note_assumption, on_meta
+from sizer.tracing.values.indexing import found_places
+from sizer.tracing.values.known import LARGEST_ASSUMED, tensors_of
+
+NONZERO = "nonzero of unknown values was taken to find every element"
+FINITE = "unknown values were taken to be finite numbers"
+
+_aten = torch.ops.aten
+
+
+def scalar(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`.item()`: the known value; else 0, 1.0, or False: checks such as `isnan().any()` find nothing. An `all()` is True."""
+    if not involves_meta(args, kwargs):
+        return func(*args, **kwargs)
+    tensor = args[0]
+    real = recorder.values.get(tensor)
+    if real is not None:
+        note_assumption(recorder, [tensor])
+        return real.item()
+    value: Any = 1.0 if tensor.dtype.is_floating_point else 0
+    if tensor.dtype == torch.bool:
+        value = tensor in recorder.values.expected_true
+    recorder.stand_in(f"the value of a tensor was taken as {value}")
+    return value
+
+
+def all_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`all()` of unknown values: True where it is asked for, since code that goes on expects that its checks hold.
+
+    Not where `any()` of them was asked for before, which finds nothing.
+    """
+    out = func(*args, **kwargs)
+    recorder.values.follow(func, args, kwargs, out)
+    unknown = out.device.type == "meta" and recorder.values.get(out) is None
+    if unknown and args[0] not in recorder.values.expected_false:
+        recorder.values.expected_true.add(out)
+    return out
+
+
+def any_of(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`any()` of unknown values: False where it is asked for, and `all()` of them, too, from then on."""
+    out = func(*args, **kwargs)
+    recorder.values.follow(func, args, kwargs, out)
+    if args[0].device.type == "meta" and recorder.values.get(out) is None:
+        recorder.values.expected_false.add(args[0])
+    return out
+
+
+def copy(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Writing meta values into a CPU tensor: the known ones, else zeros."""
+    target, source = args[0], args[1]
+    if target.device.type != "cpu" or source.device.type != "meta":
+        return NotImplemented
+    real = recorder.values.get(source)
+    if real is None:
+        recorder.stand_in("values copied to the CPU were taken as zeros")
+        real = torch.zeros(source.shape, dtype=source.dtype)
+    return func(target, real, *args[2:], **kwargs)
+
+
+def equal(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """torch.equal and allclose: from known values; two tensors of unknown values are taken as equal when their shapes are."""
+    if recorder.values.all_known(tensors_of(args)):
+        note_assumption(recorder, tensors_of(args))
+        return recorder.values.run(func, args, kwargs)
+    recorder.stand_in("two tensors of unknown values were taken as equal where their shapes are")
+    return args[0].shape == args[1].shape
+
+
+def from_values(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """An operator whose output shape depends on values, when all are known."""
+    if not involves_meta(args, kwargs):
+        return func(*args, **kwargs)
+    inputs = tensors_of(args) + tensors_of(kwargs.values())
+    if not recorder.values.all_known(inputs):
+        return _unknown_shape(recorder, func, args, kwargs)
+    note_assumption(recorder, inputs)
+    return on_meta(recorder.values.run(func, args, kwargs), recorder, recorder.values.assumption(inputs))
+
+
+def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    packet, tensor = func.overloadpacket, args[0]
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    if packet is _aten.nonzero:
+        return found_places(recorder, tensor, NONZERO, apart=False)[0]
+    if packet is _aten.masked_select:
+        recorder.stand_in("masked_select with an unknown mask was taken to keep every element")
+        return empty(tensor.numel(), dtype=tensor.dtype)
+    if packet in (_aten._unique2, _aten.unique_consecutive, _aten.unique_dim):
+        recorder.stand_in("unique of unknown values was taken to find no duplicates")
+        indices = empty(*tensor.shape) if packet is not _aten.unique_dim else empty(tensor.shape[args[1]])
+        return torch.empty_like(tensor), indices, torch.empty_like(indices)
+    if packet is _aten.bincount:
+        recorder.stand_in("bincount of unknown values was taken to have its minimum length")
+        return empty(max(1, args[2] if len(args) > 2 else kwargs.get("minlength", 0)))
+    if packet is _aten.repeat_interleave and kwargs.get("output_size") is not None:
+        return empty(kwargs["output_size"])
+    if packet is _aten.repeat_interleave:
+        recorder.stand_in("repeat_interleave with unknown counts was taken to repeat once")
+        return empty(tensor.numel())
+    return func(*args, **kwargs)
+
+
+def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`.cpu()`, `.tolist()`, `.numpy()`: the known values; unknown ones arrive as zeros."""
+    tensor, device = args[0], kwargs.get("device")
+    if tensor.device.type != "meta" or device is None or torch.device(device).type != "cpu":
+        return NotImplemented
+    real = recorder.values.get(tensor)
+    if real is None:
+        recorder.stand_in("values copied to the CPU were taken as zeros")
+        real = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+    note_assumption(recorder, [tensor])
+    return func(real, **kwargs).clone()
+
+
+def finite_check(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The gradient scaler's check: gradients are taken as finite, so the optimizer always steps."""
+    return None
+
+
+def not_a_number(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`isnan`, or what it becomes, `x != x`, and its opposite `x == x`: of unknown values none is."""
+    if len(args) > 1 and args[0] is not args[1]:
+        return NotImplemented
+    return _assumed_everywhere(recorder, func, args, kwargs, func.overloadpacket is _aten.eq)
+
+
+def infinite(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`isinf`, or what it becomes, `abs(x) == inf`, and its opposite: of unknown values none is."""
+    if len(args) > 1 and (not isinstance(args[1], float) or not math.isinf(args[1])):
+        return NotImplemented
+    return _assumed_everywhere(recorder, func, args, kwargs, func.overloadpacket is _aten.ne)
+
+
+def _assumed_everywhere(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict, value: bool) -> Any:
+    out = func(*args, **kwargs)
+    recorder.values.follow(func, args, kwargs, out)
+    if out.device.type == "meta" and recorder.values.get(out) is None and out.numel() <= LARGEST_ASSUMED:
+        recorder.values.assume(out, torch.full(out.shape, value, device="cpu"), FINITE)
+    return out
+
+
+def masked_fill(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`masked_fill` with a number that is a tensor on the CPU, which devices take and the meta kernel refuses."""
+    value = args[2]
+    if value.device.type != "cpu" or value.dim() or args[0].device.type != "meta":
+        return NotImplemented
+    instead = _aten.masked_fill_.Scalar if func._schema.is_mutable else _aten.masked_fill.Scalar
+    out = instead(args[0], args[1], value.item())
+    recorder.values.follow(instead, (args[0], args[1], value.item()), kwargs, out)
+    return out
+
+
+HANDLERS: dict[Any, Handler] = {
+    _aten._local_scalar_dense.default: scalar,
+    _aten.any.default: any_of,
+    _aten.all.default: all_of,
+    _aten.all.dim: all_of,
+    _aten.all.dims: all_of,
+    _aten._is_all_true.default: all_of,
+    _aten.copy_.default: copy,
+    _aten.equal.default: equal,
+    _aten.allclose.default: equal,
+    _aten.nonzero.default: from_values,
+    _aten.masked_select.default: from_values,
+    _aten._unique2.default: from_values,
+    _aten.unique_consecutive.default: from_values,
+    _aten.unique_dim.default: from_values,
+    _aten.bincount.default: from_values,
+    _aten.repeat_interleave.Tensor: from_values,
+    _aten._to_copy.default: to_host,
+    _aten.isnan.default: not_a_number,
+    _aten.isinf.default: infinite,
+    _aten.ne.Tensor: not_a_number,
+    _aten.eq.Tensor: not_a_number,
+    _aten.eq.Scalar: infinite,
+    _aten.ne.Scalar: infinite,
+    _aten.masked_fill.Tensor: masked_fill,
+    _aten.masked_fill_.Tensor: masked_fill,
+    _aten._amp_foreach_non_finite_check_and_unscale_.default: finite_check,
+}

@@ -1,0 +1,73 @@
+"""README's pictures are of the page as it is: each holds the words and figures that it was taken with, and they are still there.
+
+`python -m tests.readme --pictures` takes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from playwright.sync_api import Page
+
+from tests.browser.test_browser import headline, wait_for_the_whole
+from tests.browser.test_measure import go_to_measure, result
+from tests.readme import PICTURES, README, TAKE
+
+FOLDER = Path(__file__).parent
+SHOWS = "shows"  # the key of the words in the file
+SMALL = "arch=torchvision:resnet18&dtype=float32&batch=2&image=64"
+TABLES, METRICS = "stTable", "stMetric"
+
+
+def shown(page: Page) -> list[str]:
+    """The page's sentences and figures: headings, metrics, tables row by row, labels of the form."""
+    wait_for_the_whole(page)
+    kinds = ("stHeading", METRICS, "stWidgetLabel")
+    words = [text for kind in kinds for text in page.get_by_test_id(kind).all_inner_texts()]
+    rows = page.get_by_test_id(TABLES).locator("tr").all_inner_texts()
+    return [" ".join(text.split()) for text in (*words, *rows)]
+
+
+def check(name: str, page: Page, *, height: int, same: re.Pattern | None = None) -> None:
+    """Takes the picture where that is asked for; else holds what it shows against the page, of the measured lines `same` alone."""
+    words = shown(page)
+    file = FOLDER / name
+    if os.environ.get(TAKE):
+        page.set_viewport_size({"width": 1400, "height": height})
+        page.wait_for_timeout(1000)  # charts follow the window a moment later
+        told = PngInfo()
+        told.add_text(SHOWS, json.dumps(words))
+        Image.open(BytesIO(page.screenshot())).quantize(64).save(file, pnginfo=told, optimize=True)
+    with Image.open(file) as picture:
+        taken = json.loads(picture.info[SHOWS])
+    if same is not None:
+        taken, words = ([found[0] for text in lines if (found := same.match(text))] for lines in (taken, words))
+        assert len(words) > 10
+    assert words == taken
+
+
+def test_the_page(page: Page, app_url: str) -> None:
+    page.goto(app_url)
+    headline(page, "Training resnet50 at batch 32")
+    check("size-a-model.png", page, height=1110)
+
+
+def test_the_measurement(page: Page, app_url: str) -> None:
+    go_to_measure(page, app_url, SMALL).click()
+    result(page)
+    # the name of the row and the estimate's figure; what is beside them was measured here
+    check("measure.png", page, height=1800, same=re.compile(r"[a-z][a-z :]+ [\d.]+ [KMG]iB"))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_readme_shows_it(name: str) -> None:
+    assert f"(tests/browser/{name})" in README.read_text(encoding="utf-8")
+    with Image.open(FOLDER / name) as picture:
+        assert json.loads(picture.info[SHOWS])

@@ -1,0 +1,67 @@
+"""What PyTorch's sentences about missing memory say in bytes. The texts are those of PyTorch 2.4 to 2.13."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.device.readers.out_of_memory import OutOfMemoryMessage, parse_message, says_out_of_memory
+
+GIB, MIB = 2**30, 2**20
+CUDA = (
+    "CUDA out of memory. Tried to allocate 15.00 GiB. GPU 0 has a total capacity of 14.56 GiB of which 6.91 GiB is free. "
+    "Including non-PyTorch memory, this process has 7.65 GiB memory in use. Of the allocated memory 7.23 GiB is allocated by "
+    "PyTorch, and 301.94 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+EMPTY = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8.00 GiB of which 0 bytes is free."
+)
+MPS = (
+    "MPS backend out of memory (MPS allocated: 1024.00 MiB, other allocations: 384.00 KiB, max allowed: 2.00 GiB). Tried to "
+    "allocate 1.50 GiB on shared pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations."
+)
+OLD_MPS = (
+    "MPS backend out of memory (MPS allocated: 42.33 GB, other allocations: 3.00 GB, max allowed: 45.90 GB). Tried to "
+    "allocate 3.00 GB on private pool."
+)
+
+
+def words(requested: float, free: float | None, allocated: float | None, reserved: float | None) -> OutOfMemoryMessage:
+    whole = [None if value is None else round(value) for value in (requested, free, allocated, reserved)]
+    return OutOfMemoryMessage(
+        requested_bytes=whole[0], free_bytes=whole[1], allocated_bytes=whole[2], reserved_bytes=whole[3]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CUDA, words(15 * GIB, 6.91 * GIB, 7.23 * GIB, round(7.23 * GIB) + round(301.94 * MIB))),
+        (EMPTY, words(20 * MIB, 0, None, None)),
+        # 2 GiB allowed, 1024 MiB and 384 KiB taken
+        (MPS, words(1.5 * GIB, GIB - 384 * 2**10, GIB, None)),
+        (OLD_MPS, words(3 * GIB, round(45.9 * GIB) - 3 * GIB - round(42.33 * GIB), 42.33 * GIB, None)),
+    ],
+)
+def test_a_sentence_in_bytes(text: str, expected: OutOfMemoryMessage) -> None:
+    assert says_out_of_memory(text)
+    assert parse_message(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
+)
+def test_a_library_that_got_no_memory(text: str) -> None:
+    assert says_out_of_memory(text)
+    assert parse_message(text) == words_of_nothing()
+
+
+def words_of_nothing() -> OutOfMemoryMessage:
+    return OutOfMemoryMessage(requested_bytes=None, free_bytes=None, allocated_bytes=None, reserved_bytes=None)
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: an illegal memory access was encountered", "no kernel image is available"]
+)
+def test_other_failures(text: str) -> None:
+    assert not says_out_of_memory(text)

@@ -1,0 +1,31 @@
+"""What a child process finds in its environment, and what it does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sizer.processes.environment import PROJECT, environment
+
+
+def test_the_project_can_be_imported_and_the_home_is_the_folder_given(tmp_path: Path) -> None:
+    made = environment(str(tmp_path))
+    assert PROJECT in made["PYTHONPATH"].split(os.pathsep)
+    assert made["HF_HUB_OFFLINE"] == "1" and made["HOME"] == made["HF_HOME"] == str(tmp_path)
+
+
+def test_a_child_gets_accelerators_where_it_needs_them_but_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    without, made = environment(str(tmp_path)), environment(str(tmp_path), accelerators=True)
+    assert (without["CUDA_VISIBLE_DEVICES"], without["OMP_NUM_THREADS"]) == ("", "1")
+    assert (made["CUDA_VISIBLE_DEVICES"], made["OMP_NUM_THREADS"]) == ("1", "3")
+    assert not {"PYTORCH_CUDA_ALLOC_CONF", "HF_TOKEN"} & {*without, *made} and "HIP_VISIBLE_DEVICES" not in made
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert "CUDA_VISIBLE_DEVICES" not in environment(str(tmp_path), accelerators=True)

@@ -1,0 +1,61 @@
+"""README says what the program says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.readme import README, examples, renew, renewed, run
+
+TEXT = README.read_text(encoding="utf-8")
+
+
+def _figures(line: str) -> list[str]:
+    return re.findall(r"[\d.,]+ [KMG]iB", line)
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"), [*examples(TEXT)], ids=lambda value: value[:40] if isinstance(value, str) else ""
+)
+def test_the_examples_print_what_is_written(command: str, lines: list[str]) -> None:
+    printed = renew(lines, run(command))
+    if " estimate " in command:  # the same on every machine
+        assert printed == lines
+    else:  # measured on this machine: the figures of the estimate, to its first digits
+        assert [_figures(line)[:1] for line in printed] == [_figures(line)[:1] for line in lines]
+
+
+def test_every_example_is_seen() -> None:
+    assert len([*examples(TEXT)]) == TEXT.count("$ python -m sizer ") > 1
+
+
+def test_a_figure_that_is_stale_is_replaced() -> None:
+    printed = [
+        "resnet50 (ResNet)",
+        "Training needs 2.90 GiB allocated (3.86 GiB for the process)",
+        "",
+        "weights   97.70 MiB",
+    ]
+    stale = [
+        "resnet50 (ResNet)",
+        "...",
+        "Training needs 2.70 GiB allocated (3.61 GiB for the process)",
+        "weights  1.00 MiB",
+    ]
+    assert renew(stale, printed) == ["resnet50 (ResNet)", "...", printed[1], printed[3]]
+    with pytest.raises(LookupError, match="no line is printed like: Inference needs 1 GiB"):
+        renew(["Inference needs 1 GiB"], printed)
+
+
+def test_text_around_the_examples_stays() -> None:
+    assert renewed("# Sizer\n\n```\npip install x\n```\n") == "# Sizer\n\n```\npip install x\n```\n"
+
+
+def test_where_to_change_names_files_that_are_there_and_few() -> None:
+    rows = TEXT.split("## Where do I change …?")[1].split("\n## ")[0].splitlines()[4:-1]
+    assert len(rows) >= 10
+    for row in rows:
+        named = re.findall(r"`([\w/]+(?:\.py|/))`", row)
+        assert 1 <= len(named) <= 4, row
+        assert [name for name in named if not (README.parent / name).exists()] == []

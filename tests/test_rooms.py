@@ -1,0 +1,292 @@
+"""Which room may import which: every module is read, also what it imports under TYPE_CHECKING, in functions, or names in a text.
+
+`ROOMS` is the drawing of README's table, which must say the same. A second set of tests imports modules in processes of their
+own and looks whether torch, Streamlit or pandas came along.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import sizer
+
+PROJECT = Path(sizer.__file__).parent.parent
+
+GROUND = ("errors", "units", "versions")
+QUERY = (*GROUND, "config_json", "catalogue", "query_values", "request")
+BUILT = (*QUERY, "memory", "architecture")
+ESTIMATED = (*BUILT, "tracing", "estimator")
+PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
+SHOWS = (*QUERY, "memory", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
+
+# Each room with those that it may import; a room stands below those, so that no way leads back.
+ROOMS = {
+    **dict.fromkeys(GROUND, ()),
+    "processes": ("errors", "units"),
+    "config_json": GROUND,
+    "catalogue": (*GROUND, "config_json"),
+    "query_values": GROUND,
+    "request": (*GROUND, "config_json", "catalogue", "query_values"),
+    "memory": (*GROUND, "catalogue"),
+    "architecture": (*QUERY, "memory"),
+    "tracing": (*GROUND, "catalogue", "memory", "architecture"),
+    "estimator": (*BUILT, "tracing"),
+    "custom": ESTIMATED,
+    "placement": ESTIMATED,
+    "device.record": (*GROUND, "memory"),
+    "device.machine": (*GROUND, "memory", "processes", "device.record"),
+    "device.comparison": (*QUERY, "memory", "device.record"),
+    "device.ledger": (*GROUND, "memory", "device.record", "device.comparison"),
+    "device.readers": (*GROUND, "memory", "device.record", "device.machine"),
+    "device.trial": (*ESTIMATED, "processes", "device.record", "device.machine", "device.readers"),
+    "device.suite": (*ESTIMATED, "processes", "device.record", "device.machine", "device.readers", "device.trial"),
+    "service": (*ESTIMATED, "placement", "processes", "device.record", "device.comparison"),
+    "commands": (*SHOWS, "device.suite"),
+    "ui": SHOWS,
+    "__main__": ("errors", "commands", "service"),
+    "__init__": (*ESTIMATED, "custom", "placement"),
+    "pages": ("errors", "ui"),
+    "app": ("ui",),
+}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {
+    module_name(path): path for pattern in ("sizer/**/*.py", "pages/*.py", "app.py") for path in PROJECT.glob(pattern)
+}
+
+
+def room_of(module: str) -> str:
+    """The room that a module is in, as `ROOMS` names it; raises KeyError where it is in none."""
+    parts = module.split(".")
+    if parts[0] != "sizer":
+        return parts[0]
+    inner = "__init__" if len(parts) == 1 else ".".join(parts[1:3]) if parts[1] == "device" else parts[1]
+    return inner if inner != "device" else "device.record"  # the package itself imports nothing
+
+
+def named_modules(source: str) -> Iterator[str]:
+    """The project's modules that a file names: in import statements, wherever they stand, and as programs in texts."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (found for name in names if (found := name if name in MODULES else node.module) in MODULES)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"sizer(\.\w+)+", str(node.value)):
+            yield from {node.value} & MODULES.keys()
+
+
+def forbidden(module: str, names: Iterable[str]) -> set[tuple[str, str]]:
+    """What a module names although its room may not."""
+    own = room_of(module)
+    return {(module, name) for name in names if room_of(name) not in (own, *ROOMS[own])}
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Every module with those that it names."""
+    return {name: set(named_modules(path.read_text(encoding="utf-8"))) - {name} for name, path in MODULES.items()}
+
+
+def joined_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The graph of modules. The rooms inside sizer.tracing have a test of their own: they are one here."""
+
+    def joined(name: str) -> str:
+        return "sizer.tracing" if name.startswith("sizer.tracing.") else name
+
+    found: dict[str, set[str]] = {}
+    for module, names in graph.items():
+        kept = {joined(name) for name in names} - {joined(module)}
+        found.setdefault(joined(module), set()).update(kept)
+    return found
+
+
+def test_every_module_is_in_a_room():
+    assert {room_of(module) for module in MODULES} == set(ROOMS)
+
+
+def test_no_way_leads_back_between_rooms():
+    above: set[str] = set()
+    for room, behind in ROOMS.items():
+        assert set(behind) <= above, room
+        above.add(room)
+
+
+def test_rooms_import_what_they_may(graph: dict[str, set[str]]):
+    found = set().union(*(forbidden(module, names) for module, names in graph.items()))
+    assert found == set()
+
+
+def test_modules_import_one_way_too(graph: dict[str, set[str]]):
+    order = list(TopologicalSorter(joined_graph(graph)).static_order())
+    assert order.index("sizer.memory.tape") < order.index("sizer.tracing") < order.index("sizer.device.trial.trial")
+
+
+def test_what_is_forbidden_is_caught_wherever_it_stands():
+    source = (
+        "import sizer.device.suite.suite\nfrom sizer.device.trial import launch\nfrom sizer.errors import quote\n"
+        "if TYPE_CHECKING:\n    from sizer.commands.text import percent\n"
+        "def f():\n    from sizer.device import ledger\n    return run('sizer.device.machine.inventory', 'in sizer.ui.form')\n"
+    )
+    names = set(named_modules(source))
+    assert names == {
+        *("sizer.device.suite.suite", "sizer.device.trial.launch", "sizer.errors", "sizer.commands.text"),
+        *("sizer.device.ledger", "sizer.device.machine.inventory"),
+    }
+    caught = {name for _, name in forbidden("sizer.device.trial.child", names)}
+    assert caught == {"sizer.device.suite.suite", "sizer.commands.text", "sizer.device.ledger"}
+
+
+def test_a_circle_is_caught(graph: dict[str, set[str]]):
+    circular = joined_graph(graph)
+    circular["sizer.memory.tape"].add("sizer.memory.report")
+    with pytest.raises(CycleError, match=r"nodes are in a cycle"):
+        TopologicalSorter(circular).prepare()
+
+
+# -------------------------------------------------------------------------------------------------------- README's table
+
+
+def readme_rows(text: str) -> dict[str, set[str]]:
+    """The rooms of README's table, with the rooms that it says they may import."""
+    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
+    found = {}
+    for names, allowed in rows:
+        rooms = {
+            name.removeprefix("sizer/").removesuffix("/").removesuffix(".py")
+            for name in re.findall(r"`([^`]+)`", names)
+        }
+        words = set(re.findall(r"`(\w+)`", allowed)) | (set(GROUND) if "ground" in allowed else set())
+        found |= {room: words - {room} for room in rooms if room in OUTER}
+    return found
+
+
+OUTER = {room.partition(".")[0] for room in ROOMS} - {"__main__", "__init__", "app", "pages", *GROUND}
+
+
+def test_readme_draws_the_rooms_as_they_are():
+    told = readme_rows((PROJECT / "README.md").read_text(encoding="utf-8"))
+    true: dict[str, set[str]] = {room: set() for room in OUTER}
+    for room, behind in ROOMS.items():
+        if (outer := room.partition(".")[0]) in OUTER:
+            true[outer] |= {name.partition(".")[0] for name in behind} - {outer}
+    assert told == true
+
+
+# ------------------------------------------------------------------------------------------------- what comes along
+
+HEAVY = ("torch", "torchvision", "transformers")
+PLAIN = (*HEAVY, "streamlit", "pandas")
+
+# What importing a module must not bring along: rooms as a whole (".*", also what is written later), and of the rooms that work
+# with torch what is imported where torch is not, by the pages and by the command line.
+BRINGS = {
+    PLAIN: (
+        *("sizer", "sizer.errors", "sizer.units", "sizer.versions", "sizer.config_json", "sizer.request"),
+        *("sizer.processes.*", "sizer.commands.*"),
+        *(f"sizer.{room}.*" for room in PLAIN_DEVICE),
+        *(f"sizer.device.readers.{name}" for name in ("open", "reader", "events", "cuda_events", "out_of_memory")),
+        *(f"sizer.device.trial.{name}" for name in ("launch", "child")),
+        *(f"sizer.device.suite.{name}" for name in ("cases", "runner", "suite")),
+        *(f"sizer.placement.{name}" for name in ("report", "findings")),
+    ),
+    (*HEAVY, "streamlit"): (
+        *("sizer.architecture", "sizer.architecture.hub", "sizer.catalogue.*", "sizer.memory.*", "sizer.service.*"),
+    ),
+    HEAVY: ("sizer.ui.*",),
+}
+
+IMPORT_ALL = """
+import importlib, json, sys
+modules, unwanted = json.loads(sys.argv[1])
+came = {}
+for module in modules:
+    importlib.import_module(module)
+    for name in unwanted:
+        if name in sys.modules:
+            came.setdefault(name, module)
+print(json.dumps(came))
+"""
+
+
+def modules_of(pattern: str) -> list[str]:
+    """The modules that a name stands for: itself, or with ".*" all that are in the package."""
+    package = pattern.removesuffix(".*")
+    return [name for name in MODULES if name == package or (package != pattern and name.startswith(f"{package}."))]
+
+
+def brought_along(modules: list[str], unwanted: tuple[str, ...]) -> dict[str, str]:
+    """Which unwanted packages a fresh process has imported after these modules, each with the module that brought it."""
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, json.dumps([modules, unwanted])],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("unwanted", BRINGS, ids="-".join)
+def test_rooms_bring_nothing_unwanted_along(unwanted: tuple[str, ...]):
+    modules = {pattern: modules_of(pattern) for pattern in BRINGS[unwanted]}
+    assert all(modules.values()), modules
+    assert brought_along(sorted(set().union(*modules.values())), unwanted) == {}
+
+
+def test_what_is_unwanted_is_caught():
+    assert brought_along(["sizer.request", "sizer.architecture.blueprint"], ("torch", "streamlit")) == {
+        "torch": "sizer.architecture.blueprint"
+    }
+
+
+def test_queries_are_read_without_torch():
+    code = (
+        "import sys; from sizer.request import encode_config, parse_query\n"
+        "parse_query('arch=config:' + encode_config('{\"model_type\": \"gpt2\"}'))\n"
+        "parse_query('arch=hf:' + next(iter(__import__('sizer.catalogue.presets', fromlist=['PRESETS']).PRESETS)))\n"
+        "print([name for name in ('torch', 'transformers', 'streamlit') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert (run.stdout, run.stderr) == ("[]\n", "")
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+PAGES_MAY_IMPORT = ("sizer.ui", "sizer.errors", "streamlit", "__future__")
+
+
+def imported_names(source: str) -> set[str]:
+    """Every module that a script's import statements name, wherever they stand."""
+    nodes = list(ast.walk(ast.parse(source)))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def outside(names: set[str], allowed: tuple[str, ...]) -> set[str]:
+    return {name for name in names if not any(name == room or name.startswith(f"{room}.") for room in allowed)}
+
+
+@pytest.mark.parametrize("page", sorted((PROJECT / "pages").glob("*.py")), ids=lambda page: page.name)
+def test_pages_import_components_only(page: Path):
+    assert outside(imported_names(page.read_text(encoding="utf-8")), PAGES_MAY_IMPORT) == set()
+
+
+def test_other_imports_of_a_page_are_caught():
+    source = "import streamlit as st\nfrom sizer.ui import form\ndef f():\n    import torch.nn\n    from sizer import memory\n"
+    assert outside(imported_names(source), PAGES_MAY_IMPORT) == {"torch.nn", "sizer"}
