@@ -182,8 +182,8 @@ def test_a_table_sums_up_signed_errors_and_the_range() -> None:
         for factor, within in ((1.01, True), (0.97, False), (0.99, True))
     ]
     lines = list(error_table(held, lambda run: (run.set, run.quantity), ("set", "quantity")))
-    assert lines[0].split() == ["set", "quantity", "figures", "median", "worst", "in", "range"]
-    assert lines[1].split() == ["t4_adapters", "process", "3", "-1.00%", "-3.00%", "2", "of", "3"]
+    assert lines[0].split() == ["set", "quantity", "figures", "median,", "%", "worst,", "%", "in", "range"]
+    assert lines[1].split() == ["t4_adapters", "process", "3", "-1.00", "-3.00", "2", "of", "3"]
 
 
 def test_arguments_are_read_as_the_cases_take_them() -> None:

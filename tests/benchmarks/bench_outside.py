@@ -7,7 +7,6 @@ are used, their median beside the catalogue's rule, and how many lie within its 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,6 +15,7 @@ from statistics import median
 
 from sizer.catalogue.contexts import BYTES_PER_THREAD, THREADS_PER_MULTIPROCESSOR, Context, context_of, libraries_of
 from sizer.commands.text import format_table
+from tests.benchmarks.tables import read_table
 
 PUBLISHED = Path(__file__).parent.parent / "measured" / "published"
 UNITS = {"bytes": 2**-20, "KiB": 2**-10, "MiB": 1.0, "GiB": 1024.0}
@@ -112,7 +112,7 @@ class Rule:
 def read_chips() -> dict[str, Chip]:
     """The GPUs of gpus.csv by name."""
     chips = {}
-    for row in _rows("gpus.csv"):
+    for row in read_table(PUBLISHED / "gpus.csv"):
         major, minor = map(int, row["capability"].split("."))
         chips[row["gpu"]] = Chip(
             name=row["gpu"], capability=(major, minor), multiprocessors=int(row["multiprocessors"])
@@ -137,7 +137,7 @@ def read_messages() -> list[Message]:
             ran=row["ran"],
             source=row["source"],
         )
-        for row in _rows("outside.csv")
+        for row in read_table(PUBLISHED / "outside.csv")
     ]
 
 
@@ -196,11 +196,6 @@ def version(text: str) -> tuple[int, int]:
     """A version's first two numbers."""
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with (PUBLISHED / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # --------------------------------------------------------------------------------------------------------------- printing

@@ -1,11 +1,12 @@
-"""The estimate against published runs: `python -m tests.benchmarks.bench_published [SET ...] [--only TEXT] [--queries] [--rows]`.
+"""The estimate against published runs: `python -m tests.benchmarks.bench_published [SET ...]`.
 
 Does each run of `tests/measured/published/runs/` (of all sets, or those that are named) as its source does it
 (`tests/benchmarks/published/`) through `sizer.size_step`, by the rules of its GPU, and prints signed errors (positive: too high)
-by set and quantity, then by kind of run; allocated, reserved and process figures are never mixed. "In range" is the share of
+by set, kind of run and quantity, then by case; allocated, reserved and process figures are never mixed. "In range" is the share of
 figures within the estimate's range, where it gives one. `--rows` prints each figure, `--only` takes rows whose case or arguments
 hold a text, `--queries` asks the nearest question instead, where there is one: Sizer's own steps differ from the source's in
-what they keep.
+what they keep. `--write` writes the first table to `errors.csv` beside the sets, of which README's is made: as today's libraries',
+or, where it says so, as those of the runs' time.
 
 The models' code and the workspaces' rules are those of the installed libraries. README.md beside the figures says with which
 ones each set comes out nearest, and how to install them.
@@ -17,7 +18,6 @@ import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from statistics import median
 
 import torch
 import transformers
@@ -25,6 +25,7 @@ import transformers
 from sizer.commands.text import format_table
 from sizer.errors import SizerError
 from tests.benchmarks.published.cases import NEEDS, NOT_REPEATED
+from tests.benchmarks.published.errors import LIBRARIES, kind_of, summarize, write_errors
 from tests.benchmarks.published.held import Held, hold
 from tests.benchmarks.published.rows import Run, names_of_sets, read_arguments, read_runs
 
@@ -32,11 +33,11 @@ Group = tuple[str, ...]
 
 
 def by_set(run: Run) -> Group:
-    """What the first table sums up under."""
-    return (run.set, run.quantity)
+    """What the first table, and errors.csv, sum up under."""
+    return (run.set, kind_of(run), run.quantity)
 
 
-def by_kind(run: Run) -> Group:
+def by_case(run: Run) -> Group:
     """What the second table sums up under: the case, model and attention, and where libraries are known to differ."""
     arguments = read_arguments(run.arguments)
     told = [str(arguments[name]) for name in ("operator", "model", "attention", "precision") if name in arguments]
@@ -51,15 +52,8 @@ def error_table(held: Sequence[Held], group_of: Callable[[Run], Group], header: 
     groups: dict[Group, list[Held]] = {}
     for one in held:
         groups.setdefault(group_of(one.run), []).append(one)
-    rows = [(*group, *_summary(found)) for group, found in groups.items()]
-    yield from format_table((*header, "figures", "median", "worst", "in range"), rows, left=len(header))
-
-
-def _summary(held: Sequence[Held]) -> tuple[str, str, str, str]:
-    errors = [one.error for one in held]
-    within = [one.within for one in held if one.within is not None]
-    share = f"{sum(within)} of {len(within)}" if within else ""
-    return str(len(held)), f"{median(errors):+.2%}", f"{max(errors, key=abs):+.2%}", share
+    rows = [(*group, *summarize(found).values()) for group, found in groups.items()]
+    yield from format_table((*header, "figures", "median, %", "worst, %", "in range"), rows, left=len(header))
 
 
 def row_table(held: Sequence[Held]) -> Iterator[str]:
@@ -99,7 +93,10 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--queries", action="store_true")
     parser.add_argument("--rows", action="store_true")
+    parser.add_argument("--write", nargs="?", const=LIBRARIES[0], choices=LIBRARIES, metavar="LIBRARIES")
     options = parser.parse_args()
+    if options.write and options.queries:
+        parser.error("--write is for runs as their sources do them, not for --queries")
     if unknown := set(options.sets) - set(names_of_sets()):
         parser.error(f"no set {', '.join(sorted(unknown))}: give some of {', '.join(names_of_sets())}")
     held, left_out = [], Counter[str]()
@@ -115,8 +112,10 @@ def main() -> None:
             left_out[f"{run.set}, {run.quantity}: no estimate for {run.case} {run.arguments}: {error}"] += 1
     if options.rows:
         print("\n".join(row_table(held)), end="\n\n")
-    print("\n".join(error_table(held, by_set, ("set", "quantity"))), end="\n\n")
-    print("\n".join(error_table(held, by_kind, ("run", "quantity"))), end="\n\n")
+    print("\n".join(error_table(held, by_set, ("set", "run", "quantity"))), end="\n\n")
+    print("\n".join(error_table(held, by_case, ("case", "quantity"))), end="\n\n")
+    if options.write and held:
+        write_errors(held, options.write)
     for reason, count in left_out.items():
         print(f"left out: {count} figures of {reason}")
     print(f"{len(held)} figures, with torch {torch.__version__} and transformers {transformers.__version__}")

@@ -1,10 +1,11 @@
 """Which of timm's architectures can be counted and traced, in training and in inference, and why the others cannot.
 
     python -m tests.benchmarks.bench_timm_names [FROM [TO]] [--sample 100 [--seed 0]] [--names resnet50,vit_base_patch16_224]
-                                                [--dtype float32] [--seconds 120] [--json FILE]
+                                                [--dtype float32] [--seconds 120] [--json FILE] [--write]
 
 Every name is built on meta and traced for one training step and one forward pass (CUDA's rules, batch 2, at its own image
-size), in a forked child with a wall clock. Prints what fails and why, then the shares.
+size), in a forked child with a wall clock. Prints what fails and why, then the shares, which `--write` writes
+to `tests/measured/shares.csv`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import torch
 from sizer.architecture.census import take_census
 from sizer.architecture.timm_models import timm_blueprint
 from sizer.tracing.device import Device
+from sizer.tracing.meta.dtypes import OWN_CODE
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.benchmarks.forked import in_child
+from tests.benchmarks.shares import summarize, write_share
 
 MODES = ("training", "inference")
 
@@ -49,14 +52,6 @@ def attempt(name: str, dtype: str) -> dict[str, str]:
     return {mode: step(mode) for mode in MODES}
 
 
-def share(results: dict[str, dict[str, str]], mode: str) -> str:
-    """How many names are counted, and how many and which part of them trace in a mode."""
-    texts = [outcomes[mode] for outcomes in results.values()]
-    counted = sum(not text.startswith("not built") for text in texts)
-    traced = texts.count("traced")
-    return f"{mode}: {counted} of {len(texts)} are built and counted, {traced} trace, {traced / len(texts):.1%}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Which of timm's architectures can be counted and traced.")
     parser.add_argument("bounds", nargs="*", type=int, metavar="FROM [TO]")
@@ -66,7 +61,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--names", type=lambda text: text.split(","), help="these alone")
     parser.add_argument("--json", type=Path, help="where the outcomes go, by name and mode")
+    parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
+    if asked.write and (asked.bounds or asked.names or asked.sample):
+        parser.error("--write is for all names")
     names = asked.names or timm.list_models()[slice(*(*asked.bounds, None)[:2]) if asked.bounds else slice(None)]
     if asked.sample is not None:
         names = sorted(random.Random(asked.seed).sample(names, asked.sample))
@@ -81,7 +79,10 @@ def main() -> None:
             asked.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
     print(f"{len(names)} names, timm {timm.__version__}, {time.monotonic() - start:.0f} s")
     for mode in MODES:
-        print(share(results, mode))
+        summary = summarize([outcomes[mode] for outcomes in results.values()], OWN_CODE)
+        print(f"{mode}: {', '.join(f'{count} {name}' for name, count in summary.items())}")
+        if asked.write:
+            write_share("timm", timm.__version__, asked.dtype, mode, "", summary)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Which of transformers' model types can be counted and traced, in which dtypes, and why the others cannot.
 
     python -m tests.benchmarks.bench_transformers_types [FROM [TO]] [--dtypes float32,bfloat16] [--inference] [--seconds 180]
-                                                        [--sample 100 [--seed 0]] [--types bert,gpt2] [--json FILE]
+                                                        [--sample 100 [--seed 0]] [--types bert,gpt2] [--json FILE] [--write]
 
 Every type whose config builds from its defaults is built on meta and traced for one training step (CUDA's rules, batch 2, or 1
 where the model takes no more), or one forward pass, each in a forked child with a wall clock. Prints what fails and why, then the
@@ -10,7 +10,7 @@ with the first: which types trace there and not here, and whether that is the mo
 
 Some defaults are no model: parts that do not fit together (Qwen2-VL's vision tower is narrower than its text), tokens or sizes
 left out. `completed_configs.json` says for those what a published config says. The last lines give the share both ways: of the
-defaults as they are, and with those completed.
+defaults as they are, and with those completed. `--write` writes the shares to `tests/measured/shares.csv`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from sizer.tracing.meta.dtypes import OWN_CODE
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from tests.benchmarks.forked import in_child
+from tests.benchmarks.shares import summarize, write_share
 
 SECONDS = 180  # for one type; LongCat's 28 layers of 768 experts, each run by itself, take half of them
 COMPLETED = json.loads(Path(__file__).with_name("completed_configs.json").read_text(encoding="utf-8"))
@@ -86,7 +87,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--types", type=lambda text: text.split(","), help="these alone")
     parser.add_argument("--json", type=Path, help="where the outcomes go, by type and dtype")
+    parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
+    if asked.write and (asked.bounds or asked.types):
+        parser.error("--write is for all types, or for a --sample")
     options = {"mode": "inference" if asked.inference else "training", "seconds": asked.seconds}
     types = (
         asked.types or sorted(CONFIG_MAPPING_NAMES)[slice(*(*asked.bounds, None)[:2]) if asked.bounds else slice(None)]
@@ -106,23 +110,13 @@ def main() -> None:
     bare = {name: outcomes_of(name, asked.dtypes, completed=False, **options) for name in types if name in COMPLETED}
     print(f"{len(types)} types, transformers {transformers.__version__}, {time.monotonic() - start:.0f} s")
     for dtype in asked.dtypes:
-        print(f"{dtype}, defaults as they are: {share(results | bare, dtype, options['mode'])}")
-        print(f"{dtype}, {len(bare)} of them completed: {share(results, dtype, options['mode'])}")
+        for configs, found in (("defaults", results | bare), ("completed", results)):
+            summary = summarize([outcomes[dtype] for outcomes in found.values()], OWN_CODE)
+            print(f"{dtype}, {configs}: {', '.join(f'{count} {name}' for name, count in summary.items())}")
+            if asked.write:
+                write_share("transformers", transformers.__version__, dtype, options["mode"], configs, summary)
     for dtype in asked.dtypes[1:]:
         print(f"{dtype}, beside {asked.dtypes[0]}: {comparison(results, asked.dtypes[0], dtype)}")
-
-
-def share(results: dict[str, Outcomes], dtype: str, mode: str = "training") -> str:
-    """How many types are counted, and how many and which part of them trace in a dtype."""
-    texts = [outcomes[dtype] for outcomes in results.values()]
-    buildable = [text for text in texts if not text.startswith(("no defaults", "not built"))]
-    traced = buildable.count("traced")
-    step = "a training step" if mode == "training" else "a forward pass"
-    own = sum(OWN_CODE in text for text in buildable)
-    return (
-        f"{len(buildable)} are built and counted, {traced} trace {step}, {traced / max(1, len(buildable)):.1%}; "
-        f"{own} of the others fail by their own code in this dtype"
-    )
 
 
 def comparison(results: dict[str, Outcomes], first: str, dtype: str) -> str:

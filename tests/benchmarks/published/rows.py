@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tests.benchmarks.bench_outside import PUBLISHED
+from tests.benchmarks.tables import read_table
 
 RUNS = PUBLISHED / "runs"
 BYTES = {"MB": 10**6, "MiB": 2**20}
@@ -49,9 +49,8 @@ def read_runs(sets: Collection[str] = ()) -> list[Run]:
     """Every figure of the given sets, of all of them where none is given."""
     runs = []
     for name in sets or names_of_sets():
-        with (RUNS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                runs += [_run(name, row, quantity) for quantity in QUANTITIES if row.get(quantity)]
+        for row in read_table(RUNS / f"{name}.csv"):
+            runs += [_run(name, row, quantity) for quantity in QUANTITIES if row.get(quantity)]
     return runs
 
 
