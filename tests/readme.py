@@ -1,4 +1,5 @@
 """README's examples, made by the commands they show: `python -m tests.readme` writes them anew, `tests/test_readme.py` holds them.
+So it does its figures and tables (`tests/figures.py`).
 
 An example is a fenced block whose first line is "$ python -m sizer ...". A line of it is one of the command's, whose figures are
 replaced; "..." stands for lines that are left out. Figures of the machine at hand (MACHINE) are neither replaced nor held.
@@ -74,7 +75,10 @@ def main() -> None:
         "--pictures", action="store_true", help="take the pictures of the page anew, too (needs Chromium)"
     )
     options = parser.parse_args()
+    from tests.figures import write_figures  # brings torch and the models of the tests
+
     README.write_text(renewed(README.read_text(encoding="utf-8")), encoding="utf-8")
+    write_figures()
     if options.pictures:
         command = [sys.executable, "-m", "pytest", "-q", "tests/browser/test_pictures.py"]
         subprocess.run(command, check=True, cwd=README.parent, env=os.environ | {TAKE: "1"})

@@ -61,7 +61,16 @@ def test_what_the_tests_require_beside():
         "pytest-xdist",
         "ruff",
     }
-    known = {*requirements("requirements.txt"), "peft", "playwright", "pytest", "starlette", "huggingface_hub", "numpy"}
+    known = {
+        *requirements("requirements.txt"),
+        "peft",
+        "playwright",
+        "PIL",
+        "pytest",
+        "starlette",
+        "huggingface_hub",
+        "numpy",
+    }
     assert third_party("tests") <= known
 
 

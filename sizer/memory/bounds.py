@@ -1,9 +1,9 @@
 """What the estimate cannot know for certain, in bytes less and more: the parts of the range of a process.
 
 - What a process holds outside the allocator (sizer.catalogue.contexts).
-- Another version of cuDNN takes other engines, with other workspaces. How far reserved memory moves with them was seen in 49 cases
+- Another version of cuDNN takes other engines, with other workspaces. How far reserved memory moves with them was seen in 50 cases
   that cuDNN 9.19 and 9.26 were both asked for (`tests/null_driver/recorded`): in nine of ten by at most BETWEEN_VERSIONS percent,
-  up or down. Replays with the engines that cuDNN ranks next say less: they hold 31 of the 49, and are wider.
+  up or down. Replays with the engines that cuDNN ranks next say less: they held 31 of 49, and are wider.
 - A workspace that is a model, no library's answer, is taken as anything from nothing to twice the model.
 - Where a training loop calls `zero_grad()` after the forward pass (as Lightning does), gradients live through it.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from sizer.catalogue.contexts import ANY, BYTES_PER_THREAD
 from sizer.catalogue.gpus import GPUS
 from sizer.ui.charts import legend
 from sizer.ui.palette import COLOURS
@@ -45,14 +46,15 @@ where they diverge. A lack of memory is a result like any other.
 another machine measured.
 """
 
-LIMITS = """
+LIMITS = f"""
 - **One process on one device.** Data loading, other programs and other devices are not counted.
 - **Kernels are chosen at run time.** cuDNN's heuristics are asked which convolution they would pick on a GPU as described; with
   benchmarking, or where no cuDNN is installed to be asked, the workspace is a model and the process range allows for it.
   Under each answer, "How this was computed" names the kernels that were assumed, and why.
-- **The context is a range.** It grows with the card's multiprocessors (2 KiB for each thread that can be resident) and with the
-  kernels that get loaded. The range holds nineteen of twenty of 123 processes that others published; "may or may not fit" means
-  that the device's memory lies inside it. Windows, and libraries that allocate beside PyTorch, may take more.
+- **The context is a range.** It grows with the card's multiprocessors ({BYTES_PER_THREAD // 2**10} KiB for each thread that can be
+  resident) and with the kernels that get loaded. The range holds nineteen of twenty of {ANY.messages} processes that others
+  published; "may or may not fit" means that the device's memory lies inside it. Windows, and libraries that allocate beside
+  PyTorch, may take more.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Compiled models, quantised weights, generation with a cache, several devices** are not covered yet.
 """

@@ -27,6 +27,11 @@ from tests.memory.tapes import make_tape
 MIB = 2**20
 GPU = replace(GPUS["a100-80gb"], context_low_bytes=10 * MIB, context_bytes=20 * MIB, context_high_bytes=40 * MIB)
 RECORDED = Path(__file__).parents[1] / "null_driver" / "recorded"
+# Names of recorded cases with convolutions begin so.
+CONVOLVING = (
+    "resnet", "vgg", "mobilenet", "efficientnet", "convnext",
+    "regnet", "densenet", "inception", "deeplab", "fcn",
+)  # fmt: skip
 
 
 def convolved(results: int, *, batch: int = 1, resolved: bool = True) -> Tape:
@@ -92,26 +97,10 @@ def test_two_versions_of_cudnn_differ_by_no_more_in_nine_cases_of_ten() -> None:
     moved = []
     for older in sorted(RECORDED.glob("*-2.11")):
         newer = {case.name: case for case in read_measured(older.with_name(older.name.replace("-2.11", "-2.15")))}
-        moved += [_moved(case, newer[case.name]) for case in read_measured(older) if _convolves(case)]
+        moved += [_moved(case, newer[case.name]) for case in read_measured(older) if case.name.startswith(CONVOLVING)]
     assert len(moved) > 40
     within = sum(abs(one) <= BETWEEN_VERSIONS for one in moved) / len(moved)
     assert 0.9 <= within < 1
-
-
-def _convolves(case: CaseRecord) -> bool:
-    names = (
-        "resnet",
-        "vgg",
-        "mobilenet",
-        "efficientnet",
-        "convnext",
-        "regnet",
-        "densenet",
-        "inception",
-        "deeplab",
-        "fcn",
-    )
-    return case.name.startswith(names)
 
 
 def _moved(older: CaseRecord, newer: CaseRecord) -> float:

@@ -1,0 +1,196 @@
+"""README's figures, counted: `python -m tests.readme` writes them anew, `tests/test_figures.py` holds them.
+
+SENTENCES are README's words with a "{}" for each figure, and a function that counts those from the tree: rows, cases, constants,
+and the CSV files that benchmarks write. BLOCKS are the tables between two comments, made from such files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sizer.catalogue import contexts
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.presets import PRESETS
+from sizer.memory.bounds import BETWEEN_VERSIONS
+from tests.benchmarks.bench_outside import HELD, read_messages, used
+from tests.benchmarks.published.errors import LIBRARIES, in_range, read_errors, table_by_kind, table_by_set
+from tests.benchmarks.published.rows import read_runs
+from tests.benchmarks.shares import read_share
+from tests.memory.test_bounds import CONVOLVING
+from tests.oldest import REQUIREMENTS, floors
+from tests.readme import README
+from tests.tracing.test_cpu_truth_models import CASES as CPU_CASES
+from tests.tracing.test_cpu_truth_models import HAIR
+
+TESTS = Path(__file__).parent
+PUBLISHED_README = TESTS / "measured" / "published" / "README.md"
+RECORDED = TESTS / "null_driver" / "recorded"
+
+Figures = tuple[object, ...]
+
+
+def _presets() -> Figures:
+    return (len(PRESETS),)
+
+
+def _floors() -> Figures:
+    oldest = floors(REQUIREMENTS.read_text(encoding="utf-8"))
+    return tuple(oldest[name].removesuffix(".0") for name in ("torch", "torchvision", "transformers", "timm"))
+
+
+def _published() -> Figures:
+    return len(read_runs()), sum(int(row["figures"]) for row in read_errors())
+
+
+def _nearness() -> Figures:
+    today, then = ([abs(float(row["median_percent"])) <= 1 for row in read_errors(name)] for name in LIBRARIES)
+    (torch, transformers), *others = {(row["torch"], row["transformers"]) for row in read_errors()}
+    assert not others
+    return sum(today), len(today), torch.removesuffix(".0"), transformers.removesuffix(".0"), sum(then), len(then)
+
+
+def _quantised() -> Figures:
+    return (sum(run.case == "qlora_training" and run.quantity == "process" for run in read_runs()),)
+
+
+def _recorded() -> Figures:
+    counts = [len([*RECORDED.glob(f"*-{torch}/*.json")]) for torch in ("2.11", "2.15")]
+    assert counts[0] == counts[1]
+    return sum(counts), counts[0]
+
+
+def _cpu() -> Figures:
+    names = {case.values[0] if hasattr(case, "values") else case[0] for case in CPU_CASES}
+    return len(names), len(CPU_CASES), f"{HAIR:.1%}".removesuffix("%")
+
+
+def _outside() -> Figures:
+    keys = ("t4", "rtx-4090", "a100-80gb", "h100-80gb")
+    messages = used(read_messages())
+    distances = sorted(abs(one.outside_mib - one.context.typical_bytes / 2**20) for one in messages)
+    return (
+        len(messages),
+        contexts.BYTES_PER_THREAD // 2**10,
+        *(GPUS[key].context_bytes // 2**20 for key in keys),
+        round(distances[len(distances) // 2]),
+        contexts.BELOW_MIB,
+        contexts.ABOVE_MIB,
+    )
+
+
+def _engines() -> Figures:
+    names = [path.name for path in RECORDED.glob("*-2.11/*.json")]
+    return f"{HELD:.0%}".removesuffix("%"), BETWEEN_VERSIONS, sum(name.startswith(CONVOLVING) for name in names)
+
+
+def _ranges() -> Figures:
+    rows = read_errors()
+    processes = in_range(row for row in rows if row["quantity"] == "process")
+    held, ranged = in_range(rows)
+    return ranged, *processes, held
+
+
+def _types() -> Figures:
+    share = read_share("transformers", "float32", "training", "defaults")
+    return (
+        share["version"].removesuffix(".0"),
+        share["names"],
+        share["counted"],
+        f"{float(share['traced_percent']):.0f}",
+    )
+
+
+def _halves() -> Figures:
+    share = read_share("transformers", "bfloat16", "training", "completed")
+    return tuple(share[name] for name in ("names", "counted", "traced", "own_code"))
+
+
+def _autocast() -> Figures:
+    share = read_share("transformers", "amp-bfloat16", "training", "completed")
+    assert share["traced"] == share["counted"]
+    return (share["counted"],)
+
+
+def _timm() -> Figures:
+    shares = [read_share("timm", "float32", mode, "") for mode in ("training", "inference")]
+    assert len({(share["names"], share["counted"], share["traced"], share["version"]) for share in shares}) == 1
+    assert shares[0]["names"] == shares[0]["traced"]
+    return f"{int(shares[0]['names']):,}", shares[0]["version"]
+
+
+SENTENCES: dict[str, Callable[[], Figures]] = {
+    "one of {} presets": _presets,
+    "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, and timm ≥ {}": _floors,
+    "holds {} figures with their sources, of which {} are repeated": _published,
+    "within 1 % for {} of {} with today's libraries (torch {}, transformers {}), for {} of {} with those of the runs' "
+    "time": _nearness,
+    "QLoRA's {} runs": _quantised,
+    "In all {} recorded cases ({} each": _recorded,
+    "{} models, {} cases, and every optimizer in every implementation (float32, bfloat16, autocast; training and inference); "
+    "each phase's peak within {} %": _cpu,
+    "from {} published out-of-memory messages: {} KiB for each thread that can be resident, and libraries by architecture "
+    "(T4 {} MiB, RTX 4090 {}, A100 {}, H100 {}); half of them within {} MiB, "
+    "nineteen of twenty within {} below and {} above": _outside,
+    "({} % of the messages); engines that another version of cuDNN takes ({} % of reserved memory either way: nine of ten of "
+    "{} cases": _engines,
+    "Of {} published figures that such a range applies to ({} of {} processes on the T4, GPUMemNet's growth, xMem's reserved "
+    "memory) it holds {}": _ranges,
+    "Of transformers {}'s {} types, {} build from their defaults and are counted; {} % of those trace a training step": _types,
+    "of {} types at random {} are counted with defaults completed, {} trace a bfloat16 step, {} fail so": _halves,
+    "Under autocast every one of {} at random traces": _autocast,
+    "all {} of {}, in both modes": _timm,
+}
+# The file and the comment around each table.
+BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
+    "errors by set": (README, table_by_set),
+    "errors by kind of run": (PUBLISHED_README, table_by_kind),
+}
+
+
+def found(sentence: str, text: str) -> re.Match:
+    """Where a text says a sentence, its figures as groups. Raises LookupError where it does not, once."""
+    matches = [*pattern_of(sentence).finditer(text)]
+    if len(matches) != 1:
+        raise LookupError(f"said {len(matches)} times, not once: {sentence}")
+    return matches[0]
+
+
+def pattern_of(sentence: str) -> re.Pattern:
+    """A sentence wherever its lines break, with whatever figures."""
+    words = re.escape(sentence).replace(r"\{\}", r"(\d+(?:[.,]\d+)*)").replace(r"\ ", r"\s+")
+    return re.compile(words)
+
+
+def with_figures(text: str) -> str:
+    """README's text with every sentence's figures counted anew. Raises LookupError."""
+    for sentence, count in SENTENCES.items():
+        match = found(sentence, text)
+        for group, figure in reversed([*enumerate(count(), start=1)]):
+            text = text[: match.start(group)] + str(figure) + text[match.end(group) :]
+    return text
+
+
+def block(name: str, text: str) -> re.Match:
+    """A table between its comments, as group 1. Raises LookupError where there is none."""
+    match = re.search(rf"<!-- {name}: python -m tests\.readme -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    if match is None:
+        raise LookupError(f"no table of {name}")
+    return match
+
+
+def with_blocks(text: str, path: Path) -> str:
+    """A file's text with its tables made anew. Raises LookupError."""
+    for name, (file, table) in BLOCKS.items():
+        if file == path:
+            match = block(name, text)
+            text = text[: match.start(1)] + "".join(f"{line}\n" for line in table()) + text[match.end(1) :]
+    return text
+
+
+def write_figures() -> None:
+    """Write the figures and tables of README.md, and of that beside the published figures, anew. Raises LookupError."""
+    README.write_text(with_blocks(with_figures(README.read_text(encoding="utf-8")), README), encoding="utf-8")
+    published = PUBLISHED_README.read_text(encoding="utf-8")
+    PUBLISHED_README.write_text(with_blocks(published, PUBLISHED_README), encoding="utf-8")
