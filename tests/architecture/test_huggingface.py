@@ -256,9 +256,7 @@ def test_an_image_size_for_a_model_without_pictures_is_refused():
 
 def test_a_text_too_short_for_its_picture_is_refused():
     # 32 pixels / 8 per patch = 4 x 4 = 16 patches, one token each; one token in front and one behind
-    with pytest.raises(
-        RequestError, match=r"seq: one image takes 16 tokens .*: given 17 tokens, allowed at least 18"
-    ):
+    with pytest.raises(RequestError, match=r"seq: one image takes 16 tokens .*: given 17 tokens, allowed at least 18"):
         huggingface_blueprint(TINY["llava"], name="llava", sequence_length=17)
     assert huggingface_blueprint(TINY["llava"], name="llava", sequence_length=18).sequence_length == 18
 

@@ -415,7 +415,10 @@ def test_json_and_back():
     comparison = compared(training(forward=[LARGE], backward=[KEPT], sides="device"))
     assert comparison.first_divergence is not None
     assert Comparison.from_dict(json.loads(json.dumps(comparison.to_dict(), allow_nan=False))) == comparison
-    assert {"parting", "largest_partings"} <= comparison.to_dict().keys()  # what ledgers and files of schema 1 call them
+    assert {
+        "parting",
+        "largest_partings",
+    } <= comparison.to_dict().keys()  # what ledgers and files of schema 1 call them
 
 
 @pytest.mark.parametrize(
