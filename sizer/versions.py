@@ -28,6 +28,11 @@ def parse_version(text: str) -> Version:
     return int(found[1]), int(found[2])
 
 
+def allocator_variable(version: Version) -> str:
+    """The environment variable of the caching allocator's settings: c10/core/AllocatorConfig.cpp, from 2.9 on."""
+    return "PYTORCH_ALLOC_CONF" if version >= (2, 9) else "PYTORCH_CUDA_ALLOC_CONF"
+
+
 def format_version(one: Version) -> str:
     """The text that `parse_version` reads."""
     return f"{one[0]}.{one[1]}"

@@ -22,8 +22,10 @@ def test_the_examples_print_what_is_written(command: str, lines: list[str]) -> N
     printed = renew(lines, run(command))
     if " estimate " in command:  # the same on every machine
         assert printed == lines
-    else:  # measured on this machine: the figures of the estimate, to its first digits
-        assert [_figures(line)[:1] for line in printed] == [_figures(line)[:1] for line in lines]
+    else:  # measured on this machine: of the estimate's figures those that are the same on every processor
+        exact = [index for index, line in enumerate(lines) if line.endswith("exact")]
+        assert len(exact) >= 6
+        assert [_figures(printed[index])[:1] for index in exact] == [_figures(lines[index])[:1] for index in exact]
 
 
 def test_every_example_is_seen() -> None:

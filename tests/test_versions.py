@@ -16,6 +16,7 @@ from sizer.versions import (
     NEWEST,
     OLDEST,
     READ,
+    allocator_variable,
     cautions,
     format_version,
     installed_version,
@@ -64,6 +65,11 @@ def test_rules_ask_the_device_for_its_version() -> None:
     }
     of_rules = {name for name in asking if not name.startswith(("device/", "service/", "ui/"))}
     assert of_rules - {"versions.py"} == MAY_ASK - {"versions.py"}
+
+
+def test_the_allocators_variable_by_version() -> None:
+    assert allocator_variable((2, 8)) == "PYTORCH_CUDA_ALLOC_CONF"
+    assert allocator_variable((2, 9)) == allocator_variable((2, 15)) == "PYTORCH_ALLOC_CONF"
 
 
 def test_who_asks_is_caught() -> None:

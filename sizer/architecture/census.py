@@ -55,11 +55,7 @@ def take_census(module: nn.Module, *, name: str) -> Census:
     return Census(
         name=name,
         class_name=type(module).__name__,
-        parameters=_elements(parameters),
-        trainable_parameters=_elements(p for p in parameters if p.requires_grad),
-        buffers=_elements(buffers),
-        parameter_bytes=_bytes(parameters),
-        buffer_bytes=_bytes(buffers),
+        **_sums(parameters, buffers),
         by_dtype=_rows_by_dtype(parameters, buffers),
         tied_parameters=_tied_names(module),
         unregistered_tensors=tuple(_row(path, tensor, _why_unregistered(tensor)) for path, tensor in unregistered),
@@ -119,12 +115,16 @@ def _module_rows(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[ModuleRow
         yield ModuleRow(
             path=path,
             class_name=type(module).__name__,
-            parameters=_elements(parameters),
-            trainable_parameters=_elements(p for p in parameters if p.requires_grad),
-            buffers=_elements(buffers),
-            parameter_bytes=_bytes(parameters),
-            buffer_bytes=_bytes(buffers),
+            **_sums(parameters, buffers),
         )
+
+
+def _sums(parameters: list[Tensor], buffers: list[Tensor]) -> dict[str, int]:
+    """The elements and bytes that a Census and a ModuleRow both hold."""
+    return {
+        "parameters": _elements(parameters), "trainable_parameters": _elements(p for p in parameters if p.requires_grad),
+        "buffers": _elements(buffers), "parameter_bytes": _bytes(parameters), "buffer_bytes": _bytes(buffers),
+    }  # fmt: skip
 
 
 def _rows_by_dtype(parameters: list[Tensor], buffers: list[Tensor]) -> tuple[DtypeRow, ...]:

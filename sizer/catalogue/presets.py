@@ -62,10 +62,6 @@ class Preset:
         """How many parameters `head` has by the published count; within half of `published_precision` where rounded."""
         return self.published_parameters + self.difference
 
-    def agrees_with(self, parameters: int) -> bool:
-        """Whether a count of `head`, tied weights once, is the published one to the precision in which it was published."""
-        return 2 * abs(parameters - self.expected_parameters) <= self.published_precision
-
 
 def find_preset(key: str) -> Preset:
     """The preset with this key, such as "llama-3.1-8b". Raises RequestError, naming close keys, where there is none."""

@@ -7,14 +7,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from sizer.device.comparison.judgement import SMALLEST_PERCENT
+from sizer.device.comparison.row import TENSORS
 
-TITLES = {
-    "weights_bytes": "weights",
-    "buffers_bytes": "buffers",
-    "inputs_bytes": "inputs",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer state",
-    "activations_bytes": "activations after forward",
+TITLES = TENSORS | {
     "peak_allocated_bytes": "peak allocated",
     "peak_reserved_bytes": "peak reserved",
     "process_bytes": "process",

@@ -10,6 +10,7 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
 from sizer.units import MIB, counted, format_bytes
+from sizer.versions import NEWEST, allocator_variable, parse_version
 
 LARGE_SHARE = 0.2  # of the peak: from here on a category is worth an advice
 FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.1, 256 * MIB  # of reserved; both must be passed
@@ -121,8 +122,9 @@ def _less_fragmentation(report: Report, estimate: Estimate) -> Iterator[str]:
     if report.gpu.backend != "cuda" or report.request.get("expandable_segments") is True:
         return
     if idle > FRAGMENTED_BYTES and idle > FRAGMENTED_SHARE * estimate.peak_reserved_bytes:
+        variable = allocator_variable(parse_version(report.target["torch"]) if report.target else NEWEST)
         yield (
-            f"Set PYTORCH_ALLOC_CONF=expandable_segments:True (expandable=1 here): up to {format_bytes(idle)} is reserved "
+            f"Set {variable}=expandable_segments:True (expandable=1 here): up to {format_bytes(idle)} is reserved "
             "beyond the peak of what is allocated, most of it lost to fragmentation."
         )
 

@@ -21,11 +21,6 @@ MIN_LARGE = 10 * 2**20  # kMinLargeAlloc: from here on a request gets a segment 
 ROUND_LARGE = 2 * 2**20  # kRoundLarge: rounded up to a multiple of this
 
 
-def round_size(size: int) -> int:
-    """Bytes of the block that a request of `size` bytes asks for: a multiple of 512."""
-    return (size + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
-
-
 def segment_size(size: int) -> int:
     """Bytes asked of the driver when no cached block holds a rounded request of `size` bytes (get_allocation_size)."""
     if size <= SMALL_SIZE:

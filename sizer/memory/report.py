@@ -19,7 +19,6 @@ from sizer.memory.table import write_csv
 from sizer.memory.tape import CATEGORIES, PHASES, Tape
 
 SCHEMA = 1
-Model = Census
 Scalar = bool | int | float | str | None
 
 _PHASE_NUMBERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")

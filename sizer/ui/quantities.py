@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sizer.device.comparison.row import Row
+from sizer.device.comparison.row import TENSORS, Row
 from sizer.device.record.measurement import DeviceFacts
 from sizer.ui.palette import MARKS
 from sizer.ui.phases import PHASE_TITLES
@@ -13,14 +13,6 @@ PEAKS = {
     "peak_allocated_bytes": "peak allocated",
     "peak_reserved_bytes": "peak reserved",
     "process_bytes": "process, as the driver reports it",
-}
-TENSORS = {
-    "weights_bytes": "weights",
-    "buffers_bytes": "buffers",
-    "inputs_bytes": "inputs",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer state",
-    "activations_bytes": "activations after forward",
 }
 OF_PHASE = {
     "allocated_bytes": "allocated at its end",

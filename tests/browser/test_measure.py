@@ -87,7 +87,7 @@ def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
 
 
 # One of each kind; all of them are held through the command line (tests/device/trial/test_measure_models.py), by the same process.
-SHOWN = [query for query in REAL_MODELS if any(name in query for name in ("convnext", "distilbert", "t5"))]
+SHOWN = [query for query in REAL_MODELS if any(name in query for name in ("convnext", "distilbert", "minilm"))]
 
 
 @pytest.mark.parametrize("query", SHOWN)

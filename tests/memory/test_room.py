@@ -1,4 +1,4 @@
-"""The room stays plain: nothing but the standard library, itself, the catalogue and the units."""
+"""The room stays plain: nothing but the standard library, itself, the catalogue, the units and the versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import sizer.memory
 
-ALLOWED = ("sizer.memory", "sizer.catalogue", "sizer.units")
+ALLOWED = ("sizer.memory", "sizer.catalogue", "sizer.units", "sizer.versions")
 FILES = sorted(Path(sizer.memory.__file__).parent.glob("*.py"))
 
 

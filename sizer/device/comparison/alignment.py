@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -193,21 +194,11 @@ class Alignment:
         for phase in self.phases:
             for block in tape_index.allocated_in(phase):
                 if partner[block] < 0:
-                    size = tape_index.tape.sizes[block]
-                    start, end = tape_index.lifetime(block)
-                    found.append(
-                        Difference(
-                            kind=kind,
-                            phase=phase,
-                            start=start,
-                            end=end,
-                            block=block if own else None,
-                            device_block=None if own else block,
-                            estimated_bytes=size if own else 0,
-                            measured_bytes=0 if own else size,
-                            is_scratch=tape_index.within_one_operator(block),
-                        )
-                    )
+                    pair, sizes = (block, None), (tape_index.tape.sizes[block], 0)
+                    if not own:
+                        pair, sizes = pair[::-1], sizes[::-1]
+                    scratch = tape_index.within_one_operator(block)
+                    found.append(_difference(kind, phase, tape_index.lifetime(block), pair, sizes, is_scratch=scratch))
         return found
 
     def _paired(self) -> list[Difference]:
@@ -219,32 +210,37 @@ class Alignment:
             sizes = self.estimate.sizes[block], self.device.sizes[device_block]
             lifetime, device_lifetime = self._own.lifetime(block), self._other.lifetime(device_block)
             if sizes[0] != sizes[1]:
-                kind, (start, end) = "size", lifetime
+                kind, span = "size", lifetime
                 phase = self._own.phase_at(self._own.born[block] + 1)
             elif self._own.within_one_operator(block) and self._other.within_one_operator(device_block):
                 continue  # the order in which a kernel releases its own workspaces does not matter
             elif abs(int(lifetime[1]) - int(device_lifetime[1])) > (NEARBY if block in self._out_of_order else 0):
                 kind = "later" if lifetime[1] > device_lifetime[1] else "earlier"
-                start, end = sorted((lifetime[1], device_lifetime[1]))
+                span = sorted((lifetime[1], device_lifetime[1]))
                 first = self._own.died[block] if kind == "earlier" else self._other.died[device_block]
                 phase = (self._own if kind == "earlier" else self._other).phase_at(first + 1)
                 if phase not in self.phases:
                     continue
             else:
                 continue
-            found.append(
-                Difference(
-                    kind=kind,
-                    phase=phase,
-                    start=start,
-                    end=end,
-                    block=block,
-                    device_block=device_block,
-                    estimated_bytes=sizes[0],
-                    measured_bytes=sizes[1],
-                )
-            )
+            found.append(_difference(kind, phase, span, (block, device_block), sizes))
         return found
+
+
+def _difference(
+    kind: Kind,
+    phase: str,
+    span: Sequence,
+    pair: tuple[int | None, int | None],
+    sizes: tuple[int, int],
+    *,
+    is_scratch: bool = False,
+) -> Difference:
+    (start, end), (block, device_block), (estimated, measured) = span, pair, sizes
+    return Difference(
+        kind=kind, phase=phase, start=start, end=end, block=block, device_block=device_block, estimated_bytes=estimated,
+        measured_bytes=measured, is_scratch=is_scratch,
+    )  # fmt: skip
 
 
 def _joined(tape_index: TapeIndex, first: Call, last: Call) -> Call:

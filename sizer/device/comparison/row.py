@@ -21,6 +21,17 @@ _AIMS: dict[Family, tuple[float, float, float]] = {
 _CPU_PEAK_AIM = 0.05
 
 
+# What the figures of a comparison that count tensors are called.
+TENSORS = {
+    "weights_bytes": "weights",
+    "buffers_bytes": "buffers",
+    "inputs_bytes": "inputs",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "activations_bytes": "activations after forward",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One figure of the estimate beside the device's own, in bytes of the same kind.

@@ -154,11 +154,6 @@ def write_packed(path: Path, data: dict) -> None:
     os.replace(part, path)
 
 
-def read_recording(path: Path) -> Tape:
-    """The tape that `write_recording` wrote. Raises DecodeError for any other content, OSError where it cannot be read."""
-    return tape_from_dict(read_facts(path).get("tape"))
-
-
 def read_facts(path: Path) -> dict:
     """All that `write_recording` wrote, the tape as the dict "tape". Raises DecodeError, OSError."""
     try:

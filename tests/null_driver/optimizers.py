@@ -1,0 +1,67 @@
+"""Two steps of every optimizer in every implementation over the null driver: PyTorch's own peaks, as JSON.
+
+python -m tests.null_driver.optimizers
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import os
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from sizer.architecture.blueprint import Blueprint
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.tracing.steps import Steps, Work
+from sizer.tracing.trace import repeatable
+from tests.device.blueprints import blueprint
+
+WIDTHS = (96, 160, 64)
+
+
+def layers() -> nn.Module:
+    """Matrices and vectors of several sizes: Muon takes the former alone."""
+    pairs = pairwise(WIDTHS)
+    return nn.Sequential(*[part for a, b in pairs for part in (nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU())])
+
+
+def plan() -> Blueprint:
+    """The blueprint of these layers."""
+    return blueprint(layers, WIDTHS[0])
+
+
+def works(dtype: str) -> list[Work]:
+    """One for each optimizer and implementation that PyTorch has on CUDA, its own choice among them."""
+    found = [
+        Work(mode="training", dtype=dtype, optimizer=name, optimizer_impl=implementation)
+        for name, row in OPTIMIZERS.items()
+        if name != "none"
+        for implementation in (None, *row.implementations)
+    ]
+    # torch/optim/adagrad.py: up to 2.11 at least `cuda_unsupported=True`, in 2.15 no more
+    fused = "cuda_unsupported=True" not in inspect.getsource(inspect.getmodule(torch.optim.Adagrad))
+    return [one for one in found if fused or (one.optimizer, one.optimizer_impl) != ("adagrad", "fused")]
+
+
+def peaks(work: Work) -> list[int]:
+    """The most bytes allocated and reserved in two steps, from an empty allocator on."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.memory_allocated() == torch.cuda.memory_reserved() == 0
+    made = plan()
+    with repeatable():
+        module = made.build().to("cuda")
+        for _ in Steps(made, module, made.example(8, True), work, device=torch.device("cuda")).run():
+            pass
+    return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+
+
+if __name__ == "__main__":
+    print(json.dumps([peaks(work) for work in works("float32")]), flush=True)
+    os._exit(0)  # nothing to take down: the device is none
