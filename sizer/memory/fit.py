@@ -75,8 +75,9 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     timeline = _timeline_on(tape, gpu, roomy, expandable_segments)
     process = timeline.peak_reserved_bytes + gpu.context_bytes
     more = sum(margin.more_bytes for margin in margins)
-    # What needs no replay: it fits where nothing has to be given back.
-    easily = roomy.peak_reserved_bytes + gpu.context_bytes + more <= gpu.total_bytes
+    # What needs no replay: it runs where nothing has to be given back. Modelled workspaces are replayed with the rest.
+    kept = next((margin.more_bytes for margin in margins if margin.name == ZERO_GRAD), 0)
+    easily = with_models_twice(tape) is tape and roomy.peak_reserved_bytes + kept <= _sure_capacity(tape, gpu)
     fits = easily or fits_in(tape, gpu, expandable_segments=expandable_segments)
     return Fit(
         timeline=timeline,
@@ -184,14 +185,18 @@ def _margins(tape: Tape, gpu: Gpu, reserved: int, expandable_segments: bool) -> 
 
 
 def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work runs with all that makes it large, beside the largest context: engines of another version of cuDNN take
-    their share of what is left."""
-    capacity = gpu.total_bytes - gpu.context_high_bytes
+    """Whether the work runs with all that makes it large, beside the largest context."""
+    capacity = _sure_capacity(tape, gpu)
     if capacity <= 0:
         return False
-    capacity -= engines_margin(tape, capacity * 100 // (100 + BETWEEN_VERSIONS))
     large = gradients_kept(with_models_twice(tape))
     return replay_events(large, gpu.backend, capacity, expandable_segments).failed_at is None
+
+
+def _sure_capacity(tape: Tape, gpu: Gpu) -> int:
+    """What the largest context leaves to the allocator, less what engines of another version of cuDNN may take of it."""
+    capacity = gpu.total_bytes - gpu.context_high_bytes
+    return capacity - engines_margin(tape, max(0, capacity) * 100 // (100 + BETWEEN_VERSIONS))
 
 
 def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:

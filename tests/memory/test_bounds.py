@@ -19,7 +19,7 @@ from sizer.memory.bounds import (
     gradients_kept,
 )
 from sizer.memory.family import TapeFamily
-from sizer.memory.fit import fit, largest_batch
+from sizer.memory.fit import fit, fits_in, largest_batch
 from sizer.memory.size_queries import SizeQuery
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape
@@ -127,3 +127,22 @@ def test_gradients_may_live_through_the_next_forward_pass() -> None:
     (found,) = (margin for margin in fit(tape, GPU).margins if margin.name == ZERO_GRAD)
     # the gradient takes the segment that the activation left; where it is still alive, the next activation takes another one
     assert (found.less_bytes, found.more_bytes) == (0, 30 * MIB)
+
+
+def test_a_cell_and_the_search_for_the_largest_batch_have_one_verdict() -> None:
+    # Reserved 100 + 12 + 12 + 1,000 MiB, of which engines may take 7 %: 79. A gradient that lives through the second forward pass
+    # leaves no place for its result: 2,100 and what is cached, of which 7 % are 147.
+    events = [
+        ("weight", 100 * MIB, "parameter"), ("out", 12 * MIB), ("space", 12 * MIB, "workspace"), "-space", "-out",
+        ("grad", 1000 * MIB, "gradient"), "-grad", ("out2", 1000 * MIB), "-out2",
+    ]  # fmt: skip
+    marks = [(1, "load"), (5, "forward"), (6, "backward"), (6, "optimizer"), (9, "step2")]
+    tape = make_tape(events, marks=marks)
+    names = ("aten.empty", *["aten.convolution.default"] * 2, "aten.add", "aten.convolution.default")
+    tape = replace(tape, op_names=names, resolved=frozenset({2}), second_forward=8)
+    verdicts = [
+        (fit(tape, gpu).fits, fits_in(tape, gpu))
+        for gpu in (replace(GPU, total_bytes=total * MIB) for total in range(2200, 2320, 4))
+    ]
+    assert {one for one, _ in verdicts} == {True, "uncertain"}
+    assert [one for one, _ in verdicts] == [other for _, other in verdicts]
