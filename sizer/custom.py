@@ -15,7 +15,9 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.errors import RefusedValueError, RequestError
 from sizer.estimator import cautions, target, versions
+from sizer.memory.archive import Traced
 from sizer.memory.census import Census
+from sizer.memory.column import read_columns
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
@@ -117,20 +119,20 @@ def size_step(
 def _report(
     tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, device: Device, optimizer: str | None = None
 ) -> Report:
-    tapes = {dtype: TapeFamily(exact=(tape,))}
+    family = TapeFamily(exact=(tape,))
+    columns = read_columns({dtype: family}, [tape.batch], gpu=gpu, mode=mode, oracle=size_oracle_of(gpu))
+    traced = {dtype: Traced(family=family, kernels=device.kernels())}
     return build_report(
         query="",
         versions=versions(),
         census=census,
-        tapes=tapes,
-        oracle=size_oracle_of(gpu),
-        batches=[tape.batch],
+        columns=columns,
         gpu=gpu,
         mode=mode,
         cautions=cautions(device, gpu),
         target=target(device),
-        assumptions=tuple(device.choices),
-        explanation=explain(device, tapes=tapes, optimizer=optimizer if MODES[mode].trains else None, gpu=gpu),
+        assumptions=tuple(map(str, device.kernels())),
+        explanation=explain(device, traced=traced, optimizer=optimizer if MODES[mode].trains else None, gpu=gpu),
         formulas=formulas(device, gpu),
     )
 

@@ -50,7 +50,8 @@ class Request:
     `revision` belongs to the source "hub", `config` (canonical JSON text) to "config"; None elsewhere. `mode` is a key of MODES.
     `head`, `sequence_length` (tokens), `image_size` (height, width in pixels) and `optimizer_impl` are None where the
     architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
-    `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
+    `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one. `focus` is the dtype and batch size
+    to look at first, one of those asked for; it changes no figure.
     """
 
     source: str
@@ -70,6 +71,7 @@ class Request:
     gpu: str = "a100-80gb"
     expandable_segments: bool = False
     torch: str | None = None
+    focus: tuple[str, int] | None = None
 
 
 def parse_query(text: str) -> Request:
@@ -156,6 +158,15 @@ def _read_arch(text: str) -> dict[str, object]:
     return {"source": source, **SOURCES[source].read(value)}
 
 
+def _read_focus(text: str) -> tuple[str, int]:
+    dtype, colon, batch = text.partition(":")
+    try:
+        (size,) = read_batches(batch) if colon else ()
+        return choice(DTYPES)(dtype), size
+    except (RefusedValueError, ValueError):
+        raise RefusedValueError("a dtype, a colon, a batch size", "focus=bfloat16:8") from None
+
+
 def _write_arch(request: Request) -> str:
     if request.config is not None:
         return f"{request.source}:{encode_config(request.config)}"
@@ -180,6 +191,7 @@ _KEYS: dict[str, _Key] = {
     "gpu": _field("gpu", choice(GPUS)),
     "expandable": _field("expandable_segments", read_switch, format_switch),
     "torch": _field("torch", read_torch),
+    "focus": _field("focus", _read_focus, lambda cell: f"{cell[0]}:{cell[1]}"),
 }
 KEYS = tuple(_KEYS)
 
@@ -229,6 +241,13 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
     request = Request(**{"source": "", **values})  # what was refused is judged at its default
     if request.source:
         yield from _refused_by_source(request)
+    if request.focus is not None and not (request.focus[0] in request.dtypes and request.focus[1] in request.batches):
+        yield Refusal(
+            key="focus",
+            given=f"{request.focus[0]}:{request.focus[1]}",
+            allowed="one of the values of dtype, a colon, one of the values of batch",
+            todo="remove it, or ask for that dtype and batch",
+        )
     gpu = GPUS[request.gpu]
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
     if request.optimizer_impl is not None and request.optimizer_impl not in known:

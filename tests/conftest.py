@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from sizer.service.tapes import FOLDER_VARIABLE
 
 FOLDER = Path(__file__).parent
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
@@ -22,6 +25,11 @@ SLOW = (
     "tracing/test_timm_names", "tracing/test_torchvision_names",
     "ui/test_ledger_page", "ui/test_measure_page", "ui/test_page",
 )  # fmt: skip
+
+
+def pytest_configure() -> None:
+    """Keep tapes in memory alone: a test finds nothing that an earlier run has left on disk."""
+    os.environ.setdefault(FOLDER_VARIABLE, "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

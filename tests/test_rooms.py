@@ -24,7 +24,8 @@ PROJECT = Path(sizer.__file__).parent.parent
 GROUND = ("errors", "units", "versions")
 QUERY = (*GROUND, "config_json", "catalogue", "query_values", "request")
 BUILT = (*QUERY, "memory", "architecture")
-ESTIMATED = (*BUILT, "tracing", "estimator")
+TRACED = (*BUILT, "tracing", "tracer")
+ESTIMATED = (*TRACED, "estimator")
 PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
 SHOWS = (*QUERY, "memory", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
 
@@ -39,7 +40,8 @@ ROOMS = {
     "memory": (*GROUND, "catalogue"),
     "architecture": (*QUERY, "memory"),
     "tracing": (*GROUND, "catalogue", "memory", "architecture"),
-    "estimator": (*BUILT, "tracing"),
+    "tracer": (*BUILT, "tracing"),
+    "estimator": TRACED,
     "custom": ESTIMATED,
     "placement": ESTIMATED,
     "device.record": (*GROUND, "memory"),

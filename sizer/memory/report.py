@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.affine import NotAffineError
 from sizer.memory.census import Census, ModuleRow
 from sizer.memory.codec import DecodeError, decode, encode, json_names
-from sizer.memory.estimate import Estimate, describe_range, estimate_tape
+from sizer.memory.column import Column
+from sizer.memory.estimate import Estimate, describe_range
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
-from sizer.memory.family import TapeFamily
-from sizer.memory.fit import MaxBatch, largest_batch
-from sizer.memory.size_queries import SizeOracle
+from sizer.memory.fit import MaxBatch
 from sizer.memory.table import write_csv
-from sizer.memory.tape import CATEGORIES, PHASES, Tape
+from sizer.memory.tape import CATEGORIES, PHASES
 
 SCHEMA = 1
 Scalar = bool | int | float | str | None
@@ -26,13 +24,22 @@ _NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Focus:
+    """The dtype and batch size of a report that is looked at."""
+
+    dtype: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The answer to one query. Attributes are the keys of the public JSON; `model.class_name` is its "model.class".
 
     `versions` are those installed, `target` those whose rules were followed. `failures` says per dtype why its step could not be
     traced. `request` echoes the query's values as understood. `notes` are facts about this answer, `cautions` those of them to be
     read with the figures, `assumptions` what was chosen (kernels, backends), `uncounted` what is missing; `explanation` says how
-    it was all computed.
+    it was all computed. `focus` is the estimate to look at first, None where there is none yet. `pending` are the dtypes that are
+    still to come, none in a whole answer.
     """
 
     schema: int = SCHEMA
@@ -43,6 +50,8 @@ class Report:
     gpu: Gpu
     estimates: tuple[Estimate, ...]
     max_batch: tuple[MaxBatch, ...]
+    focus: Focus | None = None
+    pending: tuple[str, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
@@ -54,6 +63,23 @@ class Report:
     def find(self, dtype: str, batch: int) -> Estimate | None:
         """The estimate of a dtype at a batch size, None where there is none."""
         return next((row for row in self.estimates if (row.dtype, row.batch) == (dtype, batch)), None)
+
+    def focused(self, cell: tuple[str, int] | None) -> Report:
+        """The report with another dtype and batch size to look at first; itself where it has no such estimate, or for None."""
+        if cell is None or self.find(*cell) is None:
+            return self
+        return replace(self, focus=Focus(dtype=cell[0], batch=cell[1]))
+
+    def without(self, known: Collection[tuple[str, int]]) -> Report:
+        """The report without the estimates whose dtype and batch size are known."""
+        return replace(self, estimates=tuple(row for row in self.estimates if (row.dtype, row.batch) not in known))
+
+    def after(self, earlier: Report) -> Report:
+        """The report with the estimates of an earlier one of the same query beside its own, in the order of the query."""
+        rows = {(row.dtype, row.batch): row for row in (*earlier.estimates, *self.estimates)}
+        dtypes = tuple(self.request["dtypes"])
+        ordered = sorted(rows.values(), key=lambda row: (dtypes.index(row.dtype), row.batch))
+        return replace(self, estimates=tuple(ordered))
 
     def to_dict(self) -> dict:
         """The public JSON as dicts, lists and scalars; byte counts are integers."""
@@ -88,39 +114,30 @@ def build_report(
     query: str,
     versions: Mapping[str, str],
     census: Census,
-    tapes: Mapping[str, TapeFamily],
-    batches: Iterable[int],
+    columns: Mapping[str, Column],
     gpu: Gpu,
     mode: str,
-    oracle: SizeOracle | None = None,
     request: Mapping[str, object] | None = None,
+    focus: Focus | None = None,
+    pending: Iterable[str] = (),
     failures: Mapping[str, str] | None = None,
     notes: Iterable[str] = (),
     cautions: Iterable[str] = (),
     target: Mapping[str, str] | None = None,
     assumptions: Iterable[str] = (),
     uncounted: Iterable[str] = (),
-    expandable_segments: bool = False,
     explanation: Explanation | None = None,
     formulas: Mapping[str, Formula] | None = None,
 ) -> Report:
-    """The report (bytes) of every dtype and batch, from what was counted and traced.
+    """The report (bytes) of what was counted and traced: the `columns` of each dtype, side by side.
 
-    `tapes` holds the family of tapes of each dtype, whose size queries the `oracle` resolves. What the tracer assumed
-    (`stand_ins`) is added to `uncounted`. The workspaces on the tapes, at the first batch that each dtype has, and their
-    `formulas` by operator complete the `explanation`.
+    What the tracer assumed (`stand_ins`) is added to `uncounted`. The workspaces on the tapes, at the first batch that each dtype
+    has, and their `formulas` by operator complete the `explanation`.
     """
     cautions = tuple(cautions)
-    batches, estimates, max_batch, all_notes, stand_ins = tuple(batches), [], [], [*cautions, *notes], []
-    found: dict[int, _Found] = {}  # dtypes may share a family: float16 often has bfloat16's
-    for dtype, family in tapes.items():
-        if id(family) not in found:
-            found[id(family)] = _find(family, batches, gpu, mode, oracle, expandable_segments)
-        of_dtype = found[id(family)]
-        estimates.extend(replace(row, dtype=dtype) for row in of_dtype.estimates)
-        max_batch.append(replace(of_dtype.max_batch, dtype=dtype))
-        all_notes.extend(f"{dtype}, {note}" for note in of_dtype.notes)
-        stand_ins.extend(of_dtype.stand_ins)
+    estimates = tuple(row for column in columns.values() for row in column.estimates)
+    stand_ins = tuple(dict.fromkeys(text for column in columns.values() for text in column.stand_ins))
+    of_columns = (f"{dtype}, {note}" for dtype, column in columns.items() for note in column.notes)
     return Report(
         query=query,
         versions=dict(versions),
@@ -130,10 +147,12 @@ def build_report(
         },
         model=census,
         gpu=gpu,
-        estimates=tuple(estimates),
-        max_batch=tuple(max_batch),
+        estimates=estimates,
+        max_batch=tuple(column.max_batch for column in columns.values() if column.max_batch is not None),
+        focus=focus,
+        pending=tuple(pending),
         failures=dict(failures or {}),
-        notes=tuple(dict.fromkeys(all_notes)),
+        notes=tuple(dict.fromkeys([*cautions, *notes, *of_columns])),
         cautions=cautions,
         target=dict(target or {}),
         assumptions=tuple(assumptions),
@@ -142,52 +161,20 @@ def build_report(
         and replace(
             explanation,
             workspaces=explain_workspaces(
-                {dtype: first for dtype, family in tapes.items() if (first := found[id(family)].first) is not None},
-                formulas,
+                {dtype: column.first for dtype, column in columns.items() if column.first is not None}, formulas
             ),
-            stand_ins=tuple(dict.fromkeys(stand_ins)),
+            stand_ins=stand_ins,
             margins=tuple(describe_range({row.dtype: row for row in reversed(estimates)}.values())),
         ),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What one family of tapes says, the dtype to be filled in; `first` is its tape at the first batch that it has."""
-
-    estimates: tuple[Estimate, ...]
-    max_batch: MaxBatch
-    notes: tuple[str, ...]
-    stand_ins: tuple[str, ...]
-    first: Tape | None
-
-
-def _find(
-    family: TapeFamily,
-    batches: tuple[int, ...],
-    gpu: Gpu,
-    mode: str,
-    oracle: SizeOracle | None,
-    expandable_segments: bool,
-) -> _Found:
-    rows, notes, stand_ins, first = [], [], [], None
-    for batch in batches:
-        try:
-            tape = family.at(batch, oracle)
-        except ValueError as error:
-            notes.append(f"batch {batch}: {error}")
-        else:
-            first = first or tape
-            rows.append(estimate_tape(tape, dtype="", gpu=gpu, mode=mode, expandable_segments=expandable_segments))
-            stand_ins.extend(tape.stand_ins)
-    try:
-        known = {row.batch: row.fits for row in rows}
-        largest = largest_batch(
-            family, gpu, dtype="", oracle=oracle, known=known, expandable_segments=expandable_segments
-        )
-    except NotAffineError as error:
-        largest = MaxBatch(dtype="", batch=None, possible_batch=None, reason=str(error))
-    return _Found(estimates=tuple(rows), max_batch=largest, notes=tuple(notes), stand_ins=tuple(stand_ins), first=first)
+def default_focus(estimates: Iterable[Estimate]) -> Focus | None:
+    """The largest batch size among the estimates of one dtype that fits for sure, else the smallest; None where there are none."""
+    rows = sorted(estimates, key=lambda row: row.batch)
+    fitting = [row for row in rows if row.fits is True]
+    chosen = fitting[-1] if fitting else rows[0] if rows else None
+    return chosen and Focus(dtype=chosen.dtype, batch=chosen.batch)
 
 
 def _flatten(row: Estimate) -> dict[str, object]:

@@ -16,12 +16,12 @@ from sizer.architecture.blueprint import Example
 from sizer.architecture.census import take_census, unregistered_tensors
 from sizer.catalogue.modes import MODES
 from sizer.errors import TraceError
-from sizer.estimator import build_module
 from sizer.placement import findings
 from sizer.placement.function_mode import PlacementFunctionMode
 from sizer.placement.placement_mode import PlacementMode, on_meta
 from sizer.placement.report import Finding, Group, PlacementReport
 from sizer.request import Request
+from sizer.tracer import build_module
 from sizer.tracing.steps import autocast, place, weight_dtype
 from sizer.tracing.trace import explained, recording, repeatable
 

@@ -1,9 +1,10 @@
-"""What a child process does: run one job, write its progress and its result or error as JSON lines."""
+"""What a child process does: run one job, write what it says meanwhile and its result or error as JSON lines."""
 
 from __future__ import annotations
 
 import os
 import traceback
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,10 +20,32 @@ PACKAGE = Path(__file__).resolve().parents[1]
 PLUMBING = (PACKAGE / "processes", PACKAGE / "service")  # in every traceback of a job: their lines do not help
 
 
-def run_job(job: Callable[[Progress], dict], descriptor: int) -> None:
-    """Call `job(progress)`; write what it reports, then the dict that it returns or the error that it raises."""
+class Channel:
+    """What a job may say while it runs, each on a line of its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def progress(self, text: str) -> None:
+        """Say in one short line what is being done."""
+        self._write({"progress": clip_progress(text)})
+
+    def partial(self, value: dict) -> None:
+        """Send what is known of the result so far."""
+        self._write({"partial": value})
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Ask for something to be kept for later jobs on the same architecture."""
+        self._write({"keep": {"name": name, "data": b64encode(data).decode("ascii")}})
+
+    def _write(self, message: dict) -> None:
+        write(self._descriptor, to_line(message))
+
+
+def run_job(job: Callable[[Channel], dict], descriptor: int) -> None:
+    """Call `job(channel)`; write what it says, then the dict that it returns or the error that it raises."""
     try:
-        line = to_line({"result": job(lambda text: write(descriptor, to_line({"progress": clip_progress(text)})))})
+        line = to_line({"result": job(Channel(descriptor))})
     except SizerError as error:
         line = to_line({"error": error_to_wire(error)})
     except BaseException as error:  # SystemExit and RecursionError included: the parent waits for an answer

@@ -1,6 +1,7 @@
 """What travels between processes: one JSON object per line. Errors travel by kind and parts and come back as the same class.
 
-    child -> parent    {"progress": "..."}, {"result": {...}}, {"error": error}
+    child -> parent    {"progress": "..."}, {"partial": {...}}, {"keep": {"name": "...", "data": base64}}, {"result": {...}},
+                       {"error": error}
     error              {"kind": "TraceError", "what": "...", "given": null, "allowed": ..., "todo": ..., "refusals": []}
 
 The job server's own messages are in `sizer.service.server`.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from base64 import b64decode
 from collections.abc import Callable
 from typing import NoReturn
 
-from sizer.processes.child import Progress, redirect_to_null, run_job
+from sizer.processes.child import Channel, redirect_to_null, run_job
 from sizer.processes.sandbox import Limits, confine
 from sizer.processes.wire import from_line
 from sizer.service.settings import Settings
@@ -22,7 +23,7 @@ GRACE_SECONDS = (
 )
 
 
-def load_function(name: str) -> Callable[[dict, Progress], dict]:
+def load_function(name: str) -> Callable[[dict, Channel], dict]:
     """The function that MODULE:FUNCTION names. Raises ImportError, AttributeError or ValueError where there is none."""
     module, function = name.split(":")
     return getattr(importlib.import_module(module), function)
@@ -47,7 +48,7 @@ def _detach(descriptor: int) -> int:
 
 
 def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
-    def call(progress: Progress) -> dict:
+    def call(channel: Channel) -> dict:
         limits = Limits(
             cpu_seconds=settings.cpu_seconds,
             memory_bytes=settings.memory_bytes,
@@ -56,7 +57,7 @@ def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
         confine(settings.wall_seconds + GRACE_SECONDS, limits=limits, parent=parent)
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
-        return load_function(settings.function)(job, progress)
+        return load_function(settings.function)(job, channel)
 
     run_job(call, descriptor)
 
@@ -65,6 +66,7 @@ def main() -> None:
     """Run the job on stdin; its progress and result go to what was stdout."""
     settings = Settings.from_arguments(sys.argv[1:])
     job = from_line(sys.stdin.buffer.readline())
+    job["kept"] = {name: b64decode(data) for name, data in job["kept"].items()}
     descriptor = os.dup(1)
     redirect_to_null(0, 1, 2)
     _run(job, settings, descriptor, os.getppid())

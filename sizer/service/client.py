@@ -15,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
@@ -26,7 +27,7 @@ from sizer.processes.wire import clip_progress, error_from_wire, to_line
 from sizer.request import Request, format_query, parse_query
 from sizer.service.cache import Cache
 from sizer.service.connection import Connection
-from sizer.service.job import Job, Read, SharedJob
+from sizer.service.job import Job, Read, SharedJob, View
 from sizer.service.settings import Settings
 
 Fetch = Callable[[str, str | None], bytes]
@@ -128,29 +129,31 @@ class JobClient:
             todo = "put the config itself into the query, as arch=config:..."
             raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
         canonical = format_query(request, complete=True)
+        question = format_query(replace(request, focus=None), complete=True)  # the focus changes no figure
         digest = None if config_text is None else hashlib.sha256(config_text.encode("utf-8", "surrogatepass")).digest()
         message = {"task": task, "query": canonical, "config_text": config_text}
         self._check_size(message)
         from_hub = request if SOURCES[request.source].fetched and config_text is None else None
-        return self._submit_shared(SharedJob((task, canonical, digest), message, read), from_hub)
+        shared = SharedJob((task, question, digest), message, read)
+        return self._submit_shared(shared, from_hub, functools.partial(_look_at, request.focus))
 
     def _check_size(self, message: dict, what: str = "config") -> None:
         if len(to_line(message)) > self._settings.request_bytes - 100:
             raise ConfigError(f"{what} is too large", allowed=f"{self._settings.request_bytes:,} bytes as a JSON text")
 
-    def _submit_shared(self, shared: SharedJob, from_hub: Request | None) -> Job:
+    def _submit_shared(self, shared: SharedJob, from_hub: Request | None, view: View = lambda value: value) -> Job:
         with self._lock:
             if self._closed:
                 raise JobError("the job client was closed")
             if (value := self._cache.get(shared.key)) is not None:
                 shared.finish(value)
-                return Job(shared, self._cancel)
+                return Job(shared, self._cancel, view)
             known = self._shared_jobs.get(shared.key)
             if known is None:
                 self._admit(shared, from_hub)
             shared = known or shared
             shared.waiters += 1
-            return Job(shared, self._cancel)
+            return Job(shared, self._cancel, view)
 
     def _admit(self, shared: SharedJob, from_hub: Request | None) -> None:
         if len(self._shared_jobs) >= self._settings.max_jobs + self._settings.max_waiting:
@@ -206,8 +209,10 @@ class JobClient:
             shared.progress = clip_progress(message["progress"])
         elif "error" in message:
             self._finish(shared, failure=error_from_wire(message["error"]))
+        elif "partial" in message:
+            self._take(shared, shared.take_partial, message["partial"])
         else:
-            self._finish_with(shared, message["result"])
+            self._take(shared, lambda data: self._finish(shared, value=shared.read(data)), message["result"])
 
     def _set_versions(self, versions: dict[str, str]) -> None:
         with self._lock:
@@ -223,14 +228,15 @@ class JobClient:
         )
         return next(found, None)
 
-    def _finish_with(self, shared: SharedJob, data: dict) -> None:
+    def _take(self, shared: SharedJob, take: Callable[[dict], None], data: dict) -> None:
+        """Take an answer, or a part of one; fail the job where it makes no sense."""
         try:
-            value = shared.read(data)
+            take(data)
         except Exception as error:  # of any kind: the data come from a process that has read untrusted input
             failure = JobError(f"the job's answer is not what was expected ({quote(str(error), 200)})")
             self._finish(shared, failure=failure)
-        else:
-            self._finish(shared, value=value)
+            if shared.connection is not None:
+                shared.connection.send({"cancel": shared.number})
 
     def _finish(self, shared: SharedJob, value: object = None, failure: SizerError | None = None) -> None:
         with self._lock:
@@ -261,6 +267,11 @@ class JobClient:
             if shared.connection is not None:
                 shared.connection.send({"cancel": shared.number})
         shared.finish(failure=JobError("the job was cancelled"))
+
+
+def _look_at(cell: tuple[str, int] | None, value: object) -> object:
+    """A report with the dtype and batch size in focus that one of those who asked for it named; any other value as it is."""
+    return value.focused(cell) if isinstance(value, Report) else value
 
 
 def shared_client() -> JobClient:

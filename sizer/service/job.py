@@ -10,19 +10,26 @@ from sizer.processes.outcome import Outcome
 from sizer.service.connection import Connection
 
 Read = Callable[[dict], object]
+View = Callable[[object], object]
 
 
 class Job:
     """One caller's share in a job of the server, which identical requests share, each with a Job of its own."""
 
-    def __init__(self, shared: SharedJob, give_up: Callable[[Job], None]):
+    def __init__(self, shared: SharedJob, give_up: Callable[[Job], None], view: View = lambda value: value):
         self.shared, self.cancelled = shared, False
-        self._give_up = give_up
+        self._give_up, self._view = give_up, view
 
     @property
     def progress(self) -> str:
         """One short line on what is being done now."""
         return self.shared.progress
+
+    @property
+    def partial(self) -> object | None:
+        """What is known of the result so far, None where nothing is; it stays when the job fails or is cancelled."""
+        value = self.shared.partial
+        return None if value is None else self._view(value)
 
     @property
     def done(self) -> bool:
@@ -39,7 +46,8 @@ class Job:
             self.shared.wait(timeout)
         if self.cancelled:
             raise JobError("the job was cancelled")
-        return self.shared.result(0)
+        value = self.shared.result(0)
+        return None if value is None else self._view(value)
 
     def cancel(self) -> None:
         """Give up this share; the job is stopped when nobody else waits for it. A job that is done stays done."""
@@ -52,6 +60,13 @@ class SharedJob(Outcome):
     def __init__(self, key: tuple, message: dict, read: Read):
         super().__init__()
         self.key, self.message, self.read = key, message, read
+        self.partial: object = None
         self.waiters = 0
         self.number: int | None = None
         self.connection: Connection | None = None
+
+    def take_partial(self, data: dict) -> None:
+        """Take what is known of the result by now. Raises what `read` raises."""
+        value = self.read(data)
+        known = isinstance(value, Report) and isinstance(self.partial, Report)  # a report comes with what is new of it
+        self.partial = value.after(self.partial) if known else value

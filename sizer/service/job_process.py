@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+from base64 import b64encode
 
 from sizer.processes.process import kill, kill_group, python_command
 from sizer.processes.wire import to_line
@@ -69,7 +70,8 @@ class SpawnedJob:
             limit=self._settings.result_bytes,
             start_new_session=os.name == "posix",
         )
-        self._process.stdin.write(to_line(self._job))
+        kept = {name: b64encode(data).decode("ascii") for name, data in self._job["kept"].items()}
+        self._process.stdin.write(to_line({**self._job, "kept": kept}))
         self._process.stdin.close()
         return self._process.stdout
 

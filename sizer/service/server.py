@@ -7,7 +7,10 @@ It reads requests and writes answers as JSON lines, and ends, with its children,
     client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null}      {"cancel": 7}
                        {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
     server -> client   {"ready": {"torch": "..."}}, {"fatal": error}, {"refused": "why a line was not understood"}
-                       {"id": 7, "progress": "..."}, {"id": 7, "result": {...}}, {"id": 7, "error": error}
+                       {"id": 7, "progress": "..."}, {"id": 7, "partial": {...}}, {"id": 7, "result": {...}},
+                       {"id": 7, "error": error}
+
+What a child asks to be kept ("keep") stays here: the next job on the same architecture is given it.
 
  One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
 Windows, each job is a fresh process, which imports torch again: slower, the same protocol.
@@ -19,10 +22,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
 import sys
+from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 
 from sizer.errors import JobError, SizerError
@@ -33,13 +38,16 @@ from sizer.service.job_process import ForkedJob, SpawnedJob
 from sizer.service.preload import preload
 from sizer.service.settings import Settings
 from sizer.service.stdin import read_pipe, read_thread
+from sizer.service.tapes import TapeStore, architecture_of, code_digest
 
 
 class Server:
     """Takes requests one message at a time; each job runs as a task that owns one child."""
 
-    def __init__(self, settings: Settings, send: Callable[[bytes], None]):
+    def __init__(self, settings: Settings, send: Callable[[bytes], None], versions: dict[str, str]):
         self._settings = settings
+        self._tapes = TapeStore(settings.tapes)
+        self._versions = json.dumps([versions, code_digest()])
         self._send = send
         self._launch = ForkedJob if settings.launch == "fork" else SpawnedJob
         self._slots = asyncio.Semaphore(settings.max_jobs)
@@ -102,10 +110,12 @@ class Server:
     async def _run_child(self, number: int, job: dict) -> None:
         """Start the child, forward its lines and stop it; raises JobError where it ends without a result."""
         self._reply(number, progress="started")
-        child = self._launch(job, self._settings)
+        architecture = job["query"] and architecture_of(job["query"], job["config_text"], self._versions)
+        kept = self._tapes.of(architecture) if architecture else {}
+        child = self._launch({**job, "kept": kept}, self._settings)
         try:
             async with asyncio.timeout(self._settings.wall_seconds):
-                answered = await self._relay(number, await child.open())
+                answered = await self._relay(number, await child.open(), architecture)
         except TimeoutError:
             raise _too_slow(self._settings) from None
         finally:
@@ -113,8 +123,8 @@ class Server:
         if not answered:
             raise _explain_end(status, self._settings)
 
-    async def _relay(self, number: int, reader: asyncio.StreamReader) -> bool:
-        """Sends the child's progress and its result or error on; False where it ended without either."""
+    async def _relay(self, number: int, reader: asyncio.StreamReader, architecture: str | None) -> bool:
+        """Sends on what the child says, and keeps what it asks to keep; False where it ended without a result or an error."""
         left = self._settings.result_bytes
         while True:
             try:
@@ -125,16 +135,20 @@ class Server:
                 raise _too_large(self._settings) from None
             if (left := left - len(line)) < 0:
                 raise _too_large(self._settings)
-            if self._forward(number, line) != "progress":
+            if self._take(number, line, architecture) in ("result", "error"):
                 return True
 
-    def _forward(self, number: int, line: bytes) -> str:
-        """Forwards a child's line under the job's number; the one key it has."""
+    def _take(self, number: int, line: bytes, architecture: str | None) -> str:
+        """Forwards a child's line under the job's number, or keeps what it holds; the one key it has."""
         try:
-            (key,) = from_line(line)
-            if key not in ("progress", "result", "error"):
+            ((key, value),) = from_line(line).items()
+            if key == "keep":
+                if architecture is not None:
+                    self._tapes.put(architecture, str(value["name"]), b64decode(value["data"], validate=True))
+                return key
+            if key not in ("progress", "partial", "result", "error"):
                 raise ValueError
-        except ValueError:
+        except (ValueError, TypeError, KeyError):
             raise JobError("the job wrote something that is not an answer", todo="try again") from None
         self._send(b'{"id":%d,%s' % (number, line.lstrip()[1:]))
         return key
@@ -198,7 +212,7 @@ def main() -> None:
         sys.stdout.flush()
         send(to_line({"ready": versions}))
         lines = read_pipe if settings.launch == "fork" else read_thread
-        asyncio.run(Server(settings, send).serve(lines(settings.request_bytes)))
+        asyncio.run(Server(settings, send, versions).serve(lines(settings.request_bytes)))
     if home := os.environ.get(HOME_VARIABLE):
         shutil.rmtree(home, ignore_errors=True)
 

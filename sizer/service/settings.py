@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Literal
 
 from sizer.catalogue.sources import offered_sources
+from sizer.service.tapes import default_folder
 from sizer.units import GIB, MIB
 
 Launch = Literal["fork", "spawn"]
@@ -36,6 +37,7 @@ class Settings:
     `max_waiting` jobs wait for a place; more are refused.
     `preload` are the modules that the server imports before it forks its first job.
     `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
+    `tapes` is the folder where what jobs traced is kept for later servers, empty for none.
     `launch` is "fork" (a copy of the preloaded server per job) or "spawn" (a fresh process, where there is no fork).
     """
 
@@ -45,10 +47,11 @@ class Settings:
     cpu_seconds: int = 150
     memory_bytes: int = 8 * GIB
     headroom_bytes: int = 4 * GIB
-    result_bytes: int = 16 * MIB
+    result_bytes: int = 32 * MIB
     request_bytes: int = 16 * MIB
     function: str = "sizer.service.tasks:run"
     preload: tuple[str, ...] = field(default_factory=preloaded)
+    tapes: str = field(default_factory=default_folder)
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 
     def to_arguments(self) -> list[str]:

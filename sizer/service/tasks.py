@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
 
 from sizer.errors import RequestError, quote
+from sizer.processes.child import Channel
 
-Progress = Callable[[str], None]
+PARTIAL_SECONDS = 0.2  # between two partial results
 
 
-def run(job: dict, progress: Progress) -> dict:
+def run(job: dict, channel: Channel) -> dict:
     """The plain-data result of a job {"task", "query", "config_text", ...}. Raises SizerError; KeyError: unknown task."""
-    return TASKS[job["task"]](job, progress)
+    return TASKS[job["task"]](job, channel)
 
 
-def _estimate(job: dict, progress: Progress) -> dict:
-    from sizer.config_json import read_config
-    from sizer.estimator import estimate
+class KeptByServer:
+    """What earlier jobs on this architecture have traced, which the job was given, and what this one adds."""
+
+    def __init__(self, job: dict, channel: Channel) -> None:
+        self._known, self._channel = dict(job["kept"]), channel
+
+    def get(self, name: str) -> bytes | None:
+        """What was put under a name, None where there is nothing."""
+        return self._known.get(name)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep something for this job and for later ones."""
+        self._known[name] = data
+        self._channel.keep(name, data)
+
+
+def _estimate(job: dict, channel: Channel) -> dict:
+    """The report of a query; on the way there what is new of it, the counts at once."""
+    from sizer.estimator import Estimator
     from sizer.request import parse_query
 
-    text = job["config_text"]
-    config = None if text is None else read_config(text)
-    return estimate(parse_query(job["query"]), config=config, progress=progress).to_dict()
+    estimator = Estimator(
+        parse_query(job["query"]), config=_config(job), kept=KeptByServer(job, channel), progress=channel.progress
+    )
+    sent, last = set(), -PARTIAL_SECONDS
+    for report in estimator.reports():
+        if report.pending and time.monotonic() >= last + PARTIAL_SECONDS:
+            channel.partial(report.without(sent).to_dict())
+            sent |= {(row.dtype, row.batch) for row in report.estimates}
+            last = time.monotonic()
+    return report.to_dict()
 
 
-def _compare(job: dict, progress: Progress) -> dict:
+def _compare(job: dict, channel: Channel) -> dict:
     """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
     from sizer.config_json import read_config
     from sizer.device.comparison.comparison import compare
@@ -44,28 +68,33 @@ def _compare(job: dict, progress: Progress) -> dict:
         request_of(measurement),
         config=None if text is None else read_config(text),
         gpu=gpu_of(measurement.device),
-        progress=progress,
+        progress=channel.progress,
     )
-    progress("comparing")
+    channel.progress("comparing")
     return compare(report, measured, tape).to_dict()
 
 
-def _placement(job: dict, progress: Progress) -> dict:
+def _placement(job: dict, channel: Channel) -> dict:
     """Where the tensors of a query's model and batch are, and what is wrong with that."""
-    from sizer.config_json import read_config
     from sizer.placement.check import check_request
     from sizer.request import parse_query
 
-    text = job["config_text"]
-    config = None if text is None else read_config(text)
-    return check_request(parse_query(job["query"]), config=config, report_progress=progress).to_dict()
+    request = parse_query(job["query"])
+    return check_request(request, config=_config(job), report_progress=channel.progress).to_dict()
 
 
-def _models(job: dict, progress: Progress) -> dict:
+def _models(job: dict, channel: Channel) -> dict:
     """What the sources' packages build by name, by source: each name with its family, the module that defines it."""
     from sizer.catalogue.sources import import_function, offered_sources
 
     return {source.key: import_function(source.names)() for source in offered_sources() if source.names}
+
+
+def _config(job: dict) -> dict | None:
+    from sizer.config_json import read_config
+
+    text = job["config_text"]
+    return None if text is None else read_config(text)
 
 
 TASKS = {"estimate": _estimate, "compare": _compare, "placement": _placement, "models": _models}

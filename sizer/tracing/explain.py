@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import ModuleType
 
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.allocator import describe
+from sizer.memory.archive import Kernel, Traced
 from sizer.memory.explanation import Explanation, Formula, KernelUse
-from sizer.memory.family import TapeFamily
 from sizer.tracing.cuda import convolution, cublas, recurrent
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
-from sizer.tracing.device import Choice, Device
+from sizer.tracing.device import Device
 from sizer.tracing.rules import FAMILIES, rules_for
 from sizer.units import format_bytes
 from sizer.versions import format_version
@@ -27,38 +27,37 @@ _WITHOUT_FOREACH = ("muon", "adafactor")  # torch/optim/_muon.py, _adafactor.py
 def explain(
     device: Device,
     *,
-    tapes: Mapping[str, TapeFamily],
+    traced: Mapping[str, Traced],
     optimizer: str | None = None,
     implementation: str | None = None,
-    same: Mapping[str, str] | None = None,
     gpu: Gpu | None = None,
     expandable_segments: bool = False,
 ) -> Explanation:
     """The explanation of a report, but for its workspaces, stand-ins and margins.
 
-    `tapes` are the families by dtype. `gpu` is the device where it is one of the catalogue. `optimizer` is None where none steps.
-    `same` maps a dtype to the one whose trace stood for it, too. What is said to be exact, modelled or not counted is read off the
+    `traced` is what was traced of each dtype. `gpu` is the device where it is one of the catalogue. `optimizer` is None where none
+    steps. What is said to be exact, modelled or not counted is read off the
     tapes, the rules of the device, and the limitations that the modules of these rules name in their docstrings.
     """
-    dtypes = tuple(tapes)
-    kernels = [_kernel(choice, dtypes, same or {}) for choice in device.choices.values()]
+    dtypes = tuple(traced)
+    kernels = list(_kernels(traced))
     if optimizer not in (None, "none"):
         kernels.append(_optimizer(device, optimizer, implementation, dtypes))
     return Explanation(
         rules=rules_of(device),
         kernels=tuple(kernels),
-        exact=tuple(_exact(tapes)),
+        exact=tuple(_exact(traced.values())),
         modelled=tuple(_modelled(device, gpu)),
         allocator=describe(device.kind, expandable_segments=expandable_segments),
     )
 
 
-def _exact(tapes: Mapping[str, TapeFamily]) -> Iterator[str]:
+def _exact(traced: Collection[Traced]) -> Iterator[str]:
     """What is no estimate, and how one trace speaks for other batch sizes."""
     yield "weights, buffers, gradients and optimizer state: the tensors themselves, each storage once"
     yield "what autograd saves and when each tensor is released: PyTorch's own Python and autograd engine ran, on meta tensors"
-    fitted = {line.fitted_at for family in tapes.values() for _, line in family.lines}
-    single = sorted({tape.batch for family in tapes.values() for tape in family.exact})
+    fitted = {line.fitted_at for one in traced for _, line in one.family.lines}
+    single = sorted({tape.batch for one in traced for tape in one.family.exact})
     if fitted:
         pairs = ", ".join(f"{first} and {second}" for first, second in sorted(fitted))
         yield f"sizes at every batch size: traces at batch {pairs} give each block's bytes as a + b * batch, a third one checks"
@@ -152,12 +151,21 @@ def _first_paragraph(text: str | None) -> str:
     return " ".join((text or "").split("\n\n")[0].split())
 
 
-def _kernel(choice: Choice, dtypes: tuple[str, ...], same: Mapping[str, str]) -> KernelUse:
-    takers = tuple(dtype for dtype in dtypes if same.get(dtype, dtype) in choice.modules)
-    modules = max((len(paths) for paths in choice.modules.values()), default=0)
-    return KernelUse(
-        operator=choice.operator, kernel=choice.kernel, why=choice.why, dtypes=takers or dtypes, modules=modules
-    )
+def _kernels(traced: Mapping[str, Traced]) -> Iterator[KernelUse]:
+    """Each kernel once, with the dtypes that took it and the most modules that did so in one of them."""
+    takers: dict[str, list[tuple[str, Kernel]]] = {}
+    for dtype, one in traced.items():
+        for kernel in one.kernels:
+            takers.setdefault(str(kernel), []).append((dtype, kernel))
+    for taken in takers.values():
+        kernel = taken[0][1]
+        yield KernelUse(
+            operator=kernel.operator,
+            kernel=kernel.kernel,
+            why=kernel.why,
+            dtypes=tuple(dtype for dtype, _ in taken),
+            modules=max(kernel.modules for _, kernel in taken),
+        )
 
 
 def _optimizer(device: Device, name: str, implementation: str | None, dtypes: tuple[str, ...]) -> KernelUse:

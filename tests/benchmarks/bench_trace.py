@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from sizer.architecture import make_blueprint
-from sizer.estimator import build_module, estimate
+from sizer.estimator import estimate
 from sizer.request import parse_query
+from sizer.tracer import build_module
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import trace

@@ -11,6 +11,7 @@ from sizer.device.record.measurement import COUNTED, PROFILED, DeviceFacts, Meas
 from sizer.device.record.recording import Measured
 from sizer.memory.allocator import replay_events
 from sizer.memory.census import Census
+from sizer.memory.column import read_columns
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import CATEGORIES, Tape
@@ -98,9 +99,8 @@ def report_of(
 ) -> Report:
     """The report of one tape on a device."""
     arguments = {"versions": {"sizer": "0.1.0", **VERSIONS}, "mode": "training"} | changes
-    return build_report(
-        query=query, census=census, tapes={dtype: TapeFamily(exact=(tape,))}, batches=[2], gpu=gpu, **arguments
-    )
+    columns = read_columns({dtype: TapeFamily(exact=(tape,))}, [2], gpu=gpu, mode=arguments["mode"])
+    return build_report(query=query, census=census, columns=columns, gpu=gpu, **arguments)
 
 
 def measured_from(recording: Tape, facts: DeviceFacts = CPU, *, query: str = QUERY, **changes) -> Measured:

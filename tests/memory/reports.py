@@ -5,6 +5,7 @@ from __future__ import annotations
 from sizer.catalogue.gpus import GPUS
 from sizer.memory.affine import fit_affine
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
+from sizer.memory.column import read_columns
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from tests.memory.tapes import make_tape
@@ -67,13 +68,14 @@ def family(*, scale: int = 1, stand_ins: tuple[str, ...] = ()) -> TapeFamily:
 
 
 def make_report(**changes) -> Report:
-    """The report of float32 and bfloat16 at batches 4 and 16 on a T4, with any argument of build_report changed."""
+    """The report of float32 and bfloat16 at batches 4 and 16 on a T4, with any of their arguments changed."""
     arguments = {
         "query": "arch=torchvision:tiny",
         "versions": {"sizer": "0.1.0", "torch": "2.15.0"},
         "census": CENSUS,
         "tapes": {"float32": family(), "bfloat16": family(stand_ins=("balanced routing",))},
         "batches": [4, 16],
+        "oracle": None,
         "gpu": GPUS["t4"],
         "mode": "training",
         "request": {"optimizer": "adamw", "image_size": [224, 224], "checkpointing": False},
@@ -82,4 +84,7 @@ def make_report(**changes) -> Report:
         "assumptions": ["flash attention"],
         "uncounted": ["NCCL"],
     }
-    return build_report(**(arguments | changes))
+    arguments |= changes
+    tapes, batches, oracle = (arguments.pop(name) for name in ("tapes", "batches", "oracle"))
+    columns = read_columns(tapes, batches, gpu=arguments["gpu"], mode=arguments["mode"], oracle=oracle)
+    return build_report(columns=columns, **arguments)

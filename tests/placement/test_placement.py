@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import linecache
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from sizer.errors import BuildError
 from sizer.placement import findings
 from sizer.placement.check import check_placement, check_request
 from sizer.placement.report import Group, PlacementReport
+from sizer.processes.child import Channel
 from sizer.request import parse_query
 from sizer.service import tasks
 
@@ -492,11 +494,14 @@ def test_real_architectures_give_no_alarm(query):
 
 
 def test_the_job_answers_in_plain_values():
-    said = []
+    channel = mock.create_autospec(Channel, instance=True)
     job = {"task": "placement", "query": "arch=hf:gpt2&dtype=bfloat16&seq=16", "config_text": None}
-    found = PlacementReport.from_dict(json.loads(json.dumps(tasks.run(job, said.append))))
+    found = PlacementReport.from_dict(json.loads(json.dumps(tasks.run(job, channel))))
     assert (found.class_name, found.findings) == ("GPT2LMHeadModel", ())
-    assert said == ["building the model on meta", "running a step on meta tensors in bfloat16"]
+    assert channel.progress.mock_calls == [
+        mock.call("building the model on meta"),
+        mock.call("running a step on meta tensors in bfloat16"),
+    ]
 
 
 def test_command_line(capsys):

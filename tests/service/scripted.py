@@ -21,22 +21,22 @@ from sizer.request import parse_query
 PIPE = 3  # the descriptor that a forked job answers on
 
 
-def run(job: dict, progress) -> dict:
+def run(job: dict, channel) -> dict:
     if job["task"] == "models":
         only = [{"name": "resnet50", "family": "resnet"}]  # as if each package had only this
         return {"torchvision": only, "timm": only}
-    return SCRIPTS[parse_query(job["query"]).name.removeprefix("script/")](job["config_text"], progress)
+    return SCRIPTS[parse_query(job["query"]).name.removeprefix("script/")](job["config_text"], channel.progress)
 
 
-def run_or_answer(job: dict, progress) -> dict:
+def run_or_answer(job: dict, channel) -> dict:
     """Runs scripts; everything else gets its real answer."""
     from sizer.service import tasks
 
     is_script = job["task"] == "estimate" and parse_query(job["query"]).name.startswith("script/")
-    return run(job, progress) if is_script else tasks.run(job, progress)
+    return run(job, channel) if is_script else tasks.run(job, channel)
 
 
-def report(job: dict, progress) -> dict:
+def report(job: dict, channel) -> dict:
     """Work that answers any query with a report made by hand; a dtype of float16 cannot be traced."""
     from tests.ui.reports import report_for
 

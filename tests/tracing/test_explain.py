@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import sizer
+from sizer.memory.archive import Traced
 from sizer.memory.bounds import CLOSED_KERNELS
-from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report
 from sizer.tracing import rules
 from sizer.tracing.cuda import convolution
@@ -21,7 +21,7 @@ from sizer.tracing.explain import DECIDED_BY_CUDNN, explain, formulas, rules_of
 from sizer.tracing.rules import rules_for
 from tests.tracing.test_mechanisms import Attend, run
 
-NONE = TapeFamily()
+NONE = Traced()
 SOURCE = re.compile(r"\b[\w/{},]+\.(cuh?|cpp|h|py)\b")
 
 
@@ -64,14 +64,12 @@ def test_kernels_are_counted_by_module_and_dtype() -> None:
     def pair() -> nn.Module:
         return nn.Sequential(Attend(), nn.Flatten(1), nn.Unflatten(1, (4, 16)), Attend())
 
+    traced = {}
     for dtype in ("float32", "bfloat16"):
+        on = Device("cuda", (8, 0), version=(2, 15))
         run(pair, torch.zeros(2, 4, 16), on=on, dtype=dtype)
-    told = explain(
-        on,
-        tapes=dict.fromkeys(("float32", "bfloat16", "float16"), NONE),
-        optimizer="adamw",
-        same={"float16": "bfloat16"},
-    )
+        traced[dtype] = Traced(kernels=on.kernels())
+    told = explain(on, traced=traced | {"float16": traced["bfloat16"]}, optimizer="adamw")
     assert told.rules == rules_of(on) == "CUDA capability 8.0 in PyTorch 2.15"
     assert [(use.operator, use.kernel, use.dtypes, use.modules) for use in told.kernels] == [
         ("attention", "efficient", ("float32",), 2),
@@ -93,20 +91,22 @@ def test_kernels_are_counted_by_module_and_dtype() -> None:
 )
 def test_optimizer_as_pytorch_runs_it(kind: str, optimizer: str, implementation: str | None, kernel: str) -> None:
     on = Device(kind, (8, 0) if kind == "cuda" else None)
-    told = explain(on, tapes={"float32": NONE}, optimizer=optimizer, implementation=implementation)
+    told = explain(on, traced={"float32": NONE}, optimizer=optimizer, implementation=implementation)
     assert [(use.operator, use.kernel) for use in told.kernels] == [("optimizer", kernel)]
 
 
 @pytest.mark.parametrize("optimizer", [None, "none"])
 def test_no_optimizer_no_line(optimizer: str | None) -> None:
-    assert explain(Device("cpu"), tapes={"float32": NONE}, optimizer=optimizer).kernels == ()
+    assert explain(Device("cpu"), traced={"float32": NONE}, optimizer=optimizer).kernels == ()
 
 
 def test_a_report_explains_itself_and_survives_the_way_to_the_page() -> None:
     report = sizer.estimate("arch=hf:gpt2&seq=64&batch=2&dtype=bfloat16,float16&gpu=a100-80gb")
     told = report.explanation
-    attention, optimizer = told.kernels
-    assert (attention.kernel, attention.modules, attention.dtypes) == ("flash", 12, ("bfloat16", "float16"))
+    *attention, optimizer = told.kernels
+    assert [(use.kernel, use.why, use.modules, use.dtypes) for use in attention] == [
+        ("flash", f"{dtype}, no mask, head dim 64", 12, (dtype,)) for dtype in ("bfloat16", "float16")
+    ]
     assert optimizer.kernel == "foreach"
     backward = next(use for use in told.workspaces if "flash_attention_backward" in use.op)
     # 12 layers, two steps; softmax_d [2, 12, 64 to 128] and dq_accum [.., 64] in float32
@@ -142,7 +142,7 @@ def rules_made_anew() -> Iterator[None]:
 
 def test_what_is_counted_follows_from_the_rules(monkeypatch: pytest.MonkeyPatch, rules_made_anew: None) -> None:
     def told(device: Device) -> str:
-        return "\n".join(explain(device, tapes={"float32": NONE}).modelled)
+        return "\n".join(explain(device, traced={"float32": NONE}).modelled)
 
     whole = told(Device("cuda", (8, 0)))
     count = len(rules_for(Device("cuda", (8, 0))).held)

@@ -8,6 +8,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.memory.affine import AffineTape
 from sizer.memory.allocator import describe
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
+from sizer.memory.column import read_columns
 from sizer.memory.explanation import Explanation, KernelUse
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
@@ -37,14 +38,12 @@ EXPLANATION = Explanation(
 def report_for(request: Request, *, failures: dict[str, str] | None = None, model: Census | None = None) -> Report:
     """The report on a request; the dtypes in `failures` have no estimates."""
     failures = failures or {}
+    tapes = {dtype: TapeFamily(lines=((1, tape(request, dtype)),)) for dtype in request.dtypes if dtype not in failures}
     return build_report(
         query=format_query(request),
         versions={"sizer": "0.1.0", "torch": "2.15.0", "torchvision": "0.29.0", "transformers": "5.23.0"},
         census=model or census(request.name or "config"),
-        tapes={
-            dtype: TapeFamily(lines=((1, tape(request, dtype)),)) for dtype in request.dtypes if dtype not in failures
-        },
-        batches=request.batches,
+        columns=read_columns(tapes, request.batches, gpu=GPUS[request.gpu], mode=request.mode),
         gpu=GPUS[request.gpu],
         mode=request.mode,
         request={

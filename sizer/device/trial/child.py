@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 import threading
-from functools import partial
 
 from sizer.device.readers.reader import Reader
 from sizer.errors import DeviceError
@@ -82,7 +81,7 @@ def main() -> None:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = os.dup(1)
     redirect_to_null(1)
-    run_job(partial(run, job), pipe)
+    run_job(lambda channel: run(job, channel.progress), pipe)
     os._exit(0)
 
 

@@ -1,0 +1,100 @@
+"""One dtype of a report: every batch size that was asked for and the largest that fits, from the tapes of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from sizer.catalogue.gpus import Gpu
+from sizer.memory.affine import NotAffineError
+from sizer.memory.estimate import Estimate, estimate_tape
+from sizer.memory.family import TapeFamily
+from sizer.memory.fit import MaxBatch, largest_batch
+from sizer.memory.size_queries import SizeOracle
+from sizer.memory.tape import Tape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """What the tapes of one dtype say. `max_batch` is None as long as it has not been searched; `first` is the tape at the smallest
+    batch size that was replayed, None where there is none."""
+
+    estimates: tuple[Estimate, ...] = ()
+    max_batch: MaxBatch | None = None
+    notes: tuple[str, ...] = ()
+    stand_ins: tuple[str, ...] = ()
+    first: Tape | None = None
+
+    def with_dtype(self, dtype: str) -> Column:
+        """The same column under the name of another dtype."""
+        return replace(
+            self,
+            estimates=tuple(replace(row, dtype=dtype) for row in self.estimates),
+            max_batch=self.max_batch and replace(self.max_batch, dtype=dtype),
+        )
+
+
+def read_column(
+    family: TapeFamily,
+    batches: Iterable[int],
+    *,
+    dtype: str,
+    gpu: Gpu,
+    mode: str,
+    oracle: SizeOracle | None = None,
+    expandable_segments: bool = False,
+    first: int | None = None,
+) -> Iterator[Column]:
+    """The column of one dtype as it grows, the last one whole: the batch size `first`, all of them, the largest that fits.
+
+    A batch size that the family has no tape for has a note in the place of an estimate.
+    """
+    rows: dict[int, tuple[Estimate, Tape]] = {}
+    notes: dict[int, str] = {}
+    batches = tuple(batches)
+
+    def replay(batch: int) -> None:
+        try:
+            tape = family.at(batch, oracle)
+        except ValueError as error:
+            notes[batch] = f"batch {batch}: {error}"
+            return
+        row = estimate_tape(tape, dtype=dtype, gpu=gpu, mode=mode, expandable_segments=expandable_segments)
+        rows[batch] = row, tape
+
+    def column() -> Column:
+        done = [rows[batch] for batch in batches if batch in rows]
+        return Column(
+            estimates=tuple(row for row, _ in done),
+            notes=tuple(notes[batch] for batch in batches if batch in notes),
+            stand_ins=tuple(dict.fromkeys(text for _, tape in done for text in tape.stand_ins)),
+            first=done[0][1] if done else None,
+        )
+
+    if first in batches and len(batches) > 1:
+        replay(first)
+        yield column()
+    for batch in batches:
+        if batch not in rows.keys() | notes.keys():
+            replay(batch)
+    whole = column()
+    yield whole
+    try:
+        known = {row.batch: row.fits for row in whole.estimates}
+        largest = largest_batch(
+            family, gpu, dtype=dtype, oracle=oracle, known=known, expandable_segments=expandable_segments
+        )
+    except NotAffineError as error:
+        largest = MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=str(error))
+    yield replace(whole, max_batch=largest)
+
+
+def read_columns(
+    tapes: Mapping[str, TapeFamily], batches: Iterable[int], *, gpu: Gpu, mode: str, oracle: SizeOracle | None = None
+) -> dict[str, Column]:
+    """The whole column of every dtype."""
+    batches = tuple(batches)
+    return {
+        dtype: list(read_column(family, batches, dtype=dtype, gpu=gpu, mode=mode, oracle=oracle))[-1]
+        for dtype, family in tapes.items()
+    }

@@ -1,0 +1,143 @@
+"""What jobs have counted and traced, kept for the jobs to come: in memory, and in a folder for the servers to come.
+
+Everything is kept under an architecture (its name, config and the versions of all that reads it) and a name (the rest that it
+depends on). A job is given what is kept of its own architecture and may add to that; it never names another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+from sizer.errors import RequestError
+from sizer.request import parse_query
+from sizer.units import MIB
+
+FOLDER_VARIABLE = "SIZER_TAPES"  # the folder to keep tapes in; empty for none
+LONGEST_NAME = 1_000
+MEMORY_BYTES = 256 * MIB  # Llama-3.1-405B's tapes take 0.5 MB in each dtype
+DISK_BYTES = 1024 * MIB
+ITEM_BYTES = 8 * MIB
+_SUFFIX = ".tapes"
+
+
+def default_folder() -> str:
+    """The folder of this user's tapes, empty where none is to be kept."""
+    if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
+        return given
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.path.expanduser(cache)
+    return os.path.join(folder, "sizer") if os.path.isabs(folder) else ""  # a user without a home keeps none
+
+
+def code_digest() -> str:
+    """What the code of this package comes to: tapes hold for the rules that they were made by."""
+    found = hashlib.sha256()
+    package = Path(__file__).resolve().parents[1]
+    for path in sorted(package.rglob("*.py")):
+        found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def architecture_of(query: str, config_text: str | None, versions: str) -> str | None:
+    """A digest of the architecture that a query names, by the given versions; None for a query that is refused."""
+    try:
+        request = parse_query(query)
+    except RequestError:
+        return None
+    parts = (versions, request.source, request.name, request.revision or "", request.config or "", config_text or "")
+    digest = hashlib.sha256()
+    for part in parts:
+        text = part.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(text) + text)
+    return digest.hexdigest()
+
+
+class TapeStore:
+    """Bytes by architecture and name, the most recently used of them; on disk too where there is a folder.
+
+    A file that cannot be written or read is as if it were not there.
+    """
+
+    def __init__(self, folder: str = "", *, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES) -> None:
+        self._folder = Path(folder) if folder else None
+        self._memory_bytes, self._disk_bytes = memory_bytes, disk_bytes
+        self._entries: OrderedDict[str, dict[str, bytes]] = OrderedDict()  # by architecture
+        self._held = 0
+        self._written: int | None = None  # bytes on disk, once they were counted
+
+    def of(self, architecture: str) -> Mapping[str, bytes]:
+        """All that is kept of one architecture, by name."""
+        if architecture not in self._entries and (found := self._read(architecture)):
+            self._entries[architecture] = found
+            self._held += sum(map(len, found.values()))
+            self._drop()
+        if architecture in self._entries:
+            self._entries.move_to_end(architecture)
+        return dict(self._entries.get(architecture, {}))
+
+    def put(self, architecture: str, name: str, data: bytes) -> None:
+        """Keep something. Raises ValueError where it is too large."""
+        if len(name) > LONGEST_NAME or "\n" in name or len(data) > ITEM_BYTES:
+            raise ValueError(f"{len(data):,} bytes under a name of {len(name)} characters cannot be kept")
+        self.of(architecture)
+        entry = self._entries.setdefault(architecture, {})
+        self._held += len(data) - len(entry.get(name, b""))
+        entry[name] = data
+        self._entries.move_to_end(architecture)
+        self._drop()
+        self._write(architecture, name, data)
+
+    def _drop(self) -> None:
+        while self._held > self._memory_bytes and self._entries:
+            _, entry = self._entries.popitem(last=False)
+            self._held -= sum(map(len, entry.values()))
+
+    # ------------------------------------------------------------------------------------------------------- on disk
+
+    def _read(self, architecture: str) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        if self._folder is None:
+            return found
+        with contextlib.suppress(OSError):
+            for path in (self._folder / architecture).glob(f"*{_SUFFIX}"):
+                name, newline, data = path.read_bytes().partition(b"\n")
+                if newline and len(name) <= LONGEST_NAME and len(data) <= ITEM_BYTES:
+                    found[name.decode("utf-8", "replace")] = data
+                    os.utime(path)
+        return found
+
+    def _write(self, architecture: str, name: str, data: bytes) -> None:
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(len(data))
+            folder = self._folder / architecture
+            folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=folder)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(name.encode() + b"\n" + data)
+            os.replace(temporary, folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}{_SUFFIX}")
+
+    def _make_room(self, size: int) -> None:
+        """Remove the files that were used longest ago until `size` bytes more may be written."""
+        if self._written is not None and self._written + size <= self._disk_bytes:
+            self._written += size
+            return
+        files = [(path, path.stat()) for path in self._folder.glob("*/*")]
+        kept = sum(status.st_size for _, status in files)
+        for path, status in sorted(files, key=lambda one: one[1].st_mtime):
+            if kept + size <= self._disk_bytes:
+                break
+            path.unlink(missing_ok=True)
+            kept -= status.st_size
+        for folder in self._folder.iterdir():
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # succeeds where it is empty
+        self._written = kept + size

@@ -1,0 +1,315 @@
+"""From a request to what is counted and traced of it. Imports torch; runs in a process of its own.
+
+What was counted or traced once is kept, where there is somewhere to keep it, and not done again: all that is left is a replay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Protocol
+
+from torch import nn
+
+from sizer.architecture import make_blueprint
+from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.census import take_census
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
+from sizer.errors import RequestError, TraceError
+from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
+from sizer.memory.archive import Traced, pack, unpack
+from sizer.memory.census import Census
+from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.family import TapeFamily
+from sizer.memory.tape import Tape
+from sizer.request import DTYPES, Request, format_query
+from sizer.tracing.device import Device
+from sizer.tracing.steps import Work
+from sizer.tracing.trace import build, trace
+from sizer.versions import parse_version
+
+FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
+CHECKED_AT = (
+    5  # batch size that checks the line where 1 is off it; checked for one dtype, since order is the architecture's
+)
+
+Progress = Callable[[str], None]
+
+
+class Kept(Protocol):
+    """Where what was counted and traced of one architecture is kept, by names that say all it depends on beside that."""
+
+    def get(self, name: str) -> bytes | None:
+        """What was put under a name, None where there is nothing."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep something under a name."""
+
+
+class NothingKept:
+    """Keeps nothing."""
+
+    def get(self, name: str) -> bytes | None:
+        """None."""
+        return None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What is known of an architecture before its steps are traced.
+
+    `smallest` is the smallest batch size that it takes, `refusal` why that is not 1. The other fields are the Blueprint's.
+    """
+
+    census: Census
+    sequence_length: int | None
+    image_size: tuple[int, int] | None
+    notes: tuple[str, ...]
+    uncounted: tuple[str, ...]
+    smallest: int = 1
+    refusal: str = ""
+
+
+class Tracer:
+    """The architecture and work of one request on one kind of device, built and traced when first needed.
+
+    `config` is the parsed config.json for the sources "hub" and "config". The module is built once for all dtypes.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        gpu: Gpu,
+        *,
+        config: dict | None = None,
+        kept: Kept | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.request, self.gpu = request, gpu
+        self._config = config
+        self._kept = NothingKept() if kept is None else kept
+        self._progress = progress or (lambda text: None)
+        self._exceptional: bool | None = None  # whether batch 1 is off the line, once known
+        self._traced: dict[str, Traced] = {}
+
+    def device(self) -> Device:
+        """The facts of the device, for the traces of one dtype."""
+        version = self.request.torch and parse_version(self.request.torch)
+        return Device(self.gpu.backend, self.gpu.capability, version=version)
+
+    @cached_property
+    def counted(self) -> Counted:
+        """The counts. Raises RequestError, ConfigError and BuildError."""
+        name = f"counted {_choices(self.request)}"
+        if (data := self._kept.get(name)) is not None:
+            try:
+                return decode(Counted, json.loads(data), "counted")
+            except (DecodeError, ValueError):
+                pass  # what another version has kept is counted again
+        counted = self._count()
+        self._kept.put(name, json.dumps(encode(counted)).encode("ascii"))
+        return counted
+
+    def trace(self, dtype: str, batches: Collection[int]) -> Traced:
+        """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
+        if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
+            return stand_in
+        found = self._traced.get(dtype) or self._read(self._name(dtype))
+        if found is None or not _covers(found, batches):
+            found = self._trace(dtype, batches, found or Traced())
+            self._kept.put(self._name(dtype), pack(found))
+        self._traced[dtype] = found
+        return found
+
+    def trace_cell(self, dtype: str, batch: int) -> Tape:
+        """The tape at one batch size, its size queries not resolved: traced there alone where no line is kept.
+
+        Raises TraceError where the step cannot be traced.
+        """
+        found = self._traced.get(dtype) or self._read(self._name(dtype))
+        if found is not None and _covers(found, (batch,)):
+            if found.failure:
+                raise TraceError(found.failure)
+            return found.family.at(batch)
+        name = f"{self._name(dtype)} at batch {batch}"
+        alone = self._read(name)
+        if alone is None:
+            device = self.device()
+            try:
+                alone = Traced(family=TapeFamily(exact=(self._run(dtype, batch, device),)), kernels=device.kernels())
+            except TraceError as error:
+                alone = Traced(failure=str(error))
+            self._kept.put(name, pack(alone))
+        if alone.failure:
+            raise TraceError(alone.failure)
+        return alone.family.at(batch)
+
+    # --------------------------------------------------------------------------------------------- counting and tracing
+
+    @cached_property
+    def _blueprint(self) -> Blueprint:
+        self._progress("building the model on meta")
+        return make_blueprint(self.request, self._config)
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        return build_module(self._blueprint, checkpointing=self.request.checkpointing)
+
+    def _count(self) -> Counted:
+        blueprint = self._blueprint
+        counted = Counted(
+            census=take_census(self._module, name=blueprint.name),
+            sequence_length=blueprint.sequence_length,
+            image_size=blueprint.image_size,
+            notes=blueprint.notes,
+            uncounted=blueprint.uncounted,
+        )
+        try:
+            self.check_batch_of_one()
+        except RequestError as error:
+            return replace(counted, smallest=FITTED_AT[0], refusal=str(error))
+        return counted
+
+    def check_batch_of_one(self) -> None:
+        """Raise the model's own RequestError where it refuses a batch of 1 (batch norm over a single value, say)."""
+        try:
+            self._blueprint.example(1, MODES[self.request.mode].trains)
+        except TraceError:
+            return  # there are no inputs at all: each dtype's trace says why
+
+    def _run(self, dtype: str, batch: int, device: Device, *, short: bool = False) -> Tape:
+        request = self.request
+        work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
+        blueprint, module = self._blueprint, self._module
+        self._progress(f"tracing {dtype} at batch {batch}")
+        return trace(blueprint, module, work, batch=batch, device=device, short=short)
+
+    def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
+        device = self.device()
+
+        def at(batch: int, *, short: bool = False) -> Tape:
+            return self._run(dtype, batch, device, short=short)
+
+        one = cache(lambda: at(1))
+        failure = note = ""
+        try:
+            family = self._family(at, one, batches, device)
+        except NotAffineError as error:
+            note = f"traced at each batch size by itself, because {error}"
+            exact = {tape.batch: tape for tape in before.family.exact}
+            try:
+                exact |= {batch: at(batch) for batch in batches if batch not in exact}
+            except TraceError as missing:
+                failure = str(missing)
+            family = TapeFamily(exact=tuple(exact.values()))
+        except TraceError as error:
+            failure, family = str(error), TapeFamily()
+            if tuple(batches) == (1,):
+                try:
+                    family = TapeFamily(exact=(one(),))  # of a model that takes one sample at a time
+                except TraceError as missing:
+                    failure = str(missing)
+        return Traced(
+            family=family, failure=failure, note=note, kernels=device.kernels(), halves_differ=device.halves_differ
+        )
+
+    def _family(
+        self, at: Callable[..., Tape], one: Callable[[], Tape], batches: Collection[int], device: Device
+    ) -> TapeFamily:
+        """The lines over the batch size, with batch 1 where it is off them. Raises NotAffineError, TraceError."""
+        one_is_possible = self.counted.smallest == 1
+        line = _affine(at, FITTED_AT)
+        if self._exceptional is None:
+            checked = one if 1 in batches else lambda: at(1, short=True)
+            self._exceptional = _is_exceptional(line, at, checked if one_is_possible else None)
+        exceptional = one_is_possible and (self._exceptional or device.differs_at_one)
+        lines = [(1, line)]
+        if (beyond := device.changes_at) is not None:
+            lines.append((beyond, _affine(at, (beyond, beyond + 1))))
+        return TapeFamily(lines=tuple(lines), exact=(one(),) if exceptional else (), smallest=self.counted.smallest)
+
+    def _stand_in(self, batches: Collection[int]) -> Traced | None:
+        """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""
+        modern = self.gpu.backend == "cuda" and self.gpu.capability is not None and self.gpu.capability >= (8, 0)
+        if not modern or ("bfloat16" not in self.request.dtypes and self._kept.get(self._name("bfloat16")) is None):
+            return None
+        brain = self.trace("bfloat16", batches)
+        if not brain.family.lines or brain.halves_differ:
+            return None
+        return brain.with_dtype("float16", instead_of="bfloat16")
+
+    def _name(self, dtype: str) -> str:
+        device = self.device()
+        rules = (device.kind, *(device.capability or ()), *device.version)
+        return f"traced {dtype} {'.'.join(map(str, rules))} {_choices(self.request)}"
+
+    def _read(self, name: str) -> Traced | None:
+        data = self._kept.get(name)
+        if data is None:
+            return None
+        try:
+            return unpack(data)
+        except DecodeError:  # what another version has kept is traced again
+            return None
+
+
+def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:
+    """The blueprint's module on meta, with gradient checkpointing switched on where asked.
+
+    Raises BuildError where the architecture offers no checkpointing.
+    """
+    module = build(blueprint)
+    if checkpointing:
+        blueprint.switch_checkpointing_on(module)
+    return module
+
+
+def _choices(request: Request) -> str:
+    """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
+    plain = Request(source=request.source)
+    same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
+    asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
+    return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
+
+
+def _covers(traced: Traced, batches: Collection[int]) -> bool:
+    """Whether nothing is left to trace for these batch sizes."""
+    known = {tape.batch for tape in traced.family.exact}
+    return bool(traced.family.lines) or known.issuperset(batches) or bool(traced.failure and tuple(batches) != (1,))
+
+
+def _affine(at: Callable[..., Tape], batches: tuple[int, int]) -> AffineTape:
+    """The affine tape of two traces, the second cut short where the steps repeat each other.
+
+    Else of two whole ones, both made anew: a module may keep something from the first step that it ever did.
+    """
+    try:
+        return fit_affine(at(batches[0]), at(batches[1], short=True))
+    except NotAffineError:
+        return fit_affine(*map(at, batches))
+
+
+def _is_exceptional(line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
+    """Whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more ways.
+
+    The check of the line at a third batch size comes with it. Raises NotAffineError where that fails.
+    """
+    if one is not None:
+        try:
+            line.check(one())
+            return False
+        except NotAffineError:
+            pass
+    line.check(at(CHECKED_AT, short=True))
+    return one is not None
+
+
+def cheapest_first(dtypes: Collection[str]) -> list[str]:
+    """The dtypes with float32 weights first: the module is cast in place and back only once."""
+    return sorted(dtypes, key=lambda d: (not (d == "float32" or d.startswith("amp-")), d == "float16", DTYPES.index(d)))

@@ -1,0 +1,147 @@
+"""Nothing is traced twice, and what is answered from kept tapes is what is answered without them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer import tracer
+from sizer.errors import RequestError, TraceError
+from sizer.estimator import Estimator, estimate
+from sizer.memory.report import Focus, Report
+from sizer.request import parse_query
+
+RESNET = "arch=torchvision:resnet18&image=64"
+GPT2 = "arch=hf:gpt2&seq=32"
+
+
+class Shelf(dict):
+    """What a job server keeps of one architecture."""
+
+    def put(self, name: str, data: bytes) -> None:
+        self[name] = data
+
+
+@pytest.fixture
+def traces(monkeypatch) -> list[tuple[str, int]]:
+    """The (dtype, batch) of every trace that is done."""
+    done = []
+    real = tracer.trace
+
+    def noted(blueprint, module, work, *, batch, **arguments):
+        done.append((work.dtype, batch))
+        return real(blueprint, module, work, batch=batch, **arguments)
+
+    monkeypatch.setattr(tracer, "trace", noted)
+    return done
+
+
+def plain(report: Report) -> dict:
+    return report.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("query", "others"),
+    [
+        (RESNET, ["&batch=3,7", "&dtype=float32,float16", "&gpu=a100-40gb", "&expandable=1", "&focus=float16:2", ""]),
+        (GPT2, ["&batch=3", "&dtype=float16", "&gpu=a100-40gb"]),
+    ],
+)
+def test_what_is_only_a_replay_traces_nothing(traces, query, others):
+    shelf = Shelf()
+    estimate(parse_query(query), kept=shelf)
+    for change in others:
+        traces.clear()
+        found = estimate(parse_query(query + change), kept=shelf)
+        assert traces == [], change
+        assert plain(found) == plain(estimate(parse_query(query + change))), change
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["&seq=16", "&optimizer=sgd", "&checkpointing=1", "&gpu=t4", "&torch=2.11", "&mode=inference", "&attention=eager"],
+)
+def test_another_work_is_traced_anew(traces, change):
+    shelf, query = Shelf(), f"{GPT2}&dtype=float32&batch=2"
+    estimate(parse_query(query), kept=shelf)
+    traces.clear()
+    found = estimate(
+        parse_query(query.replace("&seq=32", "") + change if "seq" in change else query + change), kept=shelf
+    )
+    assert traces
+    traces.clear()
+    again = estimate(
+        parse_query(query.replace("&seq=32", "") + change if "seq" in change else query + change), kept=shelf
+    )
+    assert traces == []
+    assert plain(found) == plain(again)
+
+
+def test_batches_that_are_on_no_line_are_added_to_those_that_were_traced(traces):
+    query = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&mode=inference&batch="
+    shelf = Shelf()
+    first = estimate(parse_query(f"{query}1"), kept=shelf)
+    if not any("by itself" in note for note in first.notes):
+        pytest.fail("this model is affine in the batch now: take another one")
+    traces.clear()
+    both = estimate(parse_query(f"{query}1,2"), kept=shelf)
+    assert ("float32", 1) not in traces
+    assert both.estimates[0] == first.estimates[0]
+
+
+def test_a_failure_is_kept_too(monkeypatch):
+    query, shelf, tried = parse_query(f"{RESNET}&dtype=float32&batch=2"), Shelf(), []
+
+    def fail(*arguments, batch, **named):
+        tried.append(batch)
+        raise TraceError("no kernel for that")
+
+    monkeypatch.setattr(tracer, "trace", fail)
+    first = estimate(query, kept=shelf)
+    assert first.failures == {"float32": "no kernel for that"}
+    assert plain(estimate(query, kept=shelf)) == plain(first)
+    assert tried == [2]
+
+
+def test_bytes_that_cannot_be_read_are_traced_again(traces):
+    query, shelf = f"{RESNET}&dtype=float32&batch=2", Shelf()
+    first = estimate(parse_query(query), kept=shelf)
+    for name in shelf:
+        shelf[name] = b"something else"
+    assert plain(estimate(parse_query(query), kept=shelf)) == plain(first)
+
+
+def test_a_report_grows_from_the_counts_on():
+    reports = list(Estimator(parse_query(f"{GPT2}&dtype=float32,bfloat16&batch=1,4&focus=bfloat16:4")).reports())
+    assert [len(report.estimates) for report in reports] == [0, 1, 2, 2, 4, 4]
+    assert reports[0].model.parameters == 124_439_808
+    assert reports[1].find("bfloat16", 4) == reports[-1].find("bfloat16", 4)
+    assert [report.pending for report in reports][-3:] == [("float32",), ("float32",), ()]
+    assert reports[-1].focus == Focus(dtype="bfloat16", batch=4)
+    joined = reports[0]
+    known = set()
+    for report in reports[1:]:
+        joined = report.without(known).after(joined)
+        known |= {(row.dtype, row.batch) for row in report.estimates}
+    assert joined == reports[-1]
+
+
+@pytest.mark.parametrize(
+    ("query", "focus"),
+    [
+        (f"{RESNET}&batch=1,4", Focus(dtype="float32", batch=4)),
+        (f"{GPT2}&batch=1,4", Focus(dtype="bfloat16", batch=4)),
+        (f"{GPT2}&dtype=float16,float32&batch=2", Focus(dtype="float16", batch=2)),
+        # 1.5 B parameters with AdamW: 25 GB in float32, 12.5 GB in bfloat16, of 14.6 GiB on a T4
+        ("arch=hf:gpt2-xl&seq=8&gpu=t4&dtype=float32,bfloat16&batch=1,512", Focus(dtype="bfloat16", batch=1)),
+    ],
+)
+def test_what_is_looked_at_first(query, focus):
+    assert estimate(parse_query(query)).focus == focus
+
+
+def test_a_batch_that_the_model_refuses_is_refused_from_kept_counts_too():
+    query, shelf = "arch=torchvision:deeplabv3_resnet50&image=64&dtype=float32&batch=", Shelf()
+    report = estimate(parse_query(f"{query}1,2"), kept=shelf)
+    assert any(note.startswith("batch 1 is left out: batch for training") for note in report.notes)
+    with pytest.raises(RequestError, match=r"^batch for training .*: given 1, allowed at least 2"):
+        estimate(parse_query(f"{query}1"), kept=shelf)
