@@ -18,8 +18,12 @@ try:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()
     remarks.show_link_refusals(links.keep_address(request))
-    if report := service.report_on(request):
-        show_report(request, report)
+    place = st.container()  # of the progress line, so that what follows stays where it is
+    answer = service.begin(request)
+    if answer.report is not None:
+        show_report(request, answer.report)
+    with place:
+        service.follow(answer)
 except SizerError as error:
     remarks.show_error(error)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from sizer.errors import JobError
 from sizer.memory.report import Report
 from sizer.processes.outcome import Outcome
 from sizer.service.connection import Connection
+
+LEAVE_SECONDS = 2.0  # a page that runs again asks again within far less
 
 Read = Callable[[dict], object]
 View = Callable[[object], object]
@@ -32,6 +35,11 @@ class Job:
         return None if value is None else self._view(value)
 
     @property
+    def parts(self) -> int:
+        """How many parts of the result have come."""
+        return self.shared.parts
+
+    @property
     def done(self) -> bool:
         """Whether `result` would answer at once."""
         return self.cancelled or self.shared.done
@@ -49,6 +57,18 @@ class Job:
         value = self.shared.result(0)
         return None if value is None else self._view(value)
 
+    def waited(self, timeout: float) -> bool:
+        """Whether the job is done, after waiting for that for at most `timeout` seconds."""
+        if not self.cancelled:
+            self.shared.wait(timeout)
+        return self.done
+
+    def leave(self) -> None:
+        """Give up this share in a moment, so that whoever asks the same before then finds the job going on."""
+        timer = threading.Timer(LEAVE_SECONDS, self.cancel)
+        timer.daemon = True
+        timer.start()
+
     def cancel(self) -> None:
         """Give up this share; the job is stopped when nobody else waits for it. A job that is done stays done."""
         self._give_up(self)
@@ -61,6 +81,7 @@ class SharedJob(Outcome):
         super().__init__()
         self.key, self.message, self.read = key, message, read
         self.partial: object = None
+        self.parts = 0
         self.waiters = 0
         self.number: int | None = None
         self.connection: Connection | None = None
@@ -70,3 +91,4 @@ class SharedJob(Outcome):
         value = self.read(data)
         known = isinstance(value, Report) and isinstance(self.partial, Report)  # a report comes with what is new of it
         self.partial = value.after(self.partial) if known else value
+        self.parts += 1

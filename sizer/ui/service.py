@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
 import streamlit as st
 
-from sizer.errors import SizerError
+from sizer.errors import JobError, SizerError
 from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.service.client import JobClient, shared_client
@@ -16,6 +17,8 @@ AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS = 0.2
 MODELS_SECONDS = 20.0
 REPORTED = "reported"  # session state: the last query and its report
+ANSWER = "answer"  # session state: the last answer that has ended
+BEGAN = "began"  # session state: the query that is being answered, and since when
 STOPPED = "stopped"  # session state: the query whose job the reader stopped
 
 
@@ -42,6 +45,86 @@ def _names(timeout: float) -> dict[str, tuple[str, ...]]:
     except SizerError:  # the page says so where it needs the job server for more than a list
         return {}
     return {source: tuple(row["name"] for row in rows) for source, rows in (models or {}).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is known on a query: its report as far as it goes, None where nothing is there yet, and the job that goes on.
+
+    Without a job it has ended: `missing` says why where that was before the report was whole.
+    """
+
+    query: str
+    report: Report | None = None
+    job: Job | None = None
+    parts: int = 0
+    missing: str = ""
+
+
+def begin(request: Request) -> Answer:
+    """What is known on a request by now; a page shows it and ends with `follow`. Raises SizerError where nothing came of it.
+
+    The last answer stays with the session: looking at it from another side asks nobody.
+    """
+    query = format_query(replace(request, focus=None))
+    known = st.session_state.get(ANSWER)
+    if known is not None and known.query == query:
+        return replace(known, report=known.report and known.report.focused(request.focus))
+    job = get_client().submit(format_query(request))
+    try:
+        report = job.result(timeout=AT_ONCE_SECONDS)
+    except JobError as error:
+        if job.partial is None:
+            raise
+        answer = Answer(query=query, report=job.partial, missing=str(error))
+    else:
+        if report is None:
+            return Answer(query=query, parts=job.parts, report=job.partial, job=job)
+        answer = Answer(query=query, report=report)
+    st.session_state[ANSWER] = answer
+    return answer
+
+
+def follow(answer: Answer) -> None:
+    """Say how far the answer is, and run the page again when there is more of it; say what is missing where it has ended before.
+
+    Every update is also where Streamlit ends this run when there is a newer one, or when nobody looks on any more. The job is left
+    then, and ends in a moment unless that newer run takes it up.
+    """
+    if answer.missing:
+        st.warning(f"This answer is not whole: {answer.missing}")
+        st.button("Go on", key="again", on_click=_forget)
+    if answer.job is None:
+        return
+    query, since = st.session_state.get(BEGAN, ("", 0.0))
+    if query != answer.query:
+        since = time.monotonic()
+        st.session_state[BEGAN] = (answer.query, since)
+    try:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
+            line = st.empty()
+        while not answer.job.waited(POLL_SECONDS) and answer.job.parts == answer.parts:
+            line.text(_how_far(answer, time.monotonic() - since))
+    finally:
+        answer.job.leave()
+    st.rerun()
+
+
+def _how_far(answer: Answer, seconds: float) -> str:
+    """What is done and what is left, in one line."""
+    left = answer.report.pending if answer.report is not None else ()
+    to_come = f" · still to come: {', '.join(left)}" if left else ""
+    return f"{answer.job.progress or 'waiting'} · {seconds:.0f} s{to_come}"
+
+
+def _stop_answer(answer: Answer) -> None:
+    answer.job.cancel()
+    st.session_state[ANSWER] = replace(answer, job=None, missing="you stopped it.")
+
+
+def _forget() -> None:
+    st.session_state.pop(ANSWER, None)
 
 
 def report_on(request: Request) -> Report | None:

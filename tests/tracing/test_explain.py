@@ -112,7 +112,7 @@ def test_a_report_explains_itself_and_survives_the_way_to_the_page() -> None:
     # 12 layers, two steps; softmax_d [2, 12, 64 to 128] and dq_accum [.., 64] in float32
     assert (backward.calls, backward.bytes) == (24, 2 * 12 * 128 * 4 * (1 + 64))
     assert backward.dtypes == ("bfloat16", "float16")
-    assert report.assumptions == (f"attention: flash ({attention.why})",)
+    assert report.assumptions == tuple(f"attention: flash ({use.why})" for use in attention)
     assert Report.from_dict(report.to_dict()) == report
 
 

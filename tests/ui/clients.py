@@ -13,14 +13,19 @@ NAMES = ("alexnet", "resnet18", "resnet50", "vit_b_16")
 
 
 class ScriptedJob:
-    """A job that is done after its progress texts have been read out; `cancelled` says whether it was given up before."""
+    """A job that is done after its progress texts have been read out; `cancelled` says whether it was given up before.
+
+    `left` says whether nobody waits for it any more.
+    """
 
     def __init__(self, make: Callable[[], object], progress: Iterable[str] = ()):
         self._make = make
         self._texts = list(progress)
         self.progress = "starting"
         self.done = False
-        self.cancelled = False
+        self.cancelled = self.left = False
+        self.partial: object = None
+        self.parts = 0
 
     def result(self, timeout: float | None = None) -> object:
         if self._texts:
@@ -28,6 +33,16 @@ class ScriptedJob:
             return None
         self.done = True
         return self._make()
+
+    def waited(self, timeout: float) -> bool:
+        if self._texts:
+            self.progress = self._texts.pop(0)
+        else:
+            self.done = True
+        return self.done
+
+    def leave(self) -> None:
+        self.left = True
 
     def cancel(self) -> None:
         self.cancelled = not self.done
@@ -44,6 +59,9 @@ class ScriptedClient:
 
     def submit(self, query: str) -> ScriptedJob:
         request = parse_query(query)
+        if self.jobs and self.jobs[-1].left and self.requests[-1] == request:  # asked again before it has ended
+            self.jobs[-1].left = False
+            return self.jobs[-1]
         self.requests.append(request)
         self.jobs.append(ScriptedJob(lambda: self._make(request), self._progress))
         return self.jobs[-1]

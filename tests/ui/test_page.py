@@ -488,10 +488,13 @@ def test_abandoned_job_is_cancelled(monkeypatch, open_page):
 
 def test_stopped_job_waits_for_the_word(client, open_page):
     page = open_page()
-    page.session_state["stopped"] = "arch=torchvision:resnet50&gpu=t4"
+    query = "arch=torchvision:resnet50&gpu=t4"
+    report = report_for(parse_query(query))
+    page.session_state["answer"] = service.Answer(query=query, report=report, missing="you stopped it.")
     page.selectbox(key="gpu").set_value("t4").run()
     assert len(client.requests) == 1
-    assert page.info[0].value == "You stopped this estimate."
+    assert page.warning[0].value == "This answer is not whole: you stopped it."
+    assert page.main.title, "what was known then stays"
     page.button(key="again").click().run()
     assert client.requests[-1].gpu == "t4"
     assert page.main.title
