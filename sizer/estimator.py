@@ -13,7 +13,8 @@ from sizer import versions as pytorch
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
-from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
@@ -66,7 +67,7 @@ def estimate(
     request's. Raises RequestError, ConfigError and BuildError. A step that cannot be traced is not an error here: the report
     then holds the counts and says why in `failures`.
     """
-    return _answer(request, config, gpu or GPUS[request.gpu], progress or (lambda text: None))[0]
+    return _answer(request, config, gpu or find_gpu(request.gpu), progress or (lambda text: None))[0]
 
 
 def estimate_cell(
@@ -177,9 +178,10 @@ def target(device: Device) -> dict[str, str]:
 
 
 def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
-    """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all."""
+    """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
+    differs from those that the rules are for."""
     unsupported = builds.caution(gpu, device.version)
-    said = pytorch.cautions(device.version, pytorch.installed_version())
+    said = (*pytorch.cautions(device.version, pytorch.installed_version()), *gpu.cautions)
     return (*said, unsupported) if unsupported else said
 
 

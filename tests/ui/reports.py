@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.memory.affine import AffineTape
 from sizer.memory.allocator import describe
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
@@ -45,7 +45,7 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
             dtype: TapeFamily(lines=((1, tape(request, dtype)),)) for dtype in request.dtypes if dtype not in failures
         },
         batches=request.batches,
-        gpu=GPUS[request.gpu],
+        gpu=find_gpu(request.gpu),
         mode=request.mode,
         request={
             "mode": request.mode,
