@@ -135,7 +135,7 @@ def _larger_gpu(report: Report, estimate: Estimate) -> Iterator[str]:
     larger = smallest_gpu(estimate, report.gpu)
     if larger is None:
         need = format_bytes(estimate.process_high_bytes)
-        yield f"No single device of the catalogue holds {need}: split the model over several (FSDP, tensor parallel)."
+        yield f"No single device of its kind in the catalogue holds {need}: split the model over several (FSDP, tensor parallel)."
     elif larger.total_bytes > report.gpu.total_bytes:
         yield f"Use a larger device: the {larger.name} has {format_bytes(larger.total_bytes)}."
 

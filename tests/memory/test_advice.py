@@ -148,4 +148,4 @@ def test_the_smallest_device_is_of_the_same_kind():
 
 def test_beyond_every_device_it_says_to_split():
     lines = asked(process_high_bytes=300 * GIB)[1]
-    assert lines[-1].startswith("No single device of the catalogue holds 300.00 GiB: split the model")
+    assert lines[-1].startswith("No single device of its kind in the catalogue holds 300.00 GiB: split the model")
