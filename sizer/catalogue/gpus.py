@@ -34,9 +34,10 @@ DATA = Path(__file__).with_name("gpus.csv")
 # The capability whose kernels stand for those of AMD's and Intel's devices: like them an A100 has no flash attention by cuDNN, and
 # takes flash and memory-efficient attention, bfloat16 and tensor cores.
 STAND_IN = (8, 0)
-_SHARED = Context(low_bytes=0, typical_bytes=0, high_bytes=0, source="")
-# AMD: c10/cuda/CUDACachingAllocator.cpp serves ROCm, too. cuda/CublasHandlePool.cpp (2.12) takes 32 MiB for hipBLAS, 128 on gfx94
-# and gfx95, and 76 for hipBLASLt. Intel: c10/xpu/XPUCachingAllocator.cpp (2.7) has the constants of CUDA's.
+_NOT_COUNTED = Context(low_bytes=0, typical_bytes=0, high_bytes=0, source="")
+# AMD: c10/cuda/CUDACachingAllocator.cpp serves ROCm, too. cuda/CublasHandlePool.cpp (2.12 to 2.14) takes 32 MiB for hipBLAS, 128 on
+# gfx94 and gfx95, and 76 for hipBLASLt. Intel: c10/xpu/XPUCachingAllocator.cpp, before it had expandable segments, has
+# the constants of CUDA's.
 _UNLIKE_CUDA = {
     "AMD": (
         "PyTorch's caching allocator on ROCm is that of CUDA, replayed exactly; kernels and the workspaces of MIOpen and of "
@@ -107,7 +108,7 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
 def _rules(row: Mapping[str, str]) -> tuple[tuple[int, int] | None, Context]:
     """The capability and the context (bytes) of one row; without CUDA no context is counted."""
     if row["backend"] != "cuda":
-        return None, _SHARED
+        return None, _NOT_COUNTED
     if row["maker"] != "NVIDIA":
         return STAND_IN, CONTEXTS_BY_MAKER[row["maker"]]
     major, minor = map(int, row["capability"].split("."))
