@@ -10,7 +10,8 @@ from torch import device as on_meta
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.census import take_census
-from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.errors import RefusedValueError, RequestError
@@ -138,8 +139,10 @@ def _report(
 
 
 def _gpu(key: str) -> Gpu:
-    _check("gpu", key, GPUS)
-    return GPUS[key]
+    try:
+        return find_gpu(key)
+    except RefusedValueError as refused:
+        raise RequestError(refusals=[refused.at("gpu", key)]) from None
 
 
 def _device(gpu: Gpu, torch: str | None) -> Device:

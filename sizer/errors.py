@@ -15,7 +15,7 @@ Each message is one line. `SizerError.exit_status` is what the command line retu
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 GIVEN_LIMIT = 60
@@ -130,5 +130,9 @@ def quote(value: object, limit: int = GIVEN_LIMIT) -> str:
 
 def suggest(word: str, known: Iterable[str], count: int = 3) -> str | None:
     """The known words closest to `word`, as text ("did you mean a, b?"), or None where nothing is close."""
-    close = difflib.get_close_matches(word[:GIVEN_LIMIT], list(known), n=count, cutoff=0.6)
-    return f"did you mean {', '.join(close)}?" if close else None
+    return did_you_mean(difflib.get_close_matches(word[:GIVEN_LIMIT], list(known), n=count, cutoff=0.6))
+
+
+def did_you_mean(words: Sequence[str]) -> str | None:
+    """The words as a suggestion, or None where there are none."""
+    return f"did you mean {', '.join(words)}?" if words else None

@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 
 from sizer import versions as pytorch
-from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
@@ -74,7 +75,7 @@ class Estimator:
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.request, self.gpu = request, gpu or GPUS[request.gpu]
+        self.request, self.gpu = request, gpu or find_gpu(request.gpu)
         if request.expandable_segments and self.gpu.backend != "cuda":
             raise RequestError(
                 "expandable",
@@ -223,9 +224,10 @@ def target(device: Device) -> dict[str, str]:
 
 
 def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
-    """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all."""
+    """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
+    differs from those that the rules are for."""
     unsupported = builds.caution(gpu, device.version)
-    said = pytorch.cautions(device.version, pytorch.installed_version())
+    said = (*pytorch.cautions(device.version, pytorch.installed_version()), *gpu.cautions)
     return (*said, unsupported) if unsupported else said
 
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
-from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES
@@ -50,8 +50,8 @@ class Request:
     `revision` belongs to the source "hub", `config` (canonical JSON text) to "config"; None elsewhere. `mode` is a key of MODES.
     `head`, `sequence_length` (tokens), `image_size` (height, width in pixels) and `optimizer_impl` are None where the
     architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
-    `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one. `focus` is the dtype and batch size
-    to look at first, one of those asked for; it changes no figure.
+    `gpu` is a key that `find_gpu` knows. `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
+    `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure.
     """
 
     source: str
@@ -188,7 +188,7 @@ _KEYS: dict[str, _Key] = {
     "optimizer_impl": _field("optimizer_impl", choice(IMPLEMENTATIONS)),
     "attention": _field("attention", choice(ATTENTIONS)),
     "checkpointing": _field("checkpointing", read_switch, format_switch),
-    "gpu": _field("gpu", choice(GPUS)),
+    "gpu": _field("gpu", lambda text: find_gpu(text).key),
     "expandable": _field("expandable_segments", read_switch, format_switch),
     "torch": _field("torch", read_torch),
     "focus": _field("focus", _read_focus, lambda cell: f"{cell[0]}:{cell[1]}"),
@@ -248,7 +248,7 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
             allowed="one of the values of dtype, a colon, one of the values of batch",
             todo="remove it, or ask for that dtype and batch",
         )
-    gpu = GPUS[request.gpu]
+    gpu = find_gpu(request.gpu)
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
     if request.optimizer_impl is not None and request.optimizer_impl not in known:
         optimizer = request.optimizer

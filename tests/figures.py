@@ -35,6 +35,10 @@ def _presets() -> Figures:
     return (len(PRESETS),)
 
 
+def _devices() -> Figures:
+    return (len(GPUS),)
+
+
 def _floors() -> Figures:
     oldest = floors(REQUIREMENTS.read_text(encoding="utf-8"))
     return tuple(oldest[name].removesuffix(".0") for name in ("torch", "torchvision", "transformers", "timm"))
@@ -122,6 +126,7 @@ def _timm() -> Figures:
 
 SENTENCES: dict[str, Callable[[], Figures]] = {
     "one of {} presets": _presets,
+    "the {} devices of the catalogue": _devices,
     "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, and timm ≥ {}": _floors,
     "holds {} figures with their sources, of which {} are repeated": _published,
     "within 1 % for {} of {} with today's libraries (torch {}, transformers {}), for {} of {} with those of the runs' "

@@ -239,8 +239,11 @@ def test_gpus_lists_the_catalogue(run):
     status, out, _ = run("gpus")
     assert status == 0
     assert any(line.startswith("a100-80gb ") for line in out.splitlines())
+    assert out.splitlines()[0].split()[:3] == ["key", "name", "maker"]
+    assert out.splitlines()[-1].endswith("its compute capability: gpu=custom:24GiB@8.9")
     rows = json.loads(run("gpus", "--json")[1])["gpus"]
     assert {"t4", "h100-80gb", "cpu"} <= {row["key"] for row in rows}
+    assert {"NVIDIA", "AMD", "Intel", "Apple"} < {row["maker"] for row in rows}
     assert all(isinstance(row["total_bytes"], int) for row in rows)
 
 

@@ -287,7 +287,7 @@ def _refuse(key: str, given: str) -> str:
     "size", [lambda **more: size_module(Pair, (X,), **more), lambda **more: size_step(accumulating, **more)]
 )
 def test_unknown_gpu(size: Callable[..., Report]) -> None:
-    with pytest.raises(RequestError, match=_refuse("gpu", "a1000")):
+    with pytest.raises(RequestError, match=_refuse("gpu", "'a1000'") + "did you mean a10, a100-80gb, a100-40gb"):
         size(gpu="a1000")
 
 
@@ -318,7 +318,7 @@ def test_a_step_that_fails_names_the_error() -> None:
         size_step(broken)
 
 
-@pytest.mark.parametrize(("name", "value"), [("mode", "train"), ("optimizer", "adamx"), ("gpu", "a1000")])
+@pytest.mark.parametrize(("name", "value"), [("mode", "train"), ("optimizer", "adamx")])
 def test_a_word_that_is_not_allowed_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(RequestError, match=f"{name}: given {value}, allowed .*; pick one of these keys"):
         size_module(lambda: torch.nn.Linear(2, 2), (torch.zeros(1, 2),), **{name: value})

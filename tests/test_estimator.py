@@ -43,6 +43,37 @@ def test_expandable_segments_are_refused_off_cuda() -> None:
         estimate(request, gpu=GPUS["cpu"])
 
 
+def test_a_device_of_ones_own_is_estimated_as_its_like_in_the_catalogue() -> None:
+    query = "arch=hf:gpt2&seq=64&dtype=bfloat16&batch=2,64&gpu="
+    known, own = (estimate(parse_query(f"{query}{gpu}")) for gpu in ("rtx-4090", "custom:24084MiB@8.9"))
+    assert (own.gpu.key, own.request["gpu"]) == ("custom:24084MiB@8.9",) * 2
+    assert parse_query(own.query) == parse_query(f"{query}custom:24084MiB@8.9")
+    assert Report.from_dict(own.to_dict()) == own
+    for mine, theirs in zip(own.estimates, known.estimates, strict=True):
+        assert mine.peak_allocated_bytes == theirs.peak_allocated_bytes
+        assert mine.peak_reserved_bytes == theirs.peak_reserved_bytes
+        assert mine.at_peak == theirs.at_peak
+        # it may have as few multiprocessors as an RTX 2000 Ada, or as many as an RTX 6000 Ada
+        assert mine.process_low_bytes < theirs.process_low_bytes < theirs.process_high_bytes < mine.process_high_bytes
+    assert not own.uncounted, "this model convolves nothing"
+
+
+def test_a_device_of_ones_own_has_its_convolutions_modelled_and_says_so() -> None:
+    report = estimate(parse_query("arch=torchvision:resnet18&image=64&dtype=float32&batch=8&gpu=custom:81038MiB@8.0"))
+    assert [line for line in report.uncounted if "workspaces of convolutions: modelled" in line]
+    assert report.max_batch[0].batch > 8
+
+
+@pytest.mark.parametrize(("gpu", "maker"), [("mi300x", "ROCm"), ("arc-b580", "Intel")])
+def test_another_makers_device_is_estimated_with_a_caution(gpu: str, maker: str) -> None:
+    query = "arch=hf:gpt2&seq=64&dtype=bfloat16&batch=2&gpu="
+    report, stand_in = (estimate(parse_query(f"{query}{key}")) for key in (gpu, "a100-80gb"))
+    (caution,) = report.cautions
+    assert maker in caution and caution.endswith("are modelled on those of CUDA capability 8.0")
+    assert caution in report.notes
+    assert report.estimates[0].peak_allocated_bytes == stand_in.estimates[0].peak_allocated_bytes
+
+
 @pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.key)
 def test_a_mode_marks_its_phases_and_keys_that_it_does_not_use_change_nothing(mode: Mode) -> None:
     query = f"arch=torchvision:resnet18&image=64&dtype=float32&batch=2&mode={mode.key}"

@@ -153,6 +153,14 @@ def test_every_other_gpu_of_the_catalogue_is_not_older() -> None:
     }
 
 
+def test_what_cuda_builds_have_says_nothing_of_another_makers_gpus() -> None:
+    assert [builds.caution(GPUS[key], (2, 6)) for key in ("mi300x", "rx-9070-xt", "arc-b580", "max-1550")] == [None] * 4
+    assert builds.caution(GPUS["gtx-1080-ti"], (2, 14)) is not None
+    assert builds.caution(GPUS["gtx-1080-ti"], (2, 6)) is None
+    # binaries for 8.6 run on 8.7, those for 10.0 and 12.0 on 10.3 and 12.1
+    assert [builds.caution(GPUS[key], NEWEST) for key in ("jetson-agx-orin-64gb", "b300", "dgx-spark")] == [None] * 3
+
+
 def test_the_wheels_of_a_version_nobody_read_are_not_guessed() -> None:
     assert builds.flags_of((9, 0)) is None
     assert builds.caution(GPUS["v100-16gb"], (9, 0)) is None

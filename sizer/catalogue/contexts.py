@@ -11,11 +11,14 @@ they say, and a test holds the numbers here to theirs. Two things explain them:
   loads many or something else allocates for itself.
 
 Messages of torch 2.2 and newer, on Linux; kernels are loaded lazily there. With CUDA_MODULE_LOADING=EAGER it is over 1 GiB.
+Of AMD's and Intel's devices far less is known: CONTEXTS_BY_MAKER.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median_low
 
 MIB = 2**20
 BYTES_PER_THREAD = 2048
@@ -23,7 +26,8 @@ BYTES_PER_THREAD = 2048
 # Threads that can be resident on a multiprocessor. CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute
 # Capability".
 THREADS_PER_MULTIPROCESSOR = {
-    (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (8, 6): 1536, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536,
+    (6, 0): 2048, (6, 1): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536,
+    (9, 0): 2048, (10, 0): 2048, (10, 3): 2048, (12, 0): 1536, (12, 1): 1536,
 }  # fmt: skip
 
 
@@ -79,3 +83,30 @@ def context_of(threads: int, capability: tuple[int, int] | None) -> Context:
         high_bytes=typical + ABOVE_MIB * MIB,
         source=f"{libraries.messages} published messages, {libraries.architecture}",
     )
+
+
+def context_between(contexts: Iterable[Context], source: str) -> Context:
+    """The context (bytes) of a GPU that may be any of several: the middle one's, from the least to the most of all."""
+    known = tuple(contexts)
+    return Context(
+        low_bytes=min(context.low_bytes for context in known),
+        typical_bytes=median_low(context.typical_bytes for context in known),
+        high_bytes=max(context.high_bytes for context in known),
+        source=source,
+    )
+
+
+# What seven messages of PyTorch on ROCm leave beside allocated, unallocated and free memory (MiB); GPUs of 24 to 288 GB.
+# They do not say whether other processes hold some of it. From half of the least to twice the most is said of any of them.
+_ROCM_MIB = (318, 342, 365, 461, 772, 838, 952)
+CONTEXTS_BY_MAKER = {
+    "AMD": Context(
+        low_bytes=min(_ROCM_MIB) // 2 * MIB,
+        typical_bytes=median_low(_ROCM_MIB) * MIB,
+        high_bytes=2 * max(_ROCM_MIB) * MIB,
+        source=f"hardly known, {len(_ROCM_MIB)} published messages on ROCm",
+    ),
+    "Intel": Context(
+        low_bytes=0, typical_bytes=256 * MIB, high_bytes=1024 * MIB, source="not known, taken to be up to 1 GiB"
+    ),
+}

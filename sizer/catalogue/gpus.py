@@ -1,16 +1,52 @@
-"""The catalogue of devices: how much memory PyTorch sees on each, and what a process holds outside the allocator."""
+"""The catalogue of devices: how much memory PyTorch sees on each, and what a process holds outside the allocator.
+
+The data is `gpus.csv` beside this file, in display order, a device a row:
+
+| column | what it holds |
+|---|---|
+| key, name, maker | the key in links, the name with its nominal memory, NVIDIA, AMD, Intel, Apple or Host |
+| backend | whose allocator's rules are followed: cuda, mps or cpu |
+| capability | NVIDIA's compute capability, or AMD's architecture ("gfx942") |
+| total_mib | memory in MiB, as torch.cuda.get_device_properties(0) prints it |
+| multiprocessors | NVIDIA's multiprocessors, AMD's compute units, Intel's Xe cores |
+| unified | "unified" where the memory is the host's, too |
+| driver_name, l2_kib, clock_mhz, memory_mhz | what else cuDNN is told of it (`sizer.catalogue.hardware`) |
+| known, source | "seen", what machines printed, or "believed", how it was derived |
+
+What was seen stands in published output, also as "has a total capacity of ... GiB" in an error message. Where several totals are
+known, a smaller one stands here: recent Linux drivers.
+"""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from sizer.catalogue.contexts import THREADS_PER_MULTIPROCESSOR, context_of
+from sizer.catalogue.contexts import CONTEXTS_BY_MAKER, THREADS_PER_MULTIPROCESSOR, Context, context_of
 
 Backend = Literal["cuda", "mps", "cpu"]
 MIB = 2**20
+DATA = Path(__file__).with_name("gpus.csv")
 
-_RECOMMENDED = "Metal's recommended maximum"
+# The capability whose kernels stand for those of AMD's and Intel's devices: like them an A100 has no flash attention by cuDNN, and
+# takes flash and memory-efficient attention, bfloat16 and tensor cores.
+STAND_IN = (8, 0)
+_NOT_COUNTED = Context(low_bytes=0, typical_bytes=0, high_bytes=0, source="")
+# AMD: c10/cuda/CUDACachingAllocator.cpp serves ROCm, too. cuda/CublasHandlePool.cpp (2.12 to 2.14) takes 32 MiB for hipBLAS, 128 on
+# gfx94 and gfx95, and 76 for hipBLASLt. Intel: c10/xpu/XPUCachingAllocator.cpp, before it had expandable segments, has
+# the constants of CUDA's.
+_UNLIKE_CUDA = {
+    "AMD": (
+        "PyTorch's caching allocator on ROCm is that of CUDA, replayed exactly; kernels and the workspaces of MIOpen and of "
+        "hipBLAS and hipBLASLt (108 to 204 MiB there)"
+    ),
+    "Intel": (
+        "PyTorch's caching allocator for Intel's devices has the rules of CUDA's; kernels and the workspaces of oneDNN and oneMKL"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +55,9 @@ class Gpu:
 
     `total_bytes` is torch.cuda.get_device_properties(0).total_memory on CUDA and torch.mps.recommended_max_memory()
     on MPS. It differs by some 0.1 GiB with driver, ECC and board; `source` says whether this entry's number is known
-    or believed, and what the context comes from (`sizer.catalogue.contexts`).
+    or believed, and what the context comes from (`sizer.catalogue.contexts`). `backend` and `capability` are those whose rules
+    are followed: AMD's and Intel's devices are estimated as CUDA devices of capability 8.0, which `cautions` says. `maker` is
+    empty in records of versions that did not tell; `unified` is whether the memory is the host's, too.
     """
 
     key: str
@@ -31,77 +69,57 @@ class Gpu:
     context_bytes: int
     context_high_bytes: int
     source: str
+    maker: str = ""
+    unified: bool = False
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What to know of the device before its figures are read."""
+        said = []
+        if self.maker in _UNLIKE_CUDA:
+            major, minor = STAND_IN
+            said.append(f"{_UNLIKE_CUDA[self.maker]} are modelled on those of CUDA capability {major}.{minor}")
+        if self.unified and self.backend == "cuda":
+            said.append(
+                f"the {self.name} shares its memory with the host: what other programs hold of it is not counted"
+            )
+        return tuple(said)
 
 
-def _cuda(key: str, name: str, total_mib: int, capability: tuple[int, int], multiprocessors: int, source: str) -> Gpu:
-    context = context_of(multiprocessors * THREADS_PER_MULTIPROCESSOR[capability], capability)
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    """The device of one row."""
+    capability, context = _rules(row)
+    source = f"{row['known']}: {row['source']}"
     return Gpu(
-        key=key,
-        name=name,
-        total_bytes=total_mib * MIB,
-        backend="cuda",
+        key=row["key"],
+        name=row["name"],
+        total_bytes=int(row["total_mib"]) * MIB,
+        backend=row["backend"],
         capability=capability,
         context_low_bytes=context.low_bytes,
         context_bytes=context.typical_bytes,
         context_high_bytes=context.high_bytes,
-        source=f"{source}; outside PyTorch: {context.source}",
+        source=f"{source}; outside PyTorch: {context.source}" if context.source else source,
+        maker=row["maker"],
+        unified=row["unified"] == "unified",
     )
 
 
-def _unified(key: str, name: str, total_mib: int, backend: Backend, source: str) -> Gpu:
-    """A device that shares the host's memory: no context of its own is counted."""
-    return Gpu(
-        key=key,
-        name=name,
-        total_bytes=total_mib * MIB,
-        backend=backend,
-        capability=None,
-        context_low_bytes=0,
-        context_bytes=0,
-        context_high_bytes=0,
-        source=source,
-    )
+def _rules(row: Mapping[str, str]) -> tuple[tuple[int, int] | None, Context]:
+    """The capability and the context (bytes) of one row; without CUDA no context is counted."""
+    if row["backend"] != "cuda":
+        return None, _NOT_COUNTED
+    if row["maker"] != "NVIDIA":
+        return STAND_IN, CONTEXTS_BY_MAKER[row["maker"]]
+    major, minor = map(int, row["capability"].split("."))
+    threads = int(row["multiprocessors"]) * THREADS_PER_MULTIPROCESSOR[major, minor]
+    return (major, minor), context_of(threads, (major, minor))
 
 
-# Totals are MiB as printed by torch.cuda.get_device_properties(0), then the capability and the number of multiprocessors.
-# "seen" means in the published output of a machine (also as "has a total capacity of ... GiB" in an error message),
-# "believed" means remembered. Where several totals are known, a smaller one stands here: recent Linux drivers.
-_ROWS = (
-    _cuda("t4", "Tesla T4 (16 GB)", 14910, (7, 5), 40, "seen: 14,910 to 15,109 MiB"),
-    _cuda("v100-16gb", "Tesla V100 (16 GB)", 16130, (7, 0), 80, "seen: 16,130 to 16,160 MiB (SXM2)"),
-    _cuda("v100-32gb", "Tesla V100 (32 GB)", 32480, (7, 0), 80, "seen: 31.73 to 31.75 GiB"),
-    _cuda("rtx-2080-ti", "GeForce RTX 2080 Ti (11 GB)", 11019, (7, 5), 68, "seen: 11,019 MiB"),
-    _cuda("rtx-3060-12gb", "GeForce RTX 3060 (12 GB)", 11931, (8, 6), 28, "seen: 11,931 to 12,044 MiB"),
-    _cuda("rtx-3080-10gb", "GeForce RTX 3080 (10 GB)", 9871, (8, 6), 68, "seen: 9.64 to 9.78 GiB"),
-    _cuda("rtx-3090", "GeForce RTX 3090 (24 GB)", 24136, (8, 6), 82, "seen: 24,259 to 24,268 MiB; believed: 23.57 GiB"),
-    _cuda(
-        "rtx-4060-8gb", "GeForce RTX 4060 (8 GB)", 7813, (8, 9), 24, "believed: 7.63 GiB on Linux, 8,187 MiB on Windows"
-    ),
-    _cuda("rtx-4080", "GeForce RTX 4080 (16 GB)", 16049, (8, 9), 76, "seen: 16,049 MiB"),
-    _cuda("rtx-4090", "GeForce RTX 4090 (24 GB)", 24084, (8, 9), 128, "seen: 23.52 to 23.65 GiB; Windows 24,563 MiB"),
-    _cuda("rtx-5090", "GeForce RTX 5090 (32 GB)", 32112, (12, 0), 170, "seen: 31.36 to 31.37 GiB"),
-    _cuda("rtx-a6000", "RTX A6000 (48 GB)", 48676, (8, 6), 84, "seen: 48,676 MiB"),
-    _cuda("l4", "L4 (24 GB)", 22558, (8, 9), 58, "believed: 22.03 to 22.17 GiB"),
-    _cuda("l40s", "L40S (48 GB)", 45455, (8, 9), 142, "seen: 44.39 GiB to 45,589 MiB"),
-    _cuda("a10g", "A10G (24 GB)", 22587, (8, 6), 80, "seen: 22,587 MiB"),
-    _cuda("a100-40gb", "A100 (40 GB)", 40326, (8, 0), 108, "seen: 39.38 GiB to 40,536 MiB (SXM4)"),
-    _cuda("a100-80gb", "A100 (80 GB)", 81038, (8, 0), 108, "seen: 79.14 to 79.25 GiB"),
-    _cuda("h100-80gb", "H100 SXM (80 GB)", 81082, (9, 0), 132, "seen: 81,082 to 81,090 MiB"),
-    _cuda("h100-pcie", "H100 PCIe (80 GB)", 81008, (9, 0), 114, "seen: 81,008 MiB"),
-    _cuda(
-        "gh200", "GH200 (96 GB)", 96768, (9, 0), 132, "believed: 94.5 GiB; the host's memory beside it is not counted"
-    ),
-    _cuda("h200", "H200 (141 GB)", 143156, (9, 0), 132, "seen: 143,156 MiB"),
-    _cuda("b200", "B200 (180 GB)", 182631, (10, 0), 148, "seen: 182,631 to 182,642 MiB"),
-    _unified("m2-16gb", "Apple M2 (16 GB)", 10922, "mps", f"believed: {_RECOMMENDED} of two thirds"),
-    _unified(
-        "m2-ultra-64gb", "Apple M2 Ultra (64 GB)", 49152, "mps", f"seen on other 64 GB Macs: {_RECOMMENDED} of 48 GiB"
-    ),
-    _unified("m4-max-128gb", "Apple M4 Max (128 GB)", 98304, "mps", f"believed: {_RECOMMENDED} of three quarters"),
-    _unified("m2-ultra-192gb", "Apple M2 Ultra (192 GB)", 147456, "mps", f"believed: {_RECOMMENDED} of three quarters"),
-    _unified(
-        "cpu", "CPU (a host with 64 GiB)", 65536, "cpu", "nominal: this catalogue does not know your host's memory"
-    ),
-)
+def read_rows() -> list[dict[str, str]]:
+    """The rows of `gpus.csv` as text."""
+    with DATA.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
-GPUS: dict[str, Gpu] = {gpu.key: gpu for gpu in _ROWS}
+
+GPUS: dict[str, Gpu] = {row["key"]: _gpu(row) for row in read_rows()}

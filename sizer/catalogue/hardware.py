@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.contexts import THREADS_PER_MULTIPROCESSOR
+from sizer.catalogue.gpus import GPUS, Gpu, read_rows
+
+# Shared memory of a multiprocessor (CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability").
+SHARED_KIB = {
+    (7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (9, 0): 228, (10, 0): 228, (10, 3): 228, (12, 0): 100,
+    (12, 1): 100,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +42,7 @@ class Hardware:
     @property
     def blocks(self) -> int:
         """Resident blocks per multiprocessor (CUDA C programming guide, table of technical specifications)."""
-        return {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24}.get(self.capability, 32)
+        return {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}.get(self.capability, 32)
 
     def as_cudnn(self) -> dict[str, object]:
         """The device in the keys of cuDNN's device descriptor (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, cuDNN 9.8 on)."""
@@ -52,35 +60,21 @@ class Hardware:
         }  # fmt: skip
 
 
-def _hardware(key: str, name: str, *numbers: int) -> Hardware:
-    columns = ("processors", "threads", "shared_kib", "l2_kib", "clock_khz", "memory_khz")
-    return Hardware(gpu=GPUS[key], name=name, **dict(zip(columns, numbers, strict=True)))
+def _hardware(row: Mapping[str, str]) -> Hardware:
+    """The hardware of one row of `gpus.csv`."""
+    gpu = GPUS[row["key"]]
+    return Hardware(
+        gpu=gpu,
+        name=row["driver_name"],
+        processors=int(row["multiprocessors"]),
+        threads=THREADS_PER_MULTIPROCESSOR[gpu.capability],
+        shared_kib=SHARED_KIB[gpu.capability],
+        l2_kib=int(row["l2_kib"]),
+        clock_khz=1000 * int(row["clock_mhz"]),
+        memory_khz=1000 * int(row["memory_mhz"]),
+    )
 
 
-# NVIDIA's data sheets and architecture white papers.
-_ROWS = (
-    _hardware("t4", "Tesla T4", 40, 1024, 64, 4096, 1590000, 5001000),
-    _hardware("v100-16gb", "Tesla V100-SXM2-16GB", 80, 2048, 96, 6144, 1530000, 877000),
-    _hardware("v100-32gb", "Tesla V100-SXM2-32GB", 80, 2048, 96, 6144, 1530000, 877000),
-    _hardware("rtx-2080-ti", "NVIDIA GeForce RTX 2080 Ti", 68, 1024, 64, 5632, 1545000, 7000000),
-    _hardware("rtx-3060-12gb", "NVIDIA GeForce RTX 3060", 28, 1536, 100, 3072, 1777000, 7501000),
-    _hardware("rtx-3080-10gb", "NVIDIA GeForce RTX 3080", 68, 1536, 100, 5120, 1710000, 9501000),
-    _hardware("rtx-3090", "NVIDIA GeForce RTX 3090", 82, 1536, 100, 6144, 1695000, 9751000),
-    _hardware("rtx-4060-8gb", "NVIDIA GeForce RTX 4060", 24, 1536, 100, 24576, 2460000, 8501000),
-    _hardware("rtx-4080", "NVIDIA GeForce RTX 4080", 76, 1536, 100, 65536, 2505000, 11201000),
-    _hardware("rtx-4090", "NVIDIA GeForce RTX 4090", 128, 1536, 100, 73728, 2520000, 10501000),
-    _hardware("rtx-5090", "NVIDIA GeForce RTX 5090", 170, 1536, 100, 98304, 2407000, 14001000),
-    _hardware("rtx-a6000", "NVIDIA RTX A6000", 84, 1536, 100, 6144, 1800000, 8001000),
-    _hardware("l4", "NVIDIA L4", 58, 1536, 100, 49152, 2040000, 6251000),
-    _hardware("l40s", "NVIDIA L40S", 142, 1536, 100, 98304, 2520000, 9001000),
-    _hardware("a10g", "NVIDIA A10G", 80, 1536, 100, 6144, 1710000, 6251000),
-    _hardware("a100-40gb", "NVIDIA A100-SXM4-40GB", 108, 2048, 164, 40960, 1410000, 1215000),
-    _hardware("a100-80gb", "NVIDIA A100-SXM4-80GB", 108, 2048, 164, 40960, 1410000, 1593000),
-    _hardware("h100-80gb", "NVIDIA H100 80GB HBM3", 132, 2048, 228, 51200, 1980000, 2619000),
-    _hardware("h100-pcie", "NVIDIA H100 PCIe", 114, 2048, 228, 51200, 1755000, 1593000),
-    _hardware("gh200", "NVIDIA GH200 480GB", 132, 2048, 228, 61440, 1980000, 2619000),
-    _hardware("h200", "NVIDIA H200", 132, 2048, 228, 61440, 1980000, 3201000),
-    _hardware("b200", "NVIDIA B200", 148, 2048, 228, 129536, 1965000, 3996000),
-)
-
-HARDWARE: dict[str, Hardware] = {row.gpu.key: row for row in _ROWS}
+# NVIDIA's data sheets and architecture white papers. A row without a driver's name is of a device that cuDNN 9 does not know, or
+# whose figures nobody looked up.
+HARDWARE: dict[str, Hardware] = {row["key"]: _hardware(row) for row in read_rows() if row["driver_name"]}

@@ -31,11 +31,13 @@ def advise(report: Report, estimate: Estimate) -> tuple[str, ...]:
 
 
 def smallest_gpu(estimate: Estimate, gpu: Gpu) -> Gpu | None:
-    """The smallest device of the catalogue, of the same backend as `gpu`, that holds the estimate's high end; or None.
+    """The smallest device of the catalogue, alike in backend, maker and whether its memory is the host's, that holds the estimate's
+    high end; or None.
 
     Other devices may choose other kernels, so this compares memory only.
     """
-    able = [other for other in GPUS.values() if other.backend == gpu.backend]
+    kind = (gpu.backend, gpu.maker, gpu.unified)
+    able = [other for other in GPUS.values() if (other.backend, other.maker, other.unified) == kind]
     able = [other for other in able if other.total_bytes >= estimate.process_high_bytes]
     return min(able, key=lambda other: other.total_bytes, default=None)
 
@@ -133,7 +135,7 @@ def _larger_gpu(report: Report, estimate: Estimate) -> Iterator[str]:
     larger = smallest_gpu(estimate, report.gpu)
     if larger is None:
         need = format_bytes(estimate.process_high_bytes)
-        yield f"No single device of the catalogue holds {need}: split the model over several (FSDP, tensor parallel)."
+        yield f"No single device of its kind in the catalogue holds {need}: split the model over several (FSDP, tensor parallel)."
     elif larger.total_bytes > report.gpu.total_bytes:
         yield f"Use a larger device: the {larger.name} has {format_bytes(larger.total_bytes)}."
 

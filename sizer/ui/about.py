@@ -85,6 +85,7 @@ def _show_devices() -> None:
         pd.DataFrame(
             {
                 "Device": [gpu.name for gpu in GPUS.values()],
+                "Maker": [gpu.maker for gpu in GPUS.values()],
                 "Key in links": list(GPUS),
                 "Memory, GiB": [GIBIBYTES.of(gpu.total_bytes) for gpu in GPUS.values()],
                 "Outside PyTorch, GiB": [GIBIBYTES.of(gpu.context_bytes) for gpu in GPUS.values()],
@@ -94,6 +95,5 @@ def _show_devices() -> None:
             }
         ),
         hide_index=True,
-        height="content",
         column_config=dict.fromkeys(("Memory, GiB", "Outside PyTorch, GiB", "from", "to"), number),
     )

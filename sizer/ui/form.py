@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import streamlit as st
 
+from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
@@ -56,7 +57,9 @@ def fill(request: Request) -> None:
     state["seq"], state["image"] = texts.get("seq", ""), texts.get("image", "")
     state["head"] = request.head or ""
     state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_DEFAULT
-    state["attention"], state["checkpointing"], state["gpu"] = request.attention, request.checkpointing, request.gpu
+    state["attention"], state["checkpointing"] = request.attention, request.checkpointing
+    state["gpu"] = CUSTOM if is_custom(request.gpu) else request.gpu
+    state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
 
@@ -176,7 +179,7 @@ def _forget_what_does_not_fit() -> None:
 
 
 def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
-    values = {"gpu": st.session_state["gpu"]}
+    values = {"gpu": _gpu()}
     if "optimizer" not in mode.unused:
         values["optimizer"] = st.selectbox("Optimizer", list(OPTIMIZERS), key="optimizer", **KEEP)
     if "checkpointing" not in mode.unused:
@@ -185,7 +188,7 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
         )
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
     if for_device:
-        values["gpu"] = st.selectbox("Device", list(GPUS), format_func=lambda key: GPUS[key].name, key="gpu", **KEEP)
+        values["gpu"] = _ask_gpu()
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
@@ -195,12 +198,34 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
             values["head"] = _text("Head", "A transformers class, for example LlamaForCausalLM.", key="head")
         if for_device:
             values["torch"] = _text("PyTorch", TORCH_HELP, key="torch", placeholder="the installed one")
-        if GPUS[values["gpu"]].backend == "cuda":
+        if is_custom(values["gpu"]) or GPUS[values["gpu"]].backend == "cuda":
             st.toggle("Expandable segments", key="expandable", help=EXPANDABLE_HELP, **KEEP)
             values["expandable"] = "01"[st.session_state["expandable"]]
         if not values.keys() & {"optimizer_impl", "attention", "torch", "expandable"}:
             st.caption(f"There are no more options for inference with a {source.title} model on this device.")
     return values
+
+
+def _ask_gpu() -> str:
+    """The key of a device of the catalogue, or of one's own by two fields of their own."""
+    chosen = st.selectbox("Device", [*GPUS, CUSTOM], format_func=_name_of_gpu, key="gpu", **KEEP)
+    if chosen == CUSTOM:
+        memory, capability = st.columns(2)
+        memory.text_input("Memory", key="gpu_memory", help=MEMORY_HELP, **KEEP)
+        capabilities = [format_capability(one) for one in CAPABILITIES]
+        capability.selectbox("Compute capability", capabilities, key="gpu_capability", **KEEP)
+    return _gpu()
+
+
+def _gpu() -> str:
+    state = st.session_state
+    return (
+        f"{CUSTOM}:{state['gpu_memory'].strip()}@{state['gpu_capability']}" if state["gpu"] == CUSTOM else state["gpu"]
+    )
+
+
+def _name_of_gpu(key: str) -> str:
+    return "A device of one's own" if key == CUSTOM else GPUS[key].name
 
 
 def _ask_implementation(optimizer: str) -> str:
@@ -223,6 +248,7 @@ _ASK_MODEL = {"names": _ask_name, "presets": _ask_preset, "repository": _ask_rep
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
 )
+MEMORY_HELP = "As PyTorch reports it, for example 24GiB or 24084MiB: torch.cuda.get_device_properties(0).total_memory."
 TORCH_HELP = f"The version whose rules are followed: {format_version(OLDEST)} or newer."
 DTYPE_HELP = (
     "float32, bfloat16 and float16 cast the whole model. The amp ones keep float32 weights and run the forward pass under "

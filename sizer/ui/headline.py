@@ -17,7 +17,8 @@ from sizer.units import format_bytes, format_count
 
 def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     """The headline on one estimate: what is done, what it needs, whether it fits. Holds no text a stranger wrote."""
-    seen = "as nvidia-smi shows it" if report.gpu.backend == "cuda" else "for the whole process"
+    by_smi = report.gpu.maker == "NVIDIA" and not report.gpu.unified
+    seen = "as nvidia-smi shows it" if by_smi else "for the whole process"
     needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
     return (
         f"{MODES[request.mode].headline} {subject(request, report)} at batch {estimate.batch}{sample_size(report)} "

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import GPUS
 from sizer.memory.advice import advise, smallest_gpu
 from sizer.memory.fit import MaxBatch
@@ -47,7 +48,7 @@ def test_what_does_not_fit_gets_every_remedy_in_order():
         "Use the optimizer with fused=True: its step needs none of the 5.00 GiB of temporaries.",
         "Use an 8-bit version of adamw: its state of 4.00 GiB shrinks by about 3.00 GiB.",
         "Use an optimizer without state (sgd): it saves 4.00 GiB, and usually trains worse.",
-        "Use a larger device: the L4 (24 GB) has 22.03 GiB.",
+        "Use a larger device: the A10 (24 GB) has 21.98 GiB.",
     )
 
 
@@ -130,7 +131,7 @@ def test_what_fits_is_told_its_room():
         "It fits only because the allocator gives cached memory back and tries again (3 times), which is slow: "
         "a smaller batch runs faster.",
         "The largest batch that fits is 12.",
-        "A smaller device would do: the GeForce RTX 4060 (8 GB) has 7.63 GiB.",
+        "A smaller device would do: the GeForce RTX 5060 Ti (8 GB) has 7.51 GiB.",
     )
     assert report.gpu is GPUS["t4"]
 
@@ -138,10 +139,13 @@ def test_what_fits_is_told_its_room():
 def test_the_smallest_device_is_of_the_same_kind():
     estimate = replace(make_report().estimates[0], process_high_bytes=30 * GIB)
     assert smallest_gpu(estimate, GPUS["t4"]).key == "rtx-5090"
-    assert smallest_gpu(estimate, GPUS["m2-16gb"]).key == "m2-ultra-64gb"
+    assert smallest_gpu(estimate, GPUS["m2-16gb"]).key == "m3-max-48gb"
+    assert smallest_gpu(estimate, GPUS["jetson-orin-nano-8gb"]).key == "jetson-agx-orin-64gb"
+    assert smallest_gpu(estimate, GPUS["rx-7900-xtx"]).key == "radeon-pro-w7900"
+    assert smallest_gpu(estimate, find_gpu("custom:24GiB@7.5")).key == "rtx-5090"
     assert smallest_gpu(replace(estimate, process_high_bytes=10**15), GPUS["t4"]) is None
 
 
 def test_beyond_every_device_it_says_to_split():
     lines = asked(process_high_bytes=300 * GIB)[1]
-    assert lines[-1].startswith("No single device of the catalogue holds 300.00 GiB: split the model")
+    assert lines[-1].startswith("No single device of its kind in the catalogue holds 300.00 GiB: split the model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.memory.affine import AffineTape
 from sizer.memory.allocator import describe
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
@@ -43,8 +43,8 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
         query=format_query(request),
         versions={"sizer": "0.1.0", "torch": "2.15.0", "torchvision": "0.29.0", "transformers": "5.23.0"},
         census=model or census(request.name or "config"),
-        columns=read_columns(tapes, request.batches, gpu=GPUS[request.gpu], mode=request.mode),
-        gpu=GPUS[request.gpu],
+        columns=read_columns(tapes, request.batches, gpu=find_gpu(request.gpu), mode=request.mode),
+        gpu=find_gpu(request.gpu),
         mode=request.mode,
         request={
             "mode": request.mode,

@@ -36,7 +36,15 @@ def test_verdicts_where_not_every_batch_was_tried():
     assert worded(False, reason="x") == "it does not fit one Tesla T4 (16 GB) (the largest batch tried that does is 7)"
 
 
-@pytest.mark.parametrize(("gpu", "seen"), [("t4", "as nvidia-smi shows it"), ("cpu", "for the whole process")])
+@pytest.mark.parametrize(
+    ("gpu", "seen"),
+    [
+        ("t4", "as nvidia-smi shows it"),
+        ("dgx-spark", "for the whole process"),
+        ("mi300x", "for the whole process"),
+        ("cpu", "for the whole process"),
+    ],
+)
 def test_sentence(gpu, seen):
     report = report_for(replace(RESNET, gpu=gpu, mode="inference"))
     # 3.02 GiB = 3242745856 bytes, 4 GiB = 4294967296 bytes

@@ -238,6 +238,49 @@ def test_expandable_segments_are_a_switch_of_cuda_devices(client, open_page):
     assert not [toggle for toggle in page.toggle if toggle.key == "expandable"]
 
 
+def test_a_device_of_ones_own_has_two_fields_and_a_link(client, open_page):
+    page = open_page()
+    assert not [field for field in page.text_input if field.key == "gpu_memory"]
+    page.selectbox(key="gpu").set_value("custom").run()
+    assert client.requests[-1].gpu == "custom:24GiB@8.9"  # the example that the fields begin with
+    page.text_input(key="gpu_memory").set_value(" 22.5 gib ")
+    page.selectbox(key="gpu_capability").set_value("8.6").run()
+    assert client.requests[-1].gpu == "custom:22.5GiB@8.6"
+    assert address_of(page)["gpu"] == "custom:22.5GiB@8.6"
+    assert "fits one CUDA device of capability 8.6 (22.5 GiB)" in page.main.title[0].value
+    page.toggle(key="expandable").set_value(True).run()
+    assert client.requests[-1].expandable_segments is True
+
+
+def test_a_link_to_a_device_of_ones_own_fills_its_fields(client, open_page):
+    page = open_page(arch="torchvision:resnet18", gpu="custom:20000MiB@12.1")
+    assert client.requests == [Request(source="torchvision", name="resnet18", gpu="custom:20000MiB@12.1")]
+    assert page.selectbox(key="gpu").value == "custom"
+    assert page.text_input(key="gpu_memory").value == "20000MiB"
+    assert page.selectbox(key="gpu_capability").value == "12.1"
+    assert address_of(page) == {"arch": "torchvision:resnet18", "gpu": "custom:20000MiB@12.1"}
+    page.selectbox(key="gpu").set_value("t4").run()
+    assert client.requests[-1].gpu == "t4"
+
+
+def test_memory_that_cannot_be_read_is_refused_with_an_example(client, open_page):
+    page = open_page(gpu="custom:24GiB@8.9")
+    page.text_input(key="gpu_memory").set_value("much").run()
+    assert len(client.requests) == 1
+    what, given, allowed, todo = texts(page)[:4]
+    assert (what, given) == ("gpu", "Given: 'custom:much@8.9'")
+    assert allowed.startswith("Allowed: custom:<memory>@<capability>, memory from 2 GiB")
+    assert todo == "What to do: write for example gpu=custom:24GiB@8.9"
+    page.text_input(key="gpu_memory").set_value("24GB").run()
+    assert client.requests[-1].gpu == "custom:24GB@8.9"
+
+
+def test_no_program_of_nvidias_is_named_for_another_makers_device(client, open_page):
+    page = open_page(arch="torchvision:resnet18", gpu="mi300x")
+    assert client.requests[-1].gpu == "mi300x"
+    assert "for the whole process" in page.main.title[0].value and "nvidia-smi" not in page.main.title[0].value
+
+
 @pytest.mark.parametrize("given", ["1 2 4", "1; 2", "1, 2 4"])
 def test_batch_sizes_without_commas_are_refused_not_joined(client, open_page, given):
     page = open_page()

@@ -39,7 +39,7 @@ def gpu_of(facts: DeviceFacts) -> Gpu:
             allowed=", ".join(KINDS),
             todo="measure on another one",
         )
-    known = next((gpu for gpu in GPUS.values() if _is_same(gpu, facts)), None)
+    known = max((gpu for gpu in GPUS.values() if _is_same(gpu, facts)), key=lambda gpu: len(_words(gpu)), default=None)
     if known is not None:
         return known if facts.total_bytes is None else replace(known, total_bytes=facts.total_bytes)
     typical = _typical(facts)
@@ -73,11 +73,16 @@ def _is_same(gpu: Gpu, facts: DeviceFacts) -> bool:
         return False
     if gpu.backend == "cpu":
         return True
-    words = [word for word in gpu.key.split("-") if not re.fullmatch(r"\d+gb", word)]
-    if not set(words) <= set(re.findall(r"[a-z0-9]+", facts.name.lower())):
+    if not _words(gpu) <= set(re.findall(r"[a-z0-9]+", facts.name.lower())):
         return False
     near = facts.total_bytes is None or abs(facts.total_bytes - gpu.total_bytes) <= gpu.total_bytes // 10
-    return near and (facts.capability is None or facts.capability == gpu.capability)
+    stands_in = gpu.maker != "NVIDIA"  # its capability is not the one that PyTorch reports
+    return near and (stands_in or facts.capability is None or facts.capability == gpu.capability)
+
+
+def _words(gpu: Gpu) -> set[str]:
+    """The words of an entry's model: a device whose name has more of them is meant by the longer entry ("RTX 4070 Ti")."""
+    return {word for word in gpu.key.split("-") if not re.fullmatch(r"\d+gb", word)}
 
 
 def _typical(facts: DeviceFacts) -> Gpu:

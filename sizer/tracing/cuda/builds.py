@@ -42,9 +42,9 @@ def flags_of(version: Version) -> tuple[str, ...] | None:
 
 
 def caution(gpu: Gpu, version: Version) -> str | None:
-    """What to know of a GPU that PyTorch of this version cannot run on; None where it can, or where nobody knows."""
+    """What to know of an NVIDIA GPU that PyTorch of this version cannot run on; None where it can, or where nobody knows."""
     flags = flags_of(version)
-    if gpu.capability is None or flags is None or runs_on(gpu.capability, flags):
+    if gpu.capability is None or gpu.maker != "NVIDIA" or flags is None or runs_on(gpu.capability, flags):
         return None
     major, minor = gpu.capability
     return (

@@ -361,6 +361,11 @@ def test_curves_count_as_the_allocator_does():
         ("NVIDIA GeForce RTX 4090", 24_217, (8, 9), "rtx-4090"),
         ("Tesla V100-SXM2-32GB", 32_494, (7, 0), "v100-32gb"),
         ("NVIDIA GeForce RTX 2080 Ti", 11_019, (7, 5), "rtx-2080-ti"),
+        ("NVIDIA GeForce RTX 4070", 11_994, (8, 9), "rtx-4070"),
+        ("NVIDIA GeForce RTX 4070 Ti", 12_007, (8, 9), "rtx-4070-ti"),  # the words of the 4070 are in its name, too
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16_376, (8, 9), "rtx-4090-laptop"),
+        ("NVIDIA RTX 5000 Ada Generation", 32_200, (8, 9), "rtx-5000-ada"),
+        ("AMD Instinct MI300X", 196_592, (9, 4), "mi300x"),  # AMD's capability is no number of NVIDIA's
     ],
 )
 def test_a_device_is_found_in_the_catalogue(name: str, mib: int, capability: tuple[int, int], key: str):
@@ -372,9 +377,9 @@ def test_a_device_is_found_in_the_catalogue(name: str, mib: int, capability: tup
 @pytest.mark.parametrize(
     ("name", "mib", "capability"),
     [
-        ("NVIDIA GeForce RTX 3080 Ti", 12_044, (8, 6)),  # the 3080 has 10 GB
+        ("NVIDIA GeForce RTX 3080", 20_040, (8, 6)),  # the catalogue's have 10 and 12 GB
         ("NVIDIA A100X", 81_000, (8, 0)),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16_376, (8, 9)),
+        ("NVIDIA GeForce RTX 5050 Laptop GPU", 4_096, (12, 0)),
     ],
 )
 def test_a_device_that_is_not_in_the_catalogue_is_made_from_its_facts(name: str, mib: int, capability: tuple[int, int]):
@@ -384,12 +389,12 @@ def test_a_device_that_is_not_in_the_catalogue_is_made_from_its_facts(name: str,
 
 
 def test_the_context_of_a_device_that_is_not_in_the_catalogue_follows_from_its_threads():
-    facts = DeviceFacts(device="cuda:0", name="NVIDIA GeForce RTX 3080 Ti", total_bytes=12_044 * MIB, capability=(8, 6))
+    facts = DeviceFacts(device="cuda:0", name="NVIDIA GeForce RTX 3080 X", total_bytes=20_040 * MIB, capability=(8, 6))
     # 80 multiprocessors of 1,536 threads, 2 KiB each: 240 MiB; the middle of Ampere's libraries, 76 MiB, 153 below, 589 above
     known = gpu_of(replace(facts, resident_threads=80 * 1536))
     assert (known.context_low_bytes, known.context_bytes, known.context_high_bytes) == (163 * MIB, 316 * MIB, 905 * MIB)
-    # without the threads: as the catalogue's first of its capability, a 3060 with 28 multiprocessors, 84 MiB and 76
-    assert gpu_of(facts).context_bytes == 160 * MIB
+    # without the threads: as the catalogue's first of its capability, an A10 with 72 multiprocessors, 216 MiB and 76
+    assert gpu_of(facts).context_bytes == 292 * MIB
 
 
 def test_the_cpu_has_the_memory_that_it_reports():
