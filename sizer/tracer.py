@@ -97,6 +97,7 @@ class Tracer:
         self._progress = progress or (lambda text: None)
         self._exceptional: bool | None = None  # whether batch 1 is off the line, once known
         self._traced: dict[str, Traced] = {}
+        self._lender: Tracer | None = None
 
     def device(self) -> Device:
         """The facts of the device, for the traces of one dtype."""
@@ -150,15 +151,29 @@ class Tracer:
             raise TraceError(alone.failure)
         return alone.family.at(batch)
 
+    def shares_module(self, other: Tracer) -> bool:
+        """Whether another tracer's module is the one that this one would build."""
+        same = ("source", "name", "revision", "config", "head", "attention", "checkpointing")
+        sizes = ("mode", "sequence_length", "image_size")
+        return all(getattr(self.request, name) == getattr(other.request, name) for name in (*same, *sizes))
+
+    def take_module(self, other: Tracer) -> None:
+        """Use another tracer's blueprint and module; it must share them."""
+        self._lender = other
+
     # --------------------------------------------------------------------------------------------- counting and tracing
 
     @cached_property
     def _blueprint(self) -> Blueprint:
+        if self._lender is not None:
+            return self._lender._blueprint
         self._progress("building the model on meta")
         return make_blueprint(self.request, self._config)
 
     @cached_property
     def _module(self) -> nn.Module:
+        if self._lender is not None:
+            return self._lender._module
         return build_module(self._blueprint, checkpointing=self.request.checkpointing)
 
     def _count(self) -> Counted:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from sizer.catalogue.modes import MODES
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import format_table, to_printable
+from sizer.commands.text import FITS, format_table, to_printable
 from sizer.errors import TraceError
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
@@ -54,9 +54,6 @@ def _print(report: Report, options: argparse.Namespace) -> None:
         print(format_report(report))
         if options.explain:
             print("\n" + format_explanation(report))
-
-
-FITS = {True: "yes", False: "no", "uncertain": "maybe"}
 
 
 def format_report(report: Report) -> str:

@@ -17,6 +17,8 @@ TITLES = TENSORS | {
     "reserved_bytes": "reserved",
 }
 
+FITS = {True: "yes", False: "no", "uncertain": "maybe"}
+
 
 def to_printable(text: str) -> str:
     """Text without control characters but line ends: a config's names must not move the cursor."""

@@ -125,14 +125,14 @@ def largest_batch(
     near = _first_guess(family, bound, capacity, gpu, expandable_segments)
     quick = family.settle(max(1, near // 2), max(2, near), oracle) if oracle is not None else None
     if quick is not None:
-        near = _search(lambda batch: _surely(quick.at(batch), gpu, expandable_segments), bound, start=near)
-    sure = _search(lambda batch: verdict(batch, _surely, (True,)), bound, start=near)
+        near = search(lambda batch: _surely(quick.at(batch), gpu, expandable_segments), bound, start=near)
+    sure = search(lambda batch: verdict(batch, _surely, (True,)), bound, start=near)
     most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
     ceiling = _batch_bound(family, most, with_modelled=False)
     near = ceiling * sure // bound if bound else ceiling
     if quick is not None:
-        near = _search(lambda batch: _possibly(quick.at(batch), gpu, expandable_segments), ceiling, start=near)
-    possible = _search(lambda batch: verdict(batch, _possibly, (True, "uncertain")), ceiling, start=near, low=sure)
+        near = search(lambda batch: _possibly(quick.at(batch), gpu, expandable_segments), ceiling, start=near)
+    possible = search(lambda batch: verdict(batch, _possibly, (True, "uncertain")), ceiling, start=near, low=sure)
     sure, possible = (batch if batch >= family.smallest else 0 for batch in (sure, possible))
     return MaxBatch(
         dtype=dtype, batch=sure or None, possible_batch=possible or None, reason=_reason(sure, possible, gpu, family)
@@ -208,7 +208,7 @@ def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
     return replay_events(without_models(tape), gpu.backend, capacity, expandable_segments).failed_at is None
 
 
-def _search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0) -> int:
+def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0) -> int:
     """The largest batch up to `bound` that holds while the next one does not; `low`, which is taken to hold, where none above does.
 
     Goes from `start` in steps that double until it has passed the answer, then bisects what is left.

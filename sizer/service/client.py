@@ -21,6 +21,8 @@ from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, SizerError, quote
+from sizer.memory.codec import decode
+from sizer.memory.decision import DeviceReport, LeverReport, LimitReport
 from sizer.memory.report import Report
 from sizer.placement.report import PlacementReport
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
@@ -85,6 +87,18 @@ class JobClient:
     def submit_placement(self, query: str, config_text: str | None = None) -> Job:
         """A job whose result is the PlacementReport of a query's model and batch: see `sizer.placement`. Raises as `submit`."""
         return self._submit("placement", query, config_text, PlacementReport.from_dict)
+
+    def submit_levers(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is the LeverReport of the one dtype and batch size of a query: what to change. Raises as `submit`."""
+        return self._submit("levers", query, config_text, _decoder(LeverReport))
+
+    def submit_limits(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is the LimitReport of the one dtype and batch size of a query: how far it goes. Raises as `submit`."""
+        return self._submit("limits", query, config_text, _decoder(LimitReport))
+
+    def submit_devices(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is the DeviceReport of the one dtype and batch size of a query: on which GPU. Raises as `submit`."""
+        return self._submit("devices", query, config_text, _decoder(DeviceReport))
 
     def submit_comparison(self, measured: Measured) -> Job:
         """A job whose result is the Comparison of a measurement with the estimate of the same work on the same device.
@@ -267,6 +281,10 @@ class JobClient:
             if shared.connection is not None:
                 shared.connection.send({"cancel": shared.number})
         shared.finish(failure=JobError("the job was cancelled"))
+
+
+def _decoder(kind: type) -> Read:
+    return functools.partial(decode, kind)
 
 
 def _look_at(cell: tuple[str, int] | None, value: object) -> object:

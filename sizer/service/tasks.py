@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from sizer.errors import RequestError, quote
 from sizer.processes.child import Channel
@@ -47,6 +49,42 @@ def _estimate(job: dict, channel: Channel) -> dict:
             sent |= {(row.dtype, row.batch) for row in report.estimates}
             last = time.monotonic()
     return report.to_dict()
+
+
+def _levers(job: dict, channel: Channel) -> dict:
+    """What to change for the one dtype and batch size of a query, and what that saves."""
+    from sizer.decision.levers import levers
+
+    return _last(levers, job, channel)
+
+
+def _limits(job: dict, channel: Channel) -> dict:
+    """The largest batch, sequence and image of a query on its device."""
+    from sizer.decision.limits import limits
+
+    return _last(limits, job, channel)
+
+
+def _devices(job: dict, channel: Channel) -> dict:
+    """The one dtype and batch size of a query on every device of the catalogue."""
+    from sizer.decision.devices import devices
+
+    return _last(devices, job, channel)
+
+
+def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> dict:
+    """The last of the reports that an answer grows through; those before are partial results."""
+    from sizer.memory.codec import encode
+    from sizer.request import parse_query
+
+    kept = KeptByServer(job, channel)
+    reports = answer(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)
+    last = -PARTIAL_SECONDS
+    for report in reports:
+        if time.monotonic() >= last + PARTIAL_SECONDS:
+            channel.partial(encode(report))
+            last = time.monotonic()
+    return encode(report)
 
 
 def _compare(job: dict, channel: Channel) -> dict:
@@ -97,4 +135,12 @@ def _config(job: dict) -> dict | None:
     return None if text is None else read_config(text)
 
 
-TASKS = {"estimate": _estimate, "compare": _compare, "placement": _placement, "models": _models}
+TASKS = {
+    "estimate": _estimate,
+    "levers": _levers,
+    "limits": _limits,
+    "devices": _devices,
+    "compare": _compare,
+    "placement": _placement,
+    "models": _models,
+}

@@ -1,0 +1,62 @@
+"""The command `levers`: what would make the work smaller, what each change saves, and the fewest that make it fit."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+
+from sizer.commands.arguments import add_query, query_of
+from sizer.commands.job import MakeClient, wait
+from sizer.commands.text import FITS, format_table, print_list, to_printable
+from sizer.memory.codec import encode
+from sizer.memory.decision import LeverReport, LeverRow
+from sizer.units import format_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, "as of estimate, with one dtype and one batch, or focus=DTYPE:BATCH")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print what each change comes to, and the smallest set of them that makes the work fit."""
+    query = query_of(options)
+    with contextlib.closing(make_client()) as client:
+        found = wait(client.submit_levers(query))
+    print_list(options, encode(found), map(to_printable, format_levers(found)))
+    return 0
+
+
+def format_levers(found: LeverReport) -> Iterator[str]:
+    """The levers as a table, the smallest set, what does not help, and the code of those that save something."""
+    base = found.base
+    yield f"{base.dtype} at batch {base.batch}: process {format_bytes(base.process_bytes)}, fits: {FITS[base.fits]}"
+    yield ""
+    rows = sorted(found.rows, key=lambda row: row.cell.process_bytes if row.cell else base.process_bytes)
+    yield from format_table(
+        ("change", "process", "saves", "fits", "costs"), (_cells(row, base.process_bytes) for row in rows)
+    )
+    yield ""
+    if found.smallest is not None:
+        titles = {row.key: row.title for row in found.rows}
+        changes = ", ".join(titles[key] for key in found.smallest.keys)
+        yield f"To make it fit: {changes}, process {format_bytes(found.smallest.cell.process_bytes)}. {found.search}"
+        yield f"  {found.smallest.query}"
+    else:
+        yield found.search
+    for text in found.useless:
+        yield f"Does not help: {text}"
+    for row in rows:
+        if row.cell is not None and row.cell.process_bytes < base.process_bytes:
+            yield f"\n{row.title}:"
+            yield from (f"    {line}" for line in row.code.splitlines())
+
+
+def _cells(row: LeverRow, base_bytes: int) -> tuple[str, ...]:
+    if row.cell is None:
+        return row.title, "-", "-", "-", row.reason[:60]
+    saved = base_bytes - row.cell.process_bytes
+    text = format_bytes(saved) if saved >= 0 else f"-{format_bytes(-saved)}"
+    return row.title, format_bytes(row.cell.process_bytes), text, FITS[row.cell.fits], row.cost

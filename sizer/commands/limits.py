@@ -1,0 +1,40 @@
+"""The command `limits`: the largest batch, the longest sequence and the largest image that a device holds."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+
+from sizer.commands.arguments import add_query, query_of
+from sizer.commands.job import MakeClient, wait
+from sizer.commands.text import format_table, print_list, to_printable
+from sizer.memory.codec import encode
+from sizer.memory.decision import Limit, LimitReport
+from sizer.units import format_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, "as of estimate, with one dtype and one batch, or focus=DTYPE:BATCH")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print how far each size of the work can go."""
+    query = query_of(options)
+    with contextlib.closing(make_client()) as client:
+        found = wait(client.submit_limits(query))
+    print_list(options, encode(found), map(to_printable, format_limits(found)))
+    return 0
+
+
+def format_limits(found: LimitReport) -> Iterator[str]:
+    """A row for each size, all else being as it was asked for."""
+    yield from format_table(("", "for sure", "perhaps", "process", ""), map(_cells, found.limits))
+
+
+def _cells(limit: Limit) -> tuple[str, ...]:
+    sure, possible = (f"{value:,}" if value else "none" for value in (limit.value, limit.possible_value))
+    process = format_bytes(limit.cell.process_bytes) if limit.cell else "-"
+    return limit.title, sure, possible, process, limit.reason

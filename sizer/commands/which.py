@@ -1,0 +1,52 @@
+"""The command `which`: the work on every device of the catalogue."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+
+from sizer.commands.arguments import add_query, query_of
+from sizer.commands.job import MakeClient, wait
+from sizer.commands.text import FITS, format_table, print_list, to_printable
+from sizer.memory.codec import encode
+from sizer.memory.decision import DeviceReport, DeviceRow
+from sizer.units import format_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, "as of estimate, with one dtype and one batch, or focus=DTYPE:BATCH; its gpu does not count")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print where the work fits, what room it leaves, and the largest batch on each device."""
+    query = query_of(options)
+    with contextlib.closing(make_client()) as client:
+        found = wait(client.submit_devices(query))
+    print_list(options, encode(found), map(to_printable, format_devices(found)))
+    return 0
+
+
+def format_devices(found: DeviceReport) -> Iterator[str]:
+    """A row for each device, smallest memory first."""
+    yield from format_table(("gpu", "memory", "process", "fits", "left", "largest batch"), map(_cells, found.rows))
+
+
+def _cells(row: DeviceRow) -> tuple[str, ...]:
+    if row.cell is None:
+        return row.gpu, format_bytes(row.total_bytes), "-", "-", "-", row.reason[:60]
+    left = row.total_bytes - row.cell.process_bytes
+    batch = f"{row.batch:,}" if row.batch else "none"
+    if row.possible_batch != row.batch:
+        batch += f", perhaps {row.possible_batch:,}"
+    room = format_bytes(left) if left >= 0 else f"-{format_bytes(-left)}"
+    return (
+        row.gpu,
+        format_bytes(row.total_bytes),
+        format_bytes(row.cell.process_bytes),
+        FITS[row.cell.fits],
+        room,
+        batch,
+    )

@@ -1,0 +1,134 @@
+"""The estimate of one dtype and batch size of any question on one architecture, each traced once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
+from sizer.errors import BuildError, RequestError, SizerError, TraceError
+from sizer.memory.affine import NotAffineError
+from sizer.memory.decision import Cell, cell_of
+from sizer.memory.estimate import Estimate, estimate_tape
+from sizer.memory.fit import Fits, MaxBatch, fits_in, largest_batch
+from sizer.memory.tape import Tape
+from sizer.request import Request, format_query, parse_query
+from sizer.tracer import Counted, Kept, Progress, Tracer
+from sizer.tracing.cuda.size_oracle import size_oracle_of
+
+CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
+
+
+class Cells:
+    """Estimates of questions that differ from `request` in anything but the architecture.
+
+    A question is a Request of one dtype and one batch size. All methods raise one of CANNOT where it cannot be answered.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        config: dict | None = None,
+        kept: Kept | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._config, self._kept, self._progress = config, kept, progress
+        self._tracers: dict[Request, Tracer] = {}
+        self._estimates: dict[Request, Estimate] = {}
+        self.request = request
+
+    def estimate(self, request: Request) -> Estimate:
+        """The estimate of a question."""
+        if request not in self._estimates:
+            (dtype,) = request.dtypes
+            self._estimates[request] = estimate_tape(
+                self.tape(request),
+                dtype=dtype,
+                gpu=find_gpu(request.gpu),
+                mode=request.mode,
+                expandable_segments=request.expandable_segments,
+            )
+        return self._estimates[request]
+
+    def cell(self, request: Request) -> Cell:
+        """The figures of a question."""
+        return cell_of(self.estimate(request))
+
+    def fits(self, request: Request) -> Fits:
+        """Whether a question's work fits its device."""
+        if request in self._estimates:
+            return self._estimates[request].fits
+        return fits_in(self.tape(request), find_gpu(request.gpu), expandable_segments=request.expandable_segments)
+
+    def tape(self, request: Request) -> Tape:
+        """The tape of a question, its size queries resolved for its device."""
+        (dtype,), (batch,) = request.dtypes, request.batches
+        tracer = self.tracer(request)
+        if batch < tracer.counted.smallest:
+            tracer.check_batch_of_one()
+        return tracer.trace_cell(dtype, batch).resolve(size_oracle_of(find_gpu(request.gpu)))
+
+    def largest_batch(self, request: Request) -> MaxBatch:
+        """The largest batch size of a question, whatever its own."""
+        (dtype,), gpu = request.dtypes, find_gpu(request.gpu)
+        traced = self.tracer(request).trace(dtype, request.batches)
+        if not traced.family.lines:
+            raise TraceError(traced.failure or traced.note)
+        try:
+            return largest_batch(
+                traced.family,
+                gpu,
+                dtype=dtype,
+                oracle=size_oracle_of(gpu),
+                expandable_segments=request.expandable_segments,
+            )
+        except NotAffineError as error:
+            raise TraceError(str(error)) from error
+
+    def counted(self, request: Request) -> Counted:
+        """What is known of a question's architecture."""
+        return self.tracer(request).counted
+
+    def tracer(self, request: Request) -> Tracer:
+        """The tracer of a question; those on the same module share it."""
+        gpu = find_gpu(request.gpu)
+        key = replace(request, dtypes=("float32",), batches=(1,), gpu=_rules_of(gpu), expandable_segments=False)
+        if key not in self._tracers:
+            tracer = Tracer(request, gpu, config=self._config, kept=self._kept, progress=self._progress)
+            for other in self._tracers.values():
+                if tracer.shares_module(other):
+                    tracer.take_module(other)
+                    break
+            self._tracers[key] = tracer
+        return self._tracers[key]
+
+
+def one_cell(request: Request) -> Request:
+    """The question of the one dtype and batch size that a request has, or has in focus. Raises RequestError where it has more."""
+    dtypes, batches = request.dtypes, request.batches
+    if request.focus is not None:
+        dtypes, batches = (request.focus[0],), (request.focus[1],)
+    if len(dtypes) != 1 or len(batches) != 1:
+        raise RequestError(
+            "this answer is for one dtype and batch size",
+            given=format_query(request),
+            allowed="one dtype and one batch",
+            todo="name them with focus=float32:8",
+        )
+    return replace(request, dtypes=dtypes, batches=batches, focus=None)
+
+
+def checked(request: Request) -> Request:
+    """The request itself, after its values were judged together as those of a link are. Raises RequestError."""
+    return parse_query(format_query(request))
+
+
+def why(error: SizerError) -> str:
+    """Why a question has no answer, in one line."""
+    return " ".join(str(error).split())
+
+
+def _rules_of(gpu: Gpu) -> str:
+    """A text that is the same for devices whose tapes are the same."""
+    return f"{gpu.backend} {gpu.capability}"

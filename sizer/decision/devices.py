@@ -1,0 +1,73 @@
+"""One question on every device of the catalogue: where it fits, what room it leaves, and the largest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.memory.decision import DeviceReport, DeviceRow
+from sizer.request import Request, format_query
+from sizer.tracer import Kept, Progress
+
+
+def devices(
+    request: Request,
+    *,
+    config: dict | None = None,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+) -> Iterator[DeviceReport]:
+    """The one dtype and batch size of a request on every device of the catalogue, smallest memory first; it grows.
+
+    First whether it fits, then the largest batch on each. Devices of one capability share their traces; what libraries answer is
+    asked for each. Raises RequestError for a request of several dtypes or batch sizes, and what an estimate raises where the work
+    itself has none.
+    """
+    request = one_cell(request)
+    cells = Cells(request, config=config, kept=kept, progress=progress)
+    report_progress = progress or (lambda text: None)
+    cells.counted(request)  # refused here where the architecture itself is
+    gpus = sorted(GPUS.values(), key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
+    rows: dict[str, DeviceRow] = {}
+
+    def report(pending: list[Gpu]) -> DeviceReport:
+        shown = sorted(rows.values(), key=lambda row: (row.total_bytes, row.name))
+        return DeviceReport(
+            query=format_query(request, complete=True), rows=tuple(shown), pending=tuple(gpu.key for gpu in pending)
+        )
+
+    for done, gpu in enumerate(gpus, 1):
+        report_progress(f"{gpu.name}, {done} of {len(gpus)}")
+        rows[gpu.key] = _row(gpu, request, cells)
+        yield report(gpus[done:] or gpus)
+    for done, gpu in enumerate(gpus, 1):
+        report_progress(f"largest batch on {gpu.name}, {done} of {len(gpus)}")
+        rows[gpu.key] = _with_largest(rows[gpu.key], request, cells)
+        yield report(gpus[done:])
+
+
+def _row(gpu: Gpu, request: Request, cells: Cells) -> DeviceRow:
+    asked = _on(gpu.key, request)
+    row = DeviceRow(gpu=gpu.key, name=gpu.name, total_bytes=gpu.total_bytes, query=format_query(asked))
+    try:
+        return replace(row, cell=cells.cell(checked(asked)))
+    except CANNOT as error:
+        return replace(row, reason=why(error))
+
+
+def _with_largest(row: DeviceRow, request: Request, cells: Cells) -> DeviceRow:
+    if row.cell is None:
+        return replace(row, searched=True)
+    try:
+        found = cells.largest_batch(_on(row.gpu, request))
+    except CANNOT as error:
+        return replace(row, searched=True, reason=why(error))
+    return replace(row, searched=True, batch=found.batch, possible_batch=found.possible_batch, reason=found.reason)
+
+
+def _on(key: str, request: Request) -> Request:
+    """The question on another device; its allocator may have no expandable segments."""
+    expandable = request.expandable_segments and GPUS[key].backend == "cuda"
+    return replace(request, gpu=key, expandable_segments=expandable)

@@ -1,0 +1,163 @@
+"""How far one can go on a device: the largest batch, the longest sequence, the largest image, all else as it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.decision.cells import CANNOT, Cells, one_cell, why
+from sizer.errors import SizerError
+from sizer.memory.decision import Limit, LimitReport
+from sizer.memory.fit import search
+from sizer.query_values import MAX_IMAGE, MAX_SEQUENCE_LENGTH, MIN_IMAGE
+from sizer.request import Request, format_query
+from sizer.tracer import Counted, Kept, Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A size of a sample that can be solved for: its key in the query, its title, its smallest and largest value, the question with
+    another value, and the value that the question has by now; None where the model has no such size."""
+
+    key: str
+    title: str
+    smallest: int
+    largest: int
+    with_value: Callable[[Request, int], Request]
+    value: Callable[[Counted], int | None]
+
+
+def _sequence_length(known: Counted) -> int | None:
+    return known.sequence_length
+
+
+def _image_side(known: Counted) -> int | None:
+    return None if known.image_size is None else max(known.image_size)
+
+
+SIZES = (
+    Size(
+        key="seq",
+        title="Longest sequence",
+        smallest=1,
+        largest=MAX_SEQUENCE_LENGTH,
+        with_value=lambda request, length: replace(request, sequence_length=length),
+        value=_sequence_length,
+    ),
+    Size(
+        key="image",
+        title="Largest square image",
+        smallest=MIN_IMAGE,
+        largest=MAX_IMAGE,
+        with_value=lambda request, side: replace(request, image_size=(side, side)),
+        value=_image_side,
+    ),
+)
+
+
+def limits(
+    request: Request,
+    *,
+    config: dict | None = None,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+) -> Iterator[LimitReport]:
+    """The largest batch, sequence and image of the one dtype and batch size of a request, on its device; it grows.
+
+    A limit fits for sure by its own trace, and with one more it does not; it is the same whatever else was asked. It assumes that
+    what fits at one size fits at every smaller one. Raises RequestError for a request of several dtypes or batch sizes, and what an
+    estimate raises where the work itself has none.
+    """
+    request = one_cell(request)
+    cells = Cells(request, config=config, kept=kept, progress=progress)
+    report_progress = progress or (lambda text: None)
+    known = cells.counted(request)
+    sizes = [size for size in SIZES if size.value(known) is not None]
+    report = LimitReport(query=format_query(request, complete=True), pending=("batch", *(size.key for size in sizes)))
+    yield report
+    report_progress("largest batch")
+    report = replace(report, limits=(_batch(request, cells),), pending=report.pending[1:])
+    yield report
+    for size in sizes:
+        report_progress(size.title.lower())
+        found = _solve(size, request, cells)
+        report = replace(report, limits=(*report.limits, found), pending=report.pending[1:])
+        yield report
+
+
+def _batch(request: Request, cells: Cells) -> Limit:
+    title = "Largest batch"
+    try:
+        found = cells.largest_batch(request)
+    except CANNOT as error:
+        return Limit(key="batch", title=title, value=None, possible_value=None, reason=why(error))
+    limit = Limit(key="batch", title=title, value=found.batch, possible_value=found.possible_batch, reason=found.reason)
+    return _with_cell(limit, found.batch and replace(request, batches=(found.batch,)), cells)
+
+
+def _solve(size: Size, request: Request, cells: Cells) -> Limit:
+    """The limit of one size, found by traces: three say where to look, then steps that double and bisection say where it is."""
+    refused: dict[int, SizerError] = {}
+
+    def at(value: int) -> Request:
+        return size.with_value(request, value)
+
+    def fits(value: int, wanted: tuple[bool | str, ...]) -> bool:
+        try:
+            return cells.fits(at(value)) in wanted
+        except CANNOT as error:
+            refused[value] = error
+            return False
+
+    now = size.value(cells.counted(request))
+    start = _guess(size, now, at, cells)
+    sure = search(lambda value: fits(value, (True,)), size.largest, start=start, low=size.smallest - 1)
+    possible = sure
+    if (sure + 1) not in refused and sure < size.largest:
+        possible = search(lambda value: fits(value, (True, "uncertain")), size.largest, start=sure + 1, low=sure)
+    smallest = size.smallest - 1
+    limit = Limit(
+        key=size.key,
+        title=size.title,
+        value=sure if sure > smallest else None,
+        possible_value=possible if possible > smallest else None,
+        reason=_reason(size, sure, possible, now, refused),
+    )
+    return _with_cell(limit, at(sure) if sure > smallest else None, cells)
+
+
+def _guess(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> int:
+    """Where the process would reach the device's memory if it grew as it does between half of today's size and today's."""
+    half = max(size.smallest, now // 2)
+    try:
+        low, high = (cells.estimate(at(value)).process_high_bytes for value in (half, now))
+    except CANNOT:
+        return now
+    total = find_gpu(cells.request.gpu).total_bytes
+    if high <= low or half == now:
+        return now
+    # A sequence's activations grow with its length, an image's with the square of its side.
+    power = 1 if size.key == "seq" else 2
+    slope = (high - low) / (now**power - half**power)
+    reach = (total - low) / slope + half**power
+    return round(min(max(reach, 1) ** (1 / power), size.largest))
+
+
+def _reason(size: Size, sure: int, possible: int, now: int, refused: dict[int, SizerError]) -> str:
+    if (error := refused.get(possible + 1)) is not None:
+        return f"at {possible + 1} the model refuses it: {why(error)}"
+    if sure >= size.largest:
+        return f"searched up to {size.largest}"
+    if sure < size.smallest:
+        return f"not even {size.smallest} fits for sure"
+    return ""
+
+
+def _with_cell(limit: Limit, question: Request | None, cells: Cells) -> Limit:
+    if not question:
+        return limit
+    try:
+        return replace(limit, query=format_query(question), cell=cells.cell(question))
+    except CANNOT as error:
+        return replace(limit, reason=why(error))

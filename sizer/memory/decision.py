@@ -1,0 +1,124 @@
+"""What to change, how far one can go, and on which device: answers beside a report, as plain data.
+
+Every figure is that of an estimate (sizer.memory.estimate), traced or replayed for the question that stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sizer.memory.estimate import Estimate
+from sizer.memory.fit import Fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """The figures of one dtype and batch size: bytes as in an Estimate."""
+
+    dtype: str
+    batch: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    process_bytes: int
+    process_low_bytes: int
+    process_high_bytes: int
+    fits: Fits
+
+
+def cell_of(estimate: Estimate) -> Cell:
+    """The figures of an estimate without its curve and phases."""
+    return Cell(**{name: getattr(estimate, name) for name in Cell.__dataclass_fields__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverRow:
+    """One thing to change: its `query` is the question with it, `cell` that question's own estimate, None where it has none for
+    `reason`. `cost` says what is paid for it, `code` is the change in PyTorch."""
+
+    key: str
+    title: str
+    cost: str
+    code: str
+    query: str
+    cell: Cell | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverSet:
+    """Things to change together, by key, so that the work fits for sure: the question with all of them, and its own estimate."""
+
+    keys: tuple[str, ...]
+    query: str
+    cell: Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverReport:
+    """What changes what for one dtype and batch size, `base`.
+
+    `smallest` is None where the work fits as it is, as long as it is searched, and where nothing was found. `search` says which,
+    in words. `useless` are well-known changes that do not help, each with its reason. `pending` are the levers to come.
+    """
+
+    query: str
+    base: Cell
+    rows: tuple[LeverRow, ...] = ()
+    smallest: LeverSet | None = None
+    search: str = ""
+    useless: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The largest value of one key of a question that surely fits the device, and the largest that may; all else stays.
+
+    `value` is None where not even the smallest does, for `reason`, which also says where the search ended by itself. The `query`
+    asks for the value that surely fits, `cell` is its estimate.
+    """
+
+    key: str
+    title: str
+    value: int | None
+    possible_value: int | None
+    query: str = ""
+    cell: Cell | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitReport:
+    """The limits of one question; `pending` are the keys to come."""
+
+    query: str
+    limits: tuple[Limit, ...] = ()
+    pending: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """One question on one device of the catalogue. `cell` is None where the step cannot be traced by its rules, for `reason`.
+
+    `batch` is the largest batch size that surely fits, `possible_batch` the largest that may; None where not even 1 does, or as
+    long as `searched` is False.
+    """
+
+    gpu: str
+    name: str
+    total_bytes: int
+    query: str
+    cell: Cell | None = None
+    batch: int | None = None
+    possible_batch: int | None = None
+    searched: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport:
+    """One question on every device of the catalogue; `pending` are the keys of devices to come."""
+
+    query: str
+    rows: tuple[DeviceRow, ...] = ()
+    pending: tuple[str, ...] = ()
