@@ -62,6 +62,7 @@ def lazy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     name = "sizer_lazy_module"
     (tmp_path / f"{name}.py").write_text(KEEPS_ITS_FRAME)
     monkeypatch.syspath_prepend(str(tmp_path))
+    gc.unfreeze()  # as in a process of its own, whose import freezes and thaws
     gc.disable()  # as in a trace
     yield name
     gc.enable()
