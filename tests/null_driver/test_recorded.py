@@ -12,11 +12,11 @@ from sizer.config_json import read_config
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.record.files import CaseRecord, read_measured
 from sizer.device.record.measurement import Measurement
+from sizer.device.trial.trial import work_of
 from sizer.estimator import build_module
 from sizer.memory.estimate import Estimate, estimate_tape
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
-from sizer.tracing.steps import Work
 from sizer.tracing.trace import trace
 from sizer.versions import parse_version
 from tests.benchmarks.bench_accuracy import hold
@@ -64,13 +64,14 @@ def slack(case: CaseRecord) -> float:
 def estimate_at_its_batch(measurement: Measurement) -> Estimate:
     """Today's estimate of what was recorded, from one trace at its own batch size."""
     request, gpu, text = request_of(measurement), gpu_of(measurement.device), measurement.config_text
-    (dtype,), (batch,) = request.dtypes, request.batches
+    work, (batch,) = work_of(request), request.batches
     blueprint = make_blueprint(request, None if text is None else read_config(text))
     module = build_module(blueprint, checkpointing=request.checkpointing)
-    work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
     device = Device(gpu.backend, gpu.capability, version=parse_version(request.torch) if request.torch else None)
     tape = trace(blueprint, module, work, batch=batch, device=device).resolve(size_oracle_of(gpu))
-    return estimate_tape(tape, dtype=dtype, gpu=gpu, mode=request.mode, expandable_segments=request.expandable_segments)
+    return estimate_tape(
+        tape, dtype=work.dtype, gpu=gpu, mode=request.mode, expandable_segments=request.expandable_segments
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
