@@ -15,6 +15,8 @@ from urllib.request import urlopen
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from sizer.device.ledger.ledger import Ledger
+
 ROOT = Path(__file__).parents[2]
 CHROMIUM = Path("/usr/bin/chromium")  # Debian's; elsewhere the browser that Playwright itself has installed
 ARGUMENTS = [
@@ -27,19 +29,25 @@ ARGUMENTS = [
 ]
 # Nothing listens at that port: no test reaches the hub. One thread: several on a busy machine wait for each other.
 APART = {"HF_ENDPOINT": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
+LEDGER = "ledger.sqlite3"
 START_SECONDS = 60
 PATIENCE_MS = 30_000  # for whatever the page has at hand already, on a machine that does other things too
 ANSWER_MS = 240_000  # the job server imports torch before its first answer
 
 
-@pytest.fixture(scope="module")
-def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of `streamlit run app.py` on a free port of the loopback interface."""
+@pytest.fixture(scope="session")
+def app_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the app of this process keeps its log and its ledger."""
+    return tmp_path_factory.mktemp("app")
+
+
+@pytest.fixture(scope="session")
+def app_url(app_folder: Path) -> Iterator[str]:
+    """The address of `streamlit run app.py` on a free port of the loopback interface, one for all files."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("app")
-    log = folder / "log"
+    log = app_folder / "log"
     options = ["--server.headless=true", "--server.address=127.0.0.1", f"--server.port={port}"]
     with log.open("w") as sink:
         process = subprocess.Popen(
@@ -48,7 +56,7 @@ def app_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            env=os.environ | APART | {"SIZER_LEDGER": str(folder / "ledger.sqlite3")},
+            env=os.environ | APART | {"SIZER_LEDGER": str(app_folder / LEDGER)},
         )
         try:
             _wait_for(f"http://127.0.0.1:{port}/_stcore/health", process, log)
@@ -101,8 +109,11 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def page(context: BrowserContext, app_url: str) -> Iterator[Page]:
-    """A blank page. It must stay on the app's own host and end without an error in the console."""
+def page(context: BrowserContext, app_url: str, app_folder: Path) -> Iterator[Page]:
+    """A blank page, and an empty ledger. It must stay on the app's own host and end without an error in the console."""
+    ledger = Ledger(app_folder / LEDGER)
+    for row in ledger.rows():
+        ledger.delete(row.id)
     page = context.new_page()
     strangers, errors = [], []
     page.on("request", lambda request: None if request.url.startswith(OWN) else strangers.append(request.url))

@@ -176,7 +176,7 @@ def test_uploaded_config(page: Page, app_url: str):
 
 
 def test_stop_and_go_on(page: Page, app_url: str):
-    page.goto(f"{app_url}/?arch=torchvision:densenet201&batch=3,5,7")
+    page.goto(f"{app_url}/?arch=torchvision:densenet201&dtype=float32,bfloat16&batch=3,5,7")
     page.get_by_role("button", name="Stop", exact=True).click(timeout=ANSWER_MS)
     expect(page.get_by_text("You stopped this estimate.")).to_be_visible()
     page.get_by_role("button", name="Size it").click()

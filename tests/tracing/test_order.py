@@ -34,26 +34,22 @@ constant = torch.ones(2)
 """
 
 
-def _asked(names: tuple[str, ...]) -> dict[str, dict]:
-    """The answers of a fresh process, asked in this order."""
-    command = [sys.executable, "-m", "tests.tracing.estimates", ",".join(names)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+# Each alone too, but for the first, of which the first order asked a fresh process.
+ORDERS = (NAMES, NAMES[::-1], *((name,) for name in NAMES[1:]))
 
 
 @pytest.fixture(scope="module")
-def in_order() -> dict[str, dict]:
-    return _asked(NAMES)
+def answers() -> dict[tuple[str, ...], dict[str, dict]]:
+    """The answers by order, each of a process that was asked nothing before."""
+    command = [sys.executable, "-m", "tests.tracing.estimates", *map(",".join, ORDERS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(ORDERS, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
-def test_the_order_of_questions_does_not_matter(in_order: dict[str, dict]) -> None:
-    assert _asked(NAMES[::-1]) == in_order
-
-
-@pytest.mark.parametrize("name", NAMES[1:])  # the first question of the first process was asked of a fresh one
-def test_the_first_question_is_answered_as_a_later_one(in_order: dict[str, dict], name: str) -> None:
-    assert _asked((name,))[name] == in_order[name]
+@pytest.mark.parametrize("order", ORDERS[1:], ids="-".join)
+def test_the_order_of_questions_does_not_matter(answers: dict[tuple[str, ...], dict], order: tuple[str, ...]) -> None:
+    assert answers[order] == {name: answers[NAMES][name] for name in order}
 
 
 @pytest.fixture
@@ -62,6 +58,7 @@ def lazy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     name = "sizer_lazy_module"
     (tmp_path / f"{name}.py").write_text(KEEPS_ITS_FRAME)
     monkeypatch.syspath_prepend(str(tmp_path))
+    gc.unfreeze()  # as in a process of its own, whose import freezes and thaws
     gc.disable()  # as in a trace
     yield name
     gc.enable()
