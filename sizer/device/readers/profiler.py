@@ -16,6 +16,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from sizer.device.readers.events import AllocatorEvent, LiveTensors, PhaseEnd
+from sizer.versions import installed_version
 
 _PHASE, _MODULE, _OPERATOR = "phase:", "module:", "aten::"
 _NODE = "autograd::engine::evaluate_function: "
@@ -66,7 +67,10 @@ class Profiler:
     """Records between `start` and `stop`; `mark` ends a phase, `watch` learns the names of a module's children."""
 
     def __init__(self) -> None:
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        # Without acc_events PyTorch reads its own table of events off the trace only for whoever asks, and here nobody does; up to
+        # 2.11 it warns of that (torch/autograd/profiler.py), so that versions before the one that was looked at keep it.
+        older = installed_version() < (2, 15)
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=older)
         self._paths: dict[int, str] = {}
         self._scopes: list[record_function] = []
         self._handles: list[Any] = []
