@@ -109,8 +109,11 @@ def _changed(lever: Lever, request: Request, known: Counted) -> Request | None:
 
 
 def _largest_fitting(request: Request, cells: Cells, *, below: int) -> Request:
-    """The question at the largest batch size that fits and is smaller than `below`; at the model's smallest where none does."""
-    found = cells.largest_batch(request).batch or 0
+    """The question at the largest batch size that fits and is smaller than `below`; at the model's smallest where none is known."""
+    try:
+        found = cells.largest_batch(request).batch or 0
+    except CANNOT:  # work that is not affine in the batch
+        found = 0
     return replace(request, batches=(max(min(found, below - 1), cells.counted(request).smallest),))
 
 
@@ -143,8 +146,10 @@ def _search(
             return None
 
     progress("looking for what makes it fit")
+    alone = {row.key for row in report.rows if row.cell is not None and row.cell.fits is True}
     whole = _everything(useful)
-    if (everything := fitting(whole)) is None:
+    everything = None if alone.intersection(lever.key for lever in useful) else fitting(whole)
+    if not alone and everything is None:
         yield replace(report, search=_nothing_fits(whole, request, cells))
         return
     tried = 0
@@ -152,7 +157,7 @@ def _search(
         for chosen in sorted(_sets(useful, size), key=lambda levers: sum(lever.price for lever in levers)):
             tried += 1
             progress(f"trying {' and '.join(lever.key for lever in chosen)}")
-            if (found := fitting(chosen)) is not None:
+            if (size > 1 or chosen[0].key in alone) and (found := fitting(chosen)) is not None:
                 yield replace(
                     report,
                     smallest=found,
@@ -185,17 +190,16 @@ def _everything(offered: list[Lever]) -> list[Lever]:
 
 
 def _together(chosen: Iterable[Lever], request: Request, cells: Cells) -> Request | None:
-    """The question with all of these levers, at batch 1 (or the model's smallest) where the batch is one of them."""
-    known = cells.counted(request)
-    for lever in chosen:
-        changed = lever.change(request, known)
-        if changed is None:
-            return None
-        request = changed
+    """The question with all of these levers, at the smallest batch size that the model then takes where that is one of them."""
     try:
-        return checked(request)
-    except RequestError:
+        for lever in sorted(chosen, key=lambda lever: lever.key == "batch"):
+            changed = lever.change(request, cells.counted(request))
+            if changed is None:
+                return None
+            request = checked(changed)
+    except CANNOT:
         return None
+    return request
 
 
 def _nothing_fits(whole: list[Lever], request: Request, cells: Cells) -> str:

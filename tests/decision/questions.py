@@ -1,0 +1,37 @@
+"""Questions of every kind, small enough to be asked often, on devices that they do not all fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sizer.decision.cells import Cells
+from sizer.estimator import estimate
+from sizer.memory.decision import Cell, cell_of
+from sizer.request import Request, parse_query
+
+CNN = "arch=torchvision:resnet18&image=64&dtype=float32&batch=1024&gpu=custom:3GiB@8.9"
+TRANSFORMER = "arch=hf:gpt2&seq=64&dtype=float32&batch=4&gpu=custom:2500MiB@8.0"
+VISION = "arch=torchvision:vit_b_32&dtype=bfloat16&batch=4&gpu=rtx-4090"
+SPEECH = "arch=hf:wav2vec2-base-960h&seq=16000&dtype=float32&batch=2&gpu=custom:2200MiB@9.0"
+DETECTION = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2&gpu=t4"
+SERVED = "arch=hf:gpt2&seq=128&mode=inference&dtype=float16&batch=256&gpu=custom:3GiB@7.5"
+
+IN_TESTS = {
+    "CNN": CNN,
+    "language model": TRANSFORMER,
+    "ViT": VISION,
+    "speech": SPEECH,
+    "inference": SERVED,
+}
+
+
+def anew(query: str) -> Cell:
+    """The figures that asking a question of one dtype and batch size anew gives, in the way that the page and `estimate` ask it."""
+    (row,) = estimate(parse_query(query)).estimates
+    return cell_of(row)
+
+
+def fits_by_its_own_trace(query: str, **changes) -> object:
+    """Whether a question fits, by one trace at its own batch size and no line through others; changed in some fields."""
+    request: Request = replace(parse_query(query), **changes)
+    return Cells(request).fits(request)

@@ -1,0 +1,53 @@
+"""Which GPU: every row is the estimate of the same work on that device."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from sizer.catalogue.gpus import GPUS
+from sizer.decision.devices import devices
+from sizer.estimator import estimate
+from sizer.memory.codec import decode, encode
+from sizer.memory.decision import DeviceReport, cell_of
+from sizer.request import parse_query
+
+QUERY = "arch=hf:gpt2&seq=64&dtype=bfloat16&batch=4&expandable=1"
+
+
+ASKED = ("t4", "rtx-4060-8gb", "rtx-4090", "a100-40gb", "h100-80gb", "mi300x", "m2-ultra-64gb", "cpu")
+
+
+@pytest.fixture(scope="module")
+def grown() -> list[DeviceReport]:
+    with mock.patch("sizer.decision.devices.GPUS", {key: GPUS[key] for key in ASKED}):
+        return list(devices(parse_query(QUERY)))
+
+
+def test_every_device_of_the_catalogue_has_a_row(grown):
+    found = grown[-1]
+    assert {row.gpu for row in found.rows} == set(ASKED)
+    assert not found.pending
+    assert all(row.searched for row in found.rows)
+    assert [row.total_bytes for row in found.rows] == sorted(row.total_bytes for row in found.rows)
+
+
+@pytest.mark.parametrize("gpu", ["t4", "rtx-4060-8gb", "a100-40gb", "m2-ultra-64gb", "cpu"])
+def test_a_row_is_what_asking_for_that_device_gives(grown, gpu):
+    row = next(row for row in grown[-1].rows if row.gpu == gpu)
+    report = estimate(parse_query(row.query))
+    assert row.cell == cell_of(report.estimates[0])
+    assert (row.batch, row.possible_batch) == (report.max_batch[0].batch, report.max_batch[0].possible_batch)
+    assert ("expandable=1" in row.query) == (GPUS[gpu].backend == "cuda")
+
+
+def test_it_grows_from_whether_it_fits_to_how_far(grown):
+    count = len(ASKED)
+    assert [len(report.rows) for report in grown] == [*range(1, count + 1), *[count] * count]
+    assert [sum(row.searched for row in report.rows) for report in grown] == [*[0] * count, *range(1, count + 1)]
+    assert all(report.pending for report in grown[:-1])
+
+
+def test_it_survives_the_way_to_the_page(grown):
+    assert decode(DeviceReport, encode(grown[-1])) == grown[-1]

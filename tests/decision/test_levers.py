@@ -1,0 +1,188 @@
+"""Levers: each one's figures are those of its question asked anew, and the smallest set fits by its own trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.decision.levers import LEVERS, levers
+from sizer.errors import BuildError, RequestError
+from sizer.memory.codec import decode, encode
+from sizer.memory.decision import LeverReport
+from sizer.request import format_query, parse_query
+from tests.decision.questions import CNN, DETECTION, IN_TESTS, TRANSFORMER, VISION, anew, fits_by_its_own_trace
+
+
+@pytest.fixture(scope="module", params=IN_TESTS.values(), ids=IN_TESTS)
+def grown(request) -> list[LeverReport]:
+    return list(levers(parse_query(request.param)))
+
+
+def test_a_lever_saves_what_its_question_asked_anew_says(grown):
+    found = grown[-1]
+    assert found.base == anew(found.query)
+    for row in found.rows:
+        if row.key == "image" and "multiple of" in row.reason:  # a ViT's patches
+            assert row.cell is None
+            continue
+        assert row.cell is not None, row.reason
+        assert row.cell == anew(row.query), row.key
+
+
+def test_the_smallest_set_fits_by_its_own_trace(grown):
+    found = grown[-1]
+    if found.base.fits is True:
+        assert found.smallest is None
+        assert found.search == "It fits as it is."
+        return
+    assert found.smallest is not None, found.search
+    assert fits_by_its_own_trace(found.smallest.query) is True
+    assert found.smallest.cell == anew(found.smallest.query)
+    singles = {row.key for row in found.rows if row.cell.fits is True and row.key != "inference"}
+    assert (len(found.smallest.keys) == 1) == bool(singles)
+
+
+def test_it_grows_row_by_row(grown):
+    last = grown[-1]
+    for report in grown:
+        assert report.base == last.base
+        assert report.rows == last.rows[: len(report.rows)]
+        assert len(report.rows) + len(report.pending) == len(last.rows)
+    assert [len(report.rows) for report in grown[: len(last.rows) + 1]] == list(range(len(last.rows) + 1))
+
+
+def test_it_survives_the_way_to_the_page(grown):
+    assert decode(LeverReport, encode(grown[-1])) == grown[-1]
+
+
+def keys_of(query: str) -> set[str]:
+    return {row.key for row in next(iter(levers(parse_query(query)))).rows} | set(
+        next(iter(levers(parse_query(query)))).pending
+    )
+
+
+def test_what_does_not_apply_is_not_offered():
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq"}
+    offered = keys_of(f"{TRANSFORMER}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
+    assert "sdpa" in offered
+    assert offered.isdisjoint({"image", "fused", "checkpointing", "expandable"})
+    half = keys_of(VISION)  # bfloat16 already
+    assert half.isdisjoint({"bfloat16", "float16", "amp-bfloat16", "amp-float16"})
+    assert keys_of(DETECTION).isdisjoint({"amp-bfloat16", "bfloat16"}), "a T4 has no tensor cores for bfloat16"
+    assert keys_of(f"{CNN.partition('&gpu')[0]}&gpu=cpu").isdisjoint({"expandable", "amp-float16"})
+
+
+def test_a_set_of_two_is_found_where_one_is_not_enough():
+    # 124 M parameters, AdamW in float32: 4 x 475 MiB; only bfloat16 halves that, and fused spares the step's temporaries
+    query = "arch=hf:gpt2&seq=256&dtype=float32&batch=1&gpu=custom:1440MiB@8.0"
+    found = list(levers(parse_query(query)))[-1]
+    assert all(row.cell.fits is not True for row in found.rows if row.key != "inference")
+    assert len(found.smallest.keys) == 2, found.search
+    assert fits_by_its_own_trace(found.smallest.query) is True
+    assert "sets tried" in found.search
+
+
+def test_more_than_two_are_thinned_out():
+    query = "arch=hf:gpt2&seq=512&dtype=float32&batch=16&gpu=custom:1240MiB@8.0"
+    found = list(levers(parse_query(query)))[-1]
+    assert len(found.smallest.keys) > 2, found.search
+    assert fits_by_its_own_trace(found.smallest.query) is True
+    assert found.search.startswith("No two changes are enough")
+
+
+def test_where_nothing_helps_it_says_so():
+    found = list(levers(parse_query("arch=hf:gpt2-large&seq=64&dtype=float32&batch=2&gpu=custom:2GiB@8.0")))[-1]
+    assert found.smallest is None
+    assert found.search.startswith(
+        "No set of these changes makes it fit: even with all of them the process needs at least"
+    )
+
+
+def test_what_does_not_help_has_its_reason():
+    useless = next(iter(levers(parse_query(CNN)))).useless
+    assert useless[0].startswith("torch.cuda.empty_cache() in the loop does not lower the peak")
+    assert not next(iter(levers(parse_query(f"{CNN.partition('&gpu')[0]}&mode=inference&gpu=cpu")))).useless
+
+
+def test_one_dtype_and_batch_are_asked_for():
+    with pytest.raises(RequestError, match=r"this answer is for one dtype and batch size: given .*focus=float32:8"):
+        next(iter(levers(parse_query("arch=torchvision:resnet18"))))
+    focused = next(iter(levers(parse_query("arch=torchvision:resnet18&image=64&focus=bfloat16:2"))))
+    assert (focused.base.dtype, focused.base.batch) == ("bfloat16", 2)
+
+
+def test_what_an_estimate_refuses_is_refused():
+    with pytest.raises((RequestError, BuildError), match=r"no_such_model"):
+        next(iter(levers(parse_query("arch=torchvision:no_such_model&dtype=float32&batch=2"))))
+
+
+# ----------------------------------------------------------------------------------------------------------- their code
+
+
+@pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: lever.key)
+def test_the_code_of_a_lever_runs(lever, monkeypatch):
+    """Runs the lines as they stand, around a model that has what they name."""
+
+    class Model(nn.Linear):
+        def set_attn_implementation(self, name: str) -> None:
+            assert name == "sdpa"
+
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict) -> None:
+            assert gradient_checkpointing_kwargs == {"use_reentrant": False}
+
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    size = {"seq": "&seq=4", "image": "&image=16"}.get(lever.key, "")
+    request = parse_query(
+        f"arch=hf:gpt2{size}&dtype=float32&batch=2&gpu=cpu"
+        if lever.key != "image"
+        else "arch=torchvision:resnet18&image=16&batch=2&dtype=float32&gpu=cpu"
+    )
+    model = Model(8, 8)
+    inputs = torch.zeros(4, 3, 32, 32) if lever.key == "image" else torch.zeros(4, 8)
+    names = {
+        "torch": torch, "model": model, "inputs": inputs, "targets": torch.zeros(4, 8), "loss_fn": nn.functional.mse_loss,
+        "optimizer": torch.optim.SGD(model.parameters()), "scaler": torch.amp.GradScaler("cpu"), "outputs": [],
+        "blocks": model.children(), "x": inputs,
+    }  # fmt: skip
+    exec(lever.code(request), names)
+    if lever.key in ("fused", "adafactor", "sgd"):
+        known = OPTIMIZERS["adamw" if lever.key == "fused" else lever.key].class_name
+        assert type(names["optimizer"]).__name__ == known
+
+
+def test_gradient_accumulation_gives_the_gradients_of_the_whole_batch():
+    lever = next(lever for lever in LEVERS if lever.key == "batch")
+    torch.manual_seed(0)
+    model, inputs, targets = nn.Linear(8, 8), torch.randn(5, 8), torch.randn(5, 8)
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    whole = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+
+    class Looks:
+        def step(self) -> None:
+            for parameter, expected in zip(model.parameters(), whole, strict=True):
+                torch.testing.assert_close(parameter.grad, expected)
+
+        def zero_grad(self) -> None:
+            self.done = True
+
+    optimizer = Looks()
+    request = parse_query("arch=torchvision:resnet18&dtype=float32&batch=2")
+    exec(
+        lever.code(request),
+        {
+            "model": model,
+            "inputs": inputs,
+            "targets": targets,
+            "loss_fn": nn.functional.mse_loss,
+            "optimizer": optimizer,
+        },
+    )
+    assert optimizer.done
+
+
+def test_queries_are_canonical(grown):
+    for row in grown[-1].rows:
+        assert format_query(parse_query(row.query)) == row.query

@@ -1,0 +1,76 @@
+"""Limits: what is said to fit does, by its own trace, and one more does not; the same whatever else was asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.decision.limits import limits
+from sizer.estimator import estimate
+from sizer.memory.codec import decode, encode
+from sizer.memory.decision import Limit, LimitReport
+from sizer.request import parse_query
+from tests.decision.questions import CNN, IN_TESTS, SERVED, SPEECH, TRANSFORMER, VISION, anew, fits_by_its_own_trace
+
+FIELDS = {"batch": "batches", "seq": "sequence_length", "image": "image_size"}
+
+
+def value_of(limit: Limit, value: int) -> dict:
+    wrapped = {"batch": (value,), "seq": value, "image": (value, value)}[limit.key]
+    return {FIELDS[limit.key]: wrapped}
+
+
+def last(query: str) -> LimitReport:
+    return list(limits(parse_query(query)))[-1]
+
+
+@pytest.mark.parametrize("query", [CNN, TRANSFORMER, SERVED], ids=["CNN", "language model", "inference"])
+def test_what_is_said_to_fit_does_and_one_more_does_not(query):
+    found = last(query)
+    assert [limit.key for limit in found.limits] == (["batch", "image"] if query == CNN else ["batch", "seq"])
+    for limit in found.limits:
+        assert limit.cell == anew(limit.query)
+        assert fits_by_its_own_trace(found.query, **value_of(limit, limit.value)) is True
+        if limit.reason:  # the model refuses more, or the search ended
+            continue
+        assert fits_by_its_own_trace(found.query, **value_of(limit, limit.value + 1)) is not True
+        assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value)) is not False
+        assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value + 1)) is False
+
+
+def test_it_is_the_same_whatever_was_asked_for():
+    query = TRANSFORMER.replace("batch=4", "batch={}").replace("seq=64", "seq={}")
+    batches = {last(query.format(batch, 64)).limits[0].value for batch in (1, 4)}
+    (report,) = {estimate(parse_query(query.format(batch, 64))).max_batch[0].batch for batch in ("1,2", "7")}
+    assert batches == {report}
+    assert len({last(query.format(2, seq)).limits[1].value for seq in (3, 64, 500)}) == 1
+
+
+def test_a_model_that_ends_before_the_device_says_where():
+    # GPT-2 has 1,024 positions
+    found = last("arch=hf:gpt2&seq=64&dtype=float16&batch=1&gpu=h200&mode=inference").limits[1]
+    assert (found.value, found.possible_value) == (1024, 1024)
+    assert found.reason.startswith("at 1025 the model refuses it")
+
+
+def test_a_fixed_image_is_the_largest():
+    (batch, image) = last(VISION).limits
+    assert (image.key, image.value) == ("image", 224)
+    assert batch.value > 100
+
+
+def test_where_nothing_fits_it_says_so():
+    found = last("arch=hf:gpt2-large&seq=64&dtype=float32&batch=2&gpu=custom:2GiB@8.0").limits
+    assert [limit.value for limit in found] == [None, None]
+    assert "not even a batch of 1 fits" in found[0].reason
+    assert found[1].reason == "not even 1 fits for sure"
+
+
+def test_it_grows_and_survives_the_way_to_the_page():
+    grown = list(limits(parse_query(SPEECH)))
+    assert [len(report.limits) for report in grown] == [0, 1, 2]
+    assert [report.pending for report in grown] == [("batch", "seq"), ("seq",), ()]
+    assert decode(LimitReport, encode(grown[-1])) == grown[-1]
+
+
+def test_all_questions_have_a_batch():
+    assert set(IN_TESTS.values()) >= {CNN, TRANSFORMER, SERVED}
