@@ -200,11 +200,9 @@ def _image(
 
 
 def _attention_note(cls: type[PreTrainedModel], attention: str) -> tuple[str, ...]:
-    if (
-        attention != "sdpa"
-        or cls._supports_sdpa
-        or not OWN_ATTENTION.search(inspect.getsource(sys.modules[cls.__module__]))
-    ):
+    if attention != "sdpa" or cls._supports_sdpa:
+        return ()
+    if not OWN_ATTENTION.search(inspect.getsource(sys.modules[cls.__module__])):
         return ()
     return (f"{cls.__name__} does not support sdpa attention; its own (eager) attention was used.",)
 

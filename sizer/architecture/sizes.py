@@ -39,9 +39,8 @@ UNBOUNDED = ("rope_parameters", "rope_theta", "rotary_pct", "partial_rotary_fact
 # Without positions of their own (recurrent layers, relative distances), or with a table that grows with the text.
 UNBOUNDED_TYPES = frozenset({"glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "nemotron_h", "rwkv",
                              "xlnet", "zamba", "m2m_100", "nllb-moe", "fsmt", "xglm"})  # fmt: skip
-BOUNDED_TYPES = frozenset(
-    {"mpnet", "gptj", "codegen", "roformer"}
-)  # a table of positions in spite of such an attribute
+# With a table of positions in spite of such an attribute.
+BOUNDED_TYPES = frozenset({"mpnet", "gptj", "codegen", "roformer"})
 # Positions of these count from the padding id on (`create_position_ids_from_input_ids`): the first ones are never used.
 COUNTED_FROM_PADDING = frozenset(
     {"altclip_text_model", "bridgetower_text_model", "camembert", "clap_text_model", "data2vec-text", "esm", "ibert",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from sizer.commands.job import MakeClient
-from sizer.commands.text import format_table, print_list, to_printable
+from sizer.commands.text import format_table, print_list, size_text, to_printable
 from sizer.device.machine.demonstration import Demonstration, demonstrate
 from sizer.device.machine.inventory import Inventory, find_inventory
 from sizer.units import format_bytes
@@ -52,8 +52,8 @@ def format_inventory(inventory: Inventory) -> Iterator[str]:
             facts.name,
             ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
             facts.capability_text or "",
-            _size(facts.total_bytes),
-            _size(facts.free_bytes),
+            size_text(facts.total_bytes),
+            size_text(facts.free_bytes),
         )
         for facts in inventory.devices
     )
@@ -71,8 +71,8 @@ def format_demonstration(shown: Demonstration) -> Iterator[str]:
         (
             stage.code or "before",
             format_bytes(stage.allocated_bytes),
-            _size(stage.reserved_bytes),
-            _size(stage.driver_bytes),
+            size_text(stage.reserved_bytes),
+            size_text(stage.driver_bytes),
         )
         for stage in shown.stages
     )
@@ -86,7 +86,3 @@ def format_demonstration(shown: Demonstration) -> Iterator[str]:
         )
         yield f"{cost.what}: {median} µs ({low} to {high})"
     yield from shown.remarks
-
-
-def _size(size: int | None) -> str:
-    return "" if size is None else format_bytes(size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sizer.commands.text import TITLES, format_table, percent, to_printable
+from sizer.commands.text import TITLES, format_table, percent, size_text, to_printable
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.divergence import Scratch
 from sizer.device.comparison.row import Row
@@ -12,6 +12,7 @@ from sizer.device.record.measurement import Measurement, Spread, Timing
 from sizer.units import counted, format_bytes
 
 SCRATCH_SHOWN = 5
+_COUNTERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "driver_bytes")
 
 
 def format_comparison(comparison: Comparison) -> str:
@@ -33,20 +34,7 @@ def format_measurement(measurement: Measurement) -> str:
     """A measurement that nothing is held against: what was read after each phase."""
     header = ("after", "allocated", "peak allocated", "reserved", "peak reserved", "driver")
     rows = (
-        (
-            reading.phase,
-            *(
-                "" if size is None else format_bytes(size)
-                for size in (
-                    reading.allocated_bytes,
-                    reading.peak_allocated_bytes,
-                    reading.reserved_bytes,
-                    reading.peak_reserved_bytes,
-                    reading.driver_bytes,
-                )
-            ),
-        )
-        for reading in measurement.phases
+        (reading.phase, *(size_text(getattr(reading, name)) for name in _COUNTERS)) for reading in measurement.phases
     )
     return to_printable("\n".join([f"measured on {_device(measurement)}", "", *format_table(header, rows)]))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sizer.device.comparison.judgement import SMALLEST_PERCENT
 from sizer.device.comparison.row import TENSORS
+from sizer.units import format_bytes
 
 TITLES = TENSORS | {
     "peak_allocated_bytes": "peak allocated",
@@ -35,6 +36,11 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
             for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         yield to_printable("  ".join(cells).rstrip())
+
+
+def size_text(size: int | None) -> str:
+    """Bytes as text; "" where they are not known."""
+    return "" if size is None else format_bytes(size)
 
 
 def percent(error: float | None) -> str:

@@ -31,6 +31,21 @@ def encode(value: object) -> object:
     return value
 
 
+class Document:
+    """A dataclass that is written to JSON as it is and read back; errors name it as its class, in lower case."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict:
+        """Dicts, lists and scalars."""
+        return encode(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> typing.Self:
+        """The value that `to_dict` came from. Raises DecodeError where `data` is anything else."""
+        return decode(cls, data, cls.__name__.lower())
+
+
 def json_names(kind: type) -> list[str]:
     """The keys that `encode` gives the fields of a dataclass, in order."""
     return [_key(field) for field in dataclasses.fields(kind)]
@@ -69,13 +84,17 @@ def _decode_dataclass(kind: type, value: object, where: str) -> object:
     _require(not unknown, where, sorted(map(str, unknown))[:3], f"only the keys of {kind.__name__}")
     missing = {_key(field) for field in fields if _is_required(field)} - value.keys()
     _require(not missing, where, "nothing", f"the keys {', '.join(sorted(missing))}")
-    return kind(
+    found = kind(
         **{
             field.name: decode(hints[field.name], value[_key(field)], f"{where}.{_key(field)}")
             for field in fields
             if _key(field) in value
         }
     )
+    known = next((field.default for field in fields if field.name == "schema"), None)
+    if known is not None and found.schema != known:
+        raise DecodeError(f"{where}.schema was {found.schema}; allowed is {known}: read it with another version")
+    return found
 
 
 def _decode_tuple(arguments: tuple, value: object, where: str) -> tuple:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sizer.memory.size_queries import SizeOracle, SizeQuery
@@ -85,6 +85,17 @@ class Tape:
         _check_order(self)
         _check_marks(self)
         return self
+
+
+def blocks_alive(events: Iterable[int]) -> dict[int, None]:
+    """The blocks that events allocate and do not release, oldest first."""
+    alive: dict[int, None] = {}
+    for event in events:
+        if event >= 0:
+            alive[event] = None
+        else:
+            alive.pop(~event, None)
+    return alive
 
 
 def _check_range(name: str, column: Sequence[int], stop: int | None) -> None:

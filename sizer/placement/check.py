@@ -187,9 +187,12 @@ def _without_a_pass(module: nn.Module, device: torch.device, unregistered: Unreg
     named = [*module.named_parameters(), *module.named_buffers()]
     elsewhere = {path: str(tensor.device) for path, tensor in named if tensor.device != device}
     if elsewhere:
-        yield findings.weights_on_several_devices(list(elsewhere), len(named), set(elsewhere.values()), str(device))
+        others = ", ".join(sorted(set(elsewhere.values())))
+        yield findings.MIXED_DEVICES.at(
+            findings.join(elsewhere), count=len(elsewhere), total=len(named), others=others, weights=device
+        )
     if parameters := [path for path, tensor in unregistered if isinstance(tensor, nn.Parameter)]:
-        yield findings.unregistered_parameters(parameters)
+        yield findings.UNREGISTERED.at(findings.join(parameters), count=len(parameters))
 
 
 def _input_name(path: Any) -> str:

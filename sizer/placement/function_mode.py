@@ -37,7 +37,7 @@ class PlacementFunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, caller = kwargs or {}, sys._getframe(1)
         if func in _MOVERS and not is_hidden(caller) and drops_result(caller):
-            self._mode.add(findings.dropped_result(_MOVERS[func], line_of(caller) or "the model"))
+            self._mode.add(findings.DROPPED.at(line_of(caller) or "the model", method=_MOVERS[func]))
         if func == _IS_CUDA and args[0].device.type == "meta":
             self._asks = True
             return self._mode.device.type in ("cuda", "cpu", "meta")  # what will be on CUDA counts as there
@@ -63,4 +63,5 @@ class PlacementFunctionMode(TorchFunctionMode):
     def _name(self, device: str, caller: FrameType) -> None:
         device_of_weights = self._mode.device
         if device.partition(":")[0] != device_of_weights.type and not self._asks:
-            self._mode.add(findings.device_in_the_code(device, str(device_of_weights), line_of(caller) or "the model"))
+            where = line_of(caller) or "the model"
+            self._mode.add(findings.HARD_CODED.at(where, device=device, weights=device_of_weights))

@@ -87,7 +87,7 @@ class PlacementMode(TorchDispatchMode):
     def forget_copies_of(self, names: Iterable[str]) -> None:
         """Drop the findings about attributes that the pass has moved for good: the next one copies nothing."""
         for name in names:
-            for key in [key for key in self._found if key[0] == findings.COPIED and key[2] == name]:
+            for key in [key for key in self._found if key[0] == findings.COPIED.problem and key[2] == name]:
                 del self._found[key]
 
     # ---------------------------------------------------------------------------------------------------- before the pass
@@ -159,13 +159,16 @@ class PlacementMode(TorchDispatchMode):
         for tensor in tensors:
             origin = self._origin(tensor) or Origin(kind="made", line=here)
             if origin.kind == "input":
-                devices = origin.device, str(self.device)
-                self.add(findings.input_on_another_device(origin.name, *devices, operator, here), origin.name)
+                names = {"name": origin.name, "variable": "x" if origin.name.startswith("input ") else origin.name}
+                devices = {"device": origin.device, "weights": self.device}
+                self.add(findings.INPUT_DEVICE.at(here, operator=operator, **names, **devices), origin.name)
             elif origin.kind == "attribute":
-                self.add(findings.left_behind(origin.name, operator, here), origin.name)
+                self.add(findings.LEFT_BEHIND.at(here, path=origin.name, operator=operator), origin.name)
             else:
                 described = f"a {_name(tensor.dtype)} tensor of shape {tuple(tensor.shape)}"
-                self.add(findings.made_elsewhere(described, operator, origin.line, here))
+                place = "there" if origin.line == here else f"at {here}"
+                made = findings.MADE_ELSEWHERE.at(origin.line, tensor=described, operator=operator, place=place)
+                self.add(made)
 
     def move_to_meta(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments without tensors of the CPU, but scalars."""
@@ -183,7 +186,7 @@ class PlacementMode(TorchDispatchMode):
             source, arrives = args[1], packet is _aten.copy_ and args[0].device.type == "meta"
         origin = self._origin(source) if arrives and source.dim() else None
         if origin is not None and origin.kind == "attribute":
-            self.add(findings.copied_every_time(origin.name, self._current_line() or "the model"), origin.name)
+            self.add(findings.COPIED.at(self._current_line() or "the model", path=origin.name), origin.name)
 
     def _unify_dtypes(self, packet: Any, args: tuple) -> tuple:
         floats = [arg for arg in args if isinstance(arg, Tensor) and arg.dtype.is_floating_point]
@@ -191,11 +194,12 @@ class PlacementMode(TorchDispatchMode):
             return args
         weights = self.dtype if any(tensor.dtype == self.dtype for tensor in floats) else floats[-1].dtype
         odd = next(tensor.dtype for tensor in floats if tensor.dtype != weights)
-        here, parts = self._current_line() or "the model", (_name(odd), _name(weights), packet.__name__)
+        here = self._current_line() or "the model"
+        names = {"given": _name(odd), "weights": _name(weights), "operator": packet.__name__}
         if odd in self._input_dtypes:
-            self.add(findings.input_of_another_dtype(findings.join(self._input_dtypes[odd]), *parts, here))
+            self.add(findings.INPUT_DTYPE.at(here, inputs=findings.join(self._input_dtypes[odd]), **names))
         else:
-            self.add(findings.two_dtypes(*parts, here))
+            self.add(findings.MIXED_DTYPES.at(here, **names))
         return tuple(arg.to(weights) if any(arg is one for one in floats) else arg for arg in args)
 
     # ------------------------------------------------------------------------------------------------------------ origins

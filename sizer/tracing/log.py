@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from sizer.memory.size_queries import gather
-from sizer.memory.tape import CATEGORIES, Tape
+from sizer.memory.tape import CATEGORIES, Tape, blocks_alive
 
 CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
@@ -72,13 +72,13 @@ class BlockLog:
 
     def alive(self, start: int = 0) -> list[int]:
         """Blocks allocated since position `start` of the order that have not been released, oldest first."""
-        alive: dict[int, None] = {}
-        for event in self.order[start:]:
-            if event >= 0:
-                alive[event] = None
-            else:
-                alive.pop(~event, None)
-        return list(alive)
+        return list(blocks_alive(self.order[start:]))
+
+    def keep_activations(self, start: int) -> None:
+        """Classify as activations what was allocated since a position, is alive and has no other category."""
+        for block in self.alive(start):
+            if self.category(block) == "temporary":
+                self.classify(block, "activation")
 
     def tape(self, *, batch: int, stand_ins: tuple[str, ...]) -> Tape:
         """The frozen tape up to the last mark: what is released after it is the end of the trace, not of the work."""

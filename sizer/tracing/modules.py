@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +12,14 @@ import torch
 from torch import nn
 
 _NONE = (0, "")
+
+
+def children_first(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """A module's parts with their paths, as `Module._apply` goes through them (torch/nn/modules/module.py), itself last."""
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from children_first(child, f"{path}.{name}".lstrip("."))
+    yield path, module
 
 
 class ModulePaths(AbstractContextManager):

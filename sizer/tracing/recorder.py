@@ -24,7 +24,7 @@ from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import in_place
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.memo import Memo, makes_tensors
-from sizer.tracing.modules import ModulePaths
+from sizer.tracing.modules import ModulePaths, children_first
 from sizer.tracing.rules import rules_for
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
@@ -134,7 +134,7 @@ class Recorder(TorchDispatchMode):
 
     def load(self, module: nn.Module) -> None:
         """Log the module's parameters and buffers in the order in which `.to(device)` moves them."""
-        for path, child in _children_first(module):
+        for path, child in children_first(module):
             for name, parameter in child._parameters.items():
                 self._own(parameter, "parameter", "Module.to", f"{path}.{name}".lstrip("."))
             for name, buffer in child._buffers.items():
@@ -259,11 +259,3 @@ class Recorder(TorchDispatchMode):
         """Log a kernel's inner workspaces: all allocated, then all released."""
         for block in reversed(self._allocate(plan, sizes)):
             self.log.release(block)
-
-
-def _children_first(module: nn.Module, path: str = "") -> Iterable[tuple[str, nn.Module]]:
-    # torch/nn/modules/module.py, Module._apply: children first, then own parameters, then own buffers.
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _children_first(child, f"{path}.{name}".lstrip("."))
-    yield path, module

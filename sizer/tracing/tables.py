@@ -21,6 +21,11 @@ def operator(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
+def listed(names: str, row: Row) -> dict[Any, Row]:
+    """One row for each of ATen's overloads in a text."""
+    return {operator(name): row for name in names.split()}
+
+
 def join(*tables: Mapping[Key, Row]) -> dict[Key, Row]:
     """All rows of the tables. Raises ValueError with the keys that stand in more than one."""
     joined: dict[Key, Row] = {}

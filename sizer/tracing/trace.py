@@ -82,9 +82,7 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
     start = len(log.order)
     for number, phase in steps.run_all():
         if phase == "forward":
-            for block in log.alive(start):
-                if log.category(block) == "temporary":
-                    log.classify(block, "activation")
+            log.keep_activations(start)
             if number == 2 and steps.module.training:
                 log.second_forward = len(log.order)
         elif phase == "backward":

@@ -104,10 +104,7 @@ class StepWatcher:
     def _end_forward(self) -> None:
         """Classify what the step has left alive so far as activations."""
         self._forward = False
-        log = self.recorder.log
-        for block in log.alive(self._start):
-            if log.category(block) == "temporary":
-                log.classify(block, "activation")
+        self.recorder.log.keep_activations(self._start)
         self._mark_once("forward")
 
     def _mark_once(self, phase: str) -> None:

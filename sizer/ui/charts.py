@@ -42,7 +42,7 @@ def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> alt.L
         .mark_bar(clip=True, width=alt.RelativeBandSize(band=share))
         .encode(
             x=alt.X("batch:O", title="batch size", axis=alt.Axis(labelAngle=0, ticks=False)),
-            y=_size_axis("size", scale, _top(tallest, gpu), stack=True),
+            y=size_axis(scale, _top(tallest, gpu), stack=True),
             color=_category_colours(frame["category"]),
             order=alt.Order("order:Q"),
             tooltip=[
@@ -52,7 +52,7 @@ def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> alt.L
             ],
         )
     )
-    return _finish([bars, *_capacity(tallest, gpu, scale)], f"Memory at the peak per batch size, in {scale.name}")
+    return finish([bars, *_capacity(tallest, gpu, scale)], f"Memory at the peak per batch size, in {scale.name}")
 
 
 def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
@@ -73,14 +73,14 @@ def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
         .mark_area(interpolate="step-after", clip=True)
         .encode(
             x=alt.X("position:Q", axis=TIME_AXIS, scale=alt.Scale(nice=False, zero=False)),
-            y=_size_axis("size", scale, _top(tallest, gpu), stack=True),
+            y=size_axis(scale, _top(tallest, gpu), stack=True),
             color=_category_colours(long["category"]),
             order=alt.Order("order:Q"),
         )
     )
     peak = _peak(positions[totals.index(tallest)], tallest, scale)
     layers = [areas, *_phases(estimate), _reading(wide, estimate, scale), *_capacity(tallest, gpu, scale), peak]
-    return _finish(layers, f"Memory through one step by category, in {scale.name}")
+    return finish(layers, f"Memory through one step by category, in {scale.name}")
 
 
 def legend(names: Iterable[str]) -> str:
@@ -93,9 +93,10 @@ def legend(names: Iterable[str]) -> str:
     return f'<div style="display:flex;flex-wrap:wrap;gap:0.2em 1.2em;font-size:0.875rem">{"".join(keys)}</div>'
 
 
-def _size_axis(field: str, scale: Scale, top_bytes: float, **options: object) -> alt.Y:
+def size_axis(scale: Scale, top_bytes: float, **options: object) -> alt.Y:
+    """The axis of sizes from 0 to `top_bytes`."""
     domain = alt.Scale(domain=[0, max(top_bytes / scale.unit_bytes, 0.01)], nice=False)
-    return alt.Y(f"{field}:Q", title=scale.name, scale=domain, axis=alt.Axis(format="~r", tickCount=6), **options)
+    return alt.Y("size:Q", title=scale.name, scale=domain, axis=alt.Axis(format="~r", tickCount=6), **options)
 
 
 def _category_colours(present: pd.Series) -> alt.Color:
@@ -118,9 +119,8 @@ def _capacity(tallest: int, gpu: Gpu, scale: Scale) -> list[alt.Chart]:
         return []
     frame = pd.DataFrame([{"capacity": scale.of(gpu.total_bytes), "device": gpu.name}])
     tooltip = [alt.Tooltip("device:N"), alt.Tooltip("capacity:Q", title=scale.name, format=".2f")]
-    return [
-        alt.Chart(frame).mark_rule(color=INK, strokeDash=[6, 3], strokeWidth=2).encode(y="capacity:Q", tooltip=tooltip)
-    ]
+    rule = alt.Chart(frame).mark_rule(color=INK, strokeDash=[6, 3], strokeWidth=2)
+    return [rule.encode(y="capacity:Q", tooltip=tooltip)]
 
 
 def _phases(estimate: Estimate) -> list[alt.Chart]:
@@ -173,7 +173,8 @@ def _peak(position: int, tallest: int, scale: Scale) -> alt.Chart:
     )
 
 
-def _finish(layers: list[alt.Chart], description: str) -> alt.LayerChart:
+def finish(layers: list[alt.Chart], description: str) -> alt.LayerChart:
+    """The layers as one chart of the usual height, with a description for who does not see it."""
     return (
         alt.layer(*layers)
         .properties(height=HEIGHT, description=description, padding={"top": 18, "left": 4, "right": 8, "bottom": 4})

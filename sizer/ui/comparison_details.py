@@ -13,6 +13,7 @@ from sizer.device.record.measurement import Spread, Timing, Transfer
 from sizer.errors import RequestError
 from sizer.request import parse_query
 from sizer.ui import remarks
+from sizer.ui.exports import offer_download
 from sizer.ui.links import measure_command
 from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.quantities import device_title
@@ -135,13 +136,11 @@ def _show_notes(comparison: Comparison) -> None:
 
 def _show_downloads(comparison: Comparison) -> None:
     st.markdown("Measurement, estimate and comparison as one file; another ledger can import it:")
-    st.download_button(
+    offer_download(
         "Comparison (JSON)",
-        data=lambda: json.dumps(comparison.to_dict(), allow_nan=False, indent=1),
-        file_name="sizer-comparison.json",
-        mime="application/json",
-        on_click="ignore",
-        icon=":material/download:",
+        lambda: json.dumps(comparison.to_dict(), allow_nan=False, indent=1),
+        "comparison.json",
+        "application/json",
     )
     _show_command(comparison)
 

@@ -18,6 +18,7 @@ from sizer.errors import JobError
 from sizer.ui import machine, remarks
 from sizer.ui.comparison import SIGNS, format_moment, show_comparison
 from sizer.ui.errors_chart import FIGURES, errors_chart
+from sizer.ui.exports import offer_download
 from sizer.ui.focus import key_among
 from sizer.ui.importing import ask_import
 from sizer.ui.links import show_estimate_link
@@ -106,14 +107,8 @@ def _show_import(ledger: Ledger) -> None:
         ask_import("ledger")
         if ledger.rows():
             with st.container(horizontal=True):
-                _offer("The ledger (CSV)", ledger.export_csv, "ledger.csv", "text/csv")
-                _offer("The ledger (JSON)", ledger.export_json, "ledger.json", "application/json")
-
-
-def _offer(label: str, make: object, name: str, mime: str) -> None:
-    st.download_button(
-        label, data=make, file_name=f"sizer-{name}", mime=mime, on_click="ignore", icon=":material/download:"
-    )
+                offer_download("The ledger (CSV)", ledger.export_csv, "ledger.csv", "text/csv")
+                offer_download("The ledger (JSON)", ledger.export_json, "ledger.json", "application/json")
 
 
 def _show_rows(ledger: Ledger) -> None:

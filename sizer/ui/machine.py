@@ -14,9 +14,7 @@ from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial.launch import MeasureJob, start
 from sizer.request import Request, format_query
 
-MEASURING_VARIABLE = (
-    "SIZER_MEASURING"  # "off" where strangers use the app: no measuring and no deleting, all else stays
-)
+MEASURING_VARIABLE = "SIZER_MEASURING"  # "off" where strangers use the app: no measuring, no deleting
 OFF = ("off", "0", "no", "false")
 KNOWN_SECONDS = 300  # how long a list of devices is believed
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.curve import Level
-from sizer.ui.charts import HEADROOM, HEIGHT
+from sizer.ui.charts import HEADROOM, finish, size_axis
 from sizer.ui.palette import INK
 from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.scale import Scale, scale_for
@@ -25,25 +25,11 @@ def timelines_chart(comparison: Comparison) -> alt.LayerChart:
     readings = [phase.allocated_bytes for phase in comparison.measurement.phases]
     tallest = max([*levels, *readings], default=0)
     scale = scale_for([tallest])
-    top = max(HEADROOM * scale.of(tallest), 0.01)
-    axis = alt.Y(
-        "size:Q",
-        title=scale.name,
-        scale=alt.Scale(domain=[0, top], nice=False),
-        axis=alt.Axis(format="~r", tickCount=6),
-    )
+    axis = size_axis(scale, HEADROOM * tallest)
     layers = [_measured(comparison, scale, axis), _line(comparison.estimated_curve, scale, axis)]
     layers += _phases(_phase_names(comparison))
     layers += _reading(comparison, scale)
-    return (
-        alt.layer(*layers)
-        .properties(
-            height=HEIGHT,
-            description=f"Memory measured and estimated through one step, in {scale.name}",
-            padding={"top": 18, "left": 4, "right": 8, "bottom": 4},
-        )
-        .configure_view(stroke=None)
-    )
+    return finish(layers, f"Memory measured and estimated through one step, in {scale.name}")
 
 
 def timelines_legend() -> str:

@@ -12,20 +12,15 @@ from sizer.architecture.examples.tensors import floats, integers, ones, zeros
 REGIONS = 36  # regions of an image, as the detector in front of LXMERT and VisualBERT yields them
 
 
-def words_and_mask(spec: ExampleSpec) -> dict[str, object]:
-    """The inputs of a plain encoder."""
-    return {"input_ids": text.sentence(spec), "attention_mask": ones(spec.batch, spec.length)}
-
-
 def page_with_image(spec: ExampleSpec) -> dict[str, object]:
     """LayoutLMv2: words, their boxes, and the page's image under the name `image`."""
-    return words_and_mask(spec) | {"bbox": text.boxes_of_words(spec), "image": vision.image(spec)}
+    return text.words_and_mask(spec) | {"bbox": text.boxes_of_words(spec), "image": vision.image(spec)}
 
 
 def regions(spec: ExampleSpec) -> dict[str, object]:
     """LXMERT: words, and 36 regions as features and as corners in parts of the image."""
     config = spec.config
-    inputs = words_and_mask(spec) | {
+    inputs = text.words_and_mask(spec) | {
         "visual_feats": floats(spec.batch, REGIONS, config.visual_feat_dim),
         "visual_pos": floats(spec.batch, REGIONS, config.visual_pos_dim),
     }
@@ -36,7 +31,7 @@ def regions(spec: ExampleSpec) -> dict[str, object]:
 
 def region_embeddings(spec: ExampleSpec) -> dict[str, object]:
     """VisualBERT: words, and 36 regions as embeddings; its pretraining labels cover both."""
-    inputs = words_and_mask(spec) | {
+    inputs = text.words_and_mask(spec) | {
         "visual_embeds": floats(spec.batch, REGIONS, spec.config.visual_embedding_dim),
         "visual_attention_mask": ones(spec.batch, REGIONS),
         "visual_token_type_ids": ones(spec.batch, REGIONS),
@@ -55,7 +50,7 @@ def table(spec: ExampleSpec) -> dict[str, object]:
     kinds[:, half:, 0] = 1
     kinds[:, half:, 1] = place % 4 + 1
     kinds[:, half:, 2] = (place // 4).clamp(max=60) + 1
-    inputs = words_and_mask(spec) | {"token_type_ids": kinds}
+    inputs = text.words_and_mask(spec) | {"token_type_ids": kinds}
     if spec.training and spec.takes("table_mask"):
         inputs["labels"] = (torch.arange(spec.length) == half).long().repeat(spec.batch, 1)
     return inputs
@@ -65,19 +60,19 @@ def shaped_words(spec: ExampleSpec) -> dict[str, object]:
     """RoCBert: words with ids of their shapes and pronunciations beside them."""
     shape = integers(spec.config.shape_vocab_size, spec.batch, spec.length)
     pronunciation = integers(spec.config.pronunciation_vocab_size, spec.batch, spec.length)
-    return words_and_mask(spec) | {"input_shape_ids": shape, "input_pronunciation_ids": pronunciation}
+    return text.words_and_mask(spec) | {"input_shape_ids": shape, "input_pronunciation_ids": pronunciation}
 
 
 def word_boxes_in_parts(spec: ExampleSpec) -> dict[str, object]:
     """BROS: words and their boxes as eight coordinates in parts of the page."""
     first = ones(spec.batch, spec.length).bool()
-    inputs = words_and_mask(spec) | {"bbox": floats(spec.batch, spec.length, 8)}
+    inputs = text.words_and_mask(spec) | {"bbox": floats(spec.batch, spec.length, 8)}
     return inputs | ({"bbox_first_token_mask": first} if spec.takes("bbox_first_token_mask") else {})
 
 
 def question_token(spec: ExampleSpec) -> dict[str, object]:
     """Splinter: a text with its question token."""
-    inputs = words_and_mask(spec)
+    inputs = text.words_and_mask(spec)
     inputs["input_ids"][:, 1] = spec.config.question_token_id
     return inputs
 
@@ -85,7 +80,7 @@ def question_token(spec: ExampleSpec) -> dict[str, object]:
 def retrieved(spec: ExampleSpec) -> dict[str, object]:
     """RAG: a question, and the documents that a retriever found for it, with their scores."""
     count = spec.config.n_docs
-    inputs = words_and_mask(spec)
+    inputs = text.words_and_mask(spec)
     context = integers(1000, spec.batch * count, spec.length) + 100
     return inputs | {
         "context_input_ids": context,

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from sizer.architecture.examples.example_spec import ExampleSpec, read
 from sizer.architecture.examples.tensors import IGNORED_LABEL, floats, integers, special_tokens, words
-from sizer.architecture.examples.text import vocabulary
+from sizer.architecture.examples.text import translation
 from sizer.architecture.examples.vision import BOXES, boxes
 
 MASKED_SHARE = 7  # every 7th token is hidden from a masked language model: the 15 % of BERT's training
@@ -30,13 +30,6 @@ def hidden_words(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """The ids of every 7th token, (batch, length), -100 elsewhere."""
     ids = inputs.get("input_ids", inputs.get("inputs"))
     return torch.where(torch.arange(ids.shape[-1]) % MASKED_SHARE == 0, ids, IGNORED_LABEL)
-
-
-def words_out(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
-    """Token ids of the text to be produced, (batch, length)."""
-    decoder = spec.config.get_text_config(decoder=True)
-    size = read(decoder, "vocab_size", "tgt_vocab_size", default=vocabulary(spec))
-    return words(size, special_tokens(spec.config, decoder), spec.batch, spec.length)
 
 
 def transcript(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
@@ -65,13 +58,8 @@ def class_of_token(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     return integers(spec.config.num_labels, spec.batch, spec.length)
 
 
-def right_choice(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
+def one_of_two(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """The number of the right answer, (batch,)."""
-    return integers(2, spec.batch)
-
-
-def yes_or_no(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
-    """0 or 1 per sample, (batch,)."""
     return integers(2, spec.batch)
 
 
@@ -115,9 +103,8 @@ def other_frames(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
 def frame_count(spec: ExampleSpec, inputs: dict[str, object]) -> int:
     """Output frames of an encoder whose first layers are convolutions over raw audio; mel frames stay as many as they are."""
     frames = inputs.get("input_values", inputs.get("input_features")).shape[1]
-    for kernel, stride in zip(
-        getattr(spec.config, "conv_kernel", ()), getattr(spec.config, "conv_stride", ()), strict=False
-    ):
+    kernels, strides = getattr(spec.config, "conv_kernel", ()), getattr(spec.config, "conv_stride", ())
+    for kernel, stride in zip(kernels, strides, strict=False):
         frames = (frames - kernel) // stride + 1
     return frames
 
@@ -133,8 +120,8 @@ def frames_of_speakers(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
 BY_TASK: tuple[tuple[str, Target], ...] = (
     ("SequenceClassification", class_of_sample),
     ("TokenClassification", class_of_token),
-    ("MultipleChoice", right_choice),
-    ("NextSentencePrediction", yes_or_no),
+    ("MultipleChoice", one_of_two),
+    ("NextSentencePrediction", one_of_two),
     ("ImageClassification", class_of_sample),
     ("VideoClassification", class_of_sample),
     ("AudioClassification", class_of_sample),
@@ -152,8 +139,8 @@ BY_TASK: tuple[tuple[str, Target], ...] = (
 BY_PARAMETER: dict[str, Target] = {
     "start_positions": position,
     "end_positions": position,
-    "next_sentence_label": yes_or_no,
-    "sentence_order_label": yes_or_no,
+    "next_sentence_label": one_of_two,
+    "sentence_order_label": one_of_two,
     "return_loss": true,
     "mask_time_indices": hidden_frames,
     "sampled_negative_indices": other_frames,
@@ -207,7 +194,7 @@ def task_labels(spec: ExampleSpec, inputs: dict[str, object]) -> Target | None:
     if named is not None:
         return named
     if spec.takes("decoder_input_ids"):
-        return words_out
+        return translation
     return continuation if "input_ids" in inputs else None
 
 

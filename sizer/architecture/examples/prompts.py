@@ -53,14 +53,13 @@ def video(spec: ExampleSpec) -> dict[str, Tensor]:
     """Frames under the name `pixel_values_videos`, with words where the model reads them too."""
     inputs = {"pixel_values_videos": vision.video(spec)}
     if spec.takes("input_ids"):
-        inputs |= {"input_ids": text.sentence(spec), "attention_mask": ones(spec.batch, spec.length)}
+        inputs |= text.words_and_mask(spec)
     return inputs
 
 
 def video_and_words(spec: ExampleSpec) -> dict[str, object]:
     """TVP, X-CLIP: frames and a sentence about them; in training TVP is told how long they last, and where it begins and ends."""
-    inputs = {"pixel_values": vision.video(spec), "input_ids": text.sentence(spec),
-              "attention_mask": ones(spec.batch, spec.length)}  # fmt: skip
+    inputs = {"pixel_values": vision.video(spec)} | text.words_and_mask(spec)
     if spec.training and "VideoGrounding" in spec.class_name:
         inputs["labels"] = [torch.full((spec.batch,), seconds) for seconds in (30.0, 5.0, 12.0)]
     return inputs
@@ -122,11 +121,9 @@ def painted_example(spec: ExampleSpec) -> dict[str, Tensor]:
 def robot(spec: ExampleSpec) -> dict[str, Tensor]:
     """PI0: three cameras, a command in words, the robot's state, and in training the next fifty actions."""
     config = spec.config
-    ids = text.sentence(spec)
     inputs = {
         "state": floats(spec.batch, config.max_state_dim),
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
+        **text.words_and_mask(spec),
         "pixel_values": floats(spec.batch, 1, 3, *spec.image_size),
         "pixel_attention_mask": ones(spec.batch, 1),
     }
@@ -135,15 +132,9 @@ def robot(spec: ExampleSpec) -> dict[str, Tensor]:
     return inputs
 
 
-def video_segments(spec: ExampleSpec) -> dict[str, object]:
-    """VidEoMT: the frames of a video; the class refuses to be trained on them."""
-    return {"pixel_values_videos": vision.video(spec)}
-
-
 def answers(spec: ExampleSpec) -> dict[str, Tensor]:
     """ViLT: an image and a question; in training a score for every possible answer."""
-    ids = text.sentence(spec)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": vision.image(spec)}
+    inputs = text.words_and_mask(spec) | {"pixel_values": vision.image(spec)}
     if spec.training and "QuestionAnswering" in spec.class_name:
         inputs["labels"] = floats(spec.batch, spec.config.num_labels)
     return inputs
@@ -183,8 +174,7 @@ def masked_image_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
 
 def clipseg(spec: ExampleSpec) -> dict[str, Tensor]:
     """CLIPSeg: an image and a name for what to find; in training the mask (batch, height, width)."""
-    inputs = {"pixel_values": vision.image(spec), "input_ids": text.sentence(spec),
-              "attention_mask": ones(spec.batch, spec.length)}  # fmt: skip
+    inputs = {"pixel_values": vision.image(spec)} | text.words_and_mask(spec)
     if spec.training and "Segmentation" in spec.class_name:
         inputs["labels"] = floats(spec.batch, *spec.image_size)
     return inputs
@@ -222,7 +212,7 @@ FAMILIES: dict[str, Recipe] = {
     "videomae": video_frames,
     "videoprism": video,
     "videoprism_vision_model": video,
-    "videomt": video_segments,
+    "videomt": video,
     "vilt": answers,
     "vitmatte": tiled_image,
     "vivit": video_frames,

@@ -8,7 +8,7 @@ from torch import Tensor
 from sizer.architecture.examples import audio, text
 from sizer.architecture.examples.audio import mel_bins
 from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
-from sizer.architecture.examples.tensors import floats, integers, ones
+from sizer.architecture.examples.tensors import floats, integers
 
 CODES = 250  # steps of codec codes: 5 s at 50 a second
 
@@ -38,14 +38,13 @@ def clap(spec: ExampleSpec) -> dict[str, object]:
         "is_longer": torch.zeros(spec.batch, 1, dtype=torch.bool),
     }
     if spec.takes("input_ids"):
-        inputs |= {"input_ids": text.sentence(spec), "attention_mask": ones(spec.batch, spec.length)}
+        inputs |= text.words_and_mask(spec)
     return inputs
 
 
 def clvp(spec: ExampleSpec) -> dict[str, Tensor]:
     """CLVP: words and mel frames (batch, bins, frames)."""
-    ids = text.sentence(spec)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "input_features": floats(spec.batch, 80, 500)}
+    return text.words_and_mask(spec) | {"input_features": floats(spec.batch, 80, 500)}
 
 
 def synthesis(spec: ExampleSpec) -> dict[str, Tensor]:
@@ -126,8 +125,7 @@ def beats(spec: ExampleSpec) -> dict[str, Tensor]:
 def audio_and_text(spec: ExampleSpec) -> dict[str, Tensor]:
     """PE-Audio: one second of audio (batch, 1, samples) and a sentence about it."""
     rate = read(spec.config, "audio_config.dac_config.sampling_rate", default=48_000)
-    ids = text.sentence(spec)
-    return {"input_values": floats(spec.batch, 1, rate), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return {"input_values": floats(spec.batch, 1, rate)} | text.words_and_mask(spec)
 
 
 def frames_of_codes(spec: ExampleSpec) -> dict[str, Tensor]:
@@ -155,10 +153,9 @@ def streamed_speech(spec: ExampleSpec) -> dict[str, Tensor]:
 
     A convolution of stride 2 halves the frames; `downsample_factor` of what is left become one step.
     """
-    ids = text.sentence(spec)
     frames = 2 * spec.config.downsample_factor * spec.length
     features = floats(spec.batch, mel_bins(spec), frames)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "input_features": features}
+    return text.words_and_mask(spec) | {"input_features": features}
 
 
 def dialogue(spec: ExampleSpec) -> dict[str, Tensor]:

@@ -32,6 +32,11 @@ def sentence(spec: ExampleSpec) -> Tensor:
     return ids
 
 
+def words_and_mask(spec: ExampleSpec) -> dict[str, Tensor]:
+    """The inputs of a plain encoder: a sentence, of which every token is attended to."""
+    return {"input_ids": sentence(spec), "attention_mask": ones(spec.batch, spec.length)}
+
+
 def vocabulary(spec: ExampleSpec) -> int:
     """How many token ids the input embedding has."""
     return vocabulary_of(spec.text)

@@ -9,9 +9,7 @@ from sizer.architecture.examples import image_text, patches, tiles, vision
 from sizer.architecture.examples.example_spec import ExampleSpec, Recipe, read
 from sizer.architecture.examples.tensors import floats, ones
 
-STACKED_PATCHES = frozenset(
-    {"paddleocr_vl_vision"}
-)  # one more dimension in front of the rows  # one more dimension in front of the rows
+STACKED_PATCHES = frozenset({"paddleocr_vl_vision"})  # one more dimension in front of the rows
 
 
 def patch_grid_tower(spec: ExampleSpec) -> dict[str, Tensor]:
@@ -24,11 +22,6 @@ def patch_grid_tower(spec: ExampleSpec) -> dict[str, Tensor]:
     if spec.takes("merge_sizes"):
         inputs["merge_sizes"] = torch.full((spec.batch,), patches.merge_size(spec.config))
     return inputs
-
-
-def merged_grid_tower(spec: ExampleSpec) -> dict[str, Tensor]:
-    """Inkling 2's tower: rows of merged patches."""
-    return patches.merged_patches(spec)
 
 
 def cube_tower(spec: ExampleSpec) -> dict[str, Tensor]:
@@ -109,7 +102,7 @@ FAMILIES: dict[str, Recipe] = {
     "flava_multimodal_model": hidden_tokens,
     "florence_vision": hidden_pixels,
     "gemma4_vision": positioned_tower,
-    "inkling2_vision": merged_grid_tower,
+    "inkling2_vision": patches.merged_patches,
     "inkling_vision": cube_tower,
     "instructblip_qformer": queries,
     "instructblipvideo_qformer": queries,

@@ -54,7 +54,8 @@ class Alignment:
     """
 
     def __init__(self, estimate: Tape, device: Tape):
-        self._sides = {"estimate": TapeIndex(estimate), "device": TapeIndex(device)}
+        self._own, self._other = TapeIndex(estimate), TapeIndex(device)
+        self.sides: dict[Side, TapeIndex] = {"estimate": self._own, "device": self._other}
         self.estimate, self.device = estimate, device
         self.estimate_partner = [-1] * len(estimate.sizes)
         self.device_partner = [-1] * len(device.sizes)
@@ -66,14 +67,6 @@ class Alignment:
         for tape_index, place in ((self._own, 0), (self._other, 1)):
             tape_index.start_clock({pair[place] for pairs in self._anchors.values() for pair in pairs})
 
-    @property
-    def _own(self) -> TapeIndex:
-        return self._sides["estimate"]
-
-    @property
-    def _other(self) -> TapeIndex:
-        return self._sides["device"]
-
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
         """Every block that is not the same on both sides, in the order of the common clock; phases that one side alone has are
@@ -81,25 +74,13 @@ class Alignment:
         found = [*self._unpaired("extra", self._own), *self._unpaired("missing", self._other), *self._paired()]
         return tuple(sorted(found, key=lambda one: one.start))
 
-    def level(self, side: Side, position: int) -> int:
-        """Bytes (as requested) alive on a side after so many of its events."""
-        return self._sides[side].levels[position]
-
     def names_at(self, side: Side, difference: Difference) -> tuple[str, str]:
         """The operator and module of a difference on one side: of its block there, else of the last one that both have."""
-        tape_index = self._sides[side]
+        tape_index = self.sides[side]
         block = difference.block if side == "estimate" else difference.device_block
         if block is None:
             block = tape_index.block_at(difference.start)
         return ("", "") if block is None else tape_index.names(block)
-
-    def names(self, side: Side, block: int) -> tuple[str, str]:
-        """The operator and module that allocated a block of one side."""
-        return self._sides[side].names(block)
-
-    def category(self, side: Side, block: int) -> str:
-        """What a block of one side is; the recording's own blocks have the category that the recorder knew."""
-        return self._sides[side].category(block)
 
     def levels_after(self, difference: Difference) -> tuple[int, int]:
         """Bytes alive on both sides just after a difference began."""
@@ -111,9 +92,8 @@ class Alignment:
             side = "device" if difference.block is None else "estimate"
             born = self._other.born[difference.device_block] if side == "device" else self._own.born[difference.block]
             position = born + 1
-        return tuple(
-            self.level(one, end) for one, end in zip(self._sides, self.corresponding(side, position), strict=True)
-        )
+        end, device_end = self.corresponding(side, position)
+        return self._own.levels[end], self._other.levels[device_end]
 
     def corresponding(self, side: Side, position: int) -> tuple[int, int]:
         """(events of the estimate, events of the device) done at the same place of the work, given those of one side.
@@ -121,10 +101,10 @@ class Alignment:
         Just after an event that both have, and at the end of a phase, it is exact. Between two such places the other side
         has done the same part of the way.
         """
-        phase = self._sides[side].phase_at(position)
+        phase = self.sides[side].phase_at(position)
         if phase not in self.phases:
             last = self.phases[-1] if self.phases else None
-            return tuple(tape_index.bounds[last][1] if last else 0 for tape_index in self._sides.values())
+            return tuple(tape_index.bounds[last][1] if last else 0 for tape_index in self.sides.values())
         here = 0 if side == "estimate" else 1
         points = self._points[phase]
         index = min(bisect_right(points, position, key=lambda pair: pair[here]), len(points) - 1)

@@ -12,11 +12,10 @@ from sizer.device.comparison.family import Family, family_of
 from sizer.device.comparison.judgement import explain, notes_on, verdict_of, wrong_fit
 from sizer.device.comparison.row import Row, rows_of
 from sizer.device.comparison.sides import Sides
-from sizer.device.record.measurement import SCHEMA as MEASUREMENT_SCHEMA
 from sizer.device.record.measurement import Measurement
 from sizer.device.record.recording import Measured
 from sizer.errors import RequestError
-from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.codec import Document
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
@@ -26,7 +25,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Document):
     """One measurement beside the estimate of the same work by the rules of the same device.
 
     `gpu` is what the estimate was made for: the measured device with its own memory. `rows` hold what both sides know;
@@ -72,22 +71,6 @@ class Comparison:
     def find(self, quantity: str) -> Row | None:
         """The row of a quantity, None where it was left out."""
         return next((row for row in self.rows if row.quantity == quantity), None)
-
-    def to_dict(self) -> dict:
-        """Dicts, lists and scalars, as in the JSON of `measure`; `from_dict` reads them back."""
-        return encode(self)
-
-    @classmethod
-    def from_dict(cls, data: object) -> Comparison:
-        """The comparison that `to_dict` came from. Raises DecodeError where `data` is anything else."""
-        found = decode(cls, data, "comparison")
-        for name, schema, known in (
-            ("comparison", found.schema, SCHEMA),
-            ("comparison.measurement", found.measurement.schema, MEASUREMENT_SCHEMA),
-        ):
-            if schema != known:
-                raise DecodeError(f"{name}.schema was {schema}; allowed is {known}: read it with another version")
-        return found
 
 
 def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:

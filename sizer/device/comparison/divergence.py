@@ -139,12 +139,12 @@ def shares_at(alignment: Alignment, side: Side, position: int) -> tuple[Share, .
     for block in alive:
         partner = alignment.estimate_partner[block]
         kind = "extra" if partner < 0 else "size" if partner in device_alive else "later"
-        groups[kind, alignment.names("estimate", block)[0]].append((block, partner if kind == "size" else None))
+        groups[kind, alignment.sides["estimate"].names(block)[0]].append((block, partner if kind == "size" else None))
     for block in device_alive:
         partner = alignment.device_partner[block]
         if partner not in alive:
             kind = "missing" if partner < 0 else "earlier"
-            groups[kind, alignment.names("device", block)[0]].append((None, block))
+            groups[kind, alignment.sides["device"].names(block)[0]].append((None, block))
     shares = [_share(alignment, kind, group) for (kind, _), group in groups.items()]
     return tuple(
         sorted((share for share in shares if share.difference_bytes), key=lambda one: -abs(one.difference_bytes))
@@ -199,10 +199,10 @@ def _share(alignment: Alignment, kind: Kind, group: Sequence[_BlockPair]) -> Sha
     sizes = [tuple(0 if b is None else t.sizes[b] for b, t in zip(held, tapes, strict=True)) for held in group]
     largest = group[max(range(len(group)), key=lambda index: abs(sizes[index][0] - sizes[index][1]))]
     side, block = ("device", largest[1]) if largest[0] is None else ("estimate", largest[0])
-    op, module = alignment.names(side, block)
+    op, module = alignment.sides[side].names(block)
     return Share(
         kind=kind,
-        category=alignment.category(side, block),
+        category=alignment.sides[side].category(block),
         op=op,
         module=module,
         difference_bytes=sum(one - other for one, other in sizes),

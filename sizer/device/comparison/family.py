@@ -15,21 +15,8 @@ Family = Literal["CNN", "transformer", "other"]
 _ATTENDING = (
     *("vit", "swin", "maxvit", "mvit"),
     *("aimv2", "beit", "cait", "coat_", "convit", "crossvit", "davit", "deit", "efficientformer", "eva", "fastvit_ma"),
-    *(
-        "flexivit",
-        "focalnet",
-        "gcvit",
-        "hiera",
-        "levit",
-        "maxxvit",
-        "naflexvit",
-        "nest",
-        "nextvit",
-        "pit_",
-        "pvt",
-        "samvit",
-    ),
-    *("sequencer", "shvit", "tiny_vit", "tnt", "twins", "visformer", "volo", "xcit"),
+    *("flexivit", "focalnet", "gcvit", "hiera", "levit", "maxxvit", "naflexvit", "nest", "nextvit"),
+    *("pit_", "pvt", "samvit", "sequencer", "shvit", "tiny_vit", "tnt", "twins", "visformer", "volo", "xcit"),
 )
 _DETECTING = ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "fcos", "ssd", "raft")
 _CONVOLUTIONAL_TYPES = ("convnext", "resnet", "regnet", "mobilenet", "efficientnet", "cvt", "levit", "timm")

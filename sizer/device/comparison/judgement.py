@@ -58,7 +58,7 @@ def _allocated_cause(sides: Sides, row: Row, name: str) -> str:
     begin, end = bounds[side]
     where = f"at the end of {row.phase}"
     if name == "peak_allocated_bytes":
-        levels = [sides.alignment.level(side, position) for position in range(begin, end + 1)]
+        levels = sides.alignment.sides[side].levels[begin : end + 1]
         end = begin + levels.index(max(levels))
         tape = dict(sides.tapes)[side]
         whose = "the estimate's" if side == "estimate" else "the device's"

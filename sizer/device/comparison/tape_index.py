@@ -7,7 +7,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from sizer.memory.tape import CATEGORIES, Tape
+from sizer.memory.tape import CATEGORIES, Tape, blocks_alive
 from sizer.memory.timeline import running_bytes
 
 TINY_BYTES = 16  # a Python number wrapped in a tensor (8 bytes), which no dispatch mode sees, and what it is cast to
@@ -121,13 +121,7 @@ class TapeIndex:
 
     def alive(self, position: int) -> dict[int, None]:
         """The blocks alive after so many events, oldest first."""
-        alive: dict[int, None] = {}
-        for event in self.tape.order[:position]:
-            if event >= 0:
-                alive[event] = None
-            else:
-                alive.pop(~event, None)
-        return alive
+        return blocks_alive(self.tape.order[:position])
 
     def within_one_operator(self, block: int) -> bool:
         """Whether a block is released before another operator allocates, and so belongs to the inside of its own."""

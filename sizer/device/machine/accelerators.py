@@ -81,19 +81,16 @@ def _cuda(machine: Machine) -> tuple[Sequence[DeviceFacts], str | None]:
 
 def _cuda_facts(torch: Any, index: int, versions: dict[str, str], nvml: Nvml | None) -> DeviceFacts:
     found = torch.cuda.get_device_properties(index)
+    threads = found.multi_processor_count * found.max_threads_per_multi_processor if torch.version.cuda else None
     return DeviceFacts(
         device=f"cuda:{index}",
         name=found.name,
         total_bytes=found.total_memory,
         free_bytes=_cuda_free_bytes(torch, index, found, nvml),
         capability=(found.major, found.minor),
-        resident_threads=_resident_threads(found) if torch.version.cuda else None,
+        resident_threads=threads,
         versions=versions,
     )
-
-
-def _resident_threads(found: Any) -> int:
-    return found.multi_processor_count * found.max_threads_per_multi_processor
 
 
 def _cuda_free_bytes(torch: Any, index: int, found: Any, nvml: Nvml | None) -> int | None:
@@ -133,9 +130,7 @@ def _refusal(torch: Any) -> str:
     """Why CUDA cannot be initialized, in PyTorch's own words."""
     try:
         torch.cuda.init()
-    except (
-        Exception
-    ) as error:  # RuntimeError, AssertionError, DeferredCudaCallError: its words are wanted, whatever it is
+    except Exception as error:  # RuntimeError, AssertionError, DeferredCudaCallError: its words are wanted
         return str(error)
     return ""
 

@@ -14,7 +14,7 @@ from sizer.device.machine.allocator_probes import AllocatorProbe, open_probe
 from sizer.device.machine.inventory import take_inventory
 from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.errors import DeviceError, JobError, quote
-from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.codec import DecodeError, Document
 from sizer.processes.program import print_value, run_program
 from sizer.units import GIB, MIB, format_bytes
 
@@ -50,7 +50,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstration:
+class Demonstration(Document):
     """What a device showed. `driver` says what `driver_bytes` are on it; `costs` is empty without a caching allocator."""
 
     device: str
@@ -60,15 +60,6 @@ class Demonstration:
     stages: tuple[Stage, ...]
     costs: tuple[Cost, ...] = ()
     remarks: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict:
-        """Dicts, lists and scalars."""
-        return encode(self)
-
-    @classmethod
-    def from_dict(cls, data: object) -> Demonstration:
-        """The demonstration that `to_dict` came from. Raises DecodeError where `data` is anything else."""
-        return decode(cls, data, "demonstration")
 
 
 def demonstrate(device: str) -> Demonstration:

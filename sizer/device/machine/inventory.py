@@ -13,7 +13,7 @@ from sizer.device.machine.accelerators import Machine, find_accelerators, withou
 from sizer.device.machine.host import Host
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import DeviceError, JobError, quote
-from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.codec import DecodeError, Document
 from sizer.processes.program import print_value, run_program
 
 SECONDS = 120.0
@@ -24,7 +24,7 @@ PORTABLE = 'device = torch.accelerator.current_accelerator(check_available=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(Document):
     """The devices of one machine; `missing` says in a sentence each why others are not there or cannot be used.
 
     `line` is Python that sets `device` and holds on this machine; `versions` are those of Python and torch.
@@ -50,15 +50,6 @@ class Inventory:
             allowed=", ".join(facts.device for facts in there),
             todo=" ".join(self.missing) or None,
         )
-
-    def to_dict(self) -> dict:
-        """Dicts, lists and scalars."""
-        return encode(self)
-
-    @classmethod
-    def from_dict(cls, data: object) -> Inventory:
-        """The inventory that `to_dict` came from. Raises DecodeError where `data` is anything else."""
-        return decode(cls, data, "inventory")
 
 
 # ------------------------------------------------------------------------------------------- from a process without torch

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from sizer.device.machine.host import Host
 from sizer.device.readers.events import LiveTensors, make_tape
-from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
+from sizer.device.readers.out_of_memory import read_error
 from sizer.device.readers.profiler import Profiled, Profiler
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import PROFILED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.memory.tape import Tape
+from sizer.memory.timeline import running_bytes
 
 
 class CpuReader(Reader):
@@ -62,16 +64,15 @@ class CpuReader(Reader):
         return self._profiled.scratch("cpu")
 
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
-        text = " ".join(str(error).split())
-        if not isinstance(error, MemoryError) and not says_out_of_memory(text):
+        found = read_error(error, phase, always=MemoryError)
+        if found is None:
             return None
-        return DeviceOutOfMemory(
-            phase=phase,
-            requested_bytes=parse_message(text).requested_bytes,
+        return replace(
+            found,
             free_bytes=self._free_bytes(),
             allocated_bytes=self._most_since_last_mark(),
             reserved_bytes=None,
-            message=text or type(error).__name__,
+            message=found.message or type(error).__name__,
         )
 
     def _tape(self, batch: int) -> Tape:
@@ -80,22 +81,15 @@ class CpuReader(Reader):
     def _most_since_last_mark(self) -> int | None:
         """The error's own frames have let go of tensors since: the most that was alive in the phase that did not end."""
         tape = self._tape(1)
-        now = most = 0
         last = tape.marks[-1][0] if tape.marks else 0
-        for position, event in enumerate(tape.order):
-            now += tape.sizes[event] if event >= 0 else -tape.sizes[~event]
-            most = max(most, now) if position >= last else now
-        return most
+        return max(running_bytes(tape.order, tape.sizes)[last:])
 
 
 def read_phases(tape: Tape) -> tuple[PhaseReading, ...]:
     """Bytes alive at each phase's end and the most within it, its first moment included, by plain addition."""
-    now, position, phases = 0, 0, []
+    levels, begin, phases = running_bytes(tape.order, tape.sizes), 0, []
     for end, phase in tape.marks:
-        peak = now
-        for event in tape.order[position:end]:
-            now += tape.sizes[event] if event >= 0 else -tape.sizes[~event]
-            peak = max(peak, now)
-        position = end
-        phases.append(PhaseReading(phase=phase, allocated_bytes=now, peak_allocated_bytes=peak))
+        peak = max(levels[begin : end + 1])
+        phases.append(PhaseReading(phase=phase, allocated_bytes=levels[end], peak_allocated_bytes=peak))
+        begin = end
     return tuple(phases)

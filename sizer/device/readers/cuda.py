@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from sizer.device.readers.cuda_events import read_trace
 from sizer.device.readers.cuda_runtime import ENTRIES, CudaRuntime
 from sizer.device.readers.events import LiveTensors, PhaseEnd, make_recording
-from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
+from sizer.device.readers.out_of_memory import read_error
 from sizer.device.readers.profiler import Profiled, Profiler
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import COUNTED, DeviceFacts, DeviceOutOfMemory, PhaseReading
@@ -90,13 +90,17 @@ class CudaReader(Reader):
     def mark(self, phase: str, live: LiveTensors | None = None) -> None:
         self._runtime.synchronize()
         stats = self._runtime.stats()
+
+        def counter(name: str) -> int | None:
+            return self._counter(name, stats.get(name))
+
         self._phases.append(
             PhaseReading(
                 phase=phase,
-                allocated_bytes=self._counter(stats, "allocated_bytes.all.current") or 0,
-                peak_allocated_bytes=self._counter(stats, "allocated_bytes.all.peak"),
-                reserved_bytes=self._counter(stats, "reserved_bytes.all.current"),
-                peak_reserved_bytes=self._counter(stats, "reserved_bytes.all.peak"),
+                allocated_bytes=counter("allocated_bytes.all.current") or 0,
+                peak_allocated_bytes=counter("allocated_bytes.all.peak"),
+                reserved_bytes=counter("reserved_bytes.all.current"),
+                peak_reserved_bytes=counter("reserved_bytes.all.peak"),
                 driver_bytes=self._driver_bytes(),
             )
         )
@@ -146,17 +150,16 @@ class CudaReader(Reader):
         return tuple(found)
 
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
-        text = " ".join(str(error).split())
-        if not isinstance(error, torch.OutOfMemoryError) and not says_out_of_memory(text):
-            return None
-        words, failed, self._failed = parse_message(text), self._failed, None
-        return DeviceOutOfMemory(
-            phase=phase,
-            requested_bytes=failed.requested_bytes if failed else words.requested_bytes,
-            free_bytes=failed.free_bytes if failed else words.free_bytes,
-            allocated_bytes=(failed and failed.allocated_bytes) or words.allocated_bytes,
-            reserved_bytes=(failed and failed.reserved_bytes) or words.reserved_bytes,
-            message=text,
+        found = read_error(error, phase, always=torch.OutOfMemoryError)
+        if found is None or self._failed is None:
+            return found
+        failed, self._failed = self._failed, None
+        return replace(
+            found,
+            requested_bytes=failed.requested_bytes,
+            free_bytes=failed.free_bytes,
+            allocated_bytes=failed.allocated_bytes or found.allocated_bytes,
+            reserved_bytes=failed.reserved_bytes or found.reserved_bytes,
         )
 
     def _times(self, counter: str) -> int | None:
@@ -189,13 +192,3 @@ class CudaReader(Reader):
             )
             return None
         return used - self._before
-
-    def _counter(self, stats: dict[str, int], name: str) -> int | None:
-        value = stats.get(name)
-        if value is None or value < 0:
-            self._doubt(f"the counter {name} was {'missing' if value is None else value}")
-            return None
-        return value
-
-    def _doubt(self, text: str) -> None:
-        self._doubts.setdefault(text)

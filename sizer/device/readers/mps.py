@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 from sizer.device.readers.events import LiveTensors
-from sizer.device.readers.out_of_memory import parse_message, says_out_of_memory
+from sizer.device.readers.out_of_memory import read_error
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import COUNTED, SAMPLED, DeviceFacts, DeviceOutOfMemory, PhaseReading
 from sizer.units import format_bytes
@@ -65,7 +65,7 @@ class MpsReader(Reader):
     def begin(self, *, record: bool) -> None:
         self._runtime.synchronize()
         if live := self._runtime.allocated_bytes():
-            self._doubts[f"{format_bytes(live)} were allocated before the measurement began"] = None
+            self._doubt(f"{format_bytes(live)} were allocated before the measurement began")
         self._runtime.reset_peak()
         self.source = SAMPLED if self._runtime.peak_bytes() is None else COUNTED
         register = nn.modules.module
@@ -86,13 +86,13 @@ class MpsReader(Reader):
         self._runtime.synchronize()
         self._sample()
         counted = self._runtime.peak_bytes()
-        allocated = self._positive("current_allocated_memory", self._runtime.allocated_bytes())
+        allocated = self._counter("current_allocated_memory", self._runtime.allocated_bytes())
         self._phases.append(
             PhaseReading(
                 phase=phase,
                 allocated_bytes=allocated or 0,
                 peak_allocated_bytes=self._most if counted is None else max(self._most, counted),
-                driver_bytes=self._positive("driver_allocated_memory", self._runtime.driver_bytes()),
+                driver_bytes=self._counter("driver_allocated_memory", self._runtime.driver_bytes()),
             )
         )
         self._runtime.reset_peak()
@@ -104,25 +104,8 @@ class MpsReader(Reader):
         self._handles = []
 
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
-        text = " ".join(str(error).split())
-        if not says_out_of_memory(text):
-            return None
-        words = parse_message(text)
-        return DeviceOutOfMemory(
-            phase=phase,
-            requested_bytes=words.requested_bytes,
-            free_bytes=words.free_bytes,
-            allocated_bytes=words.allocated_bytes,
-            reserved_bytes=words.reserved_bytes,
-            message=text,
-        )
+        return read_error(error, phase)
 
     def _sample(self, *ignored: object) -> None:
         """Sample the allocated bytes; takes what any kind of hook is called with."""
         self._most = max(self._most, self._runtime.allocated_bytes())
-
-    def _positive(self, name: str, value: int) -> int | None:
-        if value < 0:
-            self._doubts[f"the counter {name} was {value}"] = None
-            return None
-        return value

@@ -1,9 +1,10 @@
-"""What PyTorch's sentences about memory that was not there say, in bytes. No torch here."""
+"""What PyTorch's errors about memory that was not there say, in bytes. No torch here."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from sizer.device.record.measurement import DeviceOutOfMemory
 
 # CUDACachingAllocator.cpp's format_size writes "2.00 GiB", MPSAllocator.mm's "2.00 GB" or, later, "2.00 GiB": powers of two
 # both; alloc_cpu.cpp writes "you tried to allocate 123 bytes".
@@ -19,32 +20,28 @@ _SIGNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemoryMessage:
-    """Bytes that a sentence names, to its three digits; None for what it leaves out."""
+def read_error(
+    error: BaseException, phase: str, *, always: type[BaseException] | None = None
+) -> DeviceOutOfMemory | None:
+    """What an error says about memory that was not there, in bytes to its three digits, None for what it leaves out; None where
+    it is of another kind than `always` and its text is about something else.
 
-    requested_bytes: int | None
-    free_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-
-
-def says_out_of_memory(text: str) -> bool:
-    """Whether an error's text is about memory that was not there."""
-    return any(sign in text.lower() for sign in _SIGNS)
-
-
-def parse_message(text: str) -> OutOfMemoryMessage:
-    """What the text of a torch.OutOfMemoryError (CUDA) or of the RuntimeError of MPS says."""
+    Reads the text of a torch.OutOfMemoryError (CUDA) and of the RuntimeError of MPS or the CPU.
+    """
+    text = " ".join(str(error).split())
+    if not (always and isinstance(error, always)) and not any(sign in text.lower() for sign in _SIGNS):
+        return None
     allocated = _find(rf"{_SIZE} is allocated by PyTorch", text) or _find(rf"MPS allocated: {_SIZE}", text)
     cached = _find(rf"{_SIZE} is reserved by PyTorch but unallocated", text)
     allowed, others = _find(rf"max allowed: {_SIZE}", text), _find(rf"other allocations: {_SIZE}", text)
     left = None if None in (allowed, others, allocated) else max(0, allowed - others - allocated)
-    return OutOfMemoryMessage(
+    return DeviceOutOfMemory(
+        phase=phase,
         requested_bytes=_find(rf"[Tt]ried to allocate {_SIZE}", text),
         free_bytes=left if left is not None else _find(rf"of which {_SIZE} is free", text),
         allocated_bytes=allocated,
         reserved_bytes=None if allocated is None or cached is None else allocated + cached,
+        message=text,
     )
 
 

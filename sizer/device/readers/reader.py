@@ -77,6 +77,16 @@ class Reader(ABC):
         """Why figures may not be trusted."""
         return tuple(self._doubts)
 
+    def _doubt(self, text: str) -> None:
+        self._doubts.setdefault(text)
+
+    def _counter(self, name: str, value: int | None) -> int | None:
+        """The value of a counter; None, and a doubt, where it is missing or negative."""
+        if value is None or value < 0:
+            self._doubt(f"the counter {name} was {'missing' if value is None else value}")
+            return None
+        return value
+
     @abstractmethod
     def out_of_memory(self, error: BaseException, phase: str) -> DeviceOutOfMemory | None:
         """What an exception says about memory that was not there, after `end`; None where it is about something else."""

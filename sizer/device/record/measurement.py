@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
-from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.codec import Document
 
 SCHEMA = 1
 PROFILED = "torch.profiler's memory events"
@@ -131,7 +131,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Document):
     """One piece of work (one dtype, one batch size) on one device, phase by phase.
 
     `query` is the complete query of the contract with this dtype and batch alone; `config_text` the config.json where the
@@ -171,20 +171,6 @@ class Measurement:
     def process_bytes(self) -> int | None:
         """The most that the driver said the process held; None where it does not say."""
         return _largest(phase.driver_bytes for phase in self.phases)
-
-    def to_dict(self) -> dict:
-        """Dicts, lists and scalars, as in the JSON of `measure`."""
-        return encode(self)
-
-    @classmethod
-    def from_dict(cls, data: object) -> Measurement:
-        """The measurement that `to_dict` came from. Raises DecodeError where `data` is anything else."""
-        found = decode(cls, data, "measurement")
-        if found.schema != SCHEMA:
-            raise DecodeError(
-                f"measurement.schema was {found.schema}; allowed is {SCHEMA}: read it with another version"
-            )
-        return found
 
 
 def _largest(values: object) -> int | None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from sizer.device.machine.inventory import Inventory, find_inventory
 from sizer.device.record.files import (
@@ -39,6 +40,7 @@ START_SECONDS = 30.0  # with less time left no process is started
 MEASURED = Path("tests/measured")
 NOTHING = "nothing was measured"  # the source of a measurement that failed before it began
 _COUNTS_KERNELS = ("cuda", "xpu", "cpu")
+Outcome = TypeVar("Outcome")
 _PATH = re.compile(r"(?<![\w./])(?:[A-Za-z]:\\|/)(?:[\w.+~-]+[\\/])+(?=[\w.+-])")
 
 
@@ -130,14 +132,9 @@ def _measure(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, ro
     if room < START_SECONDS:
         return None
     start = runner.now()
-    try:
-        measured = runner.measure(case, min(room, CASE_SECONDS))
-    except DeviceError:
-        raise
-    except Exception as error:  # of any kind: the other cases are measured nevertheless
-        if _was_cut_short(error, runner.now() - start, room):
-            return None
-        measured = _failed(case, facts, runner.date(), error)
+    measured = _run(runner.measure, case, runner, room, lambda error: _failed(case, facts, runner.date(), error))
+    if measured is None:
+        return None
     failure = measured.measurement.failure
     if failure is not None:
         measured = replace(measured, measurement=replace(measured.measurement, failure=without_paths(failure)))
@@ -152,14 +149,13 @@ def _record(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, roo
     if room < START_SECONDS:
         return None
     start = runner.now()
-    try:
-        record = runner.kernels(case, min(room, CASE_SECONDS))
-    except DeviceError:
-        raise
-    except Exception as error:  # as in _measure
-        if _was_cut_short(error, runner.now() - start, room):
-            return None
-        record = KernelRecord(query=_complete(case), device=facts, versions={}, rows=(), failure=str(error))
+
+    def failed(error: Exception) -> KernelRecord:
+        return KernelRecord(query=_complete(case), device=facts, versions={}, rows=(), failure=str(error))
+
+    record = _run(runner.kernels, case, runner, room, failed)
+    if record is None:
+        return None
     if record.failure is not None:
         record = replace(record, failure=without_paths(record.failure))
     write_kernels(folder, case.name, record)
@@ -168,9 +164,23 @@ def _record(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, roo
     return f"{case.name:46} {outcome}  ({runner.now() - start:.0f} s)"
 
 
-def _was_cut_short(error: Exception, spent: float, room: float) -> bool:
-    """Whether a process was killed for the end of this run, not because it took longer than any case may."""
-    return isinstance(error, JobError) and room < CASE_SECONDS and spent >= room - 1
+def _run(
+    work: Callable[[Case, float], Outcome],
+    case: Case,
+    runner: Runner,
+    room: float,
+    failed: Callable[[Exception], Outcome],
+) -> Outcome | None:
+    """What came of a case, or what `failed` makes of its error: the other cases are run nevertheless. None where its process was
+    killed for the end of this run, not because it took longer than any case may."""
+    start = runner.now()
+    try:
+        return work(case, min(room, CASE_SECONDS))
+    except DeviceError:
+        raise
+    except Exception as error:  # of any kind
+        cut_short = isinstance(error, JobError) and room < CASE_SECONDS and runner.now() - start >= room - 1
+        return None if cut_short else failed(error)
 
 
 def _failed(case: Case, facts: DeviceFacts, date: datetime, error: Exception) -> Measured:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint
+from sizer.tracing.modules import children_first
 
 STANDARD_DEVIATION = 0.02  # of the random weights: small enough that no half-precision activation overflows
 
@@ -55,7 +56,7 @@ def load(module: nn.Module, device: torch.device) -> nn.Module:
     if device.type != "cpu":
         return module.to(device)
     copies: dict[int, Tensor] = {}
-    for child in _children_first(module):
+    for _, child in children_first(module):
         for parameter in child._parameters.values():
             if parameter is not None and parameter.is_meta:
                 _swap(parameter, torch.empty_like(parameter, device="cpu"))
@@ -127,11 +128,3 @@ def _copy(buffer: Tensor, copies: dict[int, Tensor]) -> Tensor:
     if id(buffer) not in copies:
         copies[id(buffer)] = buffer.clone()
     return copies[id(buffer)]
-
-
-def _children_first(module: nn.Module) -> Iterator[nn.Module]:
-    # torch/nn/modules/module.py, Module._apply: children first, then own parameters, then own buffers.
-    for child in module._modules.values():
-        if child is not None:
-            yield from _children_first(child)
-    yield module

@@ -14,7 +14,7 @@ from torch import Tensor
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.device import Device
 from sizer.tracing.meta.strides import in_format, memory_format
-from sizer.tracing.tables import Results, operator
+from sizer.tracing.tables import Results, listed
 from sizer.tracing.values.known import tensors_of
 
 _aten = torch.ops.aten
@@ -67,20 +67,11 @@ _PROMOTED = """
 """
 
 HELD: dict[Any, Held] = {
-    **{operator(name): promoted for name in _PROMOTED.split()},
-    _aten._softmax.default: copying(0),
-    _aten._log_softmax.default: copying(0),
-    _aten._softmax_backward_data.default: copying(0, 1),
-    _aten._log_softmax_backward_data.default: copying(0, 1),
-    _aten.max_pool2d_with_indices.default: copying(0, last=True),
-    _aten.avg_pool2d.default: copying(0, last=True),
-    _aten._adaptive_avg_pool2d.default: copying(0, last=True),
-    _aten.adaptive_max_pool2d.default: copying(0, last=True),
-    _aten.reflection_pad2d.default: copying(0, last=True),
-    _aten.index_select.default: copying(0),
-    _aten.upsample_bilinear2d.default: upsample,
-    _aten.upsample_nearest2d.default: upsample,
-    _aten.upsample_bilinear2d_backward.default: copying(0, last=True),
-    _aten.upsample_nearest2d_backward.default: copying(0, last=True),
+    **listed(_PROMOTED, promoted),
+    **listed("_softmax _log_softmax index_select", copying(0)),
+    **listed("_softmax_backward_data _log_softmax_backward_data", copying(0, 1)),
+    **listed("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d", copying(0, last=True)),
+    **listed("upsample_bilinear2d_backward upsample_nearest2d_backward reflection_pad2d", copying(0, last=True)),
+    **listed("upsample_bilinear2d upsample_nearest2d", upsample),
 }
 RESULTS: Results = {_aten.roll.default: like_input, _aten.reflection_pad2d.default: like_input}

@@ -46,16 +46,9 @@ def _efficient(a: Attention) -> Tensor:
 
 
 def _cudnn(a: Attention) -> Tensor:
+    mask = additive_mask(a.mask, a.query.dtype)
     return _aten._scaled_dot_product_cudnn_attention.default(
-        a.query,
-        a.key,
-        a.value,
-        additive_mask(a.mask, a.query.dtype),
-        a.trains,
-        a.dropout,
-        a.is_causal,
-        False,
-        scale=a.scale,
+        a.query, a.key, a.value, mask, a.trains, a.dropout, a.is_causal, False, scale=a.scale
     )[0]
 
 

@@ -75,9 +75,8 @@ def backend_of(call: Call, capability: tuple[int, int]) -> str:
     if call.input.numel() == 0 or call.weight.numel() == 0:
         return "empty"
     if call.is_depthwise:
-        return (
-            "cudnn" if _cudnn_takes_depthwise(call, call.input.dtype, call.input.shape[0], capability) else "depthwise"
-        )
+        taken = _cudnn_takes_depthwise(call, call.input.dtype, call.input.shape[0], capability)
+        return "cudnn" if taken else "depthwise"
     if _cudnn_takes(call, capability):
         return "cudnn"
     if call.transposed:
@@ -90,13 +89,8 @@ def _cudnn_takes(call: Call, capability: tuple[int, int]) -> bool:
     if not torch.backends.cudnn.enabled or any(o >= s for o, s in zip(call.output_padding, call.stride, strict=True)):
         return False
     half, several = call.input.dtype in (torch.float16, torch.bfloat16), prod(call.weight.shape[2:]) > 1
-    if (
-        half
-        and several
-        and call.weight.dim() == 5
-        and call.layout == _CONTIGUOUS
-        and 90800 <= (cudnn.version() or 0) < 91500
-    ):
+    volume = call.weight.dim() == 5 and call.layout == _CONTIGUOUS
+    if half and several and volume and 90800 <= (cudnn.version() or 0) < 91500:
         return False
     return call.input.dtype != torch.bfloat16 or capability >= (8, 0)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import gcd
 
 from sizer.catalogue.hardware import HARDWARE
@@ -23,23 +22,11 @@ _DATA_TYPE, _CONVOLUTION_MODE, _CROSS_CORRELATION = 1, 7, 1
 _FARTHEST = 32  # getAlignment looks no farther
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Operation:
-    """A kind of operation with the numbers of its attributes."""
-
-    kind: int
-    input: int
-    output: int
-    weight: int
-    convolution: int
-    alpha: int
-    beta: int
-
-
+# The kinds of operation, each with the numbers of its attributes: alpha, beta, convolution, weight, input, output.
 _OPERATIONS = {
-    "forward": _Operation(kind=10, input=704, output=705, weight=703, convolution=702, alpha=700, beta=701),
-    "backward data": _Operation(kind=12, input=710, output=711, weight=709, convolution=708, alpha=706, beta=707),
-    "backward filter": _Operation(kind=11, input=716, output=717, weight=715, convolution=714, alpha=712, beta=713),
+    "forward": (10, range(700, 706)),
+    "backward data": (12, range(706, 712)),
+    "backward filter": (11, range(712, 718)),
 }
 
 
@@ -102,7 +89,7 @@ def _graph(descriptors: Descriptors, words: tuple[str, ...], numbers: tuple[int,
     rank = (len(numbers) + 3) // 6
     sizes, rest = [numbers[i * rank : (i + 1) * rank] for i in range(3)], numbers[3 * rank :]
     padding, stride, dilation = (rest[i * (rank - 2) : (i + 1) * (rank - 2)] for i in range(3))
-    operation, begins = _OPERATIONS[direction], numbers[-3:]
+    (kind, (alpha, beta, described, weight, input, output)), begins = _OPERATIONS[direction], numbers[-3:]
     tensors = [
         descriptors.tensor(name, dtype, size, strides_of(size, layout), gcd(begin, _FARTHEST) or _FARTHEST)
         for name, size, begin in zip("xyw", sizes, begins, strict=True)
@@ -117,12 +104,12 @@ def _graph(descriptors: Descriptors, words: tuple[str, ...], numbers: tuple[int,
     descriptors.set_integers(convolution, _POST_PADDINGS, *padding)
     descriptors.set_integers(convolution, _DILATIONS, *dilation)
     descriptors.finalize(convolution)
-    made = descriptors.create(operation.kind)
-    for attribute, tensor in zip((operation.input, operation.output, operation.weight), tensors, strict=True):
+    made = descriptors.create(kind)
+    for attribute, tensor in zip((input, output, weight), tensors, strict=True):
         descriptors.set_descriptors(made, attribute, tensor)
-    descriptors.set_descriptors(made, operation.convolution, convolution)
-    descriptors.set_float(made, operation.alpha, 1.0)
-    descriptors.set_float(made, operation.beta, 0.0)
+    descriptors.set_descriptors(made, described, convolution)
+    descriptors.set_float(made, alpha, 1.0)
+    descriptors.set_float(made, beta, 0.0)
     return descriptors.graph(descriptors.finalize(made))
 
 

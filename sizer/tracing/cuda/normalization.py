@@ -33,13 +33,12 @@ _aten = torch.ops.aten
 
 def batch_norm(device: Device, input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     """aten.batch_norm: cuDNN or PyTorch's own kernel (Normalization.cpp, _batch_norm_impl_index)."""
-    if cudnn_enabled and _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps):
-        device.note_choice("batch norm", "cuDNN", f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}")
+    by_cudnn = cudnn_enabled and _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps)
+    why = f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}"
+    device.note_choice("batch norm", "cuDNN" if by_cudnn else "PyTorch's own", why)
+    if by_cudnn:
         kept = input.contiguous(memory_format=suggest_memory_format(input))
         return _aten.cudnn_batch_norm.default(kept, weight, bias, running_mean, running_var, training, momentum, eps)[0]
-    device.note_choice(
-        "batch norm", "PyTorch's own", f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}"
-    )
     return _aten.native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sizer.tracing.allocations import Held, after_results
 from sizer.tracing.device import Device
+from sizer.tracing.meta.norm_shortcuts import like
 from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten
@@ -26,40 +27,36 @@ _KEPT = {_RELU: 1, _TANH: 1, _LSTM: 5, _GRU: 4}  # values kept per hidden unit a
 _GATES = {_RELU: 1, _TANH: 1, _LSTM: 4, _GRU: 3}
 
 
-def _run(device: Device, mode: int, input, hx, cx, params, has_biases, layers, dropout, train, both_ways, batch_first,
-         sizes) -> list[Tensor]:  # fmt: skip
+def _run(device: Device, mode: int, input, hx, params, has_biases, layers, dropout, train, both_ways, batch_first,
+         sizes) -> tuple[Tensor, ...]:  # fmt: skip
+    """(output, last hidden state), and the last cell of an LSTM, whose `hx` is a pair."""
+    hx, cx = hx if mode == _LSTM else (hx, None)
     hidden = (cx if cx is not None else hx).shape[2]
     projected = hx.shape[2] if cx is not None and hx.shape[2] != hidden else 0
     device.note_choice("recurrent layers", "cuDNN", f"{_NAMES[mode]}, {str(input.dtype)[6:]}, hidden size {hidden}")
     flat = torch.empty(0, dtype=torch.uint8, device=input.device)  # the buffer that the weights are views of
-    return _aten._cudnn_rnn.default(input, params, 4 if has_biases else 2, flat, hx, cx, mode, hidden, projected, layers,
-                                    batch_first, dropout, train, both_ways, sizes, None)  # fmt: skip
+    out = _aten._cudnn_rnn.default(input, params, 4 if has_biases else 2, flat, hx, cx, mode, hidden, projected, layers,
+                                   batch_first, dropout, train, both_ways, sizes, None)  # fmt: skip
+    return tuple(out)[: 3 if mode == _LSTM else 2]
 
 
-def _lstm(device, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-    """aten.lstm.input: (output, last hidden state, last cell)."""
-    return tuple(_run(device, _LSTM, input, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional,
-                      batch_first, []))[:3]  # fmt: skip
+def _padded(mode: int) -> Callable[..., Any]:
+    """aten.lstm.input and its like."""
 
-
-def _lstm_packed(device, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
-    """aten.lstm.data: the same over packed sequences."""
-    return tuple(_run(device, _LSTM, data, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional,
-                      False, batch_sizes.tolist()))[:3]  # fmt: skip
-
-
-def _rnn(mode: int) -> Callable[..., Any]:
     def run(device, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-        return tuple(_run(device, mode, input, hx, None, params, has_biases, num_layers, dropout, train, bidirectional,
-                          batch_first, []))[:2]  # fmt: skip
+        return _run(
+            device, mode, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, []
+        )
 
     return run
 
 
-def _rnn_packed(mode: int) -> Callable[..., Any]:
+def _packed(mode: int) -> Callable[..., Any]:
+    """aten.lstm.data and its like: the same over packed sequences."""
+
     def run(device, data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
-        return tuple(_run(device, mode, data, hx, None, params, has_biases, num_layers, dropout, train, bidirectional,
-                          False, batch_sizes.tolist()))[:2]  # fmt: skip
+        sizes = batch_sizes.tolist()
+        return _run(device, mode, data, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
 
     return run
 
@@ -89,14 +86,11 @@ def forward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
     ways, width = 2 if both_ways else 1, projected or hidden
     steps, samples = _steps(input, sizes, batch_first)
 
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=input.dtype, device="meta")
-
-    output = empty(steps, width * ways) if sizes else empty(*input.shape[:2], width * ways)
+    output = input.new_empty((steps, width * ways) if sizes else (*input.shape[:2], width * ways))
     kept = reserve_bytes(mode, steps, hidden, width, layers, ways, dropout, input.itemsize) if train else 0
     reserve = torch.empty(kept, dtype=torch.uint8, device="meta")
-    cell = empty(layers * ways, samples, hidden) if cx is not None else empty(0)
-    return output, empty(layers * ways, samples, width), cell, reserve, flat
+    cell = input.new_empty((layers * ways, samples, hidden) if cx is not None else 0)
+    return output, input.new_empty(layers * ways, samples, width), cell, reserve, flat
 
 
 def backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -104,9 +98,6 @@ def backward(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
     input, weights, hx, cx, wanted = args[0], args[1], args[4], args[5], args[-1]
     if input.device.type != "meta":
         return NotImplemented
-
-    def like(tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
     grads: list[Tensor] = []
     if wanted[3]:
@@ -128,10 +119,8 @@ def workspace(device: Device, args: tuple, kwargs: dict, out: Any) -> list[list[
 
 
 KERNELS = {
-    _aten.lstm.input: _lstm,
-    _aten.lstm.data: _lstm_packed,
-    **{getattr(_aten, _NAMES[mode]).input: _rnn(mode) for mode in (_GRU, _TANH, _RELU)},
-    **{getattr(_aten, _NAMES[mode]).data: _rnn_packed(mode) for mode in (_GRU, _TANH, _RELU)},
+    **{getattr(_aten, name).input: _padded(mode) for mode, name in _NAMES.items()},
+    **{getattr(_aten, name).data: _packed(mode) for mode, name in _NAMES.items()},
 }
 HANDLERS = {_aten._cudnn_rnn.default: forward, _aten._cudnn_rnn_backward.default: backward}
 HELD: dict[Any, Held] = dict.fromkeys(HANDLERS, after_results(workspace))

@@ -17,11 +17,11 @@ from sizer.tracing.allocations import Held, Steps, after_results
 from sizer.tracing.cuda.reduction_staging import Reduction, staging_bytes
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
+from sizer.tracing.tables import listed
 
 REDUCTION = "CUDA reduction"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
 
-_aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _PAIR = 16  # a value and its place, or the four numbers of Welford's method
 
@@ -101,28 +101,15 @@ def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
 
 
 HELD: dict[Any, Held] = {
-    _aten.sum.default: _reducer(_summing, None, sums=True),
-    _aten.sum.dim_IntList: _reducer(_summing, 1, sums=True),
-    _aten.nansum.default: _reducer(_summing, 1, sums=True),
-    _aten.mean.default: _reducer(_summing, None),
-    _aten.mean.dim: _reducer(_summing, 1),
-    _aten.linalg_vector_norm.default: _reducer(_summing, 2),
-    _aten.amax.default: _reducer(_as_it_is, 1),
-    _aten.amin.default: _reducer(_as_it_is, 1),
-    _aten.max.default: _reducer(_as_it_is, None),
-    _aten.min.default: _reducer(_as_it_is, None),
-    _aten.max.dim: _reducer(lambda input: _PAIR, 1),
-    _aten.min.dim: _reducer(lambda input: _PAIR, 1),
-    _aten.argmax.default: _reducer(lambda input: _PAIR, 1),
-    _aten.argmin.default: _reducer(lambda input: _PAIR, 1),
-    _aten.var.correction: _reducer(lambda input: _PAIR, 1),
-    _aten.std.correction: _reducer(lambda input: _PAIR, 1),
-    _aten.var_mean.correction: _reducer(lambda input: _PAIR, 1),
-    _aten.std_mean.correction: _reducer(lambda input: _PAIR, 1),
-    _aten.any.default: _reducer(lambda input: 1, None),
-    _aten.any.dim: _reducer(lambda input: 1, 1),
-    _aten.any.dims: _reducer(lambda input: 1, 1),
-    _aten.all.default: _reducer(lambda input: 1, None),
-    _aten.all.dim: _reducer(lambda input: 1, 1),
-    _aten.all.dims: _reducer(lambda input: 1, 1),
+    **listed("sum", _reducer(_summing, None, sums=True)),
+    **listed("sum.dim_IntList nansum", _reducer(_summing, 1, sums=True)),
+    **listed("mean", _reducer(_summing, None)),
+    **listed("mean.dim", _reducer(_summing, 1)),
+    **listed("linalg_vector_norm", _reducer(_summing, 2)),
+    **listed("amax amin", _reducer(_as_it_is, 1)),
+    **listed("max min", _reducer(_as_it_is, None)),
+    **listed("max.dim min.dim argmax argmin", _reducer(lambda input: _PAIR, 1)),
+    **listed("var.correction std.correction var_mean.correction std_mean.correction", _reducer(lambda input: _PAIR, 1)),
+    **listed("any all", _reducer(lambda input: 1, None)),
+    **listed("any.dim any.dims all.dim all.dims", _reducer(lambda input: 1, 1)),
 }

@@ -179,11 +179,8 @@ class Autocast:
     def _replacements(self) -> list[tuple[Any, str, Any]]:
         """What must know of this autocast: the context manager itself and the functions that query it."""
         state, original = self, torch.amp.autocast_mode.autocast
-        is_enabled, get_dtype, is_available = (
-            torch.is_autocast_enabled,
-            torch.get_autocast_dtype,
-            torch.amp.is_autocast_available,
-        )
+        is_enabled, get_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+        is_available = torch.amp.is_autocast_available
         start, enter, leave = original.__init__, original.__enter__, original.__exit__
 
         def new_start(self, device_type, dtype=None, enabled=True, cache_enabled=None):  # type: ignore[no-untyped-def]
@@ -217,10 +214,6 @@ class Autocast:
         def mine(device: str) -> bool:
             return device in state.device_types
 
-        queries = {
-            "is_autocast_enabled": lambda d=None: state.enabled if d is None or mine(d) else is_enabled(d),
-            "get_autocast_dtype": lambda d: state.dtype if mine(d) else get_dtype(d),
-        }
         unavailable = torch.cuda.amp.common.amp_definitely_not_available
         return [
             # a GradScaler("cuda") is on where CUDA's rules hold
@@ -229,7 +222,8 @@ class Autocast:
             (original, "__enter__", new_enter),
             (original, "__exit__", new_leave),
             (torch, "clear_autocast_cache", new_clear),
-            *((torch, name, query) for name, query in queries.items()),
+            (torch, "is_autocast_enabled", lambda d=None: state.enabled if d is None or mine(d) else is_enabled(d)),
+            (torch, "get_autocast_dtype", lambda d: state.dtype if mine(d) else get_dtype(d)),
             (torch.amp, "is_autocast_available", lambda d: mine(d) or is_available(d)),
             (torch.amp.autocast_mode, "is_autocast_available", lambda d: mine(d) or is_available(d)),
         ]

@@ -21,11 +21,7 @@ def ctc_loss(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
         return NotImplemented
     time, batch = log_probs.shape[0], log_probs.shape[1]
     longest = _longest(recorder, targets, target_lengths)
-
-    def make(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=log_probs.dtype, device="meta")
-
-    return make(batch), make(batch, time, 2 * longest + 1)
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
 
 
 def _longest(recorder: HandlerContext, targets: torch.Tensor, lengths: Any) -> int:

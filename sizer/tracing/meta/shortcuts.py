@@ -15,22 +15,22 @@ from torch import Tensor
 
 from sizer.tracing.meta.autocast_lists import names
 from sizer.tracing.meta.norm_shortcuts import like, plain_floats
-from sizer.tracing.tables import join, operator
+from sizer.tracing.tables import join, listed, operator
 from sizer.tracing.values.known import LARGEST_FLOATS
 
 _aten = torch.ops.aten
 
-POINTWISE = names("""
+POINTWISE = """
     add.Tensor sub.Tensor mul.Tensor div.Tensor add.Scalar sub.Scalar mul.Scalar div.Scalar pow.Tensor_Scalar rsqrt
     sqrt exp neg abs sigmoid silu gelu relu tanh cos sin erf reciprocal clamp hardtanh hardswish hardsigmoid
     leaky_relu gelu_backward silu_backward threshold_backward sigmoid_backward tanh_backward hardtanh_backward
     hardswish_backward hardsigmoid_backward leaky_relu_backward maximum minimum addcmul addcdiv
-""")
-COMPARISONS = names("lt.Scalar gt.Scalar le.Scalar ge.Scalar lt.Tensor gt.Tensor le.Tensor ge.Tensor")
-IN_PLACE = names("""
+"""
+COMPARISONS = "lt.Scalar gt.Scalar le.Scalar ge.Scalar lt.Tensor gt.Tensor le.Tensor ge.Tensor"
+IN_PLACE = """
     add_.Tensor add_.Scalar sub_.Tensor mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar relu_ clamp_ sqrt_ neg_
     addcmul_ addcdiv_ lerp_.Scalar copy_ zero_ fill_.Scalar silu_ sigmoid_ hardtanh_ hardswish_ leaky_relu_
-""")
+"""
 FOREACH = names("""
     add.Scalar add.List add.ScalarList sub.List sub.Scalar mul.Scalar mul.List mul.ScalarList div.Scalar div.List
     div.ScalarList div.Tensor mul.Tensor add.Tensor sqrt neg abs pow.Scalar reciprocal maximum.List lerp.List
@@ -88,23 +88,11 @@ def _common_shape(args: tuple) -> torch.Size | None:
     first = args[0]
     if not isinstance(first, Tensor) or not first.dtype.is_floating_point:
         return None
-    largest = first
-    for other in args:
-        if isinstance(other, Tensor):
-            if not _is_plain(other, first.dtype):
-                return None
-            if other.dim() > largest.dim() or (other.dim() == largest.dim() and other.numel() > largest.numel()):
-                largest = other
-    shape = largest.shape
-    for other in args:
-        if (
-            isinstance(other, Tensor)
-            and other is not largest
-            and other.shape != shape
-            and not _fits_into(other.shape, shape)
-        ):
-            return None
-    return shape
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if not all(_is_plain(tensor, first.dtype) for tensor in tensors):
+        return None
+    shape = max(tensors, key=lambda tensor: (tensor.dim(), tensor.numel())).shape
+    return shape if all(tensor.shape == shape or _fits_into(tensor.shape, shape) for tensor in tensors) else None
 
 
 def in_place(args: tuple) -> Any:
@@ -196,9 +184,9 @@ def _foreach(name: str, suffix: str) -> Any:
 
 SHORTCUTS = join(
     _OTHERS,
-    {operator(name): pointwise for name in POINTWISE},
-    {operator(name): comparison for name in COMPARISONS},
-    {operator(name): in_place for name in IN_PLACE},
+    listed(POINTWISE, pointwise),
+    listed(COMPARISONS, comparison),
+    listed(IN_PLACE, in_place),
     {_foreach(name, ""): foreach for name in FOREACH},
     {_foreach(name, "_"): foreach_in_place for name in FOREACH},
 )

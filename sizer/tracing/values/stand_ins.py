@@ -65,11 +65,16 @@ def copy(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
     target, source = args[0], args[1]
     if target.device.type != "cpu" or source.device.type != "meta":
         return NotImplemented
-    real = recorder.values.get(source)
+    return func(target, _on_host(recorder, source), *args[2:], **kwargs)
+
+
+def _on_host(recorder: HandlerContext, tensor: Tensor) -> Tensor:
+    """A meta tensor's values; zeros stand in for those that are not known."""
+    real = recorder.values.get(tensor)
     if real is None:
         recorder.stand_in("values copied to the CPU were taken as zeros")
-        real = torch.zeros(source.shape, dtype=source.dtype)
-    return func(target, real, *args[2:], **kwargs)
+        real = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+    return real
 
 
 def equal(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -123,10 +128,7 @@ def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
     tensor, device = args[0], kwargs.get("device")
     if tensor.device.type != "meta" or device is None or torch.device(device).type != "cpu":
         return NotImplemented
-    real = recorder.values.get(tensor)
-    if real is None:
-        recorder.stand_in("values copied to the CPU were taken as zeros")
-        real = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+    real = _on_host(recorder, tensor)
     note_assumption(recorder, [tensor])
     return func(real, **kwargs).clone()
 

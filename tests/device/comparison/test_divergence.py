@@ -194,7 +194,7 @@ def test_shares_add_up_to_the_difference_of_the_levels():
     shares = shares_at(alignment, "device", end)
     assert [(share.kind, share.difference_bytes) for share in shares] == [("missing", -5_000), ("extra", 3_000)]
     here, there = alignment.corresponding("device", end)
-    assert alignment.level("estimate", here) - alignment.level("device", there) == 3_000 - 5_000
+    assert alignment.sides["estimate"].levels[here] - alignment.sides["device"].levels[there] == 3_000 - 5_000
     assert join_shares(shares) == (
         "the device holds 4.88 KiB by aten::clone in two.norm (temporary) that the estimate has not; "
         "the estimate holds 2.93 KiB by aten.dropout.default in two.drop (activation) that the device has not"
@@ -208,7 +208,7 @@ def test_shares_add_up_at_every_place_of_random_work(seed: int):
     for side, tape in (("estimate", one), ("device", other)):
         for position in range(0, len(tape.order) + 1, 17):
             here, there = alignment.corresponding(side, position)
-            difference = alignment.level("estimate", here) - alignment.level("device", there)
+            difference = alignment.sides["estimate"].levels[here] - alignment.sides["device"].levels[there]
             assert sum(share.difference_bytes for share in shares_at(alignment, side, position)) == difference
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.device.readers.out_of_memory import OutOfMemoryMessage, parse_message, says_out_of_memory
+from sizer.device.readers.out_of_memory import read_error
+from sizer.device.record.measurement import DeviceOutOfMemory
 
 GIB, MIB = 2**30, 2**20
 CUDA = (
@@ -26,11 +27,19 @@ OLD_MPS = (
 )
 
 
-def words(requested: float, free: float | None, allocated: float | None, reserved: float | None) -> OutOfMemoryMessage:
-    whole = [None if value is None else round(value) for value in (requested, free, allocated, reserved)]
-    return OutOfMemoryMessage(
-        requested_bytes=whole[0], free_bytes=whole[1], allocated_bytes=whole[2], reserved_bytes=whole[3]
-    )
+def read(text: str) -> tuple[int | None, ...] | None:
+    """What the error says was requested, free, allocated and reserved, in bytes."""
+    found = read_error(RuntimeError(text), "forward")
+    if found is None:
+        return None
+    assert (found.phase, found.message) == ("forward", text)
+    return found.requested_bytes, found.free_bytes, found.allocated_bytes, found.reserved_bytes
+
+
+def words(
+    requested: float, free: float | None, allocated: float | None, reserved: float | None
+) -> tuple[int | None, ...]:
+    return tuple(None if value is None else round(value) for value in (requested, free, allocated, reserved))
 
 
 @pytest.mark.parametrize(
@@ -43,25 +52,26 @@ def words(requested: float, free: float | None, allocated: float | None, reserve
         (OLD_MPS, words(3 * GIB, round(45.9 * GIB) - 3 * GIB - round(42.33 * GIB), 42.33 * GIB, None)),
     ],
 )
-def test_a_sentence_in_bytes(text: str, expected: OutOfMemoryMessage) -> None:
-    assert says_out_of_memory(text)
-    assert parse_message(text) == expected
+def test_a_sentence_in_bytes(text: str, expected: tuple[int | None, ...]) -> None:
+    assert read(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
 )
 def test_a_library_that_got_no_memory(text: str) -> None:
-    assert says_out_of_memory(text)
-    assert parse_message(text) == words_of_nothing()
+    assert read(text) == (None, None, None, None)
 
 
-def words_of_nothing() -> OutOfMemoryMessage:
-    return OutOfMemoryMessage(requested_bytes=None, free_bytes=None, allocated_bytes=None, reserved_bytes=None)
+def test_an_error_of_a_kind_that_says_nothing_else() -> None:
+    assert read_error(MemoryError(), "load") is None
+    assert read_error(MemoryError(), "load", always=MemoryError) == DeviceOutOfMemory(
+        phase="load", requested_bytes=None, free_bytes=None, allocated_bytes=None, reserved_bytes=None, message=""
+    )
 
 
 @pytest.mark.parametrize(
     "text", ["CUDA error: an illegal memory access was encountered", "no kernel image is available"]
 )
 def test_other_failures(text: str) -> None:
-    assert not says_out_of_memory(text)
+    assert read(text) is None
