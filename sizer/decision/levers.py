@@ -146,9 +146,10 @@ def _search(
             return None
 
     progress("looking for what makes it fit")
-    alone = {row.key for row in report.rows if row.cell is not None and row.cell.fits is True}
+    fits_alone = {row.key for row in report.rows if row.cell is not None and row.cell.fits is True}
+    alone = fits_alone.intersection(lever.key for lever in useful)
     whole = _everything(useful)
-    everything = None if alone.intersection(lever.key for lever in useful) else fitting(whole)
+    everything = None if alone else fitting(whole)
     if not alone and everything is None:
         yield replace(report, search=_nothing_fits(whole, request, cells))
         return
