@@ -362,11 +362,11 @@ def _row_of(
 
 LEVERS = (
     _row_of(
-        "fused", "implementation", 1, "Fused optimizer step", "nothing: it is faster",
+        "fused", "implementation", 1, "Fused optimizer step", "nothing; it is faster",
         lambda request: f"optimizer = torch.optim.{_class_of(request)}(model.parameters(), fused=True)", _training(_fused),
     ),
     _row_of(
-        "sdpa", "attention", 1, "SDPA instead of eager attention", "nothing: it is faster",
+        "sdpa", "attention", 1, "SDPA instead of eager attention", "nothing; it is faster",
         'model.set_attn_implementation("sdpa")',
         lambda request, known: replace(request, attention="sdpa") if request.attention == "eager" else None,
     ),
@@ -377,10 +377,10 @@ LEVERS = (
     ),
     _row_of(
         "batch", "batch", 2, lambda request: f"Batches of {request.batches[0]}, accumulated",
-        "as many more, smaller kernels; batch norm sees the small batches", _accumulate, _with_batch,
+        "more, smaller kernels; batch norm sees the small batches", _accumulate, _with_batch,
     ),
     _row_of(
-        "checkpointing", "checkpointing", 2, "Activation checkpointing", "one more forward pass, about a third more time",
+        "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",
         _checkpoint, _training(lambda request, known: replace(request, checkpointing=True)),
     ),
     _row_of(
@@ -400,11 +400,11 @@ LEVERS = (
         _cast("bfloat16"), _with_dtype("bfloat16"),
     ),
     _row_of(
-        "adafactor", "optimizer", 4, "Adafactor", "converges otherwise: tune the learning rate anew",
+        "adafactor", "optimizer", 4, "Adafactor", "trains otherwise: tune the learning rate anew",
         "optimizer = torch.optim.Adafactor(model.parameters())", _training(_with_optimizer("adafactor")),
     ),
     _row_of(
-        "sgd", "optimizer", 4, "SGD without momentum", "usually trains transformers worse",
+        "sgd", "optimizer", 4, "SGD without momentum", "trains otherwise: tune the learning rate anew",
         "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)", _training(_with_optimizer("sgd")),
     ),
     _row_of(

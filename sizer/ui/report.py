@@ -9,6 +9,7 @@ from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.request import Request
 from sizer.ui import charts, remarks, tables
+from sizer.ui.decision import show_decision
 from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
 from sizer.ui.focus import Focus, ask_focus
@@ -37,6 +38,8 @@ def _show_estimates(request: Request, report: Report) -> Focus:
         remarks.show_uncounted(report)
         show_measure_link(request)
     kind = tables.show_fits(report, focus.estimate)
+    if not report.pending:
+        show_decision(request, focus.estimate)
     left, right = st.columns(2, gap="medium")
     with left:
         _show_peaks(report, focus, kind)

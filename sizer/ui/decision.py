@@ -1,0 +1,256 @@
+"""What to do with the estimate in focus: what to change, how far it goes, on which GPU. Each answer grows while it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from sizer.errors import SizerError
+from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LeverRow, Limit, LimitReport
+from sizer.memory.estimate import Estimate
+from sizer.request import DTYPES, Request, format_query, parse_query
+from sizer.service.client import JobClient
+from sizer.service.job import Job
+from sizer.ui import form, links
+from sizer.ui.charts import finish
+from sizer.ui.palette import MARKS
+from sizer.ui.remarks import show_error
+from sizer.ui.scale import GIBIBYTES
+from sizer.ui.service import get_client
+from sizer.units import format_bytes
+
+POLL_SECONDS = 0.5
+SETTLED = 0.005  # of the process: a change that saves less is named, and has no row of its own
+VERDICTS = {True: "fits", "uncertain": "may fit", False: "does not fit"}
+PRICE = "Price per hour"
+
+
+def show_decision(request: Request, estimate: Estimate) -> None:
+    """Show the three answers on the estimate in focus; only the one that is open is computed."""
+    cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
+    titles = ["What to change", "How far it goes", "Which GPU?"]
+    shows = (
+        (JobClient.submit_levers, _show_levers),
+        (JobClient.submit_limits, _show_limits),
+        (JobClient.submit_devices, _show_devices),
+    )
+    tabs = st.tabs(titles, key="decision", on_change="rerun")
+    for tab, (submit, show) in zip(tabs, shows, strict=True):
+        if tab.open:
+            with tab:
+                _follow(submit, cell, lambda found, show=show: show(found, request, estimate))
+
+
+def _follow(submit: Callable[[JobClient, str], Job], cell: Request, show: Callable[[Any], None]) -> None:
+    """Show an answer as it grows, in a fragment of its own; a page that is left, or asks something else, leaves its job."""
+    query = format_query(cell)
+    name = f"{submit.__name__} {query}"
+    done = st.session_state.get("decided") or {}
+
+    def run() -> None:
+        job = submit(get_client(), query)
+        try:
+            found = job.result(timeout=0.05)
+        except SizerError as error:
+            show_error(error)
+            return
+        finally:
+            job.leave()
+        line = st.empty()
+        shown = found if found is not None else job.partial
+        if found is None:
+            line.caption(job.progress or "waiting")
+        elif name not in done:
+            st.session_state["decided"] = {name: True}
+            st.rerun()  # the page again, without a clock for this answer
+        if shown is not None:
+            show(shown)
+
+    st.fragment(run, run_every=None if name in done else POLL_SECONDS)()
+
+
+def _apply(changed: str, request: Request) -> None:
+    """Put a changed question of one dtype and batch size into the form, beside the dtypes and batch sizes that are there."""
+    asked = parse_query(changed)
+    (dtype,), (batch,) = asked.dtypes, asked.batches
+    dtypes = tuple(one for one in DTYPES if one in (*request.dtypes, dtype))
+    batches = tuple(sorted({*request.batches, batch}))
+    whole = replace(asked, dtypes=dtypes, batches=batches, focus=(dtype, batch))
+    if (address := links.address_of(whole)) is not None:
+        st.query_params.from_dict(address)
+    else:
+        form.fill(whole)
+
+
+def _offer(label: str, changed: str, request: Request, key: str) -> None:
+    st.button(label, key=key, on_click=_apply, args=(changed, request), type="tertiary", icon=":material/check:")
+
+
+# ----------------------------------------------------------------------------------------------------------- what to change
+
+
+def _show_levers(found: LeverReport, request: Request, estimate: Estimate) -> None:
+    base = found.base.process_bytes
+    _show_smallest(found, request)
+    rows = [row for row in found.rows if row.cell is not None and row.cell.process_bytes < base * (1 - SETTLED)]
+    for row in sorted(rows, key=lambda row: row.cell.process_bytes):
+        _show_lever(row, base, request)
+    others = [row.title for row in found.rows if row.cell is not None and row not in rows]
+    if others:
+        st.caption(f"These save nothing here: {', '.join(others)}.")
+    for row in found.rows:
+        if row.cell is None:
+            st.caption(f"{row.title}: {row.reason}")
+    for text in found.useless:
+        st.caption(text)
+
+
+def _show_smallest(found: LeverReport, request: Request) -> None:
+    if found.smallest is None:
+        if found.search and found.base.fits is not True:
+            st.info(found.search)
+        return
+    titles = {row.key: row.title for row in found.rows}
+    changes = " and ".join(titles[key] for key in found.smallest.keys)
+    with st.container(horizontal=True, vertical_alignment="center", border=True):
+        process = format_bytes(found.smallest.cell.process_bytes)
+        st.markdown(f"**To make it fit: {changes}.** The process then takes {process}. {found.search}", width="stretch")
+        _offer("Apply all", found.smallest.query, request, "apply_smallest")
+
+
+def _show_lever(row: LeverRow, base: int, request: Request) -> None:
+    title, saves, comes_to, costs, code, apply = st.columns([3, 1.3, 1.5, 4, 1.1, 1], vertical_alignment="center")
+    title.markdown(f"**{row.title}**")
+    saves.text(f"−{format_bytes(base - row.cell.process_bytes)}")
+    comes_to.text(f"{MARKS[row.cell.fits]} {format_bytes(row.cell.process_bytes)}")
+    costs.caption(f"{row.cost[0].upper()}{row.cost[1:]}.")
+    with code.popover("Code"):
+        st.code(row.code, language="python")
+    with apply:
+        _offer("Apply", row.query, request, f"apply_{row.key}")
+
+
+# -------------------------------------------------------------------------------------------------------------- how far
+
+
+def _show_limits(found: LimitReport, request: Request, estimate: Estimate) -> None:
+    st.caption(
+        "Each one alone, all else as it is in focus; it fits for sure by its own trace, and with one more it does not."
+    )
+    for limit in found.limits:
+        _show_limit(limit, request)
+
+
+def _show_limit(limit: Limit, request: Request) -> None:
+    title, sure, perhaps, comes_to, why, apply = st.columns([2, 1.2, 1.5, 1.3, 4, 1], vertical_alignment="center")
+    title.markdown(f"**{limit.title}**")
+    sure.text(f"{limit.value:,}" if limit.value else "none")
+    possible = limit.possible_value
+    perhaps.text(f"perhaps {possible:,}" if possible and possible != limit.value else "")
+    comes_to.text(format_bytes(limit.cell.process_bytes) if limit.cell else "")
+    why.caption(limit.reason)
+    if limit.query:
+        with apply:
+            _offer("Apply", limit.query, request, f"limit_{limit.key}")
+
+
+# ------------------------------------------------------------------------------------------------------------- which GPU
+
+
+def _show_devices(found: DeviceReport, request: Request, estimate: Estimate) -> None:
+    if not found.rows:
+        return
+    st.altair_chart(devices_chart(found.rows), key="devices_chart")
+    frame = devices_frame(found.rows)
+    edited = st.data_editor(
+        frame,
+        key="devices_table",
+        hide_index=True,
+        height=420,
+        disabled=[name for name in frame.columns if name != PRICE],
+        column_config={
+            "Memory": st.column_config.NumberColumn(format="%.1f GiB"),
+            "Process": st.column_config.NumberColumn(format="%.2f GiB"),
+            "Left": st.column_config.NumberColumn(format="%.2f GiB"),
+            PRICE: st.column_config.NumberColumn(
+                min_value=0.0, help="What a device costs you: type it in to compare; nothing is sent anywhere else."
+            ),
+        },
+    )
+    if told := cheapest(edited):
+        st.text(told)
+
+
+def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
+    """The devices as a table: sizes in GiB, the largest batch that surely fits, an empty column for a price."""
+    return pd.DataFrame(
+        {
+            "Device": [row.name for row in rows],
+            "Fits": [_verdict(row) for row in rows],
+            "Memory": [GIBIBYTES.of(row.total_bytes) for row in rows],
+            "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
+            "Left": [GIBIBYTES.of(row.total_bytes - row.cell.process_bytes) if row.cell else None for row in rows],
+            "Largest batch": pd.array([row.batch for row in rows], dtype="Int64"),
+            PRICE: pd.array([None] * len(rows), dtype="Float64"),
+        }
+    )
+
+
+def _verdict(row: DeviceRow) -> str:
+    return f"{MARKS[row.cell.fits]} {VERDICTS[row.cell.fits]}" if row.cell else row.reason
+
+
+def cheapest(table: pd.DataFrame) -> str:
+    """Which of the devices with a price is the cheapest that fits, and which gives the most samples for it; empty without any."""
+    priced = table[table[PRICE].notna() & table["Largest batch"].notna()]
+    priced = priced[priced["Fits"].str.startswith(MARKS[True])]
+    if priced.empty:
+        return ""
+    least = priced.loc[priced[PRICE].idxmin()]
+    each = priced[PRICE] / priced["Largest batch"].astype("Float64")
+    best = priced.loc[each.idxmin()]
+    return (
+        f"The cheapest that fits: {least['Device']} at {least[PRICE]:,.2f} per hour. The least per hour and sample of a batch: "
+        f"{best['Device']}, {each.min():,.4f} at batch {best['Largest batch']:,}."
+    )
+
+
+def devices_chart(rows: tuple[DeviceRow, ...]) -> alt.LayerChart:
+    """A point for each device: its memory across, what the process leaves free of it upwards."""
+    frame = pd.DataFrame(
+        {
+            "device": row.name,
+            "memory": GIBIBYTES.of(row.total_bytes),
+            "left": GIBIBYTES.of(row.total_bytes - row.cell.process_bytes),
+            "verdict": VERDICTS[row.cell.fits],
+        }
+        for row in rows
+        if row.cell is not None
+    )
+    points = (
+        alt.Chart(frame)
+        .mark_point(filled=True, size=60)
+        .encode(
+            x=alt.X("memory:Q", title="memory of the device, GiB", scale=alt.Scale(type="log")),
+            y=alt.Y("left:Q", title="left beside the process, GiB"),
+            color=alt.Color(
+                "verdict:N",
+                title=None,
+                scale=alt.Scale(domain=list(VERDICTS.values()), range=["#009E73", "#E69F00", "#D55E00"]),
+            ),
+            shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=list(VERDICTS.values()))),
+            tooltip=[
+                "device:N",
+                "verdict:N",
+                alt.Tooltip("memory:Q", format=".1f"),
+                alt.Tooltip("left:Q", format=".2f"),
+            ],
+        )
+    )
+    zero = alt.Chart(pd.DataFrame({"left": [0.0]})).mark_rule(strokeDash=[4, 4]).encode(y="left:Q")
+    return finish([points, zero], "Memory left on every device, in GiB")
