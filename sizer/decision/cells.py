@@ -70,17 +70,18 @@ class Cells:
         return tracer.trace_cell(dtype, batch).resolve(size_oracle_of(find_gpu(request.gpu)))
 
     def largest_batch(self, request: Request) -> MaxBatch:
-        """The largest batch size of a question, whatever its own."""
-        (dtype,), gpu = request.dtypes, find_gpu(request.gpu)
+        """The largest batch size of a question, whatever its own; where the work is not affine in it, its own if that fits."""
+        (dtype,), (batch,), gpu = request.dtypes, request.batches, find_gpu(request.gpu)
         traced = self.tracer(request).trace(dtype, request.batches)
-        if not traced.family.lines:
-            raise TraceError(traced.failure or traced.note)
+        if traced.failure:
+            raise TraceError(traced.failure)
         try:
             return largest_batch(
                 traced.family,
                 gpu,
                 dtype=dtype,
                 oracle=size_oracle_of(gpu),
+                known=None if traced.family.lines else {batch: self.fits(request)},
                 expandable_segments=request.expandable_segments,
             )
         except NotAffineError as error:

@@ -39,7 +39,7 @@ class Lever:
     group: str
     price: int
     title: Callable[[Request], str]
-    cost: str
+    cost: Callable[[Counted], str]
     code: Callable[[Request], str]
     change: Change
 
@@ -70,7 +70,7 @@ def levers(
     yield report
     for number, (lever, changed) in enumerate(offered, 1):
         report_progress(f"{lever.title(changed)}, {number} of {len(offered)}")
-        row = _row(lever, changed, cells, request.batches[0])
+        row = _row(lever, changed, cells, request)
         report = replace(report, rows=(*report.rows, row), pending=report.pending[1:])
         yield report
     if base.fits is True:
@@ -79,17 +79,17 @@ def levers(
     yield from _search(report, [lever for lever, _ in offered], request, cells, report_progress)
 
 
-def _row(lever: Lever, changed: Request, cells: Cells, batch: int) -> LeverRow:
+def _row(lever: Lever, changed: Request, cells: Cells, request: Request) -> LeverRow:
     try:
         if lever.key == "batch":
-            changed = _largest_fitting(changed, cells, below=batch)
+            changed = _largest_fitting(changed, cells, below=request.batches[0])
         cell, reason = cells.cell(changed), ""
     except CANNOT as error:
         cell, reason = None, why(error)
     return LeverRow(
         key=lever.key,
         title=lever.title(changed),
-        cost=lever.cost,
+        cost=lever.cost(cells.counted(request)),
         code=lever.code(changed),
         query=format_query(changed),
         cell=cell,
@@ -295,6 +295,11 @@ def _class_of(request: Request) -> str:
     return OPTIMIZERS[request.optimizer].class_name or "SGD"
 
 
+def _of_small_batches(known: Counted) -> str:
+    normed = any("BatchNorm" in module.class_name for module in known.census.modules)
+    return f"more, smaller kernels{'; batch norm sees the small batches' if normed else ''}"
+
+
 def _accumulate(request: Request) -> str:
     (batch,) = request.batches
     if not MODES[request.mode].trains:
@@ -347,14 +352,14 @@ def _image(request: Request) -> str:
 
 
 def _row_of(
-    key: str, group: str, price: int, title: str | Callable, cost: str, code: str | Callable, change: Change
+    key: str, group: str, price: int, title: str | Callable, cost: str | Callable, code: str | Callable, change: Change
 ) -> Lever:
     return Lever(
         key=key,
         group=group,
         price=price,
         title=title if callable(title) else lambda request: title,
-        cost=cost,
+        cost=cost if callable(cost) else lambda known: cost,
         code=code if callable(code) else lambda request: code,
         change=change,
     )
@@ -377,7 +382,7 @@ LEVERS = (
     ),
     _row_of(
         "batch", "batch", 2, lambda request: f"Batches of {request.batches[0]}, accumulated",
-        "more, smaller kernels; batch norm sees the small batches", _accumulate, _with_batch,
+        _of_small_batches, _accumulate, _with_batch,
     ),
     _row_of(
         "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",

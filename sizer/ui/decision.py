@@ -14,14 +14,12 @@ from sizer.errors import SizerError
 from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LeverRow, Limit, LimitReport
 from sizer.memory.estimate import Estimate
 from sizer.request import DTYPES, Request, format_query, parse_query
-from sizer.service.client import JobClient
 from sizer.service.job import Job
-from sizer.ui import form, links
+from sizer.ui import form, links, service
 from sizer.ui.charts import finish
 from sizer.ui.palette import MARKS
 from sizer.ui.remarks import show_error
 from sizer.ui.scale import GIBIBYTES
-from sizer.ui.service import get_client
 from sizer.units import format_bytes
 
 POLL_SECONDS = 0.5
@@ -33,27 +31,27 @@ PRICE = "Price per hour"
 def show_decision(request: Request, estimate: Estimate) -> None:
     """Show the three answers on the estimate in focus; only the one that is open is computed."""
     cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
-    titles = ["What to change", "How far it goes", "Which GPU?"]
-    shows = (
-        (JobClient.submit_levers, _show_levers),
-        (JobClient.submit_limits, _show_limits),
-        (JobClient.submit_devices, _show_devices),
+    client = service.get_client()
+    answers = {
+        "What to change": (client.submit_levers, _show_levers),
+        "How far it goes": (client.submit_limits, _show_limits),
+        "Which GPU?": (client.submit_devices, _show_devices),
+    }
+    asked = st.segmented_control(
+        "What next?", list(answers), default=next(iter(answers)), required=True, key="decision", persist_state="session"
     )
-    tabs = st.tabs(titles, key="decision", on_change="rerun")
-    for tab, (submit, show) in zip(tabs, shows, strict=True):
-        if tab.open:
-            with tab:
-                _follow(submit, cell, lambda found, show=show: show(found, request, estimate))
+    submit, show = answers[asked]
+    _follow(submit, cell, lambda found: show(found, request))
 
 
-def _follow(submit: Callable[[JobClient, str], Job], cell: Request, show: Callable[[Any], None]) -> None:
+def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], None]) -> None:
     """Show an answer as it grows, in a fragment of its own; a page that is left, or asks something else, leaves its job."""
     query = format_query(cell)
     name = f"{submit.__name__} {query}"
     done = st.session_state.get("decided") or {}
 
     def run() -> None:
-        job = submit(get_client(), query)
+        job = submit(query)
         try:
             found = job.result(timeout=0.05)
         except SizerError as error:
@@ -94,7 +92,7 @@ def _offer(label: str, changed: str, request: Request, key: str) -> None:
 # ----------------------------------------------------------------------------------------------------------- what to change
 
 
-def _show_levers(found: LeverReport, request: Request, estimate: Estimate) -> None:
+def _show_levers(found: LeverReport, request: Request) -> None:
     base = found.base.process_bytes
     _show_smallest(found, request)
     rows = [row for row in found.rows if row.cell is not None and row.cell.process_bytes < base * (1 - SETTLED)]
@@ -138,7 +136,7 @@ def _show_lever(row: LeverRow, base: int, request: Request) -> None:
 # -------------------------------------------------------------------------------------------------------------- how far
 
 
-def _show_limits(found: LimitReport, request: Request, estimate: Estimate) -> None:
+def _show_limits(found: LimitReport, request: Request) -> None:
     st.caption(
         "Each one alone, all else as it is in focus; it fits for sure by its own trace, and with one more it does not."
     )
@@ -162,7 +160,7 @@ def _show_limit(limit: Limit, request: Request) -> None:
 # ------------------------------------------------------------------------------------------------------------- which GPU
 
 
-def _show_devices(found: DeviceReport, request: Request, estimate: Estimate) -> None:
+def _show_devices(found: DeviceReport, request: Request) -> None:
     if not found.rows:
         return
     st.altair_chart(devices_chart(found.rows), key="devices_chart")

@@ -97,12 +97,5 @@ def show_remarks(report: Report) -> None:
 
 
 def show_advice(report: Report, estimate: Estimate) -> None:
-    """Show what would make an estimate fit, or what room it leaves."""
-    verdict, *lines = advise(report, estimate)
-    if estimate.fits is True:
-        st.text(" ".join([verdict, *lines]))
-        return
-    with st.container(border=True):
-        st.text(verdict)
-        st.markdown("**What would help**")
-        show_lines(f"– {line}" for line in lines)
+    """Show whether an estimate fits and by how much, or where it fails."""
+    st.text(" ".join(advise(report, estimate)))

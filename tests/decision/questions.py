@@ -10,7 +10,7 @@ from sizer.memory.decision import Cell, cell_of
 from sizer.request import Request, parse_query
 
 CNN = "arch=torchvision:resnet18&image=64&dtype=float32&batch=1024&gpu=custom:3GiB@8.9"
-TRANSFORMER = "arch=hf:gpt2&seq=64&dtype=float32&batch=4&gpu=custom:2500MiB@8.0"
+TRANSFORMER = "arch=hf:gpt2&seq=64&dtype=float32&batch=4&gpu=custom:4GiB@8.0"
 VISION = "arch=torchvision:vit_b_32&dtype=bfloat16&batch=4&gpu=rtx-4090"
 SPEECH = "arch=hf:wav2vec2-base-960h&seq=16000&dtype=float32&batch=2&gpu=custom:2200MiB@9.0"
 DETECTION = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2&gpu=t4"

@@ -38,11 +38,11 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(query):
 
 
 def test_it_is_the_same_whatever_was_asked_for():
-    query = TRANSFORMER.replace("batch=4", "batch={}").replace("seq=64", "seq={}")
-    batches = {last(query.format(batch, 64)).limits[0].value for batch in (1, 4)}
-    (report,) = {estimate(parse_query(query.format(batch, 64))).max_batch[0].batch for batch in ("1,2", "7")}
+    query = TRANSFORMER.replace("batch=4", "batch={batch}").replace("seq=64", "seq={seq}")
+    batches = {last(query.format(batch=batch, seq=64)).limits[0].value for batch in (1, 4)}
+    (report,) = {estimate(parse_query(query.format(batch=asked, seq=64))).max_batch[0].batch for asked in ("1,2", "7")}
     assert batches == {report}
-    assert len({last(query.format(2, seq)).limits[1].value for seq in (3, 64, 500)}) == 1
+    assert len({last(query.format(batch=2, seq=seq)).limits[1].value for seq in (3, 64, 500)}) == 1
 
 
 def test_a_model_that_ends_before_the_device_says_where():

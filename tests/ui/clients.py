@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from sizer.errors import SizerError
 from sizer.memory.report import Report
 from sizer.request import Request, parse_query
+from tests.ui.decisions import devices_for, levers_for, limits_for
 
 Answer = Callable[[Request], Report]
 NAMES = ("alexnet", "resnet18", "resnet50", "vit_b_16")
@@ -65,6 +66,15 @@ class ScriptedClient:
         self.requests.append(request)
         self.jobs.append(ScriptedJob(lambda: self._make(request), self._progress))
         return self.jobs[-1]
+
+    def submit_levers(self, query: str) -> ScriptedJob:
+        return ScriptedJob(lambda: levers_for(query))
+
+    def submit_limits(self, query: str) -> ScriptedJob:
+        return ScriptedJob(lambda: limits_for(query))
+
+    def submit_devices(self, query: str) -> ScriptedJob:
+        return ScriptedJob(lambda: devices_for(query))
 
     def submit_models(self) -> ScriptedJob:
         rows = [{"name": name, "family": "test"} for name in NAMES]

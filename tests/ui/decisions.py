@@ -1,0 +1,90 @@
+"""Answers beside a report, made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sizer.catalogue.gpus import GPUS
+from sizer.memory.decision import (
+    Cell,
+    DeviceReport,
+    DeviceRow,
+    LeverReport,
+    LeverRow,
+    LeverSet,
+    Limit,
+    LimitReport,
+)
+from sizer.request import format_query, parse_query
+
+GIB = 2**30
+
+
+def cell(query: str, gibibytes: int, fits: object = True) -> Cell:
+    request = parse_query(query)
+    size = gibibytes * GIB
+    return Cell(
+        dtype=request.dtypes[0],
+        batch=request.batches[0],
+        peak_allocated_bytes=size,
+        peak_reserved_bytes=size,
+        process_bytes=size,
+        process_low_bytes=size,
+        process_high_bytes=size,
+        fits=fits,
+    )
+
+
+def levers_for(query: str) -> LeverReport:
+    """10 GiB that do not fit: checkpointing saves 6 of them, SGD 1, fused none, images cannot be made smaller."""
+    checkpointed = format_query(replace(parse_query(query), checkpointing=True))
+    saved = (("checkpointing", 4, True), ("sgd", 9, False), ("fused", 10, False))
+    rows = tuple(
+        LeverRow(
+            key=key, title=key.title(), cost="time", code=f"{key}()", query=checkpointed, cell=cell(query, size, fits)
+        )
+        for key, size, fits in saved
+    )
+    refused = LeverRow(key="image", title="Image", cost="", code="", query=query, reason="image must be 224")
+    return LeverReport(
+        query=query,
+        base=cell(query, 10, False),
+        rows=(*rows, refused),
+        smallest=LeverSet(keys=("checkpointing",), query=checkpointed, cell=cell(query, 4)),
+        search="The first of 2 sets tried that fits.",
+        useless=("empty_cache() does not help.",),
+    )
+
+
+def limits_for(query: str) -> LimitReport:
+    """Batches of 74 for sure, perhaps of 96; images of 336, and no larger ones."""
+    largest = format_query(replace(parse_query(query), batches=(74,)))
+    return LimitReport(
+        query=query,
+        limits=(
+            Limit(
+                key="batch", title="Largest batch", value=74, possible_value=96, query=largest, cell=cell(largest, 7)
+            ),
+            Limit(key="image", title="Largest image", value=None, possible_value=None, reason="not even 16 fits"),
+        ),
+    )
+
+
+def devices_for(query: str) -> DeviceReport:
+    """10 GiB on four devices; the largest batch grows with their memory. One of them cannot do it at all."""
+    keys = ("rtx-4060-8gb", "rtx-4090", "a100-80gb")
+    rows = tuple(
+        DeviceRow(
+            gpu=key,
+            name=GPUS[key].name,
+            total_bytes=GPUS[key].total_bytes,
+            query=query,
+            cell=cell(query, 10, GPUS[key].total_bytes > 10 * GIB),
+            batch=GPUS[key].total_bytes // GIB if GPUS[key].total_bytes > 10 * GIB else None,
+            possible_batch=None,
+            searched=True,
+        )
+        for key in keys
+    )
+    none = DeviceRow(gpu="cpu", name="CPU", total_bytes=64 * GIB, query=query, reason="no kernel", searched=True)
+    return DeviceReport(query=query, rows=(*rows, none))

@@ -1,0 +1,74 @@
+"""What to change, how far it goes, which GPU: the page's part, with answers made by hand."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from sizer.ui.decision import PRICE, cheapest, devices_chart, devices_frame
+from tests.ui.conftest import markup, texts
+from tests.ui.decisions import devices_for
+
+QUERY = "arch=torchvision:resnet50&dtype=float32&batch=32"
+
+
+def test_levers_are_shown_with_what_they_save_the_most_first(client, open_page):
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32")
+    shown = markup(page)
+    assert shown.index("**Checkpointing**") < shown.index("**Sgd**")
+    assert "−6.00 GiB" in texts(page)
+    assert "✕ 9.00 GiB" in texts(page)
+    assert "These save nothing here: Fused." in shown
+    assert "Image: image must be 224" in shown
+    assert "empty_cache() does not help." in shown
+    assert "**To make it fit: Checkpointing.** The process then takes 4.00 GiB." in shown
+    assert "checkpointing()" in [code.value for code in page.code]
+
+
+@pytest.mark.parametrize("key", ["apply_checkpointing", "apply_smallest"])
+def test_one_click_puts_a_lever_into_the_form(client, open_page, key):
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="8,32")
+    page.button(key=key).click().run()
+    asked = client.requests[-1]
+    assert asked.checkpointing is True
+    assert asked.batches == (8, 32), "the batch sizes that were there stay"
+    assert page.toggle(key="checkpointing").value is True
+
+
+def open_tab(page: AppTest, name: str) -> AppTest:
+    page.session_state["decision"] = name
+    return page.run()
+
+
+def test_limits_are_shown_and_applied(client, open_page):
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32"), "How far it goes")
+    assert {"74", "perhaps 96", "none"} <= set(texts(page))
+    assert "not even 16 fits" in markup(page)
+    page.button(key="limit_batch").click().run()
+    assert client.requests[-1].batches == (32, 74)
+
+
+def test_every_device_has_a_row_and_a_point(client, open_page):
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32"), "Which GPU?")
+    assert page.get("vega_lite_chart")
+    frame = devices_frame(devices_for(QUERY).rows)
+    assert list(frame["Fits"]) == ["✕ does not fit", "✓ fits", "✓ fits", "no kernel"]
+    assert list(frame["Left"])[:2] == pytest.approx([7813 / 1024 - 10, 24084 / 1024 - 10])
+    points = devices_chart(devices_for(QUERY).rows).to_dict()["datasets"]
+    assert [row["verdict"] for rows in points.values() for row in rows if "verdict" in row] == [
+        "does not fit",
+        "fits",
+        "fits",
+    ]
+
+
+def test_prices_are_compared_where_they_are_typed_in():
+    frame = devices_frame(devices_for(QUERY).rows)
+    assert cheapest(frame) == ""
+    frame[PRICE] = pd.array([0.1, 0.5, 1.0, 0.01], dtype="Float64")
+    # 0.5 / 23 = 0.0217; 1.0 / 79 = 0.0127; the first does not fit, the last cannot be traced
+    assert cheapest(frame) == (
+        "The cheapest that fits: GeForce RTX 4090 (24 GB) at 0.50 per hour. The least per hour and sample of a batch: "
+        "A100 (80 GB), 0.0127 at batch 79."
+    )
