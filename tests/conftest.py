@@ -15,11 +15,11 @@ from sizer.service.tapes import FOLDER_VARIABLE
 FOLDER = Path(__file__).parent
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
 SLOW = (
-    "browser", "null_driver",
+    "browser", "decision", "null_driver",
     "architecture/test_huggingface", "architecture/test_presets", "architecture/test_vision",
     "architecture/test_vision_counts", "device/comparison/test_accuracy", "device/trial/test_launch",
     "device/trial/test_measure_models", "device/trial/test_trial", "service/test_client", "service/test_server",
-    "test_estimator", "test_measure_command", "test_published", "test_readme",
+    "test_estimator", "test_measure_command", "test_published", "test_readme", "test_tracer",
     "tracing/test_cpu_truth", "tracing/test_cpu_truth_models", "tracing/test_cpu_truth_optimizers",
     "tracing/test_cudnn_null_driver", "tracing/test_halves", "tracing/test_order", "tracing/test_scratch_cpu",
     "tracing/test_timm_names", "tracing/test_torchvision_names",
