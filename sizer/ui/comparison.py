@@ -13,7 +13,7 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.ui import remarks
-from sizer.ui.comparison_details import format_seconds, show_details
+from sizer.ui.comparison_details import HEADINGS, format_seconds, show_details
 from sizer.ui.palette import TINTS
 from sizer.ui.phases import PHASE_TITLES, inside
 from sizer.ui.quantities import (
@@ -25,7 +25,6 @@ from sizer.ui.quantities import (
     marked_error,
     quantity_title,
 )
-from sizer.ui.tables import HEADINGS
 from sizer.ui.timelines import timelines_chart, timelines_legend
 from sizer.units import format_bytes
 

@@ -16,9 +16,12 @@ from sizer.ui import remarks
 from sizer.ui.links import measure_command
 from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.quantities import device_title
-from sizer.ui.tables import HEADINGS
 from sizer.units import counted, format_bytes
 
+HEADINGS = [
+    {"selector": "th.col_heading", "props": "text-align: right !important"},
+    {"selector": "th.row_heading", "props": "white-space: nowrap"},
+]
 LAUNCHED = (
     "A device works through its queue while the program runs on. A clock that does not wait for it reads how long it took to "
     "hand the work over, not how long the work took."

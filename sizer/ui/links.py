@@ -92,7 +92,7 @@ def keep_address(request: Request) -> tuple[Refusal, ...]:
 
 
 def show_link(request: Request) -> None:
-    """Show the complete link to copy, and the same query for the command line."""
+    """Show the complete link to copy, with what is looked at, and the same query for the command line."""
     query = format_query(request, complete=True)
     st.markdown("**Link to this page**, every choice written out:")
     if len(query) <= LONGEST_ADDRESS:

@@ -46,7 +46,7 @@ def show_measure(request: Request) -> None:
     """Show what can be measured, the run where it is asked for, and what came of it. Raises SizerError."""
     devices = machine.get_devices() if machine.may_measure() else ()
     with st.container(horizontal=True, gap="medium"):
-        cell = ask_cell(request)
+        cell = ask_cell(request, service.proposed_focus(request))
         facts = _ask_device(devices)
     target = (format_query(cell), facts.device if facts else "")
     here, below = st.container(), st.container()

@@ -12,6 +12,7 @@ from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.service.client import JobClient, shared_client
 from sizer.service.job import Job
+from sizer.ui.focus import Cell
 
 AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS = 0.2
@@ -51,10 +52,12 @@ def _names(timeout: float) -> dict[str, tuple[str, ...]]:
 class Answer:
     """What is known on a query: its report as far as it goes, None where nothing is there yet, and the job that goes on.
 
-    Without a job it has ended: `missing` says why where that was before the report was whole.
+    Without a job it has ended: `missing` says why where that was before the report was whole. `focus` is the cell that was asked
+    for, None where the report has its own choice in focus.
     """
 
     query: str
+    focus: Cell | None = None
     report: Report | None = None
     job: Job | None = None
     parts: int = 0
@@ -68,7 +71,7 @@ def begin(request: Request) -> Answer:
     """
     query = format_query(replace(request, focus=None))
     known = st.session_state.get(ANSWER)
-    if known is not None and known.query == query:
+    if known is not None and known.query == query and (request.focus or known.focus is None):
         return replace(known, report=known.report and known.report.focused(request.focus))
     job = get_client().submit(format_query(request))
     try:
@@ -76,11 +79,11 @@ def begin(request: Request) -> Answer:
     except JobError as error:
         if job.partial is None:
             raise
-        answer = Answer(query=query, report=job.partial, missing=str(error))
+        answer = Answer(query=query, focus=request.focus, report=job.partial, missing=str(error))
     else:
         if report is None:
-            return Answer(query=query, parts=job.parts, report=job.partial, job=job)
-        answer = Answer(query=query, report=report)
+            return Answer(query=query, focus=request.focus, parts=job.parts, report=job.partial, job=job)
+        answer = Answer(query=query, focus=request.focus, report=report)
     st.session_state[ANSWER] = answer
     return answer
 
@@ -109,6 +112,14 @@ def follow(answer: Answer) -> None:
     finally:
         answer.job.leave()
     st.rerun()
+
+
+def proposed_focus(request: Request) -> Cell | None:
+    """The cell that the last answer of this session proposes, where that was on the same question; else None."""
+    known = st.session_state.get(ANSWER)
+    if known is None or known.query != format_query(replace(request, focus=None)) or known.report is None:
+        return None
+    return known.report.focus and (known.report.focus.dtype, known.report.focus.batch)
 
 
 def _how_far(answer: Answer, seconds: float) -> str:

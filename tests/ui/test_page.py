@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from streamlit.testing.v1.element_tree import ButtonGroup
 
 from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
@@ -27,9 +26,20 @@ def link_on(page: AppTest) -> str:
     return urlsplit(next(code.value for code in page.code if "http" in code.value or code.value.startswith("/?"))).query
 
 
-def looked_at(page: AppTest, label: str) -> ButtonGroup:
-    """The control of what the page looks at; its key changes with its options, its label does not."""
-    return next(control for control in page.segmented_control if control.label == label)
+def look_at(page: AppTest, dtype: str, batch: int) -> AppTest:
+    """The page after a cell of its table was chosen; AppTest does not select cells, tests/browser does."""
+    page.session_state["focus"] = (dtype, batch)
+    return page.run()
+
+
+def cell(page: AppTest, dtype: str, batch: int) -> str:
+    """A cell of the dtype × batch table."""
+    return page.dataframe[0].value.loc[dtype, str(batch)]
+
+
+def gib(size_bytes: int) -> str:
+    """A size as the table has it."""
+    return f"{size_bytes / 2**30:.2f}"
 
 
 def address_of(page: AppTest) -> dict[str, str]:
@@ -44,13 +54,13 @@ def address_of(page: AppTest) -> dict[str, str]:
 def test_opens_with_an_answer(client, open_page):
     page = open_page()
     assert client.requests == [RESNET]
-    estimate = report_for(RESNET).find("float32", 32)
+    estimate = report_for(RESNET).find("float32", 128)  # the largest of those asked for, which all fit
     assert page.main.title[0].value.startswith(
-        f"Training resnet50 at batch 32 in float32 needs {format_bytes(estimate.peak_allocated_bytes)} allocated "
+        f"Training resnet50 at batch 128 in float32 needs {format_bytes(estimate.peak_allocated_bytes)} allocated "
         f"({format_bytes(estimate.process_bytes)} as nvidia-smi shows it); it fits one A100 (80 GB), up to batch "
     )
-    assert page.table[0].value.loc["float32", "32"] == estimate.peak_allocated_bytes
-    assert page.table[0].value.shape == (5, 9)  # five dtypes; eight batch sizes and the largest one
+    assert cell(page, "float32", 128) == f"✓\N{NO-BREAK SPACE}{gib(estimate.peak_allocated_bytes)}"
+    assert page.dataframe[0].value.shape == (5, 9)  # five dtypes; eight batch sizes and the largest one
     assert [metric.label for metric in page.metric] == [
         "Allocated",
         "Reserved",
@@ -81,13 +91,26 @@ def test_charts_are_drawn(client, open_page):
 
 def test_looking_from_another_side_asks_nobody(client, open_page):
     page = open_page()
-    looked_at(page, "Dtype").set_value("bfloat16")
-    looked_at(page, "Batch size").set_value(64)
-    looked_at(page, "Memory").set_value("process").run()
+    next(control for control in page.segmented_control if control.label == "Memory").set_value("process")
+    look_at(page, "bfloat16", 64)
     assert len(client.requests) == 1
     estimate = report_for(RESNET).find("bfloat16", 64)
     assert "at batch 64 in bfloat16 needs" in page.main.title[0].value
-    assert page.table[0].value.loc["bfloat16", "64"] == estimate.process_bytes
+    assert cell(page, "bfloat16", 64).endswith(gib(estimate.process_bytes))
+    assert address_of(page) == {"arch": "torchvision:resnet50", "focus": "bfloat16:64"}
+
+
+def test_a_link_says_what_is_looked_at(client, open_page):
+    page = open_page(arch="torchvision:resnet50", focus="float16:4")
+    assert "at batch 4 in float16 needs" in page.main.title[0].value
+    assert parse_query(link_on(page)).focus == ("float16", 4)
+    page.text_input(key="batch").set_value("1, 2").run()
+    assert "at batch 2 in float32 needs" in page.main.title[0].value, "a cell that is not asked for any more"
+    assert "focus" not in address_of(page)
+    page.text_input(key="batch").set_value("1, 4").run()
+    assert address_of(page)["focus"] == "float16:4"
+    page.selectbox(key="torchvision_name").set_value("resnet18").run()
+    assert "focus" not in address_of(page), "another model is looked at anew"
 
 
 # ------------------------------------------------------------------------------------------------------------- the link
@@ -99,7 +122,7 @@ def test_link_opens_its_question(client, open_page):
         source="torchvision", name="resnet18", mode="inference", batches=(2, 3), image_size=(96, 128), gpu="t4"
     )
     assert client.requests == [expected]
-    assert parse_query(link_on(page)) == expected
+    assert parse_query(link_on(page)) == replace(expected, focus=("float32", 3))
     assert page.text_input(key="batch").value == "2, 3"
     assert address_of(page)["batch"] == "2,3"
 
@@ -173,7 +196,7 @@ def test_refusals_are_shown_though_the_form_drops_a_key(client, open_page):
     assert client.requests == [Request(source="torchvision", name="resnet18", mode="inference")]
     assert any("gpu: given 'nonsense'" in line for line in texts(page))
     assert address_of(page) == {"arch": "torchvision:resnet18", "mode": "inference"}
-    looked_at(page, "Batch size").set_value(1).run()
+    next(control for control in page.segmented_control if control.label == "Memory").set_value("process").run()
     assert page.warning, "still the question that was opened"
 
 
@@ -378,7 +401,7 @@ def test_pasted_config(client, open_page):
     page.text_area(key="config_name").set_value('{"model_type": "llama", "hidden_size": 64}').run()
     assert client.requests[-1] == Request(source="config", config='{"hidden_size":64,"model_type":"llama"}')
     query = link_on(page)
-    assert parse_query(query) == client.requests[-1]
+    assert replace(parse_query(query), focus=None) == client.requests[-1]
     again = AppTest.from_file(page._script_path, default_timeout=30)
     again.query_params["arch"] = address_of(page)["arch"]
     again.run()
@@ -455,7 +478,6 @@ def test_failed_trace_keeps_the_counts(monkeypatch, open_page):
     assert "its step could not be traced" in page.warning[0].value
     assert f"float32, bfloat16, float16, amp-bfloat16, amp-float16: {why}" in texts(page)
     assert page.metric[0].delta == f"{PARAMETERS:,}"
-    assert not page.table
     assert len(page.dataframe[0].value) == 3  # the modules that hold tensors
 
 
@@ -464,12 +486,13 @@ def test_one_failed_dtype_leaves_the_others(monkeypatch, open_page):
     page = open_page()
     assert "float32: no kernel" in texts(page)
     assert "in bfloat16 needs" in page.main.title[0].value
-    assert list(page.table[0].value.index) == ["bfloat16", "float16", "amp-bfloat16", "amp-float16"]
+    assert cell(page, "float32", 128) == "not traced"
+    assert cell(page, "bfloat16", 128).startswith("✓")
 
 
 def test_advice_where_it_does_not_fit(client, open_page):
     page = open_page(arch="torchvision:resnet50", gpu="rtx-4060-8gb", batch="1,256", dtype="float32")
-    looked_at(page, "Batch size").set_value(256).run()
+    look_at(page, "float32", 256)
     assert "it does not fit one GeForce RTX 4060 (8 GB) (the largest batch that does is " in page.main.title[0].value
     shown = texts(page)
     assert any(line.startswith("It does not fit: the process needs ") for line in shown)
@@ -586,12 +609,3 @@ def test_about_page_and_back(client, open_page):
     assert page.selectbox(key="gpu").value == "t4"
     assert len(client.requests) == 1
     assert address_of(page)["gpu"] == "t4"
-
-
-def test_a_choice_among_other_options_is_not_carried_over(client, open_page):
-    page = open_page(arch="torchvision:resnet50", batch="1,2")
-    looked_at(page, "Batch size").set_value(2).run()
-    sent_before_the_page_changed = looked_at(page, "Batch size").key
-    page.text_input(key="batch").set_value("2, 3").run()
-    assert "at batch 3" in page.main.title[0].value
-    assert looked_at(page, "Batch size").key != sent_before_the_page_changed
