@@ -75,10 +75,14 @@ def _instead(report: Report, row: MaxBatch | None) -> str:
 
 
 def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
-    """Show the sentence and the numbers it rests on."""
+    """Show the sentence, and what is to be known before its figures are read."""
     st.title(sentence(request, report, estimate), anchor=False)
     for caution in report.cautions:
         st.text(f"Note: {caution}.")
+
+
+def show_figures(report: Report, estimate: Estimate) -> None:
+    """Show the numbers that the sentence rests on."""
     low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
     cache = estimate.peak_reserved_bytes - estimate.peak_allocated_bytes
     with st.container(horizontal=True, gap="medium"):

@@ -12,9 +12,10 @@ from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.request import Request
 from sizer.ui import charts, remarks, tables
+from sizer.ui.capacity import show_capacity
 from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
-from sizer.ui.headline import show_counts, show_headline
+from sizer.ui.headline import show_counts, show_figures, show_headline
 from sizer.ui.links import show_link, show_measure_link
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import inside
@@ -35,6 +36,8 @@ def show_report(request: Request, report: Report) -> None:
 
 def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
     show_headline(request, report, focus)
+    show_capacity(report, focus)
+    show_figures(report, focus)
     remarks.show_advice(report, focus)
     remarks.show_uncounted(report)
     show_measure_link(request)

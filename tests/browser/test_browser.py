@@ -81,7 +81,7 @@ def test_opens_with_an_answer(page: Page, app_url: str):
     assert rows[0][1:-1] == ["1", "2", "4", "8", "16", "32", "64", "128"]
     assert [row[0] for row in rows[1:]] == ["float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16"]
     assert page.get_by_text("25,557,032").is_visible()
-    expect(page.get_by_test_id("stVegaLiteChart").locator("svg, canvas")).to_have_count(2)
+    expect(page.get_by_test_id("stVegaLiteChart").locator("svg, canvas")).to_have_count(3)
     assert page.url.rstrip("/") == app_url
 
 

@@ -84,6 +84,7 @@ def test_charts_are_drawn(client, open_page):
     page = open_page()
     charts = [json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart")]
     assert [chart["description"] for chart in charts] == [
+        "The process against the memory of A100 (80 GB), in GiB",
         "Memory at the peak per batch size, in GiB",
         "Memory through one step by category, in GiB",
     ]
