@@ -28,6 +28,8 @@ def show_report(request: Request, report: Report) -> None:
     focus = report.focus and report.find(report.focus.dtype, report.focus.batch)
     if focus is None:
         show_counts(report)
+        if report.pending:
+            tables.show_fits(request, report, None)
     else:
         request = replace(request, focus=(focus.dtype, focus.batch))  # links lead to what is looked at
         _show_estimates(request, report, focus)

@@ -13,7 +13,9 @@ from sizer.request import Request, format_query
 from sizer.service.client import JobClient, shared_client
 from sizer.service.job import Job
 from sizer.ui.focus import Cell
+from sizer.units import counted
 
+LINE_HEIGHT = 40  # pixels of the progress line, the same while there is something to say and when it has ended
 AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS = 0.2
 MODELS_SECONDS = 20.0
@@ -95,9 +97,16 @@ def follow(answer: Answer) -> None:
     then, and ends in a moment unless that newer run takes it up.
     """
     if answer.missing:
-        st.warning(f"This answer is not whole: {answer.missing}")
+        st.warning(f"This answer is not whole{_left_out(answer.report)}: {answer.missing}")
         st.button("Go on", key="again", on_click=_forget)
+        return
+    with st.container(height=LINE_HEIGHT, border=False, vertical_alignment="center"):
+        _follow(answer)
+
+
+def _follow(answer: Answer) -> None:
     if answer.job is None:
+        st.caption(_how_many(answer.report))
         return
     query, since = st.session_state.get(BEGAN, ("", 0.0))
     if query != answer.query:
@@ -108,7 +117,7 @@ def follow(answer: Answer) -> None:
             st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
             line = st.empty()
         while not answer.job.waited(POLL_SECONDS) and answer.job.parts == answer.parts:
-            line.text(_how_far(answer, time.monotonic() - since))
+            line.text(how_far(answer, time.monotonic() - since))
     finally:
         answer.job.leave()
     st.rerun()
@@ -122,11 +131,22 @@ def proposed_focus(request: Request) -> Cell | None:
     return known.report.focus and (known.report.focus.dtype, known.report.focus.batch)
 
 
-def _how_far(answer: Answer, seconds: float) -> str:
+def how_far(answer: Answer, seconds: float) -> str:
     """What is done and what is left, in one line."""
-    left = answer.report.pending if answer.report is not None else ()
-    to_come = f" · still to come: {', '.join(left)}" if left else ""
-    return f"{answer.job.progress or 'waiting'} · {seconds:.0f} s{to_come}"
+    facts = [f"{seconds:.0f} s", answer.job.progress or "waiting"]
+    return " · ".join(facts if answer.report is None else [_how_many(answer.report), *facts])
+
+
+def _how_many(report: Report) -> str:
+    """How many dtypes are there of those asked for, and which are still to come."""
+    asked, left = report.request["dtypes"], report.pending
+    to_come = f", still to come: {', '.join(left)}" if left else ""
+    return f"{len(asked) - len(left)} of {counted(len(asked), 'dtype')}{to_come}"
+
+
+def _left_out(report: Report | None) -> str:
+    """Which dtypes are missing; nothing where none is."""
+    return f", {', '.join(report.pending)} missing" if report is not None and report.pending else ""
 
 
 def _stop_answer(answer: Answer) -> None:

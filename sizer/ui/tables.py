@@ -23,7 +23,7 @@ LEGEND = (
     "✓ fits, ? may or may not fit, ✕ does not fit. "
     "The largest batch: the first number fits at either end of the range, the second at its low end."
 )
-NOT_TRACED = "not traced"
+NOT_TRACED, TO_COME = "not traced", "…"
 CELLS = "cells"  # key of the dtype × batch table, and of the cell that is selected in it
 UNREGISTERED = (
     "These tensors are plain attributes, neither parameters nor buffers: `.to(device)`, `.half()` and `state_dict()` pass them "
@@ -39,27 +39,28 @@ REAL = (
 def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame:
     """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
     columns = [*map(str, request.batches), LARGEST]
-    frame = pd.DataFrame(NOT_TRACED, index=list(request.dtypes), columns=columns)
+    empty = [[TO_COME if dtype in report.pending else NOT_TRACED] * len(columns) for dtype in request.dtypes]
+    frame = pd.DataFrame(empty, index=list(request.dtypes), columns=columns)
     for estimate in report.estimates:
         size = f"{GIBIBYTES.of(kind.of(estimate)):,.2f}"
         frame.loc[estimate.dtype, str(estimate.batch)] = f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{size}"
     for dtype in request.dtypes:
-        frame.loc[dtype, LARGEST] = _largest(largest_batch(report, dtype))
+        row = largest_batch(report, dtype)
+        frame.loc[dtype, LARGEST] = TO_COME if row is None and dtype in report.pending else _largest(row)
     return frame
 
 
-def show_fits(request: Request, report: Report, focus: Estimate) -> PeakKind:
+def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakKind:
     """Show the dtype × batch table, tinted and marked by what fits, and the kind of peak chosen for it.
 
-    The focus is in bold and selected; selecting another cell, by pointer or arrow keys, moves it there.
+    The focus is in bold and selected, if there is one yet; selecting another cell, by pointer or arrow keys, moves it there.
     """
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
         kind = ask_peak_kind()
     st.caption("Choose a cell to look at it.")
-    st.session_state[CELLS] = {
-        "selection": {"rows": [], "columns": [], "cells": [(request.dtypes.index(focus.dtype), str(focus.batch))]}
-    }
+    selected = [] if focus is None else [(request.dtypes.index(focus.dtype), str(focus.batch))]
+    st.session_state[CELLS] = {"selection": {"rows": [], "columns": [], "cells": selected}}
     frame = fits_frame(request, report, kind)
     st.dataframe(
         style_fits(frame, report, focus),
@@ -80,12 +81,13 @@ def _take_cell(dtypes: tuple[str, ...]) -> None:
             look_at((dtypes[row], int(column)))
 
 
-def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate) -> Styler:
+def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> Styler:
     """The dtype × batch table tinted by what fits, with the focus in bold."""
     styles = pd.DataFrame("", index=frame.index, columns=frame.columns)
     for estimate in report.estimates:
         styles.loc[estimate.dtype, str(estimate.batch)] = f"background-color: {TINTS[estimate.fits]}"
-    styles.loc[focus.dtype, str(focus.batch)] += "; font-weight: 700"
+    if focus is not None:
+        styles.loc[focus.dtype, str(focus.batch)] += "; font-weight: 700"
     return frame.style.apply(lambda _: styles, axis=None)
 
 

@@ -50,6 +50,7 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
         mode=request.mode,
         request={
             "mode": request.mode,
+            "dtypes": request.dtypes,
             "optimizer": request.optimizer,
             "optimizer_impl": request.optimizer_impl,
             "attention": request.attention,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_parts_fill_the_device_where_the_work_fits():
     report = report_for(REQUEST)
     estimate = report.find("float32", 1)
     parts = capacity_parts(estimate, report.gpu)
-    assert list(parts)[0] == "outside PyTorch"
+    assert next(iter(parts)) == "outside PyTorch"
     assert list(parts)[-1] == "free"
     assert sum(parts.values()) == report.gpu.total_bytes
     assert sum(parts.values()) - parts["free"] == estimate.process_bytes
@@ -39,7 +40,7 @@ def test_segments_stand_end_to_end_and_say_their_exact_bytes(batch):
     chart = capacity_chart(estimate, report.gpu).to_dict()
     rows = chart["datasets"][chart["layer"][0]["data"]["name"]]
     assert [row["bytes"] for row in rows] == list(capacity_parts(estimate, report.gpu).values())
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in pairwise(rows):
         assert after["start"] == pytest.approx(before["end"])
     end = max(report.gpu.total_bytes, estimate.process_high_bytes) / GIB
     assert chart["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0, pytest.approx(end)]

@@ -48,6 +48,16 @@ def test_batch_that_was_not_traced_is_said():
     assert fits_frame(REQUEST, report, PEAK_KINDS["allocated"]).loc["float32", "64"] == "not traced"
 
 
+def test_what_is_still_to_come_has_its_row():
+    report = report_for(REQUEST)
+    report = replace(report, estimates=report.estimates[:1], max_batch=(), pending=("float32", "bfloat16"))
+    frame = fits_frame(REQUEST, report, PEAK_KINDS["allocated"])
+    assert frame.loc["float32", "1"].startswith("✓")
+    assert list(frame.loc["float32", ["64", "256", LARGEST]]) == ["…"] * 3
+    assert list(frame.loc["bfloat16"]) == ["…"] * 4
+    assert style_fits(frame, report, None).to_html().count("font-weight") == 0
+
+
 def test_largest_batch_as_a_range():
     report = report_for(REQUEST)
     rows = (
