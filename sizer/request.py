@@ -16,7 +16,7 @@ from urllib.parse import unquote_plus
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
-from sizer.catalogue.sources import EXAMPLE, SOURCES
+from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.config_json import encode_config
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_values import (
@@ -151,6 +151,8 @@ def _read_version(text: str) -> dict[str, object]:
 
 def _read_arch(text: str) -> dict[str, object]:
     source, _, value = text.partition(":")
+    if source not in SOURCES and (found := find_source(check_length(text))):
+        source, value = found
     if source not in SOURCES:
         raise RefusedValueError(_ARCH_ALLOWED, suggest(source, SOURCES) or EXAMPLE)
     if SOURCES[source].entry != "config":

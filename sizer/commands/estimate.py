@@ -12,6 +12,7 @@ from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, to_printable
 from sizer.errors import TraceError
+from sizer.memory.caveats import caveats
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
 from sizer.memory.report import Report
@@ -94,8 +95,8 @@ def _headline(report: Report) -> Iterator[str]:
             f"{work} in {first.dtype} at batch {first.batch} needs {allocated} allocated ({process} for the process); "
             f"{verdict} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
         )
-    for text in report.cautions:
-        yield f"Note: {text}."
+    for caveat in caveats(report):
+        yield f"Note: {caveat}"
     for dtype, reason in report.failures.items():
         yield f"{dtype} could not be traced: {reason}"
 

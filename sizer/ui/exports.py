@@ -5,18 +5,19 @@ from __future__ import annotations
 import streamlit as st
 
 from sizer.memory.report import Report
+from sizer.request import Request
+from sizer.ui.question import file_stem
 
 
-def show_exports(report: Report) -> None:
-    """Show the download buttons: estimates and modules as CSV, the whole report as JSON."""
+def show_exports(request: Request, report: Report) -> None:
+    """Show the download buttons, files named after the question: estimates and modules as CSV, the whole report as JSON."""
+    stem = file_stem(request)
     st.markdown("The same numbers as files, sizes in bytes:")
     with st.container(horizontal=True):
-        _offer("Estimates (CSV)", report.to_csv, "estimates.csv", "text/csv")
-        _offer("Modules (CSV)", report.modules_csv, "modules.csv", "text/csv")
-        _offer("Everything (JSON)", report.to_json, "report.json", "application/json")
+        _offer("Estimates (CSV)", report.to_csv, f"{stem}.csv", "text/csv")
+        _offer("Modules (CSV)", report.modules_csv, f"{stem}-modules.csv", "text/csv")
+        _offer("Everything (JSON)", report.to_json, f"{stem}.json", "application/json")
 
 
 def _offer(label: str, make: object, file_name: str, mime: str) -> None:
-    st.download_button(
-        label, data=make, file_name=f"sizer-{file_name}", mime=mime, on_click="ignore", icon=":material/download:"
-    )
+    st.download_button(label, data=make, file_name=file_name, mime=mime, on_click="ignore", icon=":material/download:")

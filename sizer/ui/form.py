@@ -17,7 +17,7 @@ from sizer.catalogue.modes import MODES, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES, Source
-from sizer.config_json import MAX_CONFIG_BYTES, encode_config
+from sizer.config_json import MAX_CONFIG_BYTES, canonical_config, encode_config
 from sizer.errors import ConfigError
 from sizer.request import (
     ATTENTIONS,
@@ -85,7 +85,7 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     values = {"mode": mode.key} | _ask_sizes(source) | _ask_task(source, mode, for_device)
     if not name.strip():
         return None
-    arch = encode_config(name) if source.entry == "config" else name.strip()
+    arch = encode_config(canonical_config(name)) if source.entry == "config" else name.strip()
     items = {"arch": f"{source.key}:{arch}"} | values
     said = {key: value for key, value in items.items() if value or key in NEVER_EMPTY}
     return in_focus(parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in said.items())))
@@ -115,7 +115,7 @@ def _ask_repository(source: Source, names: Names) -> str:
     return st.text_input(
         "Repository",
         key="hub_name",
-        placeholder="org/name or org/name@revision",
+        placeholder="org/name, org/name@revision or its address",
         help=where,
         on_change=look_at,
         args=(None,),

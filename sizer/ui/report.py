@@ -97,4 +97,4 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
     with tabs["Copy link"]:
         show_link(request)
     with tabs["Downloads"]:
-        show_exports(report)
+        show_exports(request, report)

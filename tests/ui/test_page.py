@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
+from sizer.memory.caveats import UNQUANTISED
 from sizer.request import Request, parse_query
 from sizer.ui import service
 from sizer.units import format_bytes
@@ -201,7 +202,7 @@ def test_refusals_are_shown_though_the_form_drops_a_key(client, open_page):
     assert page.warning, "still the question that was opened"
 
 
-@pytest.mark.parametrize("arch", ["", "nonsense", "torchvision:../etc", "config:%%%", "hub:a--b/c"])
+@pytest.mark.parametrize("arch", ["", "no sense", "torchvision:../etc", "config:%%%", "hub:a--b/c"])
 def test_refused_architecture_leaves_the_default(client, open_page, arch):
     page = open_page(arch=arch, gpu="t4")
     assert client.requests == [Request(source="torchvision", name="resnet50", gpu="t4")]
@@ -436,8 +437,11 @@ def test_upload_that_is_refused(client, open_page, content, given):
 def test_config_that_is_not_json(client, open_page):
     page = open_page()
     page.selectbox(key="source").set_value("config").run()
-    page.text_area(key="config_name").set_value("{").run()
-    assert page.error
+    page.text_area(key="config_name").set_value('{"hidden_size": 64,\n}').run()
+    assert page.error[0].value == "This config cannot be used."
+    said = "\n".join(texts(page))
+    assert "config is not valid JSON" in said and "line 2, column 1" in said
+    assert "base64url" not in said, "the reader has pasted a config, no link"
     assert len(client.requests) == 1
 
 
@@ -611,6 +615,27 @@ def test_downloads_are_offered(client, open_page):
     labels = [button.proto.label for button in page.get("download_button")]
     assert labels == ["Estimates (CSV)", "Modules (CSV)", "Everything (JSON)"]
     assert all(button.proto.ignore_rerun for button in page.get("download_button"))
+
+
+def test_what_changes_the_answer_stands_beside_the_headline(monkeypatch, open_page):
+    def answer(request: Request):
+        report = report_for(request)
+        return replace(
+            report,
+            notes=(*report.notes, UNQUANTISED),
+            request={**report.request, "sequence_length": 2048},
+            explanation=replace(report.explanation, stand_ins=("how many boxes there are",)),
+        )
+
+    install(monkeypatch, ScriptedClient(answer))
+    page = open_page(arch="hf:gpt2", mode="inference")
+    shown = texts(page)
+    for line in (
+        "Note: the weights are counted unquantised, although the config asks for quantised ones.",
+        "Note: this is one forward pass over all 2,048 tokens; generating token by token is not counted.",
+        "Note: 1 value that the code reads had to be assumed: see Not counted.",
+    ):
+        assert line in shown[:5]
 
 
 def test_about_page_and_back(client, open_page):
