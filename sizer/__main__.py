@@ -1,5 +1,6 @@
 """The command line.
 
+    python -m sizer estimate resnet50
     python -m sizer estimate "arch=torchvision:resnet50&batch=1,32" [--config FILE] [--explain | --json | --csv]
     python -m sizer measure "arch=torchvision:resnet50&dtype=float32&batch=32" --device cuda:0|mps|cpu [--json]
     python -m sizer ledger [--json | --csv | --path] [--import FILE]
@@ -22,10 +23,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from sizer.commands.arguments import describe_keys
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
 from sizer.errors import RequestError, SizerError
 from sizer.service.client import JobClient
+from sizer.versions import SIZER
 
 # A command's name is that of its module in sizer.commands; the text is its line in `--help`.
 COMMANDS = {
@@ -68,8 +71,12 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; of the commands only the module that it names is imported. Raises RequestError."""
     parser = _Parser(
-        prog="python -m sizer", description="How much device memory will this model need, and does it fit?"
+        prog="python -m sizer",
+        description="How much device memory will this model need, and does it fit?",
+        epilog=describe_keys(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"sizer {SIZER}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)

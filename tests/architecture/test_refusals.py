@@ -99,5 +99,5 @@ def test_an_encoder_of_another_width_than_the_text_is_named():
 
 
 def test_a_config_that_transformers_refuses_is_told_with_the_key_and_the_reason():
-    with pytest.raises(ConfigError, match="'hidden_size': .*expected int, got str"):
+    with pytest.raises(ConfigError, match=r"'hidden_size': .*expected int, got str"):
         read_architecture({"model_type": "llama", "hidden_size": "big"})
