@@ -10,6 +10,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.memory.estimate import Estimate, has_range
 from sizer.memory.report import Report
 from sizer.ui.charts import legend
+from sizer.ui.drawing import draw
 from sizer.ui.palette import COLOURS, FREE, INK
 from sizer.ui.peak_kinds import CACHE, OUTSIDE, PEAK_KINDS, parts
 from sizer.ui.scale import Scale, scale_for
@@ -113,7 +114,7 @@ def balance(estimate: Estimate, gpu: Gpu) -> str:
 
 def show_capacity(report: Report, estimate: Estimate) -> None:
     """Show the bar, what its colours are with their sizes, and what is left."""
-    st.altair_chart(capacity_chart(estimate, report.gpu), key="capacity_chart")
+    draw(capacity_chart(estimate, report.gpu), "capacity_chart")
     sizes = {name: format_bytes(size) for name, size in capacity_parts(estimate, report.gpu).items() if name != FREE}
     st.html(legend(sizes, sizes))
     st.caption(balance(estimate, report.gpu))

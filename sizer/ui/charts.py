@@ -137,11 +137,7 @@ def _phases(estimate: Estimate) -> list[alt.Chart]:
         span["title"] = PHASE_TITLES.get(span["phase"], span["phase"]) if wide_enough else ""
     frame = pd.DataFrame(spans, columns=["phase", "start", "end", "middle", "title"])
     edges = alt.Chart(frame.iloc[1:]).mark_rule(color=INK, opacity=0.6, strokeWidth=1).encode(x="start:Q")
-    names = (
-        alt.Chart(frame)
-        .mark_text(color=INK, baseline="bottom", dy=-4)
-        .encode(x="middle:Q", y=alt.value(0), text="title:N")
-    )
+    names = alt.Chart(frame).mark_text(baseline="bottom", dy=-4).encode(x="middle:Q", y=alt.value(0), text="title:N")
     return [edges, names]
 
 

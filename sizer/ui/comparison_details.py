@@ -158,7 +158,7 @@ def _show_command(comparison: Comparison) -> None:
         return
     if device == comparison.measurement.device.device:
         st.markdown("The same measurement without the page:")
-        st.code(measure_command(cell, device), language="bash", wrap_lines=True)
+        st.code(measure_command(cell, device), language=None, wrap_lines=True)
 
 
 _DETAILS = {

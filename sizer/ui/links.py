@@ -102,7 +102,7 @@ def show_link(request: Request) -> None:
             f"With this config the link would have {len(query):,} characters, too many to pass on: send the config itself."
         )
     st.markdown("**The same numbers without the page**:")
-    st.code(_command(request), language="bash", wrap_lines=True)
+    st.code(_command(request), language=None, wrap_lines=True)
 
 
 def measure_command(cell: Request, device: str) -> str:

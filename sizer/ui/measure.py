@@ -91,7 +91,6 @@ def _measure_here(cell: Request, facts: DeviceFacts | None, target: Target, *, r
     place.button(
         "Measure",
         key="measure",
-        type="primary",
         icon=":material/speed:",
         on_click=_request_run,
         args=(target,),
@@ -161,7 +160,7 @@ def _measure_elsewhere(cell: Request, target: Target, *, alone: bool) -> None:
         st.info(NO_ACCELERATOR)
     with st.expander("On another machine", expanded=alone and empty):
         st.markdown("**Run the same measurement there**, where Sizer and its requirements are installed:")
-        st.code(measure_command(cell, ELSEWHERE), language="bash", wrap_lines=True)
+        st.code(measure_command(cell, ELSEWHERE), language=None, wrap_lines=True)
         imported = ask_import("measure")
     if imported and imported.added:
         comparison = machine.get_ledger().comparison(imported.added[0])

@@ -13,6 +13,7 @@ from sizer.memory.tape import CATEGORIES
 from sizer.request import Request
 from sizer.ui import charts, remarks, tables
 from sizer.ui.capacity import show_capacity
+from sizer.ui.drawing import draw
 from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
 from sizer.ui.headline import show_counts, show_figures, show_headline
@@ -55,7 +56,7 @@ def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
 def _show_peaks(report: Report, focus: Estimate, kind: PeakKind) -> None:
     st.markdown(f"**Memory by category at the peak**, {focus.dtype}, {kind.title.lower()}")
     of_dtype = [estimate for estimate in report.estimates if estimate.dtype == focus.dtype]
-    st.altair_chart(charts.peak_chart(of_dtype, kind, report.gpu), key="peak_chart")
+    draw(charts.peak_chart(of_dtype, kind, report.gpu), "peak_chart")
     _say_capacity(report.gpu, max(kind.of(estimate) for estimate in of_dtype))
 
 
@@ -72,7 +73,7 @@ def _show_step(report: Report, estimate: Estimate) -> None:
     if not estimate.curve:
         st.caption("This report holds no curve.")
         return
-    st.altair_chart(charts.step_chart(estimate, report.gpu), key="step_chart")
+    draw(charts.step_chart(estimate, report.gpu), "step_chart")
     st.text(
         f"Peak in {inside(estimate.peak_phase)}, by {estimate.peak_op} in {estimate.peak_module or 'the model itself'}."
     )

@@ -211,4 +211,4 @@ def _go_on() -> None:
 
 def _offer_again() -> None:
     st.info("You stopped this estimate.")
-    st.button("Size it", key="again", type="primary", on_click=_go_on)
+    st.button("Size it", key="again", on_click=_go_on)
