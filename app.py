@@ -12,7 +12,15 @@ ICON = (
     '<path d="M1 2h14v1.4H1z"/><path d="M2 10h3v5H2z"/><path d="M6.5 7.5h3V15h-3z"/><path d="M11 5h3v10h-3z"/></g></svg>'
 )
 
+# The app's name beside them, in a blue that stands out on white and on near-black.
+NAME = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 66 16"><title>Sizer</title><g fill="#2878B8">'
+    '<path d="M1 2h14v1.4H1z"/><path d="M2 10h3v5H2z"/><path d="M6.5 7.5h3V15h-3z"/><path d="M11 5h3v10h-3z"/>'
+    '<text x="21" y="14" font-family="sans-serif" font-weight="600" font-size="16">Sizer</text></g></svg>'
+)
+
 st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
+st.logo(NAME, size="large")
 page = st.navigation(
     [
         st.Page("pages/estimate.py", title="Size a model", icon=":material/straighten:", default=True),
@@ -23,5 +31,6 @@ page = st.navigation(
     ],
     position="top",
 )
+st.set_page_config(page_title=f"{page.title} · Sizer")
 frame.enter()
 page.run()

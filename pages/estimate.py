@@ -3,7 +3,7 @@
 import streamlit as st
 
 from sizer.errors import SizerError
-from sizer.ui import form, links, remarks, service
+from sizer.ui import form, links, question, remarks, service
 from sizer.ui.report import show_report
 
 names = service.listed_names()
@@ -17,6 +17,8 @@ try:
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()
+    question.show_examples()
+    question.show_question(request)
     remarks.show_link_refusals(links.keep_address(request))
     place = st.container()  # of the progress line, so that what follows stays where it is
     answer = service.begin(request)

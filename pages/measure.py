@@ -3,7 +3,7 @@
 import streamlit as st
 
 from sizer.errors import SizerError
-from sizer.ui import form, frame, links, remarks, service
+from sizer.ui import form, frame, links, question, remarks, service
 from sizer.ui.measure import TITLES, show_measure
 
 frame.need_frame("measure")
@@ -19,6 +19,7 @@ try:
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()
+    question.show_question(request)
     remarks.show_link_refusals(links.keep_address(request))
     show_measure(request)
 except SizerError as error:

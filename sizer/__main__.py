@@ -1,5 +1,6 @@
 """The command line.
 
+    python -m sizer estimate resnet50
     python -m sizer estimate "arch=torchvision:resnet50&batch=1,32" [--config FILE] [--explain | --json | --csv]
     python -m sizer levers | limits | which "arch=hf:gpt2&dtype=bfloat16&batch=8&gpu=rtx-4090" [--config FILE] [--json]
     python -m sizer measure "arch=torchvision:resnet50&dtype=float32&batch=32" --device cuda:0|mps|cpu [--json]
@@ -23,10 +24,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from sizer.commands.arguments import describe_keys
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
 from sizer.errors import RequestError, SizerError
 from sizer.service.client import JobClient
+from sizer.versions import SIZER
 
 # A command's name is that of its module in sizer.commands; the text is its line in `--help`.
 COMMANDS = {
@@ -72,8 +75,12 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; of the commands only the module that it names is imported. Raises RequestError."""
     parser = _Parser(
-        prog="python -m sizer", description="How much device memory will this model need, and does it fit?"
+        prog="python -m sizer",
+        description="How much device memory will this model need, and does it fit?",
+        epilog=describe_keys(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"sizer {SIZER}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)

@@ -40,7 +40,8 @@ def estimate(
     request's, `kept` what was counted and traced of the architecture before. Raises RequestError, ConfigError and BuildError. A
     step that cannot be traced is not an error here: the report then holds the counts and says why in `failures`.
     """
-    return list(Estimator(request, config=config, gpu=gpu, kept=kept, progress=progress).reports())[-1]
+    reports = Estimator(request, config=config, gpu=gpu, kept=kept, progress=progress).reports()
+    return list(reports)[-1].focused(request.focus)
 
 
 def estimate_cell(
@@ -92,7 +93,8 @@ class Estimator:
     def reports(self) -> Iterator[Report]:
         """The report as it grows: the counts, then dtype by dtype its first batch size, all of them, and the largest that fits.
 
-        The dtype in focus comes first. The last report is whole. Raises what `estimate` raises.
+        The dtype in focus comes first, and what a report proposes to look at is its own choice, so that whoever asks the same with
+        another focus can share it. The last report is whole. Raises what `estimate` raises.
         """
         batches = self._possible_batches()
         yield self._report(self.request.dtypes)
@@ -109,7 +111,7 @@ class Estimator:
                     yield self._report(dtypes[done:])
             if done + 1 < len(dtypes):
                 yield self._report(dtypes[done + 1 :])
-        yield self._report(()).focused(self.request.focus)
+        yield self._report(())
 
     def tape(self, dtype: str, batch: int) -> Tape:
         """The tape that the estimate of one dtype and batch size was made from; `reports` has come upon it."""

@@ -72,8 +72,8 @@ def read_sequence_length(text: str) -> int:
 
 
 def read_image_size(text: str) -> tuple[int, int]:
-    """Height and width in pixels, one number where they are equal."""
-    height, cross, width = text.partition("x")
+    """Height and width in pixels, one number where they are equal; "×" is as good as "x"."""
+    height, cross, width = (part.strip(" ") for part in text.replace("×", "x").partition("x"))
     try:
         sides = [_read_integer(side, MIN_IMAGE, MAX_IMAGE, "") for side in (height, width if cross else height)]
     except RefusedValueError:

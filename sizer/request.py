@@ -13,13 +13,18 @@ from dataclasses import MISSING, dataclass, fields
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
+from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
-from sizer.catalogue.sources import EXAMPLE, SOURCES
+from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.config_json import encode_config
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_values import (
+    MAX_BATCH,
+    MAX_IMAGE,
+    MAX_SEQUENCE_LENGTH,
+    MIN_IMAGE,
     check_length,
     choice,
     format_image_size,
@@ -33,6 +38,7 @@ from sizer.query_values import (
     read_switch,
     read_torch,
 )
+from sizer.versions import OLDEST, format_version
 
 DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
 ATTENTIONS = ("sdpa", "eager")
@@ -120,17 +126,29 @@ def format_query(request: Request, *, complete: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Key:
-    """How one key is read (text → fields of Request) and written (Request → text; None where it has none)."""
+    """How one key is read (text → fields of Request) and written (Request → text; None where it has none).
+
+    `allowed` says what is read; `otherwise` what holds where the key is left out and its default has no text.
+    """
 
     read: Callable[[str], dict[str, object]]
     write: Callable[[Request], str | None]
     is_default: Callable[[Request], bool]
+    allowed: str
+    otherwise: str = ""
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Request) if field.default is not MISSING}
 
 
-def _field(name: str, read: Callable[[str], object], write: Callable[[object], str] = str) -> _Key:
+def _field(
+    name: str,
+    read: Callable[[str], object],
+    write: Callable[[object], str] = str,
+    *,
+    allowed: str,
+    otherwise: str = "",
+) -> _Key:
     """The key of one field of Request."""
 
     def write_field(request: Request) -> str | None:
@@ -141,6 +159,8 @@ def _field(name: str, read: Callable[[str], object], write: Callable[[object], s
         read=lambda text: {name: read(text)},
         write=write_field,
         is_default=lambda request: getattr(request, name) == _DEFAULTS[name],
+        allowed=allowed,
+        otherwise=otherwise,
     )
 
 
@@ -151,6 +171,8 @@ def _read_version(text: str) -> dict[str, object]:
 
 def _read_arch(text: str) -> dict[str, object]:
     source, _, value = text.partition(":")
+    if source not in SOURCES and (found := find_source(check_length(text))):
+        source, value = found
     if source not in SOURCES:
         raise RefusedValueError(_ARCH_ALLOWED, suggest(source, SOURCES) or EXAMPLE)
     if SOURCES[source].entry != "config":
@@ -174,26 +196,97 @@ def _write_arch(request: Request) -> str:
     return f"{request.source}:{request.name}{revision}"
 
 
+_SWITCH = "0, 1"
+
 # The contract's table, in its order, which is also the canonical order of a query.
 _KEYS: dict[str, _Key] = {
-    "v": _Key(read=_read_version, write=lambda request: "1", is_default=lambda request: True),
-    "arch": _Key(read=_read_arch, write=_write_arch, is_default=lambda request: False),
-    "head": _field("head", read_head),
-    "mode": _field("mode", choice(MODES)),
-    "dtype": _field("dtypes", listed(choice(DTYPES)), format_list),
-    "batch": _field("batches", read_batches, format_list),
-    "seq": _field("sequence_length", read_sequence_length),
-    "image": _field("image_size", read_image_size, format_image_size),
-    "optimizer": _field("optimizer", choice(OPTIMIZERS)),
-    "optimizer_impl": _field("optimizer_impl", choice(IMPLEMENTATIONS)),
-    "attention": _field("attention", choice(ATTENTIONS)),
-    "checkpointing": _field("checkpointing", read_switch, format_switch),
-    "gpu": _field("gpu", lambda text: find_gpu(text).key),
-    "expandable": _field("expandable_segments", read_switch, format_switch),
-    "torch": _field("torch", read_torch),
-    "focus": _field("focus", _read_focus, lambda cell: f"{cell[0]}:{cell[1]}"),
+    "v": _Key(read=_read_version, write=lambda request: "1", is_default=lambda request: True, allowed="1"),
+    "arch": _Key(
+        read=_read_arch,
+        write=_write_arch,
+        is_default=lambda request: False,
+        allowed=f"{_ARCH_ALLOWED}; the name alone, or the address of a repository of the hub; required",
+    ),
+    "head": _field(
+        "head",
+        read_head,
+        allowed="a transformers class, e.g. LlamaForCausalLM",
+        otherwise="the config's own, else the usual one of its type",
+    ),
+    "mode": _field("mode", choice(MODES), allowed=", ".join(MODES)),
+    "dtype": _field("dtypes", listed(choice(DTYPES)), format_list, allowed=f"a comma list of {', '.join(DTYPES)}"),
+    "batch": _field("batches", read_batches, format_list, allowed=f"a comma list of 1 to {MAX_BATCH}"),
+    "seq": _field(
+        "sequence_length",
+        read_sequence_length,
+        allowed=f"tokens, 1 to {MAX_SEQUENCE_LENGTH}",
+        otherwise="the model's usual length",
+    ),
+    "image": _field(
+        "image_size",
+        read_image_size,
+        format_image_size,
+        allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
+        otherwise="the model's usual size",
+    ),
+    "optimizer": _field("optimizer", choice(OPTIMIZERS), allowed=", ".join(OPTIMIZERS)),
+    "optimizer_impl": _field(
+        "optimizer_impl",
+        choice(IMPLEMENTATIONS),
+        allowed=", ".join(IMPLEMENTATIONS),
+        otherwise="what PyTorch chooses on that device",
+    ),
+    "attention": _field("attention", choice(ATTENTIONS), allowed=", ".join(ATTENTIONS)),
+    "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH),
+    "gpu": _field(
+        "gpu",
+        lambda text: find_gpu(text).key,
+        allowed=f"a key that `python -m sizer gpus` lists, or one's own by memory and capability: {CUSTOM_EXAMPLE}",
+    ),
+    "expandable": _field(
+        "expandable_segments",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: the allocator's expandable segments",
+    ),
+    "torch": _field(
+        "torch",
+        read_torch,
+        allowed=f"a version, {format_version(OLDEST)} or newer, whose rules are followed",
+        otherwise="the installed one",
+    ),
+    "focus": _field(
+        "focus",
+        _read_focus,
+        lambda cell: f"{cell[0]}:{cell[1]}",
+        allowed="<dtype>:<batch>, the cell to look at first",
+        otherwise="the largest batch that fits",
+    ),
 }
 KEYS = tuple(_KEYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryKey:
+    """One key of a query in words: its name, what it takes, and what holds where it is left out."""
+
+    name: str
+    allowed: str
+    default: str
+
+
+def query_keys() -> tuple[QueryKey, ...]:
+    """The contract's table in words: every key of a query in its order."""
+    plain = Request(source="")
+    return tuple(
+        QueryKey(name=name, allowed=key.allowed, default=key.otherwise or _default_text(key, plain))
+        for name, key in _KEYS.items()
+    )
+
+
+def _default_text(key: _Key, plain: Request) -> str:
+    """The default as a query has it; nothing where there is none."""
+    return (key.write(plain) if key.is_default(plain) else None) or ""
 
 
 def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:

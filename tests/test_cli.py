@@ -15,7 +15,7 @@ from sizer.__main__ import COMMANDS, main
 from sizer.commands.estimate import format_explanation, format_report
 from sizer.commands.text import format_table
 from sizer.memory.report import Report
-from sizer.request import parse_query
+from sizer.request import KEYS, parse_query, query_keys
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from sizer.units import format_bytes
@@ -79,12 +79,14 @@ def test_estimate_prints_the_answer_the_table_and_the_peak(run):
     lines = out.splitlines()
     assert lines[0] == "resnet50 (ResNet)"
     assert lines[1] == "25,557,032 parameters (25.56 M), 53,120 buffer elements"
-    first, total = report.estimates[0], format_bytes(report.gpu.total_bytes)
+    first, total = report.find("float32", 32), format_bytes(report.gpu.total_bytes)
     needs = (
         f"{format_bytes(first.peak_allocated_bytes)} allocated ({format_bytes(first.process_bytes)} for the process)"
     )
-    assert lines[3] == f"Training in float32 at batch 1 needs {needs}; it fits one {report.gpu.name} with {total}."
-    table = [line.split() for line in lines[5:10]]
+    assert lines[3] == f"Training in float32 at batch 32 needs {needs}; it fits one {report.gpu.name} with {total}."
+    start = next(place for place, line in enumerate(lines) if line.startswith("dtype"))
+    assert lines[5].startswith("It fits: ")
+    table = [line.split() for line in lines[start : start + 5]]
     assert table[0] == ["dtype", "batch", "allocated", "reserved", "process", "fits"]
     assert [(row[0], row[1], row[-1]) for row in table[1:]] == [
         ("float32", "1", "yes"),
@@ -92,12 +94,12 @@ def test_estimate_prints_the_answer_the_table_and_the_peak(run):
         ("bfloat16", "1", "yes"),
         ("bfloat16", "32", "yes"),
     ]
-    assert "In memory at the peak, batch 1:" in lines
+    assert "In memory at the peak, batch 32:" in lines
     parameters = next(line.split() for line in lines if line.startswith("parameter "))
-    both = [format_bytes(report.find(dtype, 1).at_peak["parameter"]).split() for dtype in ("float32", "bfloat16")]
+    both = [format_bytes(report.find(dtype, 32).at_peak["parameter"]).split() for dtype in ("float32", "bfloat16")]
     assert parameters == ["parameter", *both[0], *both[1]]
     for dtype in ("float32", "bfloat16"):
-        row = report.find(dtype, 1)
+        row = report.find(dtype, 32)
         places = [line for line in lines if line.startswith("peak of ")]
         (place,) = (line for line in places if dtype in line.partition(":")[0].removeprefix("peak of ").split(", "))
         assert place.endswith(f": {row.peak_op} in {row.peak_module} ({row.peak_phase})")
@@ -157,7 +159,7 @@ def test_some_dtypes_fail_and_the_rest_is_shown(run):
     status, out, err = run("estimate", QUERY.replace("bfloat16", "float16"))
     assert (status, err) == (0, "")
     assert "float16 could not be traced: nobody can trace this" in out
-    assert "Training in float32 at batch 1 needs" in out
+    assert "Training in float32 at batch 32 needs" in out
 
 
 def test_counts_are_printed_where_nothing_could_be_traced(run):
@@ -322,3 +324,57 @@ def test_program_estimates_a_real_model():
 
 def test_package_has_a_version():
     assert sizer.__version__.count(".") == 2
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"sizer {sizer.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["estimate", "--help"]])
+def test_help_lists_the_keys_with_what_they_take(capsys, arguments):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(arguments)
+    out = capsys.readouterr().out
+    for key in query_keys():
+        (line,) = (line for line in out.splitlines() if line.startswith(f"  {key.name} "))
+        assert key.allowed.split()[0] in line
+    assert "(default: a100-80gb)" in out and "(default: adamw)" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_every_key_says_what_it_takes_and_its_default():
+    assert tuple(key.name for key in query_keys()) == KEYS
+    assert [key.name for key in query_keys() if not key.default] == ["arch"]
+    assert all(key.allowed for key in query_keys())
+
+
+def test_the_name_alone_is_understood(run):
+    status, out, _ = run("estimate", "resnet50&dtype=float32&batch=1,32")
+    assert status == 0
+    assert out == run("estimate", "arch=torchvision:resnet50&dtype=float32&batch=1,32")[1]
+
+
+def test_the_headline_and_the_advice_are_those_of_the_focus(run):
+    out = run("estimate", f"{QUERY}&focus=bfloat16:1")[1]
+    estimate = report_for(parse_query(QUERY)).find("bfloat16", 1)
+    assert f"in bfloat16 at batch 1 needs {format_bytes(estimate.peak_allocated_bytes)} allocated" in out
+    assert "It fits: " in out and " stay free on the A100 (40 GB)." in out
+    assert "In memory at the peak, batch 1:" in out
+
+
+def test_a_table_that_is_too_wide_goes_on_below():
+    header, rows = ("name", "first", "second"), [("a", "1", "2"), ("b", "3", "4")]
+    assert list(format_table(header, rows, width=11)) == [
+        "name  first", "a         1", "b         3",
+        "name  second", "a          2", "b          4",
+    ]  # fmt: skip
+    assert list(format_table(header, rows, width=19)) == list(format_table(header, rows))
+    assert len(list(format_table(header, rows, width=1))) == 6, "one column at least"
+
+
+def test_a_report_is_as_wide_as_its_terminal():
+    report = report_for(parse_query("arch=torchvision:resnet50"))
+    tables = format_report(report, 60).partition("In memory at the peak")[2].partition("peak of")[0]
+    assert max(map(len, tables.splitlines())) <= 60 < max(map(len, format_report(report).splitlines()))

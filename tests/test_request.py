@@ -124,7 +124,7 @@ def test_bounds_are_inclusive():
     ("key", "value", "allowed"),
     [
         ("v", "2", "allowed 1;"),
-        ("arch", "resnet50", "torchvision:<name>"),
+        ("arch", "ResNet 50", "torchvision:<name>"),
         ("arch", "torchvision:", "lower-case letters"),
         ("arch", "torchvision:ResNet50", "lower-case letters"),
         ("arch", "torchvision:../../etc/passwd", "lower-case letters"),
@@ -459,3 +459,40 @@ def test_the_largest_incompressible_config_still_fits_in_a_query():
 def test_bad_json_in_a_config_is_refused_under_arch():
     for text in ("[1]", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 10**5):
         assert refused_keys(f"arch=config:{encode_config(text)}") == ["arch"]
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("gpt2", "hf:gpt2"),
+        ("resnet50", "torchvision:resnet50"),
+        ("resnet50.a1_in1k", "timm:resnet50.a1_in1k"),
+        ("openai-community/gpt2@v1", "hub:openai-community/gpt2@v1"),
+        ("https://huggingface.co/org/name", "hub:org/name"),
+        ("https://huggingface.co/org/name/", "hub:org/name"),
+        ("huggingface.co/org/name/tree/v1.0", "hub:org/name@v1.0"),
+        ("https://huggingface.co/org/name/blob/main/config.json", "hub:org/name@main"),
+        ("hub:https://huggingface.co/org/name/tree/main", "hub:org/name@main"),
+    ],
+)
+def test_an_architecture_as_people_write_it(written, canonical):
+    assert format_query(parse_query(f"arch={written}")) == f"arch={canonical}"
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("https://huggingface.co/org/name/discussions", "the address of a repository, of a branch"),
+        ("https://huggingface.co/org/name/blob/main/model.py", "write hub:org/name"),
+        ("GPT 2", "torchvision:<name>"),
+        ("torchvison:resnet50", "did you mean torchvision"),
+    ],
+)
+def test_what_no_source_can_mean_is_refused(written, told):
+    with pytest.raises(RequestError, match=re.escape(told)):
+        parse_query(f"arch={written}")
+
+
+def test_image_sizes_with_the_sign_for_times():
+    assert parse_query("arch=torchvision:resnet50&image=224×320").image_size == (224, 320)
+    assert parse_query("arch=torchvision:resnet50&image=224 × 320").image_size == (224, 320)

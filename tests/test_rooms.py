@@ -55,7 +55,7 @@ ROOMS = {
     "service": (*ESTIMATED, "decision", "placement", "processes", "device.record", "device.comparison"),
     "commands": (*SHOWS, "device.suite"),
     "ui": SHOWS,
-    "__main__": ("errors", "commands", "service"),
+    "__main__": ("errors", "versions", "commands", "service"),
     "__init__": (*ESTIMATED, "custom", "placement"),
     "pages": ("errors", "ui"),
     "app": ("ui",),

@@ -36,7 +36,7 @@ from sizer.architecture.stand_in_loss import stand_in_loss
 from sizer.catalogue.modes import MODES
 from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
-ERROR_LIMIT = 160
+ERROR_LIMIT = 400
 OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
 
 
@@ -226,7 +226,7 @@ def _checkpoint(module: nn.Module) -> None:
 
 
 def _short(error: Exception) -> str:
-    """The first line of an error's text, clipped and without paths of this machine."""
-    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    """An error's text in one line, clipped and without paths of this machine: the first line names a key, the others say why."""
+    line = " ".join(str(error).split()) or type(error).__name__
     line = re.sub(r"(/[\w.\-]+){2,}/?", "...", line)
     return line if len(line) <= ERROR_LIMIT else f"{line[:ERROR_LIMIT]}..."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from sizer.catalogue.presets import find_preset
+from sizer.catalogue.presets import find_preset, list_presets
 from sizer.config_json import canonical_config, decode_config
 from sizer.errors import ConfigError, RefusedValueError, RequestError
 
@@ -23,6 +23,11 @@ TIMM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(?:\.[a-z0-9_]{1,63})?", re.ASCII)
 # A repository of the hub always has an owner here; no part begins or ends with "-" or ".", none holds "--" or "..".
 REPO_ID = re.compile(r"(?!.*(?:--|\.\.))(?:\w(?:[\w.-]{0,94}\w)?/)\w(?:[\w.-]{0,94}\w)?", re.ASCII)
 REVISION = re.compile(r"(?!.*(?:\.\.|//))\w(?:[\w./-]{0,126}[\w-])?", re.ASCII)
+# The address of a repository's page, of a branch of it, or of its config.json.
+HUB_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)/?(.*)", re.ASCII | re.IGNORECASE
+)
+_OF_REVISION = re.compile(r"(?:tree|(?:blob|resolve|raw)(?=/.+/config\.json$))/(.+?)(?:/config\.json)?/?", re.ASCII)
 EXAMPLE = "write for example arch=torchvision:resnet50"
 
 
@@ -66,6 +71,23 @@ def import_function(path: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), function)
 
 
+def find_source(text: str) -> tuple[str, str] | None:
+    """Source and value of an architecture that is written without its source; None where it can be none.
+
+    An address of the hub is a repository, as is <org/name>; a preset's key is that preset; a name with a tag is timm's, any other
+    torchvision's.
+
+    *Known limitations*: packages are not asked which names they have, since this is read where none of them is imported.
+    """
+    if HUB_ADDRESS.fullmatch(text) or REPO_ID.fullmatch(text.partition("@")[0]):
+        return "hub", text
+    if any(text == preset.key for preset in list_presets()):
+        return "hf", text
+    if TORCHVISION_NAME.fullmatch(text):
+        return "torchvision", text
+    return ("timm", text) if TIMM_NAME.fullmatch(text) else None
+
+
 def _read_torchvision(value: str) -> dict[str, str | None]:
     if not TORCHVISION_NAME.fullmatch(value):
         raise RefusedValueError("a torchvision model name: lower-case letters, digits and _", EXAMPLE)
@@ -87,7 +109,7 @@ def _read_preset(value: str) -> dict[str, str | None]:
 
 
 def _read_hub(value: str) -> dict[str, str | None]:
-    name, at, revision = value.partition("@")
+    name, at, revision = _repository(value).partition("@")
     if not REPO_ID.fullmatch(name):
         raise RefusedValueError(
             "<org/name> of letters, digits, . _ -", "write for example arch=hub:openai-community/gpt2"
@@ -95,6 +117,21 @@ def _read_hub(value: str) -> dict[str, str | None]:
     if at and not REVISION.fullmatch(revision):
         raise RefusedValueError("<org/name>@<branch, tag or commit>", "write arch=hub:openai-community/gpt2@main")
     return {"name": name, "revision": revision if at else None}
+
+
+def _repository(value: str) -> str:
+    """<org/name>[@revision] of an address of the hub; any other value as it is."""
+    address = HUB_ADDRESS.fullmatch(value)
+    if address is None:
+        return value
+    name, path = address.groups()
+    revision = _OF_REVISION.fullmatch(path.partition("?")[0])
+    if path and revision is None:
+        raise RefusedValueError(
+            "the address of a repository, of a branch (/tree/<revision>) or of its config.json (/blob/<revision>/config.json)",
+            f"write hub:{name}",
+        )
+    return f"{name}@{revision[1]}" if revision else name
 
 
 def _read_config(value: str) -> dict[str, str | None]:

@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from pathlib import Path
 
 from sizer.config_json import MAX_CONFIG_BYTES, encode_config, read_config
 from sizer.errors import ConfigError, quote
+from sizer.request import query_keys
 
 
 def add_query(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add the query and `--config`, which `query_of` reads."""
+    """Add the query and `--config`, which `query_of` reads, and the table of the query's keys below the help."""
+    parser.epilog, parser.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
     parser.add_argument("query", metavar="QUERY", help=help)
     parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json in the place of arch")
 
 
 def query_of(options: argparse.Namespace) -> str:
-    """The query that was given, with the config of `--config` in the place of its arch. Raises ConfigError."""
-    return options.query if options.config is None else _with_config(options.query, options.config)
+    """The query that was given, with the config of `--config` in the place of its arch. Raises ConfigError.
+
+    What stands first may be the architecture without its key: "resnet50" is "arch=resnet50".
+    """
+    first = options.query.removeprefix("?").partition("&")[0]
+    query = f"arch={options.query}" if first and "=" not in first else options.query
+    return query if options.config is None else _with_config(query, options.config)
+
+
+def describe_keys() -> str:
+    """The keys of a query with what they take and their defaults, as lines for a terminal of 80 columns."""
+    wide = max(len(key.name) for key in query_keys())
+    indent = " " * (wide + 4)
+    lines = (
+        textwrap.fill(
+            f"  {key.name.ljust(wide)}  {key.allowed}{f' (default: {key.default})' if key.default else ''}",
+            width=80,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        for key in query_keys()
+    )
+    return "\n".join(["QUERY is key=value with & between, as in a link of the page. The keys:", *lines])
 
 
 def _with_config(query: str, path: Path) -> str:

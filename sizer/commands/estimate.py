@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from sizer.catalogue.modes import MODES
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import FITS, format_table, to_printable
+from sizer.commands.text import FITS, format_table, terminal_width, to_printable
 from sizer.errors import TraceError
+from sizer.memory.advice import advise
+from sizer.memory.caveats import caveats
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
 from sizer.memory.report import Report
@@ -51,14 +53,25 @@ def _print(report: Report, options: argparse.Namespace) -> None:
     elif options.csv:
         print(report.to_csv().replace("\r\n", "\n"), end="")  # stdout writes the platform's own line ends
     else:
-        print(format_report(report))
+        print(format_report(report, terminal_width()))
         if options.explain:
             print("\n" + format_explanation(report))
 
 
-def format_report(report: Report) -> str:
-    """The report as lines of text: the answer in a sentence, all dtypes and batches, the peak, what was assumed."""
-    parts = (_model(report), _headline(report), _estimates(report), _peaks(report), _largest(report), _remarks(report))
+def format_report(report: Report, width: int | None = None) -> str:
+    """The report as lines of text: the answer in a sentence, all dtypes and batches, the peak, what was assumed.
+
+    Tables are at most `width` columns wide where that is given.
+    """
+    parts = (
+        _model(report),
+        _headline(report),
+        _advice(report),
+        _estimates(report, width),
+        _peaks(report, width),
+        _largest(report),
+        _remarks(report),
+    )
     return to_printable("\n\n".join("\n".join(lines) for part in parts if (lines := list(part))))
 
 
@@ -82,25 +95,34 @@ def _model(report: Report) -> Iterator[str]:
 
 
 def _headline(report: Report) -> Iterator[str]:
-    if report.estimates:
-        first = report.estimates[0]
+    if focus := _focus(report):
         work = MODES[report.request["mode"]].title
-        allocated, process = format_bytes(first.peak_allocated_bytes), format_bytes(first.process_bytes)
-        verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[first.fits]
+        allocated, process = format_bytes(focus.peak_allocated_bytes), format_bytes(focus.process_bytes)
+        verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[focus.fits]
         yield (
-            f"{work} in {first.dtype} at batch {first.batch} needs {allocated} allocated ({process} for the process); "
+            f"{work} in {focus.dtype} at batch {focus.batch} needs {allocated} allocated ({process} for the process); "
             f"{verdict} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
         )
-    for text in report.cautions:
-        yield f"Note: {text}."
+    for caveat in caveats(report):
+        yield f"Note: {caveat}"
     for dtype, reason in report.failures.items():
         yield f"{dtype} could not be traced: {reason}"
 
 
-def _estimates(report: Report) -> Iterator[str]:
+def _focus(report: Report) -> Estimate | None:
+    """The estimate to look at first."""
+    return report.focus and report.find(report.focus.dtype, report.focus.batch)
+
+
+def _advice(report: Report) -> Iterator[str]:
+    if focus := _focus(report):
+        yield from advise(report, focus)
+
+
+def _estimates(report: Report, width: int | None) -> Iterator[str]:
     if report.estimates:
         header = ("dtype", "batch", "allocated", "reserved", "process", "fits")
-        yield from format_table(header, map(_row, report.estimates))
+        yield from format_table(header, map(_row, report.estimates), width=width)
 
 
 def _row(row: Estimate) -> tuple[str, ...]:
@@ -108,11 +130,12 @@ def _row(row: Estimate) -> tuple[str, ...]:
     return row.dtype, str(row.batch), *map(format_bytes, sizes), FITS[row.fits]
 
 
-def _peaks(report: Report) -> Iterator[str]:
-    """What is in memory at the peak, per dtype, at the first batch size."""
-    if not report.estimates:
+def _peaks(report: Report, width: int | None) -> Iterator[str]:
+    """What is in memory at the peak, per dtype, at the batch size in focus."""
+    focus = _focus(report)
+    if focus is None:
         return
-    batch = report.estimates[0].batch
+    batch = focus.batch
     columns = [row for row in report.estimates if row.batch == batch]
     yield f"In memory at the peak, batch {batch}:"
     rows = [
@@ -120,7 +143,7 @@ def _peaks(report: Report) -> Iterator[str]:
         for category in CATEGORIES
         if any(row.at_peak.get(category) for row in columns)
     ]
-    yield from format_table(("", *(row.dtype for row in columns)), rows)
+    yield from format_table(("", *(row.dtype for row in columns)), rows, width=width)
     for place in dict.fromkeys((row.peak_phase, row.peak_op, row.peak_module) for row in columns):
         phase, op, module = place
         dtypes = [row.dtype for row in columns if (row.peak_phase, row.peak_op, row.peak_module) == place]

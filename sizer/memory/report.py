@@ -20,6 +20,7 @@ SCHEMA = 1
 Scalar = bool | int | float | str | None
 
 _PHASE_NUMBERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
+_OF_EACH_ROW = ("dtypes", "batches")  # of the query; a row has its own
 _NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins")
 
 
@@ -90,11 +91,25 @@ class Report:
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
     def to_csv(self) -> str:
-        """The estimates as CSV, one row per dtype and batch; headers are the JSON's names, nested ones with dots."""
+        """The estimates as CSV, one row per dtype and batch; headers are the JSON's names, nested ones with dots.
+
+        The last columns are the question, the same in each row.
+        """
         plain = [spec.name for spec in fields(Estimate) if spec.name not in _NOT_IN_CSV]
         categories = [f"at_peak.{category}" for category in CATEGORIES]
         phases = [f"phases.{phase}.{number}" for phase in PHASES for number in _PHASE_NUMBERS]
-        return write_csv([*plain, *categories, *phases], map(_flatten, self.estimates))
+        question = self._question()
+        rows = (_flatten(row) | question for row in self.estimates)
+        return write_csv([*plain, *categories, *phases, *question], rows)
+
+    def _question(self) -> dict[str, Scalar]:
+        """The model, the device and the values of the query as CSV header -> value, sizes of images as in a query."""
+        values = {
+            f"request.{key}": "x".join(map(str, value)) if isinstance(value, tuple) else value
+            for key, value in self.request.items()
+            if key not in _OF_EACH_ROW
+        }
+        return {"model.name": self.model.name, **values, "gpu.name": self.gpu.name}
 
     def modules_csv(self) -> str:
         """The model's modules as CSV, one row each with its own elements and bytes; headers are the JSON's names."""

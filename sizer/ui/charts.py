@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import altair as alt
 import pandas as pd
@@ -83,12 +83,13 @@ def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
     return finish(layers, f"Memory through one step by category, in {scale.name}")
 
 
-def legend(names: Iterable[str]) -> str:
-    """One legend for both charts as HTML that wraps at any width; the names are ours."""
+def legend(names: Iterable[str], sizes: Mapping[str, str] | None = None) -> str:
+    """One legend for all charts as HTML that wraps at any width, with the sizes that are known; the names are ours."""
+    sizes = sizes or {}
     keys = (
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:0.75em;height:0.75em;border-radius:2px;'
-        f'margin-right:0.4em;background:{COLOURS[name]}"></span>{name}</span>'
-        for name in names
+        f'margin-right:0.4em;background:{COLOURS[name]}"></span>{words}</span>'
+        for name, words in ((name, f"{name} {sizes.get(name, '')}".rstrip()) for name in names)
     )
     return f'<div style="display:flex;flex-wrap:wrap;gap:0.2em 1.2em;font-size:0.875rem">{"".join(keys)}</div>'
 
@@ -136,11 +137,7 @@ def _phases(estimate: Estimate) -> list[alt.Chart]:
         span["title"] = PHASE_TITLES.get(span["phase"], span["phase"]) if wide_enough else ""
     frame = pd.DataFrame(spans, columns=["phase", "start", "end", "middle", "title"])
     edges = alt.Chart(frame.iloc[1:]).mark_rule(color=INK, opacity=0.6, strokeWidth=1).encode(x="start:Q")
-    names = (
-        alt.Chart(frame)
-        .mark_text(color=INK, baseline="bottom", dy=-4)
-        .encode(x="middle:Q", y=alt.value(0), text="title:N")
-    )
+    names = alt.Chart(frame).mark_text(baseline="bottom", dy=-4).encode(x="middle:Q", y=alt.value(0), text="title:N")
     return [edges, names]
 
 

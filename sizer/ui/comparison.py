@@ -13,7 +13,8 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.ui import remarks
-from sizer.ui.comparison_details import format_seconds, show_details
+from sizer.ui.comparison_details import HEADINGS, format_seconds, show_details
+from sizer.ui.drawing import draw
 from sizer.ui.palette import TINTS
 from sizer.ui.phases import PHASE_TITLES, inside
 from sizer.ui.quantities import (
@@ -25,7 +26,6 @@ from sizer.ui.quantities import (
     marked_error,
     quantity_title,
 )
-from sizer.ui.tables import HEADINGS
 from sizer.ui.timelines import timelines_chart, timelines_legend
 from sizer.units import format_bytes
 
@@ -201,7 +201,7 @@ def _process_range(comparison: Comparison) -> str:
 
 def _show_timelines(comparison: Comparison) -> None:
     st.markdown("**Estimated and measured timelines**, allocated")
-    st.altair_chart(timelines_chart(comparison), key="timelines_chart")
+    draw(timelines_chart(comparison), "timelines_chart")
     st.html(timelines_legend())
     if not comparison.measured_curve:
         st.caption("Nothing was recorded between the phases' ends: the dots are what was read there.")

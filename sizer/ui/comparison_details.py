@@ -17,9 +17,12 @@ from sizer.ui.exports import offer_download
 from sizer.ui.links import measure_command
 from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.quantities import device_title
-from sizer.ui.tables import HEADINGS
 from sizer.units import counted, format_bytes
 
+HEADINGS = [
+    {"selector": "th.col_heading", "props": "text-align: right !important"},
+    {"selector": "th.row_heading", "props": "white-space: nowrap"},
+]
 LAUNCHED = (
     "A device works through its queue while the program runs on. A clock that does not wait for it reads how long it took to "
     "hand the work over, not how long the work took."
@@ -139,7 +142,7 @@ def _show_downloads(comparison: Comparison) -> None:
     offer_download(
         "Comparison (JSON)",
         lambda: json.dumps(comparison.to_dict(), allow_nan=False, indent=1),
-        "comparison.json",
+        "sizer-comparison.json",
         "application/json",
     )
     _show_command(comparison)
@@ -154,7 +157,7 @@ def _show_command(comparison: Comparison) -> None:
         return
     if device == comparison.measurement.device.device:
         st.markdown("The same measurement without the page:")
-        st.code(measure_command(cell, device), language="bash", wrap_lines=True)
+        st.code(measure_command(cell, device), language=None, wrap_lines=True)
 
 
 _DETAILS = {

@@ -11,6 +11,7 @@ from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Demons
 from sizer.device.machine.inventory import PORTABLE, Inventory
 from sizer.errors import SizerError
 from sizer.ui import machine, remarks
+from sizer.ui.drawing import draw
 from sizer.ui.palette import COLOURS
 from sizer.ui.scale import GIBIBYTES, Scale
 from sizer.units import MIB, format_bytes
@@ -106,8 +107,8 @@ def show_devices() -> None:
     with st.container(width=820):
         st.header("What `.to()` moves, and what it leaves behind", anchor=False)
         st.markdown(TO)
-        st.code(PYTHON, language="python")
-        st.code(COMMAND, language="bash")
+        st.code(PYTHON, language=None)
+        st.code(COMMAND, language=None)
         st.header("Memory counters by backend", anchor=False)
         st.dataframe(pd.DataFrame(COUNTERS), hide_index=True)
         st.markdown(READING)
@@ -124,7 +125,7 @@ def _show_list(found: Inventory) -> None:
     st.dataframe(_frame(found), hide_index=True, column_config={"Memory, GiB": size, "Free, GiB": size})
     elsewhere = " It finds the accelerator where there is one, and the CPU elsewhere:"
     st.markdown(f"**The safe line for this machine.**{elsewhere if found.line.startswith(PORTABLE) else ''}")
-    st.code(found.line, language="python", wrap_lines=True)
+    st.code(found.line, language=None, wrap_lines=True)
     st.caption(_versions(found.versions))
 
 
@@ -163,7 +164,7 @@ def _show_demonstration(found: Inventory) -> None:
     first = next((name for name in names if name != "cpu"), "cpu")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         device = st.segmented_control("Device", names, default=first, required=True, key="demonstration_device")
-        run = st.button("Show it on this device", key="demonstrate", type="primary", icon=":material/play_arrow:")
+        run = st.button("Show it on this device", key="demonstrate", icon=":material/play_arrow:")
     if run:
         st.session_state[SHOWN] = device
     if st.session_state.get(SHOWN) != device:
@@ -184,7 +185,7 @@ def _show_stages(shown: Demonstration) -> None:
     frame = stages_frame(shown)
     with left:
         st.markdown(f"**After each line of code**, in {SCALE.name}")
-        st.altair_chart(stages_chart(shown.device, frame), key="stages_chart")
+        draw(stages_chart(shown.device, frame), "stages_chart")
         st.caption(f"Process: {shown.driver}.")
     with right:
         st.markdown(f"**The same as numbers**, in {SCALE.name}")

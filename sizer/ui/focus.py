@@ -1,52 +1,51 @@
-"""What the pages look at within a query or its report: one dtype, one batch size, one kind of peak.
+"""What the pages look at within a query or its report: one dtype and one batch size, which the link says, and one kind of peak.
 
 The pages share their choice: the cell in the headline of the one is the cell that the other measures.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import streamlit as st
 
-from sizer.memory.estimate import Estimate
-from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.peak_kinds import PEAK_KINDS, PeakKind
 
-USUAL_BATCH = 32
+FOCUS = "focus"  # session state: the cell that the reader or a link has chosen; absent where nobody has
+CELL = "cell"  # key of the select box of `ask_cell`
+
+Cell = tuple[str, int]  # a dtype and a batch size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Focus:
-    """The estimate that the headline states, and all estimates of its dtype."""
-
-    estimate: Estimate
-    of_dtype: tuple[Estimate, ...]
+def look_at(cell: Cell | None) -> None:
+    """Choose a cell, or for None the one that each report proposes."""
+    st.session_state[FOCUS] = cell
 
 
-def ask_focus(report: Report) -> Focus:
-    """The dtype and batch size chosen with two controls in a row; the report must hold at least one estimate."""
-    dtypes = list(dict.fromkeys(estimate.dtype for estimate in report.estimates))
-    with st.container(horizontal=True, gap="medium"):
-        dtype = _ask_dtype(dtypes)
-        of_dtype = tuple(estimate for estimate in report.estimates if estimate.dtype == dtype)
-        batch = _ask_batch([estimate.batch for estimate in of_dtype])
-    return Focus(estimate=report.find(dtype, batch) or of_dtype[0], of_dtype=of_dtype)
+def in_focus(request: Request) -> Request:
+    """The request with the chosen cell in its focus, where it asks for that cell."""
+    dtype, batch = st.session_state.get(FOCUS) or (None, None)
+    asked_for = dtype in request.dtypes and batch in request.batches
+    return replace(request, focus=(dtype, batch) if asked_for else None)
 
 
-def ask_cell(request: Request) -> Request:
-    """The request for one dtype and one batch size of `request`, chosen with two controls side by side."""
-    dtype, batch = _ask_dtype(list(request.dtypes)), _ask_batch(list(request.batches))
-    return replace(request, dtypes=(dtype,), batches=(batch,))
+def ask_cell(request: Request, proposed: Cell | None) -> Request:
+    """The request for one of its cells, chosen with a select box: the one in focus first, else the proposed one, else its first."""
+    cells = [(dtype, batch) for dtype in request.dtypes for batch in request.batches]
+    st.session_state[CELL] = request.focus or (proposed if proposed in cells else cells[0])
+    dtype, batch = st.selectbox(
+        "Dtype and batch size", cells, format_func=_title, key=CELL, on_change=_take_cell, width=260
+    )
+    return replace(request, dtypes=(dtype,), batches=(batch,), focus=None)
 
 
-def _ask_dtype(dtypes: list[str]) -> str:
-    return choose("Dtype", dtypes, dtypes[0], key="focus_dtype")
+def _title(cell: Cell) -> str:
+    return f"{cell[0]}, batch {cell[1]:,}"
 
 
-def _ask_batch(batches: list[int]) -> int:
-    return choose("Batch size", batches, usual_batch(batches), key="focus_batch")
+def _take_cell() -> None:
+    look_at(st.session_state[CELL])
 
 
 def ask_peak_kind() -> PeakKind:
@@ -56,11 +55,6 @@ def ask_peak_kind() -> PeakKind:
         "Memory", list(titles), "allocated", key="focus_measure", format_func=titles.get, label_visibility="collapsed"
     )
     return PEAK_KINDS[key]
-
-
-def usual_batch(batches: list[int]) -> int:
-    """The largest batch size up to 32, or the smallest of all."""
-    return max((batch for batch in batches if batch <= USUAL_BATCH), default=min(batches))
 
 
 def choose(label: str, options: list, default: object, *, key: str, **arguments: object) -> object:

@@ -17,7 +17,7 @@ from sizer.catalogue.modes import MODES, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES, Source
-from sizer.config_json import MAX_CONFIG_BYTES, encode_config
+from sizer.config_json import MAX_CONFIG_BYTES, canonical_config, encode_config
 from sizer.errors import ConfigError
 from sizer.request import (
     ATTENTIONS,
@@ -26,6 +26,7 @@ from sizer.request import (
     format_query,
     parse_query,
 )
+from sizer.ui.focus import in_focus, look_at
 from sizer.ui.remarks import show_error
 from sizer.units import MIB
 from sizer.versions import OLDEST, format_version
@@ -62,6 +63,7 @@ def fill(request: Request) -> None:
     state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
+    look_at(request.focus)
 
 
 def _name(request: Request) -> str:
@@ -83,10 +85,10 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     values = {"mode": mode.key} | _ask_sizes(source) | _ask_task(source, mode, for_device)
     if not name.strip():
         return None
-    arch = encode_config(name) if source.entry == "config" else name.strip()
+    arch = encode_config(canonical_config(name)) if source.entry == "config" else name.strip()
     items = {"arch": f"{source.key}:{arch}"} | values
     said = {key: value for key, value in items.items() if value or key in NEVER_EMPTY}
-    return parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in said.items()))
+    return in_focus(parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in said.items())))
 
 
 def _title(source: str) -> str:
@@ -96,7 +98,8 @@ def _title(source: str) -> str:
 def _ask_name(source: Source, names: Names) -> str:
     key = f"{source.key}_name"
     st.session_state.setdefault(key, EXAMPLE_NAME)
-    return st.selectbox("Model", sorted({*names.get(source.key, ()), st.session_state[key]}), key=key, **KEEP)
+    options = sorted({*names.get(source.key, ()), st.session_state[key]})
+    return st.selectbox("Model", options, key=key, on_change=look_at, args=(None,), **KEEP)
 
 
 def _ask_preset(source: Source, names: Names) -> str:
@@ -109,7 +112,15 @@ def _ask_preset(source: Source, names: Names) -> str:
 
 def _ask_repository(source: Source, names: Names) -> str:
     where = "Its config.json is fetched, nothing else. A revision is a branch, a tag or a commit."
-    return st.text_input("Repository", key="hub_name", placeholder="org/name or org/name@revision", help=where, **KEEP)
+    return st.text_input(
+        "Repository",
+        key="hub_name",
+        placeholder="org/name, org/name@revision or its address",
+        help=where,
+        on_change=look_at,
+        args=(None,),
+        **KEEP,
+    )
 
 
 def _ask_config(source: Source, names: Names) -> str:
@@ -147,6 +158,7 @@ def _take_upload() -> None:
 
 
 def _forget_upload() -> None:
+    look_at(None)
     st.session_state.pop(UPLOAD_REFUSED, None)
 
 
@@ -169,9 +181,10 @@ def _sizes_of_preset() -> Collection[str]:
 
 
 def _forget(keys: Iterable[str] = ("seq", "image", "head")) -> None:
-    """Go back to the model's own for choices that meant another architecture."""
+    """Go back to the model's own for choices that meant another architecture, the cell in focus included."""
     for key in keys:
         st.session_state[key] = ""
+    look_at(None)
 
 
 def _forget_what_does_not_fit() -> None:

@@ -6,12 +6,14 @@ import streamlit as st
 
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
+from sizer.memory.caveats import caveats
 from sizer.memory.estimate import Estimate, has_range
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.phases import inside
+from sizer.ui.remarks import show_lines
 from sizer.units import format_bytes, format_count
 
 
@@ -75,10 +77,13 @@ def _instead(report: Report, row: MaxBatch | None) -> str:
 
 
 def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
-    """Show the sentence and the numbers it rests on."""
+    """Show the sentence, and what is to be known before its figures are read."""
     st.title(sentence(request, report, estimate), anchor=False)
-    for caution in report.cautions:
-        st.text(f"Note: {caution}.")
+    show_lines(f"Note: {caveat}" for caveat in caveats(report))
+
+
+def show_figures(report: Report, estimate: Estimate) -> None:
+    """Show the numbers that the sentence rests on."""
     low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
     cache = estimate.peak_reserved_bytes - estimate.peak_allocated_bytes
     with st.container(horizontal=True, gap="medium"):

@@ -17,6 +17,7 @@ from sizer.device.ledger.statistics import ErrorStatistics
 from sizer.errors import JobError
 from sizer.ui import machine, remarks
 from sizer.ui.comparison import SIGNS, format_moment, show_comparison
+from sizer.ui.drawing import draw
 from sizer.ui.errors_chart import FIGURES, errors_chart
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import key_among
@@ -99,7 +100,7 @@ def _show_empty() -> None:
     st.info("Nothing has been measured yet.")
     st.page_link("pages/measure.py", label="Measure a model on this machine", icon=":material/speed:")
     st.markdown("or on another one, and import the file here:")
-    st.code(EXAMPLE, language="bash", wrap_lines=True)
+    st.code(EXAMPLE, language=None, wrap_lines=True)
 
 
 def _show_import(ledger: Ledger) -> None:
@@ -107,8 +108,8 @@ def _show_import(ledger: Ledger) -> None:
         ask_import("ledger")
         if ledger.rows():
             with st.container(horizontal=True):
-                offer_download("The ledger (CSV)", ledger.export_csv, "ledger.csv", "text/csv")
-                offer_download("The ledger (JSON)", ledger.export_json, "ledger.json", "application/json")
+                offer_download("The ledger (CSV)", ledger.export_csv, "sizer-ledger.csv", "text/csv")
+                offer_download("The ledger (JSON)", ledger.export_json, "sizer-ledger.json", "application/json")
 
 
 def _show_rows(ledger: Ledger) -> None:
@@ -123,7 +124,7 @@ def _show_rows(ledger: Ledger) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         st.markdown("**Signed errors of the peaks**")
-        st.altair_chart(errors_chart(rows), key="errors_chart")
+        draw(errors_chart(rows), "errors_chart")
     with right:
         st.markdown("**Errors by quantity and device**")
         _show_statistics(ledger.statistics(wanted, by_family=False))

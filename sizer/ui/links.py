@@ -92,7 +92,7 @@ def keep_address(request: Request) -> tuple[Refusal, ...]:
 
 
 def show_link(request: Request) -> None:
-    """Show the complete link to copy, and the same query for the command line."""
+    """Show the complete link to copy, with what is looked at, and the same query for the command line."""
     query = format_query(request, complete=True)
     st.markdown("**Link to this page**, every choice written out:")
     if len(query) <= LONGEST_ADDRESS:
@@ -102,7 +102,7 @@ def show_link(request: Request) -> None:
             f"With this config the link would have {len(query):,} characters, too many to pass on: send the config itself."
         )
     st.markdown("**The same numbers without the page**:")
-    st.code(_command(request), language="bash", wrap_lines=True)
+    st.code(_command(request), language=None, wrap_lines=True)
 
 
 def measure_command(cell: Request, device: str) -> str:

@@ -46,7 +46,7 @@ def show_measure(request: Request) -> None:
     """Show what can be measured, the run where it is asked for, and what came of it. Raises SizerError."""
     devices = machine.get_devices() if machine.may_measure() else ()
     with st.container(horizontal=True, gap="medium"):
-        cell = ask_cell(request)
+        cell = ask_cell(request, service.proposed_focus(request))
         facts = _ask_device(devices)
     target = (format_query(cell), facts.device if facts else "")
     here, below = st.container(), st.container()
@@ -91,7 +91,6 @@ def _measure_here(cell: Request, facts: DeviceFacts | None, target: Target, *, r
     place.button(
         "Measure",
         key="measure",
-        type="primary",
         icon=":material/speed:",
         on_click=_request_run,
         args=(target,),
@@ -161,7 +160,7 @@ def _measure_elsewhere(cell: Request, target: Target, *, alone: bool) -> None:
         st.info(NO_ACCELERATOR)
     with st.expander("On another machine", expanded=alone and empty):
         st.markdown("**Run the same measurement there**, where Sizer and its requirements are installed:")
-        st.code(measure_command(cell, ELSEWHERE), language="bash", wrap_lines=True)
+        st.code(measure_command(cell, ELSEWHERE), language=None, wrap_lines=True)
         imported = ask_import("measure")
     if imported and imported.added:
         comparison = machine.get_ledger().comparison(imported.added[0])

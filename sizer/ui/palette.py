@@ -18,6 +18,7 @@ COLOURS: dict[str, str] = {
     "allocator cache": "#C4CBD2",
     "outside PyTorch": "#5F6A75",
 }
+FREE = "free"  # what no process has; it has no colour
 INK = "#7D8792"  # rules and labels inside charts: readable on white and on near-black
 
 # Behind a table's cell, on either theme; the mark says the same without colour.

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import streamlit as st
 
 from sizer.catalogue.gpus import Gpu
+from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.request import Request
 from sizer.ui import charts, remarks, tables
+from sizer.ui.capacity import show_capacity
 from sizer.ui.decision import show_decision
+from sizer.ui.drawing import draw
 from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
-from sizer.ui.focus import Focus, ask_focus
-from sizer.ui.headline import show_counts, show_headline
+from sizer.ui.headline import show_counts, show_figures, show_headline
 from sizer.ui.links import show_link, show_measure_link
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import inside
@@ -23,36 +27,40 @@ from sizer.units import format_bytes
 def show_report(request: Request, report: Report) -> None:
     """Show everything a report says, the most important first."""
     remarks.show_failures(report)
-    focus = _show_estimates(request, report) if report.estimates else None
+    focus = report.focus and report.find(report.focus.dtype, report.focus.batch)
     if focus is None:
         show_counts(report)
+        if report.pending:
+            tables.show_fits(request, report, None)
+    else:
+        request = replace(request, focus=(focus.dtype, focus.batch))  # links lead to what is looked at
+        _show_estimates(request, report, focus)
     _show_details(request, report, focus)
 
 
-def _show_estimates(request: Request, report: Report) -> Focus:
-    above = st.container()
-    focus = ask_focus(report)
-    with above:
-        show_headline(request, report, focus.estimate)
-        remarks.show_advice(report, focus.estimate)
-        remarks.show_uncounted(report)
-        show_measure_link(request)
-    kind = tables.show_fits(report, focus.estimate)
+def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
+    show_headline(request, report, focus)
+    show_capacity(report, focus)
+    show_figures(report, focus)
+    remarks.show_advice(report, focus)
+    remarks.show_uncounted(report)
+    show_measure_link(request)
+    kind = tables.show_fits(request, report, focus)
     if not report.pending:
-        show_decision(request, focus.estimate)
+        show_decision(request, focus)
     left, right = st.columns(2, gap="medium")
     with left:
         _show_peaks(report, focus, kind)
     with right:
         _show_step(report, focus)
     st.html(charts.legend([*CATEGORIES, *kind.extra]))
-    return focus
 
 
-def _show_peaks(report: Report, focus: Focus, kind: PeakKind) -> None:
-    st.markdown(f"**Memory by category at the peak**, {focus.estimate.dtype}, {kind.title.lower()}")
-    st.altair_chart(charts.peak_chart(focus.of_dtype, kind, report.gpu), key="peak_chart")
-    _say_capacity(report.gpu, max(kind.of(estimate) for estimate in focus.of_dtype))
+def _show_peaks(report: Report, focus: Estimate, kind: PeakKind) -> None:
+    st.markdown(f"**Memory by category at the peak**, {focus.dtype}, {kind.title.lower()}")
+    of_dtype = [estimate for estimate in report.estimates if estimate.dtype == focus.dtype]
+    draw(charts.peak_chart(of_dtype, kind, report.gpu), "peak_chart")
+    _say_capacity(report.gpu, max(kind.of(estimate) for estimate in of_dtype))
 
 
 def _say_capacity(gpu: Gpu, tallest: int) -> None:
@@ -63,26 +71,25 @@ def _say_capacity(gpu: Gpu, tallest: int) -> None:
         st.caption(f"One {gpu.name} holds {size}, far above this chart.")
 
 
-def _show_step(report: Report, focus: Focus) -> None:
-    estimate = focus.estimate
+def _show_step(report: Report, estimate: Estimate) -> None:
     st.markdown(f"**Memory over one step**, {estimate.dtype}, batch {estimate.batch}, allocated")
     if not estimate.curve:
         st.caption("This report holds no curve.")
         return
-    st.altair_chart(charts.step_chart(estimate, report.gpu), key="step_chart")
+    draw(charts.step_chart(estimate, report.gpu), "step_chart")
     st.text(
         f"Peak in {inside(estimate.peak_phase)}, by {estimate.peak_op} in {estimate.peak_module or 'the model itself'}."
     )
 
 
-def _show_details(request: Request, report: Report, focus: Focus | None) -> None:
+def _show_details(request: Request, report: Report, focus: Estimate | None) -> None:
     names = ["Phases", "Modules", "Tensors", "Assumptions", "How this was computed", "Copy link", "Downloads"]
     tabs = dict(zip(names, st.tabs(names, default="Phases" if focus else "Modules"), strict=True))
     with tabs["Phases"]:
         if focus is None:
             st.caption("Phases are known where a step was traced.")
         else:
-            tables.show_phases(focus.estimate)
+            tables.show_phases(focus)
     with tabs["Modules"]:
         tables.show_modules(report.model)
     with tabs["Tensors"]:
@@ -94,4 +101,4 @@ def _show_details(request: Request, report: Report, focus: Focus | None) -> None
     with tabs["Copy link"]:
         show_link(request)
     with tabs["Downloads"]:
-        show_exports(report)
+        show_exports(request, report)

@@ -12,7 +12,10 @@ from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.service.client import JobClient, shared_client
 from sizer.service.job import Job
+from sizer.ui.focus import Cell
+from sizer.units import counted
 
+LINE_HEIGHT = 40  # pixels of the progress line, the same while there is something to say and when it has ended
 AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS = 0.2
 MODELS_SECONDS = 20.0
@@ -51,10 +54,12 @@ def _names(timeout: float) -> dict[str, tuple[str, ...]]:
 class Answer:
     """What is known on a query: its report as far as it goes, None where nothing is there yet, and the job that goes on.
 
-    Without a job it has ended: `missing` says why where that was before the report was whole.
+    Without a job it has ended: `missing` says why where that was before the report was whole. `focus` is the cell that was asked
+    for, None where the report has its own choice in focus.
     """
 
     query: str
+    focus: Cell | None = None
     report: Report | None = None
     job: Job | None = None
     parts: int = 0
@@ -68,7 +73,7 @@ def begin(request: Request) -> Answer:
     """
     query = format_query(replace(request, focus=None))
     known = st.session_state.get(ANSWER)
-    if known is not None and known.query == query:
+    if known is not None and known.query == query and (request.focus or known.focus is None):
         return replace(known, report=known.report and known.report.focused(request.focus))
     job = get_client().submit(format_query(request))
     try:
@@ -76,11 +81,11 @@ def begin(request: Request) -> Answer:
     except JobError as error:
         if job.partial is None:
             raise
-        answer = Answer(query=query, report=job.partial, missing=str(error))
+        answer = Answer(query=query, focus=request.focus, report=job.partial, missing=str(error))
     else:
         if report is None:
-            return Answer(query=query, parts=job.parts, report=job.partial, job=job)
-        answer = Answer(query=query, report=report)
+            return Answer(query=query, focus=request.focus, parts=job.parts, report=job.partial, job=job)
+        answer = Answer(query=query, focus=request.focus, report=report)
     st.session_state[ANSWER] = answer
     return answer
 
@@ -92,9 +97,16 @@ def follow(answer: Answer) -> None:
     then, and ends in a moment unless that newer run takes it up.
     """
     if answer.missing:
-        st.warning(f"This answer is not whole: {answer.missing}")
+        st.warning(f"This answer is not whole{_left_out(answer.report)}: {answer.missing}")
         st.button("Go on", key="again", on_click=_forget)
+        return
+    with st.container(height=LINE_HEIGHT, border=False, vertical_alignment="center"):
+        _follow(answer)
+
+
+def _follow(answer: Answer) -> None:
     if answer.job is None:
+        st.caption(_how_many(answer.report))
         return
     query, since = st.session_state.get(BEGAN, ("", 0.0))
     if query != answer.query:
@@ -105,17 +117,36 @@ def follow(answer: Answer) -> None:
             st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
             line = st.empty()
         while not answer.job.waited(POLL_SECONDS) and answer.job.parts == answer.parts:
-            line.text(_how_far(answer, time.monotonic() - since))
+            line.text(how_far(answer, time.monotonic() - since))
     finally:
         answer.job.leave()
     st.rerun()
 
 
-def _how_far(answer: Answer, seconds: float) -> str:
+def proposed_focus(request: Request) -> Cell | None:
+    """The cell that the last answer of this session proposes, where that was on the same question; else None."""
+    known = st.session_state.get(ANSWER)
+    if known is None or known.query != format_query(replace(request, focus=None)) or known.report is None:
+        return None
+    return known.report.focus and (known.report.focus.dtype, known.report.focus.batch)
+
+
+def how_far(answer: Answer, seconds: float) -> str:
     """What is done and what is left, in one line."""
-    left = answer.report.pending if answer.report is not None else ()
-    to_come = f" · still to come: {', '.join(left)}" if left else ""
-    return f"{answer.job.progress or 'waiting'} · {seconds:.0f} s{to_come}"
+    facts = [f"{seconds:.0f} s", answer.job.progress or "waiting"]
+    return " · ".join(facts if answer.report is None else [_how_many(answer.report), *facts])
+
+
+def _how_many(report: Report) -> str:
+    """How many dtypes are there of those asked for, and which are still to come."""
+    asked, left = report.request["dtypes"], report.pending
+    to_come = f", still to come: {', '.join(left)}" if left else ""
+    return f"{len(asked) - len(left)} of {counted(len(asked), 'dtype')}{to_come}"
+
+
+def _left_out(report: Report | None) -> str:
+    """Which dtypes are missing; nothing where none is."""
+    return f", {', '.join(report.pending)} missing" if report is not None and report.pending else ""
 
 
 def _stop_answer(answer: Answer) -> None:
@@ -180,4 +211,4 @@ def _go_on() -> None:
 
 def _offer_again() -> None:
     st.info("You stopped this estimate.")
-    st.button("Size it", key="again", type="primary", on_click=_go_on)
+    st.button("Size it", key="again", on_click=_go_on)

@@ -10,7 +10,8 @@ from sizer.memory.census import Census, TensorRow
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
-from sizer.ui.focus import ask_peak_kind
+from sizer.request import Request
+from sizer.ui.focus import ask_peak_kind, look_at
 from sizer.ui.headline import largest_batch
 from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PeakKind
@@ -22,10 +23,8 @@ LEGEND = (
     "✓ fits, ? may or may not fit, ✕ does not fit. "
     "The largest batch: the first number fits at either end of the range, the second at its low end."
 )
-HEADINGS = [
-    {"selector": "th.col_heading", "props": "text-align: right !important"},
-    {"selector": "th.row_heading", "props": "white-space: nowrap"},
-]
+NOT_TRACED, TO_COME = "not traced", "…"
+CELLS = "cells"  # key of the dtype × batch table, and of the cell that is selected in it
 UNREGISTERED = (
     "These tensors are plain attributes, neither parameters nor buffers: `.to(device)`, `.half()` and `state_dict()` pass them "
     "by, so they stay where they were made and what they take on the device depends on the code that uses them."
@@ -37,45 +36,59 @@ REAL = (
 )
 
 
-def fits_frame(report: Report, kind: PeakKind) -> pd.DataFrame:
-    """The dtype × batch table in bytes, NA where a batch was not traced, with the largest batch that fits at its end."""
-    batches = list(dict.fromkeys(estimate.batch for estimate in report.estimates))
-    dtypes = list(dict.fromkeys(estimate.dtype for estimate in report.estimates))
-    found = [[report.find(dtype, batch) for batch in batches] for dtype in dtypes]
-    sizes = [[pd.NA if estimate is None else kind.of(estimate) for estimate in row] for row in found]
-    frame = pd.DataFrame(sizes, index=dtypes, columns=[str(batch) for batch in batches], dtype="Int64")
-    largest = [largest_batch(report, dtype) for dtype in dtypes]
-    frame[LARGEST] = pd.array([row.batch if row else None for row in largest], dtype="Int64")
+def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame:
+    """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
+    columns = [*map(str, request.batches), LARGEST]
+    empty = [[TO_COME if dtype in report.pending else NOT_TRACED] * len(columns) for dtype in request.dtypes]
+    frame = pd.DataFrame(empty, index=list(request.dtypes), columns=columns)
+    for estimate in report.estimates:
+        size = f"{GIBIBYTES.of(kind.of(estimate)):,.2f}"
+        frame.loc[estimate.dtype, str(estimate.batch)] = f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{size}"
+    for dtype in request.dtypes:
+        row = largest_batch(report, dtype)
+        frame.loc[dtype, LARGEST] = TO_COME if row is None and dtype in report.pending else _largest(row)
     return frame
 
 
-def show_fits(report: Report, focus: Estimate) -> PeakKind:
-    """Show the dtype × batch table, tinted and marked by what fits, and the kind of peak chosen for it; the focus is in bold."""
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakKind:
+    """Show the dtype × batch table, tinted and marked by what fits, and the kind of peak chosen for it.
+
+    The focus is in bold and selected, if there is one yet; selecting another cell, by pointer or arrow keys, moves it there.
+    """
+    with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
         kind = ask_peak_kind()
-    st.table(style_fits(report, kind, focus))
+    st.caption("Choose a cell to look at it.")
+    selected = [] if focus is None else [(request.dtypes.index(focus.dtype), str(focus.batch))]
+    st.session_state[CELLS] = {"selection": {"rows": [], "columns": [], "cells": selected}}
+    frame = fits_frame(request, report, kind)
+    st.dataframe(
+        style_fits(frame, report, focus),
+        key=CELLS,
+        on_select=lambda: _take_cell(request.dtypes),
+        selection_mode="single-cell",
+        height="content",
+        column_config=dict.fromkeys(frame.columns, st.column_config.TextColumn(alignment="right")),
+    )
     st.caption(LEGEND)
     return kind
 
 
-def style_fits(report: Report, kind: PeakKind, focus: Estimate) -> Styler:
-    """The dtype × batch table with each cell as the page words it ("✓ 3.02", in GiB) and tinted by what fits."""
-    frame = fits_frame(report, kind)
-    styler = frame.style.format(na_rep="not traced", precision=0)
-    tints = pd.DataFrame("", index=frame.index, columns=frame.columns)
+def _take_cell(dtypes: tuple[str, ...]) -> None:
+    """Look at the selected cell; what is no batch size leaves the focus where it is."""
+    for row, column in st.session_state[CELLS]["selection"]["cells"]:
+        if column.isdecimal():
+            look_at((dtypes[row], int(column)))
+
+
+def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> Styler:
+    """The dtype × batch table tinted by what fits, with the focus in bold."""
+    styles = pd.DataFrame("", index=frame.index, columns=frame.columns)
     for estimate in report.estimates:
-        row, column = estimate.dtype, str(estimate.batch)
-        tints.loc[row, column] = f"background-color: {TINTS[estimate.fits]}"
-        _write(styler, row, column, f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{GIBIBYTES.of(kind.of(estimate)):,.2f}")
-    for dtype in frame.index:
-        _write(styler, dtype, LARGEST, _largest(largest_batch(report, dtype)))
-    tints.loc[focus.dtype, str(focus.batch)] += "; font-weight: 700"
-    return styler.apply(lambda _: tints, axis=None).set_table_styles(HEADINGS)
-
-
-def _write(styler: Styler, row: str, column: str, text: str) -> None:
-    styler.format(lambda _: text, subset=pd.IndexSlice[[row], [column]], na_rep=text)
+        styles.loc[estimate.dtype, str(estimate.batch)] = f"background-color: {TINTS[estimate.fits]}"
+    if focus is not None:
+        styles.loc[focus.dtype, str(focus.batch)] += "; font-weight: 700"
+    return frame.style.apply(lambda _: styles, axis=None)
 
 
 def _largest(row: MaxBatch | None) -> str:

@@ -83,7 +83,7 @@ def _phases(names: list[str]) -> list[alt.Chart]:
     ]
     frame = pd.DataFrame(spans, columns=["start", "middle", "title"])
     edges = alt.Chart(frame.iloc[1:]).mark_rule(color=INK, opacity=0.6, strokeWidth=1).encode(x="start:Q")
-    titles = alt.Chart(frame).mark_text(color=INK, baseline="bottom", dy=-4)
+    titles = alt.Chart(frame).mark_text(baseline="bottom", dy=-4)
     return [edges, titles.encode(x="middle:Q", y=alt.value(0), text="title:N")]
 
 

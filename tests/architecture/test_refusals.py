@@ -8,10 +8,10 @@ from torch import nn
 from transformers import AutoConfig
 
 from sizer.architecture.heads import choose_part, parts_of
-from sizer.architecture.huggingface import huggingface_blueprint
+from sizer.architecture.huggingface import huggingface_blueprint, read_architecture
 from sizer.architecture.refusals import no_training
 from sizer.architecture.stand_in_loss import no_gradient
-from sizer.errors import RequestError, TraceError
+from sizer.errors import ConfigError, RequestError, TraceError
 from tests.architecture.rare_configs import RARE, ROPE, TEXT
 
 
@@ -96,3 +96,8 @@ def test_an_encoder_of_another_width_than_the_text_is_named():
         TraceError, match="the encoder of images in this config yields features of another width than its text"
     ):
         plan.loss(plan.build().train(), plan.example(1, True))
+
+
+def test_a_config_that_transformers_refuses_is_told_with_the_key_and_the_reason():
+    with pytest.raises(ConfigError, match=r"'hidden_size': .*expected int, got str"):
+        read_architecture({"model_type": "llama", "hidden_size": "big"})

@@ -149,6 +149,6 @@ def test_a_link_to_the_page_has_its_frame(context: BrowserContext, app_url: str)
     )  # Streamlit asks for two files that are not there when a page is opened first: no clean console
     page.goto(f"{app_url}/measure?{RESNET}")
     expect(page.get_by_role("link", name="Size a model")).to_be_visible()
-    expect(page.get_by_text("Training resnet18 at batch 2 of 64 × 64 pixels in float32")).to_be_visible(
+    expect(page.get_by_text("Training resnet18 at batch 1 of 64 × 64 pixels in float32")).to_be_visible(
         timeout=ANSWER_MS
     )

@@ -23,7 +23,7 @@ from tests.readme import PICTURES, README, TAKE
 FOLDER = Path(__file__).parent
 SHOWS = "shows"  # the key of the words in the file
 SMALL = "arch=torchvision:resnet18&dtype=float32&batch=2&image=64"
-TABLES, METRICS = "stTable", "stMetric"
+METRICS = "stMetric"
 
 
 def shown(page: Page) -> list[str]:
@@ -31,8 +31,9 @@ def shown(page: Page) -> list[str]:
     wait_for_the_whole(page)
     kinds = ("stHeading", METRICS, "stWidgetLabel")
     words = [text for kind in kinds for text in page.get_by_test_id(kind).all_inner_texts()]
-    rows = page.get_by_test_id(TABLES).locator("tr").all_inner_texts()
-    return [" ".join(text.split()) for text in (*words, *rows)]
+    rows = page.get_by_test_id(re.compile("stTable|stDataFrame")).locator("tr").all()
+    words += [" ".join(row.locator("th, td").all_text_contents()) for row in rows]
+    return [" ".join(text.split()) for text in words]
 
 
 def check(name: str, page: Page, *, height: int, same: re.Pattern | None = None) -> None:
@@ -55,7 +56,7 @@ def check(name: str, page: Page, *, height: int, same: re.Pattern | None = None)
 
 def test_the_page(page: Page, app_url: str) -> None:
     page.goto(app_url)
-    headline(page, "Training resnet50 at batch 32")
+    headline(page, "Training resnet50 at batch 128")
     check("size-a-model.png", page, height=1110)
 
 

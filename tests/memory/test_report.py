@@ -188,6 +188,19 @@ def test_the_estimates_as_csv(report):
     assert "curve" not in first
 
 
+def test_the_csv_ends_with_the_question(report):
+    asked = {"mode": "training", "image_size": (224, 320), "optimizer": "adamw", "dtypes": ("float32",)}
+    rows = list(csv.DictReader(io.StringIO(replace(report, request=asked).to_csv())))
+    for row in rows:
+        assert list(row.items())[-5:] == [
+            ("model.name", report.model.name),
+            ("request.mode", "training"),
+            ("request.image_size", "224x320"),
+            ("request.optimizer", "adamw"),
+            ("gpu.name", report.gpu.name),
+        ]
+
+
 def test_the_modules_as_csv(report):
     rows = list(csv.DictReader(io.StringIO(report.modules_csv())))
     assert [(row["path"], row["class_name"], row["parameter_bytes"]) for row in rows] == [

@@ -11,7 +11,7 @@ from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
 from sizer.memory.column import read_columns
 from sizer.memory.explanation import Explanation, KernelUse
 from sizer.memory.family import TapeFamily
-from sizer.memory.report import Report, build_report
+from sizer.memory.report import Report, build_report, default_focus
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.request import Request, format_query
 
@@ -39,15 +39,18 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
     """The report on a request; the dtypes in `failures` have no estimates."""
     failures = failures or {}
     tapes = {dtype: TapeFamily(lines=((1, tape(request, dtype)),)) for dtype in request.dtypes if dtype not in failures}
+    columns = read_columns(tapes, request.batches, gpu=find_gpu(request.gpu), mode=request.mode)
+    first = next(iter(columns.values()), None)
     return build_report(
         query=format_query(request),
         versions={"sizer": "0.1.0", "torch": "2.15.0", "torchvision": "0.29.0", "transformers": "5.23.0"},
         census=model or census(request.name or "config"),
-        columns=read_columns(tapes, request.batches, gpu=find_gpu(request.gpu), mode=request.mode),
+        columns=columns,
         gpu=find_gpu(request.gpu),
         mode=request.mode,
         request={
             "mode": request.mode,
+            "dtypes": request.dtypes,
             "optimizer": request.optimizer,
             "optimizer_impl": request.optimizer_impl,
             "attention": request.attention,
@@ -60,7 +63,8 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
         assumptions=["cuBLAS takes its default workspace of 8 MiB."],
         uncounted=["cuDNN may choose a faster convolution with a larger workspace."],
         explanation=EXPLANATION,
-    )
+        focus=first and default_focus(first.estimates),
+    ).focused(request.focus)
 
 
 def tape(request: Request, dtype: str) -> AffineTape:

@@ -23,7 +23,7 @@ from tests.ui.conftest import markup, texts
 from tests.ui.machines import ComparingClient, ScriptedMachine, install_machine
 from tests.ui.reports import MIB, report_for
 
-SMALL = {"arch": "torchvision:resnet18", "dtype": "float32,bfloat16", "batch": "1,2"}
+SMALL = {"arch": "torchvision:resnet18", "dtype": "float32,bfloat16", "batch": "1,2", "focus": "float32:2"}
 HOSTILE = "**bold** [link](http://x.example) ![i](http://x.example/i.png) :red[x] `y`"
 Open = Callable[..., AppTest]
 
@@ -52,6 +52,10 @@ def visit(page: AppTest, name: str) -> AppTest:
 
 def chosen(page: AppTest, label: str):
     return next(control for control in page.segmented_control if control.label == label)
+
+
+def choose_cell(page: AppTest, dtype: str, batch: int) -> AppTest:
+    return page.selectbox(key="cell").set_value((dtype, batch)).run()
 
 
 def headline(page: AppTest) -> str:
@@ -103,8 +107,8 @@ def test_the_cell_is_the_one_that_the_estimate_page_looks_at(monkeypatch, ledger
     machine = ScriptedMachine()
     install_machine(monkeypatch, machine, ledger)
     page = open_page(**SMALL)
-    chosen(page, "Dtype").set_value("bfloat16").run()
-    chosen(page, "Batch size").set_value(1).run()
+    page.session_state["focus"] = ("bfloat16", 1)  # as the table's cell does
+    page.run()
     visit(page, "measure")
     press(page)
     cell, _ = machine.measured[0]
@@ -271,9 +275,9 @@ def test_without_a_recording_the_readings_are_dots(monkeypatch, ledger, open_mea
 def test_another_cell_has_no_result_yet(monkeypatch, ledger, open_measure):
     install_machine(monkeypatch, ScriptedMachine(), ledger)
     page = press(open_measure(**SMALL))
-    chosen(page, "Batch size").set_value(1).run()
+    choose_cell(page, "float32", 1)
     assert not page.main.header
-    chosen(page, "Batch size").set_value(2).run()
+    choose_cell(page, "float32", 2)
     assert page.main.header, "the last result belongs to its question"
 
 

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from streamlit.testing.v1.element_tree import ButtonGroup
 
 from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
+from sizer.memory.caveats import UNQUANTISED
 from sizer.request import Request, parse_query
 from sizer.ui import service
 from sizer.units import format_bytes
@@ -27,9 +27,20 @@ def link_on(page: AppTest) -> str:
     return urlsplit(next(code.value for code in page.code if "http" in code.value or code.value.startswith("/?"))).query
 
 
-def looked_at(page: AppTest, label: str) -> ButtonGroup:
-    """The control of what the page looks at; its key changes with its options, its label does not."""
-    return next(control for control in page.segmented_control if control.label == label)
+def look_at(page: AppTest, dtype: str, batch: int) -> AppTest:
+    """The page after a cell of its table was chosen; AppTest does not select cells, tests/browser does."""
+    page.session_state["focus"] = (dtype, batch)
+    return page.run()
+
+
+def cell(page: AppTest, dtype: str, batch: int) -> str:
+    """A cell of the dtype × batch table."""
+    return page.dataframe[0].value.loc[dtype, str(batch)]
+
+
+def gib(size_bytes: int) -> str:
+    """A size as the table has it."""
+    return f"{size_bytes / 2**30:.2f}"
 
 
 def address_of(page: AppTest) -> dict[str, str]:
@@ -44,13 +55,13 @@ def address_of(page: AppTest) -> dict[str, str]:
 def test_opens_with_an_answer(client, open_page):
     page = open_page()
     assert client.requests == [RESNET]
-    estimate = report_for(RESNET).find("float32", 32)
+    estimate = report_for(RESNET).find("float32", 128)  # the largest of those asked for, which all fit
     assert page.main.title[0].value.startswith(
-        f"Training resnet50 at batch 32 in float32 needs {format_bytes(estimate.peak_allocated_bytes)} allocated "
+        f"Training resnet50 at batch 128 in float32 needs {format_bytes(estimate.peak_allocated_bytes)} allocated "
         f"({format_bytes(estimate.process_bytes)} as nvidia-smi shows it); it fits one A100 (80 GB), up to batch "
     )
-    assert page.table[0].value.loc["float32", "32"] == estimate.peak_allocated_bytes
-    assert page.table[0].value.shape == (5, 9)  # five dtypes; eight batch sizes and the largest one
+    assert cell(page, "float32", 128) == f"✓\N{NO-BREAK SPACE}{gib(estimate.peak_allocated_bytes)}"
+    assert page.dataframe[0].value.shape == (5, 9)  # five dtypes; eight batch sizes and the largest one
     assert [metric.label for metric in page.metric] == [
         "Allocated",
         "Reserved",
@@ -74,6 +85,7 @@ def test_charts_are_drawn(client, open_page):
     page = open_page()
     charts = [json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart")]
     assert [chart["description"] for chart in charts] == [
+        "The process against the memory of A100 (80 GB), in GiB",
         "Memory at the peak per batch size, in GiB",
         "Memory through one step by category, in GiB",
     ]
@@ -81,13 +93,26 @@ def test_charts_are_drawn(client, open_page):
 
 def test_looking_from_another_side_asks_nobody(client, open_page):
     page = open_page()
-    looked_at(page, "Dtype").set_value("bfloat16")
-    looked_at(page, "Batch size").set_value(64)
-    looked_at(page, "Memory").set_value("process").run()
+    next(control for control in page.segmented_control if control.label == "Memory").set_value("process")
+    look_at(page, "bfloat16", 64)
     assert len(client.requests) == 1
     estimate = report_for(RESNET).find("bfloat16", 64)
     assert "at batch 64 in bfloat16 needs" in page.main.title[0].value
-    assert page.table[0].value.loc["bfloat16", "64"] == estimate.process_bytes
+    assert cell(page, "bfloat16", 64).endswith(gib(estimate.process_bytes))
+    assert address_of(page) == {"arch": "torchvision:resnet50", "focus": "bfloat16:64"}
+
+
+def test_a_link_says_what_is_looked_at(client, open_page):
+    page = open_page(arch="torchvision:resnet50", focus="float16:4")
+    assert "at batch 4 in float16 needs" in page.main.title[0].value
+    assert parse_query(link_on(page)).focus == ("float16", 4)
+    page.text_input(key="batch").set_value("1, 2").run()
+    assert "at batch 2 in float32 needs" in page.main.title[0].value, "a cell that is not asked for any more"
+    assert "focus" not in address_of(page)
+    page.text_input(key="batch").set_value("1, 4").run()
+    assert address_of(page)["focus"] == "float16:4"
+    page.selectbox(key="torchvision_name").set_value("resnet18").run()
+    assert "focus" not in address_of(page), "another model is looked at anew"
 
 
 # ------------------------------------------------------------------------------------------------------------- the link
@@ -99,7 +124,7 @@ def test_link_opens_its_question(client, open_page):
         source="torchvision", name="resnet18", mode="inference", batches=(2, 3), image_size=(96, 128), gpu="t4"
     )
     assert client.requests == [expected]
-    assert parse_query(link_on(page)) == expected
+    assert parse_query(link_on(page)) == replace(expected, focus=("float32", 3))
     assert page.text_input(key="batch").value == "2, 3"
     assert address_of(page)["batch"] == "2,3"
 
@@ -173,11 +198,11 @@ def test_refusals_are_shown_though_the_form_drops_a_key(client, open_page):
     assert client.requests == [Request(source="torchvision", name="resnet18", mode="inference")]
     assert any("gpu: given 'nonsense'" in line for line in texts(page))
     assert address_of(page) == {"arch": "torchvision:resnet18", "mode": "inference"}
-    looked_at(page, "Batch size").set_value(1).run()
+    next(control for control in page.segmented_control if control.label == "Memory").set_value("process").run()
     assert page.warning, "still the question that was opened"
 
 
-@pytest.mark.parametrize("arch", ["", "nonsense", "torchvision:../etc", "config:%%%", "hub:a--b/c"])
+@pytest.mark.parametrize("arch", ["", "no sense", "torchvision:../etc", "config:%%%", "hub:a--b/c"])
 def test_refused_architecture_leaves_the_default(client, open_page, arch):
     page = open_page(arch=arch, gpu="t4")
     assert client.requests == [Request(source="torchvision", name="resnet50", gpu="t4")]
@@ -378,7 +403,7 @@ def test_pasted_config(client, open_page):
     page.text_area(key="config_name").set_value('{"model_type": "llama", "hidden_size": 64}').run()
     assert client.requests[-1] == Request(source="config", config='{"hidden_size":64,"model_type":"llama"}')
     query = link_on(page)
-    assert parse_query(query) == client.requests[-1]
+    assert replace(parse_query(query), focus=None) == client.requests[-1]
     again = AppTest.from_file(page._script_path, default_timeout=30)
     again.query_params["arch"] = address_of(page)["arch"]
     again.run()
@@ -412,8 +437,11 @@ def test_upload_that_is_refused(client, open_page, content, given):
 def test_config_that_is_not_json(client, open_page):
     page = open_page()
     page.selectbox(key="source").set_value("config").run()
-    page.text_area(key="config_name").set_value("{").run()
-    assert page.error
+    page.text_area(key="config_name").set_value('{"hidden_size": 64,\n}').run()
+    assert page.error[0].value == "This config cannot be used."
+    said = "\n".join(texts(page))
+    assert "config is not valid JSON" in said and "line 2, column 1" in said
+    assert "base64url" not in said, "the reader has pasted a config, no link"
     assert len(client.requests) == 1
 
 
@@ -455,7 +483,6 @@ def test_failed_trace_keeps_the_counts(monkeypatch, open_page):
     assert "its step could not be traced" in page.warning[0].value
     assert f"float32, bfloat16, float16, amp-bfloat16, amp-float16: {why}" in texts(page)
     assert page.metric[0].delta == f"{PARAMETERS:,}"
-    assert not page.table
     assert len(page.dataframe[0].value) == 3  # the modules that hold tensors
 
 
@@ -464,12 +491,13 @@ def test_one_failed_dtype_leaves_the_others(monkeypatch, open_page):
     page = open_page()
     assert "float32: no kernel" in texts(page)
     assert "in bfloat16 needs" in page.main.title[0].value
-    assert list(page.table[0].value.index) == ["bfloat16", "float16", "amp-bfloat16", "amp-float16"]
+    assert cell(page, "float32", 128) == "not traced"
+    assert cell(page, "bfloat16", 128).startswith("✓")
 
 
 def test_advice_where_it_does_not_fit(client, open_page):
     page = open_page(arch="torchvision:resnet50", gpu="rtx-4060-8gb", batch="1,256", dtype="float32")
-    looked_at(page, "Batch size").set_value(256).run()
+    look_at(page, "float32", 256)
     assert "it does not fit one GeForce RTX 4060 (8 GB) (the largest batch that does is " in page.main.title[0].value
     shown = texts(page)
     assert any(line.startswith("It does not fit: the process needs ") for line in shown)
@@ -493,7 +521,7 @@ def test_errors_say_what_to_do(monkeypatch, open_page, error, title):
     install(monkeypatch, ScriptedClient(error))
     page = open_page()
     assert page.error[0].value == title
-    assert texts(page) == ["no such model", "Given: 'x'", "Allowed: a", "What to do: b"]
+    assert texts(page)[1:] == ["no such model", "Given: 'x'", "Allowed: a", "What to do: b"]
 
 
 # -------------------------------------------------------------------------------------------------------- while it works
@@ -505,6 +533,19 @@ def test_progress_is_shown_and_gone(monkeypatch, open_page):
     assert page.main.title[0].value.startswith("Training resnet50")
     assert not page.status
     assert not client.jobs[0].cancelled
+
+
+def test_progress_says_how_many_and_what_is_left(client, open_page):
+    page = open_page(arch="torchvision:resnet50", dtype="float32,bfloat16,float16")
+    assert "3 of 3 dtypes" in [caption.value for caption in page.caption]
+    report = replace(report_for(client.requests[0]), pending=("bfloat16", "float16"))
+    query = "arch=torchvision:resnet50&dtype=float32,bfloat16,float16"
+    job = client.submit(query)
+    answer = service.Answer(query=query, report=report, job=job)
+    assert service.how_far(answer, 7.4) == "1 of 3 dtypes, still to come: bfloat16, float16 · 7 s · starting"
+    page.session_state["answer"] = replace(answer, job=None, missing="it hit the time limit.")
+    page.run()
+    assert page.warning[0].value == "This answer is not whole, bfloat16, float16 missing: it hit the time limit."
 
 
 def test_an_error_leaves_no_progress_behind(monkeypatch, open_page):
@@ -575,6 +616,27 @@ def test_downloads_are_offered(client, open_page):
     assert all(button.proto.ignore_rerun for button in page.get("download_button"))
 
 
+def test_what_changes_the_answer_stands_beside_the_headline(monkeypatch, open_page):
+    def answer(request: Request):
+        report = report_for(request)
+        return replace(
+            report,
+            notes=(*report.notes, UNQUANTISED),
+            request={**report.request, "sequence_length": 2048},
+            explanation=replace(report.explanation, stand_ins=("how many boxes there are",)),
+        )
+
+    install(monkeypatch, ScriptedClient(answer))
+    page = open_page(arch="hf:gpt2", mode="inference")
+    shown = texts(page)
+    for line in (
+        "Note: the weights are counted unquantised, although the config asks for quantised ones.",
+        "Note: this is one forward pass over all 2,048 tokens; generating token by token is not counted.",
+        "Note: 1 value that the code reads had to be assumed: see Not counted.",
+    ):
+        assert line in shown[:5]
+
+
 def test_about_page_and_back(client, open_page):
     page = open_page(arch="torchvision:resnet18", gpu="t4")
     page.switch_page("pages/numbers.py").run()
@@ -585,12 +647,3 @@ def test_about_page_and_back(client, open_page):
     assert page.selectbox(key="gpu").value == "t4"
     assert len(client.requests) == 1
     assert address_of(page)["gpu"] == "t4"
-
-
-def test_a_choice_among_other_options_is_not_carried_over(client, open_page):
-    page = open_page(arch="torchvision:resnet50", batch="1,2")
-    looked_at(page, "Batch size").set_value(2).run()
-    sent_before_the_page_changed = looked_at(page, "Batch size").key
-    page.text_input(key="batch").set_value("2, 3").run()
-    assert "at batch 3" in page.main.title[0].value
-    assert looked_at(page, "Batch size").key != sent_before_the_page_changed

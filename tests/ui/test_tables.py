@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 from sizer.request import Request
-from sizer.ui.focus import usual_batch
 from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PEAK_KINDS, parts
 from sizer.ui.scale import scale_for
@@ -23,22 +21,23 @@ REQUEST = Request(
 @pytest.mark.parametrize("key", PEAK_KINDS)
 def test_table_holds_the_measure(key):
     report, kind = report_for(REQUEST), PEAK_KINDS[key]
-    frame = fits_frame(report, kind)
+    frame = fits_frame(REQUEST, report, kind)
     assert list(frame.index) == ["float32", "bfloat16"]
     assert list(frame.columns) == ["1", "64", "256", LARGEST]
     for estimate in report.estimates:
-        assert frame.loc[estimate.dtype, str(estimate.batch)] == kind.of(estimate)
-    assert list(frame[LARGEST]) == [row.batch for row in report.max_batch]
+        words = f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{kind.of(estimate) / 2**30:.2f}"
+        assert frame.loc[estimate.dtype, str(estimate.batch)] == words
+    for row in report.max_batch:
+        assert frame.loc[row.dtype, LARGEST].startswith(f"{row.batch:,}")
 
 
-def test_cells_are_marked_and_tinted():
+def test_cells_are_tinted_and_the_focus_is_bold():
     report = report_for(REQUEST)
     estimate = report.find("float32", 256)
     assert estimate.fits is False  # 256 samples at 88 MiB are 22 GiB, the device has 12
-    html = style_fits(report, PEAK_KINDS["allocated"], estimate).to_html()
+    html = style_fits(fits_frame(REQUEST, report, PEAK_KINDS["allocated"]), report, estimate).to_html()
     # rounded by hand: peak_allocated_bytes / 2**30 with two decimals
     assert f"✕\N{NO-BREAK SPACE}{estimate.peak_allocated_bytes / 2**30:.2f}" in html
-    assert html.count("✓") == sum(one.fits is True for one in report.estimates) > 0
     assert TINTS[False] in html and TINTS[True] in html
     assert html.count("font-weight: 700") == 1
 
@@ -46,8 +45,17 @@ def test_cells_are_marked_and_tinted():
 def test_batch_that_was_not_traced_is_said():
     report = report_for(REQUEST)
     report = replace(report, estimates=tuple(e for e in report.estimates if (e.dtype, e.batch) != ("float32", 64)))
-    assert pd.isna(fits_frame(report, PEAK_KINDS["allocated"]).loc["float32", "64"])
-    assert "not traced" in style_fits(report, PEAK_KINDS["allocated"], report.estimates[0]).to_html()
+    assert fits_frame(REQUEST, report, PEAK_KINDS["allocated"]).loc["float32", "64"] == "not traced"
+
+
+def test_what_is_still_to_come_has_its_row():
+    report = report_for(REQUEST)
+    report = replace(report, estimates=report.estimates[:1], max_batch=(), pending=("float32", "bfloat16"))
+    frame = fits_frame(REQUEST, report, PEAK_KINDS["allocated"])
+    assert frame.loc["float32", "1"].startswith("✓")
+    assert list(frame.loc["float32", ["64", "256", LARGEST]]) == ["…"] * 3
+    assert list(frame.loc["bfloat16"]) == ["…"] * 4
+    assert style_fits(frame, report, None).to_html().count("font-weight") == 0
 
 
 def test_largest_batch_as_a_range():
@@ -56,9 +64,8 @@ def test_largest_batch_as_a_range():
         replace(report.max_batch[0], batch=1200, possible_batch=1210),
         replace(report.max_batch[1], batch=None, possible_batch=None),
     )
-    html = style_fits(replace(report, max_batch=rows), PEAK_KINDS["allocated"], report.estimates[0]).to_html()
-    assert "1,200 to 1,210" in html
-    assert ">none<" in html
+    frame = fits_frame(REQUEST, replace(report, max_batch=rows), PEAK_KINDS["allocated"])
+    assert list(frame[LARGEST]) == ["1,200 to 1,210", "none"]
 
 
 def test_every_verdict_has_a_mark_and_a_tint():
@@ -79,8 +86,3 @@ def test_scale_is_the_largest_that_shows_digits():
     assert scale_for([107_374_182]).name == "MiB"
     assert scale_for([1]).name == scale_for([]).name == "KiB"
     assert scale_for([3 * 2**30]).of(3 * 2**29) == 1.5
-
-
-@pytest.mark.parametrize(("batches", "usual"), [([1, 2, 32, 64], 32), ([64, 128], 64), ([1, 31], 31), ([7], 7)])
-def test_usual_batch(batches, usual):
-    assert usual_batch(batches) == usual

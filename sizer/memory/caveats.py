@@ -1,0 +1,27 @@
+"""What changes the answer and is to be read with it: short lines that stand beside the headline, the details below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sizer.memory.report import Report
+from sizer.units import counted
+
+UNQUANTISED = "The config asks for quantised weights; it is counted unquantised."  # a note of what has read the config
+
+
+def caveats(report: Report) -> tuple[str, ...]:
+    """The cautions of a report, and in a line each what it counts otherwise than a reader may expect."""
+    return tuple(_caveats(report))
+
+
+def _caveats(report: Report) -> Iterator[str]:
+    for caution in report.cautions:
+        yield f"{caution}."
+    if UNQUANTISED in report.notes:
+        yield "the weights are counted unquantised, although the config asks for quantised ones."
+    tokens = report.request.get("sequence_length")
+    if report.request.get("mode") == "inference" and tokens is not None:
+        yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."
+    if stand_ins := report.explanation.stand_ins if report.explanation is not None else ():
+        yield f"{counted(len(stand_ins), 'value')} that the code reads had to be assumed: see Not counted."

@@ -1,0 +1,120 @@
+"""The process against what its device holds, as one bar: context, what is allocated at the peak, cache, what is free or over."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from sizer.catalogue.gpus import Gpu
+from sizer.memory.estimate import Estimate, has_range
+from sizer.memory.report import Report
+from sizer.ui.charts import legend
+from sizer.ui.drawing import draw
+from sizer.ui.palette import COLOURS, FREE, INK
+from sizer.ui.peak_kinds import CACHE, OUTSIDE, PEAK_KINDS, parts
+from sizer.ui.scale import Scale, scale_for
+from sizer.units import format_bytes
+
+RANGE_Y, BAR_TOP, BAR_BOTTOM, BOTTOM = 6, 14, 42, 46  # pixels from the chart's upper end
+RANGE_END = 5  # pixels, half the height of the marks at the range's ends
+
+
+def capacity_parts(estimate: Estimate, gpu: Gpu) -> dict[str, int]:
+    """Bytes from left to right: outside PyTorch, each category at the peak, the allocator's cache, what is free if anything is."""
+    of_process = parts(estimate, PEAK_KINDS["process"])
+    ordered = {OUTSIDE: of_process.pop(OUTSIDE), **of_process}
+    cache = ordered.pop(CACHE)
+    free = max(gpu.total_bytes - estimate.process_bytes, 0)
+    return {name: size for name, size in {**ordered, CACHE: cache, FREE: free}.items() if size}
+
+
+def capacity_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
+    """The parts side by side against the device's memory (dashed line), with the range of the process above them."""
+    end = max(gpu.total_bytes, estimate.process_high_bytes)
+    scale = scale_for([end])
+    frame = _segments(capacity_parts(estimate, gpu), scale)
+    names = list(frame["part"])
+    colours = alt.Scale(domain=names, range=[COLOURS.get(name, "transparent") for name in names])
+    bars = (
+        alt.Chart(frame)
+        .mark_rect(stroke=INK, strokeWidth=0.5)
+        .encode(
+            x=alt.X("start:Q", title=scale.name, scale=alt.Scale(domain=[0, scale.of(end)], nice=False), axis=None),
+            x2="end:Q",
+            y=alt.value(BAR_TOP),
+            y2=alt.value(BAR_BOTTOM),
+            color=alt.Color("part:N", scale=colours, legend=None),
+            tooltip=[alt.Tooltip("part:N"), alt.Tooltip("size:N"), alt.Tooltip("bytes:Q", format=",")],
+        )
+    )
+    return (
+        alt.layer(bars, *_range(estimate, scale), _capacity(gpu, scale))
+        .properties(
+            height=BOTTOM,
+            description=f"The process against the memory of {gpu.name}, in {scale.name}",
+            padding={"top": 2, "left": 4, "right": 12, "bottom": 2},
+        )
+        .configure_view(stroke=None)
+    )
+
+
+def _segments(sizes: dict[str, int], scale: Scale) -> pd.DataFrame:
+    rows, start = [], 0
+    for name, size in sizes.items():
+        ends = {"start": scale.of(start), "end": scale.of(start + size)}
+        rows.append({"part": name, "size": format_bytes(size), "bytes": size, **ends})
+        start += size
+    return pd.DataFrame(rows)
+
+
+def _range(estimate: Estimate, scale: Scale) -> list[alt.Chart]:
+    """From the low to the high end of the process; nothing where no range is known."""
+    if not has_range(estimate):
+        return []
+    sizes = (estimate.process_low_bytes, estimate.process_high_bytes)
+    low, high = map(scale.of, sizes)
+    words = f"{format_bytes(sizes[0])} to {format_bytes(sizes[1])}"
+    frame = pd.DataFrame([{"low": low, "high": high, "process": words}])
+    marks = alt.Chart(frame).mark_rule(color=INK, strokeWidth=2)
+    tooltip = [alt.Tooltip("process:N", title="the process takes")]
+    ends = {"y": alt.value(RANGE_Y - RANGE_END), "y2": alt.value(RANGE_Y + RANGE_END), "tooltip": tooltip}
+    return [
+        marks.encode(x="low:Q", x2="high:Q", y=alt.value(RANGE_Y), tooltip=tooltip),
+        marks.encode(x="low:Q", **ends),
+        marks.encode(x="high:Q", **ends),
+    ]
+
+
+def _capacity(gpu: Gpu, scale: Scale) -> alt.Chart:
+    frame = pd.DataFrame([{"capacity": scale.of(gpu.total_bytes), "device": gpu.name, "bytes": gpu.total_bytes}])
+    return (
+        alt.Chart(frame)
+        .mark_rule(color=INK, strokeDash=[6, 3], strokeWidth=2)
+        .encode(
+            x="capacity:Q",
+            y=alt.value(0),
+            y2=alt.value(BOTTOM),
+            tooltip=[alt.Tooltip("device:N"), alt.Tooltip("bytes:Q", format=",")],
+        )
+    )
+
+
+def balance(estimate: Estimate, gpu: Gpu) -> str:
+    """What the device has left over, or lacks, in one sentence."""
+    needs, holds = format_bytes(estimate.process_bytes), format_bytes(gpu.total_bytes)
+    left = gpu.total_bytes - estimate.process_bytes
+    rest = f"{format_bytes(left)} stay free" if left >= 0 else f"{format_bytes(-left)} too much"
+    spread = ""
+    if has_range(estimate):
+        low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
+        spread = f" (the mark above the bar: {low} to {high})"
+    return f"The process takes {needs}{spread} of the {holds} that one {gpu.name} holds: {rest}."
+
+
+def show_capacity(report: Report, estimate: Estimate) -> None:
+    """Show the bar, what its colours are with their sizes, and what is left."""
+    draw(capacity_chart(estimate, report.gpu), "capacity_chart")
+    sizes = {name: format_bytes(size) for name, size in capacity_parts(estimate, report.gpu).items() if name != FREE}
+    st.html(legend(sizes, sizes))
+    st.caption(balance(estimate, report.gpu))

@@ -1,0 +1,75 @@
+"""The question in words: in one line over its answer, in the browser's tab, in the names of files. Plain text, which may quote a
+stranger's name of a repository."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import streamlit as st
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.sources import SOURCES
+from sizer.request import Request
+
+# What visitors come with, each a query of this page.
+EXAMPLES = {
+    "Train ResNet-50 on an RTX 4090": "arch=torchvision:resnet50&gpu=rtx-4090",
+    "Fine-tune Llama 3.1 8B on 24 GB": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4,8&seq=2048&gpu=rtx-4090",
+    "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",
+}
+
+
+def show_examples() -> None:
+    """Show the links to questions that others come with."""
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        for title, query in EXAMPLES.items():
+            parameters = dict(item.split("=", 1) for item in query.split("&"))
+            st.page_link("pages/estimate.py", label=title, query_params=parameters, width="content")
+
+
+def show_question(request: Request) -> None:
+    """Show the question in one line, and name the browser's tab after it."""
+    st.set_page_config(page_title=tab_title(request))
+    st.text(summary(request))
+
+
+def tab_title(request: Request) -> str:
+    """What the browser's tab says ("resnet50 on A100 (80 GB) · Sizer")."""
+    return f"{model_name(request)} on {find_gpu(request.gpu).name} · Sizer"
+
+
+def model_name(request: Request) -> str:
+    """The model as plain text: a title of ours, a repository as it was given, "config.json" for a config."""
+    if title_of := SOURCES[request.source].title_of:
+        return title_of(request.name)
+    return request.name or "config.json"
+
+
+def summary(request: Request) -> str:
+    """The question in one line, choices that are the model's or PyTorch's own left out."""
+    return " · ".join(_facts(request))
+
+
+def _facts(request: Request) -> Iterator[str]:
+    mode = MODES[request.mode]
+    yield model_name(request)
+    yield mode.title
+    yield ", ".join(request.dtypes)
+    yield f"batch {', '.join(map(str, request.batches))}"
+    if request.sequence_length is not None:
+        yield f"{request.sequence_length:,} tokens"
+    if request.image_size is not None:
+        yield f"{request.image_size[0]} × {request.image_size[1]} pixels"
+    if "optimizer" not in mode.unused:
+        yield f"{request.optimizer} {request.optimizer_impl or ''}".rstrip()
+    if request.checkpointing and "checkpointing" not in mode.unused:
+        yield "activation checkpointing"
+    yield find_gpu(request.gpu).name
+
+
+def file_stem(request: Request) -> str:
+    """The question as the beginning of a file's name ("sizer-resnet50-training-rtx-4090")."""
+    words = f"sizer-{request.name.rpartition('/')[2] or 'config'}-{request.mode}-{request.gpu}"
+    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")

@@ -1,0 +1,58 @@
+"""What axe finds on every page in both themes, and what a phone shows of the question."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import ANSWER_MS
+from tests.browser.test_browser import wait_for_the_whole
+
+if not os.environ.get("CI"):
+    pytest.importorskip("axe_playwright_python", reason="axe is not installed: see tests/requirements.txt")
+from axe_playwright_python.sync_playwright import Axe
+
+SMALL = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
+PAGES = {
+    f"?{SMALL}": "Training resnet18",
+    f"measure?{SMALL}": "Measure it on a real device",
+    "ledger": "Every measurement",
+    "devices": "What PyTorch can use",
+    "numbers": "About the numbers",
+}
+GRAVE = ("serious", "critical")
+
+
+def findings(page: Page) -> list[str]:
+    """The grave findings of axe, each with the elements that it is about."""
+    violations = Axe().run(page).response["violations"]
+    return [
+        f"{found['id']}: {node['html']}" for found in violations if found["impact"] in GRAVE for node in found["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_axe_finds_nothing_grave(browser: Browser, app_url: str, path: str, scheme: str):
+    with browser.new_context(viewport={"width": 1400, "height": 1000}, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(f"{app_url}/{path}")
+        expect(page.get_by_test_id("stHeading").filter(has_text=PAGES[path])).to_be_visible(timeout=ANSWER_MS)
+        wait_for_the_whole(page)
+        assert not findings(page)
+
+
+def test_axe_finds_what_is_there(page: Page):
+    page.set_content(
+        '<html lang="en"><title>x</title><main><p style="color:#ccc;background:#fff">pale</p></main></html>'
+    )
+    assert any(line.startswith("color-contrast: <p") for line in findings(page))
+
+
+def test_a_phone_shows_the_question_without_the_form(page: Page, app_url: str):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{app_url}/?{SMALL}")
+    question = "resnet18 · Training · float32, bfloat16 · batch 1, 2 · 64 × 64 pixels · adamw · A100 (80 GB)"
+    expect(page.get_by_text(question)).to_be_in_viewport(timeout=ANSWER_MS)

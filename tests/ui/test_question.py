@@ -1,0 +1,46 @@
+"""The question in words: its line, the tab's title, file names, the examples."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.request import Request, format_query, parse_query
+from sizer.ui.question import EXAMPLES, file_stem, summary, tab_title
+
+RESNET = Request(source="torchvision", name="resnet50", dtypes=("float32",), batches=(1, 32), gpu="rtx-4090")
+
+
+@pytest.mark.parametrize("query", EXAMPLES.values())
+def test_examples_are_links_of_this_page(query):
+    assert format_query(parse_query(query)) == query
+
+
+def test_the_question_in_one_line():
+    query = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=2048&optimizer=adam&optimizer_impl=fused&checkpointing=1&gpu=t4"
+    assert summary(parse_query(query)) == (
+        "GPT-2 124M · Training · bfloat16 · batch 2 · 2,048 tokens · adam fused · activation checkpointing · Tesla T4 (16 GB)"
+    )
+    inference = "arch=torchvision:resnet50&mode=inference&dtype=float32&batch=1&image=96x128&checkpointing=1"
+    assert summary(parse_query(inference)) == (
+        "resnet50 · Inference · float32 · batch 1 · 96 × 128 pixels · A100 (80 GB)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "title", "stem"),
+    [
+        (RESNET, "resnet50 on GeForce RTX 4090 (24 GB) · Sizer", "sizer-resnet50-training-rtx-4090"),
+        (
+            Request(source="hub", name="org/My_Model", mode="inference", gpu="custom:24GiB@8.9"),
+            "org/My_Model on CUDA device of capability 8.9 (24 GiB) · Sizer",
+            "sizer-my-model-inference-custom-24gib-8.9",
+        ),
+        (
+            Request(source="config", config="{}", gpu="t4"),
+            "config.json on Tesla T4 (16 GB) · Sizer",
+            "sizer-config-training-t4",
+        ),
+    ],
+)
+def test_the_tab_and_the_files_are_named_after_the_question(request_, title, stem):
+    assert (tab_title(request_), file_stem(request_)) == (title, stem)
