@@ -16,11 +16,13 @@ CURVE_POINTS = 160
 class Replay:
     """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
 
+    `addresses` are per block, the allocator's own; those of blocks that took nothing mean nothing.
     `failed_at` is the position of the first request that could not be met, None where all were; the last of
     `reserved` is then what was still held after every free segment went back.
     """
 
     taken: list[int]
+    addresses: list[int]
     reserved: list[int]
     retries: int
     failed_at: int | None
