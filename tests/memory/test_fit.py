@@ -162,7 +162,8 @@ def asked(monkeypatch) -> list[int]:
         batches.append(tape.batch)
         return replay_events(tape, *arguments)
 
-    monkeypatch.setattr("sizer.memory.fit.replay_events", asking)
+    for module in ("fit", "unbounded"):
+        monkeypatch.setattr(f"sizer.memory.{module}.replay_events", asking)
     return batches
 
 
