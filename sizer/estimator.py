@@ -88,6 +88,7 @@ class Estimator:
         self._oracle = size_oracle_of(self.gpu)
         self._traced: dict[str, Traced] = {}
         self._columns: dict[str, Column] = {}
+        self._versions = versions()
 
     def reports(self) -> Iterator[Report]:
         """The report as it grows: the counts, then dtype by dtype its first batch size, all of them, and the largest that fits.
@@ -107,6 +108,7 @@ class Estimator:
                 self._columns[dtype] = column
                 if column.max_batch is None:
                     yield self._report(dtypes[done:])
+            self._tracer.keep_replays()
             if done + 1 < len(dtypes):
                 yield self._report(dtypes[done + 1 :])
         yield self._report(()).focused(self.request.focus)
@@ -142,6 +144,7 @@ class Estimator:
             oracle=self._oracle,
             expandable_segments=self.request.expandable_segments,
             first=focus[1] if focus is not None and focus[0] == dtype else None,
+            replays=self._tracer.replays,
         )
 
     def _possible_batches(self) -> tuple[int, ...]:
@@ -165,7 +168,7 @@ class Estimator:
             notes.insert(0, f"batch 1 is left out: {counted.refusal}")
         return build_report(
             query=format_query(replace(request, focus=None), complete=True),
-            versions=versions(),
+            versions=self._versions,
             census=counted.census,
             columns=columns,
             gpu=self.gpu,

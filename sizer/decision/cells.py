@@ -41,13 +41,15 @@ class Cells:
     def estimate(self, request: Request) -> Estimate:
         """The estimate of a question."""
         if request not in self._estimates:
-            (dtype,) = request.dtypes
+            (dtype,), gpu, expandable = request.dtypes, find_gpu(request.gpu), request.expandable_segments
+            tape = self.tape(request)
             self._estimates[request] = estimate_tape(
-                self.tape(request),
+                tape,
                 dtype=dtype,
-                gpu=find_gpu(request.gpu),
+                gpu=gpu,
                 mode=request.mode,
-                expandable_segments=request.expandable_segments,
+                expandable_segments=expandable,
+                unbounded=self.tracer(request).replays.replay(tape, gpu.backend, expandable_segments=expandable),
             )
         return self._estimates[request]
 
@@ -89,6 +91,11 @@ class Cells:
     def counted(self, request: Request) -> Counted:
         """What is known of a question's architecture."""
         return self.tracer(request).counted
+
+    def keep_replays(self) -> None:
+        """Keep what was replayed for the questions so far."""
+        for tracer in self._tracers.values():
+            tracer.keep_replays()
 
     def tracer(self, request: Request) -> Tracer:
         """The tracer of a question; those on the same module share it."""

@@ -12,6 +12,7 @@ from sizer.memory.family import TapeFamily
 from sizer.memory.fit import MaxBatch, largest_batch
 from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import Tape
+from sizer.memory.unbounded import UnboundedReplays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,14 @@ def read_column(
     oracle: SizeOracle | None = None,
     expandable_segments: bool = False,
     first: int | None = None,
+    replays: UnboundedReplays | None = None,
 ) -> Iterator[Column]:
     """The column of one dtype as it grows, the last one whole: the batch size `first`, all of them, the largest that fits.
 
-    A batch size that the family has no tape for has a note in the place of an estimate.
+    A batch size that the family has no tape for has a note in the place of an estimate. Replays without bound are taken from
+    `replays`, which other columns may share.
     """
+    replays = replays or UnboundedReplays()
     rows: dict[int, tuple[Estimate, Tape]] = {}
     notes: dict[int, str] = {}
     batches = tuple(batches)
@@ -59,7 +63,14 @@ def read_column(
         except ValueError as error:
             notes[batch] = f"batch {batch}: {error}"
             return
-        row = estimate_tape(tape, dtype=dtype, gpu=gpu, mode=mode, expandable_segments=expandable_segments)
+        row = estimate_tape(
+            tape,
+            dtype=dtype,
+            gpu=gpu,
+            mode=mode,
+            expandable_segments=expandable_segments,
+            unbounded=replays.replay(tape, gpu.backend, expandable_segments=expandable_segments),
+        )
         rows[batch] = row, tape
 
     def column() -> Column:
