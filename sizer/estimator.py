@@ -17,7 +17,7 @@ from sizer.memory.column import Column, read_column
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
 from sizer.request import Request, format_query
-from sizer.tracer import Kept, Progress, Tracer, cheapest_first
+from sizer.tracer import Kept, Progress, Tracer, answers_of, cheapest_first
 from sizer.tracing.cuda import builds
 from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
@@ -142,6 +142,7 @@ class Estimator:
             gpu=self.gpu,
             mode=self.request.mode,
             oracle=self._oracle,
+            oracle_name=answers_of(self.gpu),
             expandable_segments=self.request.expandable_segments,
             first=focus[1] if focus is not None and focus[0] == dtype else None,
             replays=self._tracer.replays,

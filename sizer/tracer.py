@@ -25,9 +25,11 @@ from sizer.memory.archive import Traced, pack, unpack
 from sizer.memory.census import Census
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
+from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
-from sizer.memory.unbounded import UnboundedReplays
 from sizer.request import DTYPES, Request, format_query
+from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
@@ -122,11 +124,11 @@ class Tracer:
         return counted
 
     @cached_property
-    def replays(self) -> UnboundedReplays:
-        """The replays without bound of this work's tapes."""
+    def replays(self) -> Replays:
+        """What was found by replays of this work's tapes, on any device."""
         if self._lender is not None and self._choices == self._lender._choices:
             return self._lender.replays
-        return UnboundedReplays(self._kept.get(f"replayed {self._choices}"))
+        return Replays(self._kept.get(f"replayed {self._choices}"))
 
     def keep_replays(self) -> None:
         """Keep what was replayed."""
@@ -297,6 +299,12 @@ class Tracer:
     def _keep(self, name: str, traced: Traced) -> None:
         self._traced[name] = traced
         self._kept.put(name, pack(traced))
+
+
+def answers_of(gpu: Gpu) -> str:
+    """Whose answers the size oracle of a GPU gives in this process, and why not all of them, in words."""
+    name = oracle_name(gpu)
+    return f"{name}, {without_cublaslt() or 'all of them'}" if name else "models"
 
 
 def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:

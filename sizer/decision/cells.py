@@ -10,10 +10,11 @@ from sizer.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.memory.affine import NotAffineError
 from sizer.memory.decision import Cell, cell_of
 from sizer.memory.estimate import Estimate, estimate_tape
-from sizer.memory.fit import Fits, MaxBatch, fits_in, largest_batch
+from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in
 from sizer.memory.tape import Tape
+from sizer.memory.unbounded import find_unbounded
 from sizer.request import Request, format_query, parse_query
-from sizer.tracer import Counted, Kept, Progress, Tracer
+from sizer.tracer import Counted, Kept, Progress, Tracer, answers_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
@@ -49,7 +50,9 @@ class Cells:
                 gpu=gpu,
                 mode=request.mode,
                 expandable_segments=expandable,
-                unbounded=self.tracer(request).replays.replay(tape, gpu.backend, expandable_segments=expandable),
+                unbounded=find_unbounded(
+                    tape, gpu.backend, expandable_segments=expandable, replays=self.tracer(request).replays
+                ),
             )
         return self._estimates[request]
 
@@ -78,12 +81,14 @@ class Cells:
         if not traced.family.lines:
             raise TraceError(traced.failure or traced.note)
         try:
-            return largest_batch(
+            return find_largest_batch(
                 traced.family,
                 gpu,
                 dtype=dtype,
                 oracle=size_oracle_of(gpu),
+                oracle_name=answers_of(gpu),
                 expandable_segments=request.expandable_segments,
+                replays=self.tracer(request).replays,
             )
         except NotAffineError as error:
             raise TraceError(str(error)) from error

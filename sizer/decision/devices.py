@@ -47,6 +47,7 @@ def devices(
         report_progress(f"largest batch on {gpu.name}, {done} of {len(gpus)}")
         rows[gpu.key] = _with_largest(rows[gpu.key], request, cells)
         yield report(gpus[done:])
+    cells.keep_replays()
 
 
 def _row(gpu: Gpu, request: Request, cells: Cells) -> DeviceRow:

@@ -26,6 +26,7 @@ from sizer.memory.bounds import (
     without_models,
 )
 from sizer.memory.family import TapeFamily
+from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import Timeline, peak_bytes, read_failure, read_timeline, running_bytes
@@ -139,6 +140,30 @@ def largest_batch(
     return MaxBatch(
         dtype=dtype, batch=sure or None, possible_batch=possible or None, reason=_reason(sure, possible, gpu, family)
     )
+
+
+def find_largest_batch(
+    family: TapeFamily,
+    gpu: Gpu,
+    *,
+    dtype: str,
+    oracle: SizeOracle | None = None,
+    oracle_name: str | None = None,
+    known: Mapping[int, Fits] | None = None,
+    expandable_segments: bool = False,
+    replays: Replays,
+) -> MaxBatch:
+    """What `largest_batch` returns, searched once for the same tapes and device; `oracle_name` says whose answers those are."""
+
+    def search_it() -> MaxBatch:
+        return largest_batch(
+            family, gpu, dtype=dtype, oracle=oracle, known=known, expandable_segments=expandable_segments
+        )
+
+    if not family.lines:
+        return search_it()
+    key = f"{dtype} {gpu} {oracle_name} {expandable_segments} {family.digest()}"
+    return replays.find(key, MaxBatch, search_it)
 
 
 def _largest_traced(verdicts: Mapping[int, Fits], dtype: str) -> MaxBatch:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import zlib
 from dataclasses import dataclass
 
 from sizer.catalogue.gpus import Backend
 from sizer.memory.allocator import replay, replay_events
 from sizer.memory.bounds import engines_limit, gradients_kept, modelled_blocks, with_models_twice, without_models
-from sizer.memory.codec import decode, encode
+from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import Timeline
-
-KEPT = 160  # the tapes of one question on four devices; some 4 KB each
-LIMIT_BYTES = 2**26  # of all of them when inflated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,41 +32,12 @@ class Unbounded:
     engines_limit_bytes: int
 
 
-class UnboundedReplays:
-    """The memory of tapes without bound, each replayed once: equal tapes share it, whatever their batch size, dtype and device.
-
-    It can be packed, and made from what was packed before.
-    """
-
-    def __init__(self, packed: bytes | None = None) -> None:
-        self._texts = {} if packed is None else _unpack(packed)
-        self._found: dict[str, Unbounded] = {}
-
-    def replay(self, tape: Tape, backend: Backend, *, expandable_segments: bool = False) -> Unbounded:
-        """What `replay_unbounded` returns for the tape."""
-        key = _digest(tape, backend, expandable_segments)
-        if key not in self._found and (text := self._texts.get(key)) is not None:
-            with contextlib.suppress(ValueError):  # what another version has packed is replayed again
-                self._found[key] = decode(Unbounded, json.loads(text))
-        if key not in self._found:
-            self._found[key] = replay_unbounded(tape, backend, expandable_segments=expandable_segments)
-        return self._found[key]
-
-    def pack(self) -> bytes | None:
-        """The last KEPT of what was replayed or read before, as bytes; None where nothing is new."""
-        new = {key: json.dumps(encode(found)) for key, found in self._found.items() if key not in self._texts}
-        if not new:
-            return None
-        self._texts = dict(list((self._texts | new).items())[-KEPT:])
-        return zlib.compress(json.dumps(self._texts).encode("ascii"), level=1)
-
-
-def _unpack(packed: bytes) -> dict[str, str]:
-    try:
-        texts = json.loads(zlib.decompressobj().decompress(packed, LIMIT_BYTES))
-    except (zlib.error, ValueError):  # what another version has packed is replayed again
-        return {}
-    return texts if isinstance(texts, dict) else {}
+def find_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = False, replays: Replays) -> Unbounded:
+    """What `replay_unbounded` returns: equal tapes are replayed once, whatever their batch size, dtype and device."""
+    key = _digest(tape, backend, expandable_segments)
+    return replays.find(
+        key, Unbounded, lambda: replay_unbounded(tape, backend, expandable_segments=expandable_segments)
+    )
 
 
 def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = False) -> Unbounded:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import pytest
 
 from sizer.catalogue.gpus import GPUS
+from sizer.memory import replays as replays_module
 from sizer.memory import unbounded
 from sizer.memory.allocator import replay_events
 from sizer.memory.bounds import gradients_kept, with_models_twice
 from sizer.memory.fit import _surely, fits_in
+from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
-from sizer.memory.unbounded import UnboundedReplays, replay_unbounded
+from sizer.memory.unbounded import find_unbounded, replay_unbounded
 from tests.memory.tapes import make_tape, random_tape
 
 MIB = 2**20
@@ -60,42 +63,42 @@ def test_each_peak_is_that_of_its_own_replay():
 
 
 def test_equal_tapes_are_replayed_once(replayed):
-    replays = UnboundedReplays()
-    first = replays.replay(STEP, "cuda")
-    assert replays.replay(replace(STEP, batch=7), "cuda") is first
+    replays = Replays()
+    first = find_unbounded(STEP, "cuda", replays=replays)
+    assert find_unbounded(replace(STEP, batch=7), "cuda", replays=replays) is first
     assert len(replayed) == 1
     for other in (replace(STEP, sizes=STEP.sizes[:-1] + STEP.sizes[:1]), replace(STEP, second_forward=None)):
-        assert replays.replay(other, "cuda") is not first
-    assert replays.replay(STEP, "mps") is not first
-    assert replays.replay(STEP, "cuda", expandable_segments=True) is not first
+        assert find_unbounded(other, "cuda", replays=replays) is not first
+    assert find_unbounded(STEP, "mps", replays=replays) is not first
+    assert find_unbounded(STEP, "cuda", expandable_segments=True, replays=replays) is not first
     assert len(replayed) == 5
 
 
 def test_what_was_packed_is_not_replayed_again(replayed):
-    replays = UnboundedReplays()
-    first = replays.replay(STEP, "cuda")
+    replays = Replays()
+    first = find_unbounded(STEP, "cuda", replays=replays)
     packed = replays.pack()
-    again = UnboundedReplays(packed)
-    assert again.replay(STEP, "cuda") == first
+    again = Replays(packed)
+    assert find_unbounded(STEP, "cuda", replays=again) == first
     assert len(replayed) == 1
     assert replays.pack() is None
     assert again.pack() is None
-    again.replay(STEP, "cuda", expandable_segments=True)
-    assert len(UnboundedReplays(again.pack())._texts) == 2
+    find_unbounded(STEP, "cuda", expandable_segments=True, replays=again)
+    assert len(Replays(again.pack())._texts) == 2
 
 
 def test_no_more_is_packed_than_is_kept(monkeypatch):
-    monkeypatch.setattr(unbounded, "KEPT", 2)
-    replays = UnboundedReplays()
+    monkeypatch.setattr(replays_module, "KEPT", 2)
+    replays = Replays()
     for size in (1, 2, 3):
-        replays.replay(make_tape([("a", size * MIB)]), "cuda")
+        find_unbounded(make_tape([("a", size * MIB)]), "cuda", replays=replays)
     packed = replays.pack()
-    assert len(UnboundedReplays(packed)._texts) == 2
+    assert len(Replays(packed)._texts) == 2
 
 
-@pytest.mark.parametrize("packed", [b"", b"no zlib", b"x\x9c\x03\x00\x00\x00\x00\x01", unbounded.zlib.compress(b"[1]")])
+@pytest.mark.parametrize("packed", [b"", b"no zlib", b"x\x9c\x03\x00\x00\x00\x00\x01", zlib.compress(b"[1]")])
 def test_bytes_of_another_kind_are_replayed_again(packed, replayed):
-    assert UnboundedReplays(packed).replay(STEP, "cuda") == replay_unbounded(STEP, "cuda")
+    assert find_unbounded(STEP, "cuda", replays=Replays(packed)) == replay_unbounded(STEP, "cuda")
     assert len(replayed) == 1
 
 
