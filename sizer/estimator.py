@@ -108,9 +108,9 @@ class Estimator:
                 self._columns[dtype] = column
                 if column.max_batch is None:
                     yield self._report(dtypes[done:])
-            self._tracer.keep_replays()
             if done + 1 < len(dtypes):
                 yield self._report(dtypes[done + 1 :])
+        self._tracer.keep_replays()
         yield self._report(()).focused(self.request.focus)
 
     def tape(self, dtype: str, batch: int) -> Tape:
