@@ -17,7 +17,7 @@ from sizer.memory.column import Column, read_column
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
 from sizer.request import Request, format_query
-from sizer.tracer import Kept, Progress, Tracer, cheapest_first
+from sizer.tracer import Kept, Progress, Tracer, answers_of, cheapest_first
 from sizer.tracing.cuda import builds
 from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
@@ -89,6 +89,7 @@ class Estimator:
         self._oracle = size_oracle_of(self.gpu)
         self._traced: dict[str, Traced] = {}
         self._columns: dict[str, Column] = {}
+        self._versions = versions()
 
     def reports(self) -> Iterator[Report]:
         """The report as it grows: the counts, then dtype by dtype its first batch size, all of them, and the largest that fits.
@@ -111,6 +112,7 @@ class Estimator:
                     yield self._report(dtypes[done:])
             if done + 1 < len(dtypes):
                 yield self._report(dtypes[done + 1 :])
+        self._tracer.keep_replays()
         yield self._report(())
 
     def tape(self, dtype: str, batch: int) -> Tape:
@@ -142,8 +144,10 @@ class Estimator:
             gpu=self.gpu,
             mode=self.request.mode,
             oracle=self._oracle,
+            oracle_name=answers_of(self.gpu),
             expandable_segments=self.request.expandable_segments,
             first=focus[1] if focus is not None and focus[0] == dtype else None,
+            replays=self._tracer.replays,
         )
 
     def _possible_batches(self) -> tuple[int, ...]:
@@ -167,7 +171,7 @@ class Estimator:
             notes.insert(0, f"batch 1 is left out: {counted.refusal}")
         return build_report(
             query=format_query(replace(request, focus=None), complete=True),
-            versions=versions(),
+            versions=self._versions,
             census=counted.census,
             columns=columns,
             gpu=self.gpu,

@@ -5,6 +5,7 @@ What was counted or traced once is kept, where there is somewhere to keep it, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -24,8 +25,11 @@ from sizer.memory.archive import Traced, pack, unpack
 from sizer.memory.census import Census
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
+from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.request import DTYPES, Request, format_query
+from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
+from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
@@ -96,7 +100,7 @@ class Tracer:
         self._kept = NothingKept() if kept is None else kept
         self._progress = progress or (lambda text: None)
         self._exceptional: bool | None = None  # whether batch 1 is off the line, once known
-        self._traced: dict[str, Traced] = {}
+        self._traced: dict[str, Traced] = {}  # by the names that they are kept under
         self._lender: Tracer | None = None
 
     def device(self) -> Device:
@@ -107,7 +111,9 @@ class Tracer:
     @cached_property
     def counted(self) -> Counted:
         """The counts. Raises RequestError, ConfigError and BuildError."""
-        name = f"counted {_choices(self.request)}"
+        if self._lender is not None and self._choices == self._lender._choices:
+            return self._lender.counted
+        name = f"counted {self._choices}"
         if (data := self._kept.get(name)) is not None:
             try:
                 return decode(Counted, json.loads(data), "counted")
@@ -117,15 +123,26 @@ class Tracer:
         self._kept.put(name, json.dumps(encode(counted)).encode("ascii"))
         return counted
 
+    @cached_property
+    def replays(self) -> Replays:
+        """What was found by replays of this work's tapes, on any device."""
+        if self._lender is not None and self._choices == self._lender._choices:
+            return self._lender.replays
+        return Replays(self._kept.get(f"replayed {self._choices}"))
+
+    def keep_replays(self) -> None:
+        """Keep what was replayed."""
+        if (packed := self.replays.pack()) is not None:
+            self._kept.put(f"replayed {self._choices}", packed)
+
     def trace(self, dtype: str, batches: Collection[int]) -> Traced:
         """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
         if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
             return stand_in
-        found = self._traced.get(dtype) or self._read(self._name(dtype))
+        found = self._read(self._name(dtype))
         if found is None or not _covers(found, batches):
             found = self._trace(dtype, batches, found or Traced())
-            self._kept.put(self._name(dtype), pack(found))
-        self._traced[dtype] = found
+            self._keep(self._name(dtype), found)
         return found
 
     def trace_cell(self, dtype: str, batch: int) -> Tape:
@@ -133,7 +150,7 @@ class Tracer:
 
         Raises TraceError where the step cannot be traced.
         """
-        found = self._traced.get(dtype) or self._read(self._name(dtype))
+        found = self._read(self._name(dtype))
         if found is not None and _covers(found, (batch,)):
             if found.failure:
                 raise TraceError(found.failure)
@@ -146,7 +163,7 @@ class Tracer:
                 alone = Traced(family=TapeFamily(exact=(self._run(dtype, batch, device),)), kernels=device.kernels())
             except TraceError as error:
                 alone = Traced(failure=str(error))
-            self._kept.put(name, pack(alone))
+            self._keep(name, alone)
         if alone.failure:
             raise TraceError(alone.failure)
         return alone.family.at(batch)
@@ -259,19 +276,35 @@ class Tracer:
             return None
         return brain.with_dtype("float16", instead_of="bfloat16")
 
+    @cached_property
+    def _choices(self) -> str:
+        """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
+        request, plain = self.request, Request(source=self.request.source)
+        same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
+        asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
+        return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
+
     def _name(self, dtype: str) -> str:
         device = self.device()
         rules = (device.kind, *(device.capability or ()), *device.version)
-        return f"traced {dtype} {'.'.join(map(str, rules))} {_choices(self.request)}"
+        return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}"
 
     def _read(self, name: str) -> Traced | None:
-        data = self._kept.get(name)
-        if data is None:
-            return None
-        try:
-            return unpack(data)
-        except DecodeError:  # what another version has kept is traced again
-            return None
+        """What is kept under a name, unpacked once."""
+        if name not in self._traced and (data := self._kept.get(name)) is not None:
+            with contextlib.suppress(DecodeError):  # what another version has kept is traced again
+                self._traced[name] = unpack(data)
+        return self._traced.get(name)
+
+    def _keep(self, name: str, traced: Traced) -> None:
+        self._traced[name] = traced
+        self._kept.put(name, pack(traced))
+
+
+def answers_of(gpu: Gpu) -> str:
+    """Whose answers the size oracle of a GPU gives in this process, and why not all of them, in words."""
+    name = oracle_name(gpu)
+    return f"{name}, {without_cublaslt() or 'all of them'}" if name else "models"
 
 
 def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:
@@ -283,14 +316,6 @@ def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Mod
     if checkpointing:
         blueprint.switch_checkpointing_on(module)
     return module
-
-
-def _choices(request: Request) -> str:
-    """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
-    plain = Request(source=request.source)
-    same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
-    asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
-    return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
 
 
 def _covers(traced: Traced, batches: Collection[int]) -> bool:

@@ -7,6 +7,7 @@ them. Where pull requests tell in which version between 2.6 and 2.11 a rule chan
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.metadata import version
 
 SIZER = "0.1.0"
@@ -38,6 +39,7 @@ def format_version(one: Version) -> str:
     return f"{one[0]}.{one[1]}"
 
 
+@cache
 def installed_version() -> Version:
     """The installed PyTorch's (major, minor)."""
     major, minor = version("torch").split(".")[:2]

@@ -10,10 +10,11 @@ from sizer.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.memory.affine import NotAffineError
 from sizer.memory.decision import Cell, cell_of
 from sizer.memory.estimate import Estimate, estimate_tape
-from sizer.memory.fit import Fits, MaxBatch, fits_in, largest_batch
+from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in
 from sizer.memory.tape import Tape
+from sizer.memory.unbounded import find_unbounded
 from sizer.request import Request, format_query, parse_query
-from sizer.tracer import Counted, Kept, Progress, Tracer
+from sizer.tracer import Counted, Kept, Progress, Tracer, answers_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
@@ -41,13 +42,17 @@ class Cells:
     def estimate(self, request: Request) -> Estimate:
         """The estimate of a question."""
         if request not in self._estimates:
-            (dtype,) = request.dtypes
+            (dtype,), gpu, expandable = request.dtypes, find_gpu(request.gpu), request.expandable_segments
+            tape = self.tape(request)
             self._estimates[request] = estimate_tape(
-                self.tape(request),
+                tape,
                 dtype=dtype,
-                gpu=find_gpu(request.gpu),
+                gpu=gpu,
                 mode=request.mode,
-                expandable_segments=request.expandable_segments,
+                expandable_segments=expandable,
+                unbounded=find_unbounded(
+                    tape, gpu.backend, expandable_segments=expandable, replays=self.tracer(request).replays
+                ),
             )
         return self._estimates[request]
 
@@ -76,13 +81,15 @@ class Cells:
         if traced.failure:
             raise TraceError(traced.failure)
         try:
-            return largest_batch(
+            return find_largest_batch(
                 traced.family,
                 gpu,
                 dtype=dtype,
                 oracle=size_oracle_of(gpu),
+                oracle_name=answers_of(gpu),
                 known=None if traced.family.lines else {batch: self.fits(request)},
                 expandable_segments=request.expandable_segments,
+                replays=self.tracer(request).replays,
             )
         except NotAffineError as error:
             raise TraceError(str(error)) from error
@@ -90,6 +97,11 @@ class Cells:
     def counted(self, request: Request) -> Counted:
         """What is known of a question's architecture."""
         return self.tracer(request).counted
+
+    def keep_replays(self) -> None:
+        """Keep what was replayed for the questions so far."""
+        for tracer in self._tracers.values():
+            tracer.keep_replays()
 
     def tracer(self, request: Request) -> Tracer:
         """The tracer of a question; those on the same module share it."""

@@ -42,10 +42,12 @@ def devices(
         report_progress(f"{gpu.name}, {done} of {len(gpus)}")
         rows[gpu.key] = _row(gpu, request, cells)
         yield report(gpus[done:] or gpus)
+    cells.keep_replays()
     for done, gpu in enumerate(gpus, 1):
         report_progress(f"largest batch on {gpu.name}, {done} of {len(gpus)}")
         rows[gpu.key] = _with_largest(rows[gpu.key], request, cells)
         yield report(gpus[done:])
+    cells.keep_replays()
 
 
 def _row(gpu: Gpu, request: Request, cells: Cells) -> DeviceRow:

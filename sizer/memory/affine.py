@@ -94,7 +94,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
     """The affine tape through two traces of the same work at two batch sizes.
 
     The second may be the beginning of the work, up to the end of a phase before the second step: what follows in the first
-    tape is then the same step once more, whose blocks grow as their counterparts of the first step do, and the
+    tape is then the same step once more, whose blocks and size queries grow as their counterparts of the first step do, and the
     optimizer's, which do not grow.
     Raises NotAffineError where order, categories, ops, modules or phases differ, or a size or a size query's number does not
     grow by whole bytes or units per item; the message names the first op that differs. Raises ValueError where both tapes
@@ -124,6 +124,8 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
                 )
             if block in queried_later:
                 queried_later[later] = queried_later[block]
+            elif block is None and later in queried:
+                queried_later[later] = queried[later]
         slopes += [0 if block is None else slopes[block] for block in counterparts]
     try:
         size_queries = fit_size_queries(queried, queried_later, (first.batch, second.batch))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Protocol
 
 from sizer.catalogue.gpus import Backend
@@ -12,7 +11,7 @@ from sizer.memory.timeline import Replay, Timeline, read_timeline
 
 
 class Cache(Protocol):
-    """What every allocator here offers. Requests are of more than 0 bytes; addresses are the allocator's own."""
+    """An allocator that is asked event by event. Requests are of more than 0 bytes; addresses are the allocator's own."""
 
     reserved: int
     retries: int
@@ -48,9 +47,9 @@ def replay_events(
     if expandable_segments and backend != "cuda":
         raise ValueError(f"expandable_segments was asked for on {backend!r}; only 'cuda' has it: leave it False")
     if backend == "cuda":
-        return _fill(
-            tape, expandable.ExpandableCache(capacity_bytes) if expandable_segments else cuda.CudaCache(capacity_bytes)
-        )
+        if expandable_segments:
+            return _fill(tape, expandable.ExpandableCache(capacity_bytes))
+        return cuda.CudaCache(capacity_bytes).place(tape.order, tape.sizes)
     if backend == "mps":
         return _fill(tape, mps.MpsHeaps(capacity_bytes))
     if backend == "cpu":
@@ -93,17 +92,20 @@ def _fill(tape: Tape, cache: Cache) -> Replay:
     """Run every event of a tape through an allocator; stops at the first request that it cannot meet."""
     sizes, allocate, release = tape.sizes, cache.allocate, cache.release
     taken = [0] * len(sizes)
-    addresses = array("Q", bytes(8 * len(sizes)))
+    addresses = [0] * len(sizes)
     reserved: list[int] = []
+    failed_at = None
     for position, event in enumerate(tape.order):
         if event >= 0:
             if size := sizes[event]:
                 block = allocate(size)
                 if block is None:
-                    reserved.append(cache.reserved)
-                    return Replay(taken=taken, reserved=reserved, retries=cache.retries, failed_at=position)
+                    failed_at = position
+                    break
                 addresses[event], taken[event] = block
         elif size := taken[~event]:
             release(addresses[~event], size)
         reserved.append(cache.reserved)
-    return Replay(taken=taken, reserved=reserved, retries=cache.retries, failed_at=None)
+    if failed_at is not None:
+        reserved.append(cache.reserved)
+    return Replay(taken=taken, addresses=addresses, reserved=reserved, retries=cache.retries, failed_at=failed_at)

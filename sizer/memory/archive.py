@@ -53,7 +53,9 @@ class Traced:
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> Traced:
         """The same work in another dtype that takes the same kernels."""
-        told = re.compile(rf"(^|, ){instead_of}(?=[,;]|$)")  # what a kernel was taken for; conditions name several dtypes
+        told = re.compile(
+            rf"(^|, ){instead_of}(?=[,;]|$)"
+        )  # what a kernel was taken for; conditions name several dtypes
         kernels = tuple(replace(kernel, why=told.sub(rf"\g<1>{dtype}", kernel.why)) for kernel in self.kernels)
         return replace(self, family=self.family.with_dtype(dtype, instead_of=instead_of), kernels=kernels)
 

@@ -1,4 +1,4 @@
-"""Free blocks of memory ordered by (size, address), for all the allocators: best fit, and merging of neighbours."""
+"""Free blocks of memory ordered by (size, address): best fit, and merging of neighbours."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ class FreeBlocks:
         self._keys: list[int] = []
         self.size_at: dict[int, int] = {}
         self.start_at: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
     def take(self, size: int) -> tuple[int, int] | None:
         """(address, size) of the smallest block of at least `size` bytes, the lowest of equals; it is taken out."""

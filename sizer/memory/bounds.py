@@ -13,6 +13,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sizer.memory.tape import CATEGORIES, Tape
 
 # Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
@@ -40,14 +42,19 @@ class Margin:
     more_bytes: int
 
 
-def engines_margin(tape: Tape, reserved_bytes: int) -> int:
-    """How far reserved memory may move with cuDNN's engines: a share of it, no more than all results of convolutions together."""
-    convolutions = {op for op, name in enumerate(tape.op_names) if name.startswith(_CONVOLUTIONS)}
-    if convolutions.isdisjoint(tape.ops[block] for block in tape.resolved):
+def engines_limit(tape: Tape) -> int:
+    """The most bytes by which reserved memory may move with cuDNN's engines: all results of convolutions together, 0 where no
+    engine was asked for."""
+    convolutions = [name.startswith(_CONVOLUTIONS) for name in tape.op_names]
+    if not any(convolutions[tape.ops[block]] for block in tape.resolved):
         return 0
-    rows = zip(tape.sizes, tape.ops, tape.categories, strict=True)
-    results = sum(size for size, op, category in rows if op in convolutions and category != _WORKSPACE)
-    return min(reserved_bytes * BETWEEN_VERSIONS // 100, results)
+    counted = np.asarray(convolutions)[np.asarray(tape.ops)] & (_column(tape.categories) != _WORKSPACE)
+    return int(np.asarray(tape.sizes)[counted].sum())
+
+
+def engines_margin(limit_bytes: int, reserved_bytes: int) -> int:
+    """How far reserved memory may move with cuDNN's engines: a share of it, no more than `limit_bytes` (see engines_limit)."""
+    return min(reserved_bytes * BETWEEN_VERSIONS // 100, limit_bytes)
 
 
 def without_models(tape: Tape) -> Tape:
@@ -67,19 +74,20 @@ def gradients_kept(tape: Tape) -> Tape:
     end = tape.second_forward
     if begin is None or end is None:
         return tape
-    between = tape.order[begin:end]
-    kept = [event < 0 and tape.categories[~event] == _GRADIENT for event in between]
-    if not any(kept):
+    between = np.asarray(tape.order[begin:end])
+    kept = (between < 0) & (_column(tape.categories)[~between] == _GRADIENT)
+    if not kept.any():
         return tape
-    first = array("q", [event for event, later in zip(between, kept, strict=True) if not later])
-    later = array("q", [event for event, later in zip(between, kept, strict=True) if later])
-    return replace(tape, order=tape.order[:begin] + first + later + tape.order[end:])
+    moved = array("q", np.concatenate((between[~kept], between[kept])).tobytes())
+    return replace(tape, order=tape.order[:begin] + moved + tape.order[end:])
 
 
-def modelled_blocks(tape: Tape) -> list[bool]:
+def modelled_blocks(tape: Tape) -> np.ndarray:
     """Per block whether it is a workspace whose size is a model, no library's answer."""
-    closed = [name.startswith(CLOSED_KERNELS) for name in tape.op_names]
-    modelled = [category == _WORKSPACE and closed[op] for category, op in zip(tape.categories, tape.ops, strict=True)]
+    modelled = np.zeros(len(tape.sizes), bool)
+    closed = [op for op, name in enumerate(tape.op_names) if name.startswith(CLOSED_KERNELS)]
+    if closed:
+        modelled = np.isin(np.asarray(tape.ops), closed) & (_column(tape.categories) == _WORKSPACE)
     for query in tape.size_queries:
         for block in query.blocks:
             modelled[block] = block not in tape.resolved
@@ -88,7 +96,11 @@ def modelled_blocks(tape: Tape) -> list[bool]:
 
 def _with_models(tape: Tape, times: int) -> Tape:
     modelled = modelled_blocks(tape)
-    if not any(modelled):
+    if not modelled.any():
         return tape
-    sizes = [size * times if model else size for size, model in zip(tape.sizes, modelled, strict=True)]
-    return replace(tape, sizes=array("q", sizes))
+    sizes = np.asarray(tape.sizes) * np.where(modelled, times, 1)
+    return replace(tape, sizes=array("q", sizes.tobytes()))
+
+
+def _column(categories: bytes) -> np.ndarray:
+    return np.frombuffer(categories, np.uint8)

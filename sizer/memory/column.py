@@ -9,9 +9,11 @@ from sizer.catalogue.gpus import Gpu
 from sizer.memory.affine import NotAffineError
 from sizer.memory.estimate import Estimate, estimate_tape
 from sizer.memory.family import TapeFamily
-from sizer.memory.fit import MaxBatch, largest_batch
+from sizer.memory.fit import MaxBatch, find_largest_batch
+from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import Tape
+from sizer.memory.unbounded import find_unbounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +46,15 @@ def read_column(
     oracle: SizeOracle | None = None,
     expandable_segments: bool = False,
     first: int | None = None,
+    oracle_name: str | None = None,
+    replays: Replays | None = None,
 ) -> Iterator[Column]:
     """The column of one dtype as it grows, the last one whole: the batch size `first`, all of them, the largest that fits.
 
-    A batch size that the family has no tape for has a note in the place of an estimate.
+    A batch size that the family has no tape for has a note in the place of an estimate. What `replays` hold, which
+    other columns may share, is not replayed again; `oracle_name` says whose answers the oracle gives.
     """
+    replays = replays or Replays()
     rows: dict[int, tuple[Estimate, Tape]] = {}
     notes: dict[int, str] = {}
     batches = tuple(batches)
@@ -59,7 +65,14 @@ def read_column(
         except ValueError as error:
             notes[batch] = f"batch {batch}: {error}"
             return
-        row = estimate_tape(tape, dtype=dtype, gpu=gpu, mode=mode, expandable_segments=expandable_segments)
+        row = estimate_tape(
+            tape,
+            dtype=dtype,
+            gpu=gpu,
+            mode=mode,
+            expandable_segments=expandable_segments,
+            unbounded=find_unbounded(tape, gpu.backend, expandable_segments=expandable_segments, replays=replays),
+        )
         rows[batch] = row, tape
 
     def column() -> Column:
@@ -81,8 +94,15 @@ def read_column(
     yield whole
     try:
         known = {row.batch: row.fits for row in whole.estimates}
-        largest = largest_batch(
-            family, gpu, dtype=dtype, oracle=oracle, known=known, expandable_segments=expandable_segments
+        largest = find_largest_batch(
+            family,
+            gpu,
+            dtype=dtype,
+            oracle=oracle,
+            oracle_name=oracle_name,
+            known=known,
+            expandable_segments=expandable_segments,
+            replays=replays,
         )
     except NotAffineError as error:
         largest = MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=str(error))

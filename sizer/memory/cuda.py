@@ -10,7 +10,12 @@ new segment gets a higher address than those before it, which decides between fr
 
 from __future__ import annotations
 
-from sizer.memory.blocks import FreeBlocks
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+import numpy as np
+
+from sizer.memory.timeline import Replay
 from sizer.units import format_bytes
 
 MIN_BLOCK = 512  # kMinBlockSize: every size is rounded up to a multiple
@@ -19,6 +24,9 @@ SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer
 LARGE_SEGMENT = 20 * 2**20  # large_segment_size: for requests of the large pool below MIN_LARGE
 MIN_LARGE = 10 * 2**20  # kMinLargeAlloc: from here on a request gets a segment of its own size,
 ROUND_LARGE = 2 * 2**20  # kRoundLarge: rounded up to a multiple of this
+
+_SHIFT = 64
+_ADDRESS = (1 << _SHIFT) - 1
 
 
 def segment_size(size: int) -> int:
@@ -42,35 +50,87 @@ def describe() -> tuple[str, ...]:
 
 
 class CudaCache:
-    """Segments and the two pools of their free blocks; `reserved` is the bytes held from the driver."""
+    """Segments and the free blocks of both pools; `reserved` is the bytes held from the driver.
+
+    A free block is one integer, size << 64 | address: a sorted list of them is in the order of best fit, by size and then address.
+    Blocks merge where they touch. A segment belongs to one pool, and a gap keeps it apart from the next.
+    """
 
     def __init__(self, capacity: int | None = None):
         self.capacity = capacity
         self.reserved = 0
         self.retries = 0
-        self._small = FreeBlocks()
-        self._large = FreeBlocks()
+        self.position = 0  # of the event that the last segment was asked for
+        self._small: list[int] = []
+        self._large: list[int] = []
+        self._size_at: dict[int, int] = {}  # start of a free block -> its size
+        self._start_at: dict[int, int] = {}  # end of a free block -> its start
         self._segments: dict[int, int] = {}  # start -> size
         self._next_address = MIN_BLOCK
 
-    def allocate(self, size: int) -> tuple[int, int] | None:
-        """(address, bytes really taken) of a block for `size` > 0 bytes, or None where no memory is left."""
-        size = (size + MIN_BLOCK - 1) & -MIN_BLOCK
-        small = size <= SMALL_SIZE
-        pool = self._small if small else self._large
-        block = pool.take(size) or self._new_segment(segment_size(size))
-        if block is None:
-            return None
-        address, have = block
-        rest = have - size
-        if rest > SMALL_SIZE or (small and rest):  # should_split
-            pool.add(address + size, rest)
-            return address, size
-        return block
+    def place(self, order: Sequence[int], sizes: Sequence[int]) -> Replay:
+        """What becomes of the blocks (bytes) of a tape (see Tape), up to the first that finds no room.
 
-    def release(self, address: int, size: int) -> None:
-        """Give a block back to its pool (over 1 MiB: the large one), merged with its free neighbours."""
-        (self._small if size <= SMALL_SIZE else self._large).merge(address, size)
+        Here the time of all replays goes: one loop that calls nothing of its own but for a new segment.
+        """
+        taken: list[int] = ((np.asarray(sizes, np.int64) + (MIN_BLOCK - 1)) & -MIN_BLOCK).tolist()
+        addresses = [0] * len(taken)
+        reserved: list[int] = []
+        small, large, size_at, start_at = self._small, self._large, self._size_at, self._start_at
+        for position, event in enumerate(order):
+            if event >= 0:
+                if not (size := taken[event]):
+                    continue
+                pool = small if size <= SMALL_SIZE else large
+                index = bisect_left(pool, size << _SHIFT)
+                if index < len(pool):  # get_free_block
+                    key = pool.pop(index)
+                    address, have = key & _ADDRESS, key >> _SHIFT
+                    del size_at[address], start_at[address + have]
+                else:
+                    reserved += [self.reserved] * (position - len(reserved))
+                    self.position = position
+                    segment = self._new_segment(segment_size(size))
+                    if segment is None:
+                        return self._failed(order, taken, addresses, reserved)
+                    address, have = segment
+                addresses[event] = address
+                if have == size:
+                    continue
+                rest = have - size
+                if rest > SMALL_SIZE or pool is small:  # should_split
+                    free = address + size
+                    size_at[free] = rest
+                    start_at[free + rest] = free
+                    insort(pool, rest << _SHIFT | free)
+                else:
+                    taken[event] = have
+            elif size := taken[~event]:
+                pool = small if size <= SMALL_SIZE else large
+                start = addresses[~event]
+                end = start + size
+                before, after = start_at.pop(start, None), size_at.pop(end, None)
+                if before is not None:  # try_merge_blocks
+                    del pool[bisect_left(pool, size_at[before] << _SHIFT | before)]
+                    start = before
+                if after is not None:
+                    del pool[bisect_left(pool, after << _SHIFT | end)]
+                    end += after
+                size_at[start] = size = end - start
+                start_at[end] = start
+                insort(pool, size << _SHIFT | start)
+        reserved += [self.reserved] * (len(order) - len(reserved))
+        return Replay(taken=taken, addresses=addresses, reserved=reserved, retries=self.retries, failed_at=None)
+
+    def _failed(self, order: Sequence[int], taken: list[int], addresses: list[int], reserved: list[int]) -> Replay:
+        """What was placed before the request that found no room."""
+        for event in order[self.position :]:
+            if event >= 0:
+                taken[event] = 0
+        reserved.append(self.reserved)
+        return Replay(
+            taken=taken, addresses=addresses, reserved=reserved, retries=self.retries, failed_at=self.position
+        )
 
     def _new_segment(self, size: int) -> tuple[int, int] | None:
         """(address, size) of a new segment, if need be after all free ones went back to the driver; None: no room."""
@@ -81,14 +141,16 @@ class CudaCache:
                 return None
         self.reserved += size
         address = self._next_address
-        self._next_address += size + MIN_BLOCK  # the gap keeps neighbouring segments from merging
+        self._next_address += size + MIN_BLOCK
         self._segments[address] = size
         return address, size
 
     def _release_cached(self) -> None:
         """Hand every segment that is free as a whole back to the driver (release_cached_blocks)."""
-        for pool in (self._small, self._large):
-            whole = [start for start, size in pool.size_at.items() if self._segments.get(start) == size]
-            for start in whole:
-                self.reserved -= pool.remove(start)
-                del self._segments[start]
+        whole = [start for start, size in self._size_at.items() if self._segments.get(start) == size]
+        for start in whole:
+            size = self._size_at.pop(start)
+            del self._start_at[start + size], self._segments[start]
+            pool = self._small if size == SMALL_SEGMENT else self._large
+            del pool[bisect_left(pool, size << _SHIFT | start)]
+            self.reserved -= size

@@ -10,7 +10,8 @@ from sizer.catalogue.modes import MODES
 from sizer.memory.bounds import Margin
 from sizer.memory.fit import Fits, fit
 from sizer.memory.tape import CATEGORIES, Tape
-from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, running_bytes
+from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, peak_bytes
+from sizer.memory.unbounded import Unbounded
 from sizer.units import format_bytes
 
 
@@ -52,7 +53,13 @@ class Estimate:
 
 
 def estimate_tape(
-    tape: Tape, *, dtype: str, gpu: Gpu, mode: str = "training", expandable_segments: bool = False
+    tape: Tape,
+    *,
+    dtype: str,
+    gpu: Gpu,
+    mode: str = "training",
+    expandable_segments: bool = False,
+    unbounded: Unbounded | None = None,
 ) -> Estimate:
     """The bytes that a tape's work needs on a device, phase by phase, and whether it fits.
 
@@ -60,8 +67,9 @@ def estimate_tape(
     "backward", optimizer state at the end of "optimizer", activations at the end of "forward". In inference there are
     no gradients and no optimizer state, and activations are all that the forward pass leaves beside weights, buffers,
     inputs and workspaces. Where a phase is not marked, the most that was ever alive of the category counts.
+    `unbounded` is as in `fit`.
     """
-    result = fit(tape, gpu, expandable_segments=expandable_segments)
+    result = fit(tape, gpu, expandable_segments=expandable_segments, unbounded=unbounded)
     timeline, live = result.timeline, live_by_category(tape)
     training = MODES[mode].trains
     return Estimate(
@@ -116,7 +124,7 @@ def _alive(tape: Tape, live: Mapping[str, Mapping[str, int]], phase: str, catego
         return live[phase][category]
     index = CATEGORIES.index(category)
     sizes = [size * (kind == index) for size, kind in zip(tape.sizes, tape.categories, strict=True)]
-    return max(running_bytes(tape.order, sizes))
+    return peak_bytes(tape.order, sizes)
 
 
 def _activations(tape: Tape, live: Mapping[str, Mapping[str, int]], training: bool) -> int:

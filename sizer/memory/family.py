@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -56,6 +57,28 @@ class TapeFamily:
             lines=tuple((first, line.with_dtype(dtype, instead_of=instead_of)) for first, line in self.lines),
             exact=tuple(tape.with_dtype(dtype, instead_of=instead_of) for tape in self.exact),
         )
+
+    def digest(self) -> str:
+        """A digest of all that decides the sizes and the order of its tapes."""
+        found = hashlib.blake2b(
+            repr([self.smallest, [(first, line.size_queries) for first, line in self.lines]]).encode()
+        )
+        for _, line in self.lines:
+            found.update(line.constant)
+            found.update(line.per_item)
+        for tape in self.tapes():
+            names = (
+                tape.batch,
+                tape.op_names,
+                tape.marks,
+                tape.second_forward,
+                tape.size_queries,
+                sorted(tape.resolved),
+            )
+            found.update(repr(names).encode())
+            for column in (tape.order, tape.sizes, tape.categories, tape.ops):
+                found.update(column)
+        return found.hexdigest()[:40]
 
     def tapes(self) -> Iterator[Tape]:
         """Every tape that the family is made of."""

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.affine import AffineTape
-from sizer.memory.allocator import replay, replay_events
+from sizer.memory.allocator import replay_events
 from sizer.memory.bounds import (
     BETWEEN_VERSIONS,
     CONTEXT,
@@ -16,6 +18,7 @@ from sizer.memory.bounds import (
     MODELS,
     ZERO_GRAD,
     Margin,
+    engines_limit,
     engines_margin,
     gradients_kept,
     modelled_blocks,
@@ -23,9 +26,11 @@ from sizer.memory.bounds import (
     without_models,
 )
 from sizer.memory.family import TapeFamily
+from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import Tape
-from sizer.memory.timeline import Timeline, read_failure, read_timeline, running_bytes
+from sizer.memory.timeline import Timeline, peak_bytes, read_failure, read_timeline, running_bytes
+from sizer.memory.unbounded import Unbounded, peak_reserved_bytes, replay_unbounded
 
 Fits = bool | Literal["uncertain"]
 
@@ -55,7 +60,7 @@ class MaxBatch:
     reason: str
 
 
-def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
+def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: Unbounded | None = None) -> Fit:
     """Whether a tape's work fits a device, and the bytes that its process would hold there.
 
     `process_bytes` is what nvidia-smi would show: the allocator's peak reserved bytes plus the device's context. On MPS
@@ -68,17 +73,15 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     that is what makes it fit, the range ends at the device's memory: the process takes all of it and no more.
 
     The timeline is the one on this device where the work fits. Where it does not, it is that of a device large enough,
-    with `out_of_memory` saying what would fail on this one.
+    with `out_of_memory` saying what would fail on this one. Where the tape's `unbounded` memory is known, it is replayed only on a
+    device that is too small for it.
     """
-    roomy = replay(tape, backend=gpu.backend, expandable_segments=expandable_segments)
-    margins = _margins(tape, gpu, roomy.peak_reserved_bytes, expandable_segments)
-    timeline = _timeline_on(tape, gpu, roomy, expandable_segments)
+    unbounded = unbounded or replay_unbounded(tape, gpu.backend, expandable_segments=expandable_segments)
+    margins = _margins(unbounded, gpu)
+    timeline = _timeline_on(tape, gpu, unbounded.timeline, expandable_segments)
     process = timeline.peak_reserved_bytes + gpu.context_bytes
     more = sum(margin.more_bytes for margin in margins)
-    # What needs no replay: it runs where nothing has to be given back. Modelled workspaces are replayed with the rest.
-    kept = next((margin.more_bytes for margin in margins if margin.name == ZERO_GRAD), 0)
-    easily = with_models_twice(tape) is tape and roomy.peak_reserved_bytes + kept <= _sure_capacity(tape, gpu)
-    fits = easily or fits_in(tape, gpu, expandable_segments=expandable_segments)
+    fits = fits_in(tape, gpu, expandable_segments=expandable_segments, unbounded=unbounded)
     return Fit(
         timeline=timeline,
         process_bytes=process,
@@ -89,11 +92,11 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fit:
     )
 
 
-def fits_in(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Fits:
+def fits_in(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: Unbounded | None = None) -> Fits:
     """True, False or "uncertain" as in `fit`, which says what they mean, without the timeline."""
-    if _surely(tape, gpu, expandable_segments):
+    if _surely(tape, gpu, expandable_segments, unbounded and unbounded.large_bytes):
         return True
-    return "uncertain" if _possibly(tape, gpu, expandable_segments) else False
+    return "uncertain" if _possibly(tape, gpu, expandable_segments, unbounded and unbounded.few_bytes) else False
 
 
 def largest_batch(
@@ -139,6 +142,30 @@ def largest_batch(
     )
 
 
+def find_largest_batch(
+    family: TapeFamily,
+    gpu: Gpu,
+    *,
+    dtype: str,
+    oracle: SizeOracle | None = None,
+    oracle_name: str | None = None,
+    known: Mapping[int, Fits] | None = None,
+    expandable_segments: bool = False,
+    replays: Replays,
+) -> MaxBatch:
+    """What `largest_batch` returns, searched once for the same tapes and device; `oracle_name` says whose answers those are."""
+
+    def search_it() -> MaxBatch:
+        return largest_batch(
+            family, gpu, dtype=dtype, oracle=oracle, known=known, expandable_segments=expandable_segments
+        )
+
+    if not family.lines:
+        return search_it()
+    key = f"{dtype} {gpu} {oracle_name} {expandable_segments} {family.digest()}"
+    return replays.find(key, MaxBatch, search_it)
+
+
 def _largest_traced(verdicts: Mapping[int, Fits], dtype: str) -> MaxBatch:
     """The largest batch that fits among those traced one by one."""
     sure = max((batch for batch, fits in verdicts.items() if fits is True), default=None)
@@ -161,16 +188,10 @@ def _timeline_on(tape: Tape, gpu: Gpu, roomy: Timeline, expandable_segments: boo
     return read_timeline(tape, tight) if failure is None else replace(roomy, out_of_memory=failure)
 
 
-def _margins(tape: Tape, gpu: Gpu, reserved: int, expandable_segments: bool) -> tuple[Margin, ...]:
+def _margins(unbounded: Unbounded, gpu: Gpu) -> tuple[Margin, ...]:
     """What the process may hold less and more than estimated, by what is uncertain; without the parts that come to nothing."""
-
-    def peak(other: Tape) -> int:
-        if other is tape:
-            return reserved
-        return max(replay_events(other, gpu.backend, None, expandable_segments).reserved, default=0)
-
-    few, many = peak(without_models(tape)), peak(with_models_twice(tape))
-    engines, kept = engines_margin(tape, reserved), peak(gradients_kept(tape))
+    reserved = unbounded.timeline.peak_reserved_bytes
+    engines = engines_margin(unbounded.engines_limit_bytes, reserved)
     found = (
         Margin(
             name=CONTEXT,
@@ -178,34 +199,42 @@ def _margins(tape: Tape, gpu: Gpu, reserved: int, expandable_segments: bool) -> 
             more_bytes=gpu.context_high_bytes - gpu.context_bytes,
         ),
         Margin(name=ENGINES, less_bytes=engines, more_bytes=engines),
-        Margin(name=MODELS, less_bytes=max(0, reserved - few), more_bytes=max(0, many - reserved)),
-        Margin(name=ZERO_GRAD, less_bytes=0, more_bytes=max(0, kept - reserved)),
+        Margin(
+            name=MODELS,
+            less_bytes=max(0, reserved - unbounded.few_bytes),
+            more_bytes=max(0, unbounded.many_bytes - reserved),
+        ),
+        Margin(name=ZERO_GRAD, less_bytes=0, more_bytes=max(0, unbounded.kept_bytes - reserved)),
     )
     return tuple(margin for margin in found if margin.less_bytes or margin.more_bytes)
 
 
-def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work runs with all that makes it large, beside the largest context."""
-    capacity = _sure_capacity(tape, gpu)
-    if capacity <= 0:
-        return False
-    large = gradients_kept(with_models_twice(tape))
-    return replay_events(large, gpu.backend, capacity, expandable_segments).failed_at is None
+def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int | None = None) -> bool:
+    """Whether the work runs with all that makes it large, beside the largest context and what engines may take.
 
-
-def _sure_capacity(tape: Tape, gpu: Gpu) -> int:
-    """What the largest context leaves to the allocator, less what engines of another version of cuDNN may take of it."""
+    `reserved` is what it then reserves on a device that is large enough, where that is known.
+    """
     capacity = gpu.total_bytes - gpu.context_high_bytes
-    return capacity - engines_margin(tape, max(0, capacity) * 100 // (100 + BETWEEN_VERSIONS))
+    capacity -= engines_margin(engines_limit(tape), max(0, capacity) * 100 // (100 + BETWEEN_VERSIONS))
+    return _runs(gradients_kept(with_models_twice(tape)), gpu, capacity, expandable_segments, reserved)
 
 
-def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool) -> bool:
-    """Whether the work runs with all that makes it small, beside the smallest context."""
+def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int | None = None) -> bool:
+    """Whether the work runs with all that makes it small, beside the smallest context; `reserved` as in `_surely`."""
     capacity = gpu.total_bytes - gpu.context_low_bytes
+    capacity += engines_margin(engines_limit(tape), max(0, capacity) * 100 // (100 - BETWEEN_VERSIONS))
+    return _runs(without_models(tape), gpu, capacity, expandable_segments, reserved)
+
+
+def _runs(tape: Tape, gpu: Gpu, capacity: int, expandable_segments: bool, reserved: int | None) -> bool:
+    """Whether the work runs in `capacity` bytes, by a replay where nothing less tells."""
     if capacity <= 0:
         return False
-    capacity += engines_margin(tape, capacity * 100 // (100 - BETWEEN_VERSIONS))
-    return replay_events(without_models(tape), gpu.backend, capacity, expandable_segments).failed_at is None
+    if reserved is not None and reserved <= capacity:  # nothing is ever refused
+        return True
+    if peak_bytes(tape.order, tape.sizes) > capacity:  # no allocator takes less than is asked for
+        return False
+    return replay_events(tape, gpu.backend, capacity, expandable_segments).failed_at is None
 
 
 def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0) -> int:
@@ -231,7 +260,7 @@ def _first_guess(family: TapeFamily, bound: int, capacity: int, gpu: Gpu, expand
     if bound < 2:
         return bound
     line = family.lines[-1][1]
-    reserved = max(replay_events(family.at(bound), gpu.backend, None, expandable_segments).reserved, default=0)
+    reserved = peak_reserved_bytes(family.at(bound), gpu.backend, expandable_segments)
     fixed = sum(a for a, b in zip(line.constant, line.per_item, strict=True) if not b and a > 0) // 2
     return max(1, bound * (capacity - fixed) // max(reserved - fixed, 1)) if reserved > capacity > fixed else bound
 
@@ -250,14 +279,16 @@ def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> i
 
 
 def _line_bound(line: AffineTape, capacity: int, *, with_modelled: bool) -> int:
-    counted = [with_modelled or not modelled for modelled in modelled_blocks(line.tape)]
-    constants = running_bytes(line.tape.order, [a * keep for a, keep in zip(line.constant, counted, strict=True)])
-    slopes = running_bytes(line.tape.order, [b * keep for b, keep in zip(line.per_item, counted, strict=True)])
-    bound = LARGEST_BATCH
-    for constant, slope in zip(constants, slopes, strict=True):
-        if constant + slope * bound > capacity:
-            bound = (capacity - constant) // slope if slope > 0 else 0
-    return max(bound, 0)
+    order, kept = line.tape.order, True if with_modelled else ~modelled_blocks(line.tape)
+    constants = np.asarray(running_bytes(order, np.asarray(line.constant) * kept))
+    slopes = np.asarray(running_bytes(order, np.asarray(line.per_item) * kept))
+    grows = slopes > 0
+    bounds = np.full(len(slopes), LARGEST_BATCH)  # by each event
+    bounds[grows] = np.minimum((capacity - constants[grows]) // slopes[grows], LARGEST_BATCH)
+    bounds = np.minimum.accumulate(bounds)
+    if (constants + slopes * bounds > capacity)[~grows].any():
+        return 0
+    return max(int(bounds[-1]), 0)
 
 
 def _reason(sure: int, possible: int, gpu: Gpu, family: TapeFamily) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 from sizer.memory.tape import CATEGORIES, Tape
 
@@ -16,11 +16,13 @@ CURVE_POINTS = 160
 class Replay:
     """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
 
+    `addresses` are per block, the allocator's own; those of blocks that took nothing mean nothing.
     `failed_at` is the position of the first request that could not be met, None where all were; the last of
     `reserved` is then what was still held after every free segment went back.
     """
 
     taken: list[int]
+    addresses: list[int]
     reserved: list[int]
     retries: int
     failed_at: int | None
@@ -88,22 +90,25 @@ def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
     """The timeline (bytes) of a tape whose blocks an allocator has placed."""
     end = len(tape.order) if replayed.failed_at is None else replayed.failed_at
     order = tape.order[:end]
-    allocated = running_bytes(order, replayed.taken)
-    peak = max(allocated)
-    position = allocated.index(peak)  # number of events done; the last of them made the peak
-    snapshots = _snapshots(tape, order, replayed.taken, _curve_positions(tape, allocated, position))
-    curve = tuple(CurvePoint(position=at, phase=_phase(tape, at - 1), by_category=split) for at, split in snapshots)
+    changes = _changes(order, replayed.taken)
+    allocated = _levels(changes)
+    position = int(allocated.argmax())  # number of events done; the last of them made the peak
+    positions = _curve_positions(tape, allocated, position)
+    splits = _by_category(tape, order, changes, positions)
+    curve = tuple(
+        CurvePoint(position=at, phase=_phase(tape, at - 1), by_category=split)
+        for at, split in zip(positions, splits, strict=True)
+    )
     block = order[position - 1] if position else None
-    split = next(point.by_category for point in curve if point.position == position)
     return Timeline(
         phases=_phases(tape, allocated, replayed.reserved),
-        peak_allocated_bytes=peak,
+        peak_allocated_bytes=int(allocated[position]),
         peak_reserved_bytes=max(replayed.reserved, default=0),
-        peak_requested_bytes=max(running_bytes(order, tape.sizes)),
+        peak_requested_bytes=peak_bytes(order, tape.sizes),
         peak_phase=_phase(tape, position - 1),
         peak_op="" if block is None else tape.op_names[tape.ops[block]],
         peak_module="" if block is None else tape.module_names[tape.modules[block]],
-        at_peak=dict(zip(CATEGORIES, split, strict=True)),
+        at_peak=dict(zip(CATEGORIES, splits[positions.index(position)], strict=True)),
         curve=curve,
         reserved_at_peak_bytes=replayed.reserved[position - 1] if position else 0,
         retries=replayed.retries,
@@ -126,19 +131,36 @@ def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
     )
 
 
-def running_bytes(order: Iterable[int], sizes: list[int] | array[int]) -> list[int]:
+def running_bytes(order: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """Bytes alive before the first event and after each one, where block i counts `sizes[i]` bytes."""
-    return list(accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in order], initial=0))
+    return _levels(_changes(order, sizes)).tolist()
+
+
+def peak_bytes(order: Sequence[int], sizes: Sequence[int]) -> int:
+    """The most bytes that are ever alive, where block i counts `sizes[i]` bytes."""
+    return int(_levels(_changes(order, sizes)).max())
 
 
 def live_by_category(tape: Tape) -> dict[str, dict[str, int]]:
     """Tensor bytes (as requested, not rounded) alive at each phase's end: phase -> category -> bytes."""
-    ends = sorted({end for end, _ in tape.marks})
-    by_end = dict(_snapshots(tape, tape.order, tape.sizes, ends))
-    return {phase: dict(zip(CATEGORIES, by_end[end], strict=True)) for end, phase in tape.marks}
+    splits = _by_category(tape, tape.order, _changes(tape.order, tape.sizes), [end for end, _ in tape.marks])
+    return {
+        phase: dict(zip(CATEGORIES, split, strict=True)) for (_, phase), split in zip(tape.marks, splits, strict=True)
+    }
 
 
-def _phases(tape: Tape, allocated: list[int], reserved: list[int]) -> tuple[PhaseUse, ...]:
+def _changes(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+    """By how many bytes each event changes what is alive (int64)."""
+    events, sizes = np.asarray(order, np.int64), np.asarray(sizes, np.int64)
+    return np.where(events >= 0, sizes[events], -sizes[~events])
+
+
+def _levels(changes: np.ndarray) -> np.ndarray:
+    """Bytes alive before the first change and after each one."""
+    return np.concatenate(([0], np.cumsum(changes)))
+
+
+def _phases(tape: Tape, allocated: np.ndarray, reserved: list[int]) -> tuple[PhaseUse, ...]:
     """One row per phase that was begun; a phase cut short by a lack of memory ends where the work did."""
     rows, begin, last = [], 0, len(allocated) - 1
     for mark, phase in tape.marks:
@@ -146,8 +168,8 @@ def _phases(tape: Tape, allocated: list[int], reserved: list[int]) -> tuple[Phas
         rows.append(
             PhaseUse(
                 phase=phase,
-                allocated_bytes=allocated[end],
-                peak_allocated_bytes=max(allocated[begin : end + 1]),
+                allocated_bytes=int(allocated[end]),
+                peak_allocated_bytes=int(allocated[begin : end + 1].max()),
                 reserved_bytes=reserved[end - 1] if end else 0,
             )
         )
@@ -157,32 +179,23 @@ def _phases(tape: Tape, allocated: list[int], reserved: list[int]) -> tuple[Phas
     return tuple(rows)
 
 
-def _curve_positions(tape: Tape, allocated: list[int], peak: int) -> list[int]:
+def _curve_positions(tape: Tape, allocated: np.ndarray, peak: int) -> list[int]:
     """At most CURVE_POINTS positions, ascending: start, phase ends, the peak, and the highest point of equal slices."""
     last = len(allocated) - 1
     chosen = {0, peak, last} | {min(mark, last) for mark, _ in tape.marks}
     slices = CURVE_POINTS - len(chosen)
     width = max(1, -(-len(allocated) // slices))
     for begin in range(0, len(allocated), width):
-        part = allocated[begin : begin + width]
-        chosen.add(begin + part.index(max(part)))
+        chosen.add(begin + int(allocated[begin : begin + width].argmax()))
     return sorted(chosen)
 
 
-def _snapshots(
-    tape: Tape, order: array[int], sizes: list[int] | array[int], positions: list[int]
-) -> list[tuple[int, tuple[int, ...]]]:
-    """(position, live bytes per category after so many events), for ascending positions, in one pass."""
-    live, categories, done, result = [0] * len(CATEGORIES), tape.categories, 0, []
-    for position in positions:
-        for event in order[done:position]:
-            if event >= 0:
-                live[categories[event]] += sizes[event]
-            else:
-                live[categories[~event]] -= sizes[~event]
-        done = position
-        result.append((position, tuple(live)))
-    return result
+def _by_category(tape: Tape, order: Sequence[int], changes: np.ndarray, positions: list[int]) -> list[tuple[int, ...]]:
+    """Bytes alive per category after so many events, for each position."""
+    events = np.asarray(order, np.int64)
+    categories = np.frombuffer(tape.categories, np.uint8)[np.where(events >= 0, events, ~events)]
+    columns = [_levels(np.where(categories == one, changes, 0))[positions] for one in range(len(CATEGORIES))]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _phase(tape: Tape, event: int) -> str:

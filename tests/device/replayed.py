@@ -33,7 +33,6 @@ class RecordedCache(CudaCache):
         starts = accumulate((segments[index].bytes + MIN_BLOCK for index in ordered), initial=MIN_BLOCK)
         self._starts = dict(zip(ordered, starts, strict=False))
         self._count = len(segments)
-        self.position = 0
 
     def _new_segment(self, size: int) -> tuple[int, int] | None:
         self._give_back()
@@ -109,18 +108,7 @@ def _place(tape: Tape, kind: str, segments: tuple[Segment, ...]) -> Replay:
         return replay_events(tape, kind)
     if any(segment.stream for segment in segments):
         raise ValueError("the recording has several streams; the replay knows one")
-    return _fill(tape, RecordedCache(segments))
-
-
-def _fill(tape: Tape, cache: RecordedCache) -> Replay:
-    taken, addresses, reserved = [0] * len(tape.sizes), [0] * len(tape.sizes), []
-    for position, event in enumerate(tape.order):
-        cache.position = position
-        if event >= 0:
-            if tape.sizes[event]:
-                addresses[event], taken[event] = cache.allocate(tape.sizes[event])
-        elif taken[~event]:
-            cache.release(addresses[~event], taken[~event])
-        reserved.append(cache.reserved)
+    cache = RecordedCache(segments)
+    replayed = cache.place(tape.order, tape.sizes)
     cache.finish()
-    return Replay(taken=taken, reserved=reserved, retries=cache.retries, failed_at=None)
+    return replayed

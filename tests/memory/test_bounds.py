@@ -15,6 +15,7 @@ from sizer.memory.bounds import (
     MODELS,
     ZERO_GRAD,
     Margin,
+    engines_limit,
     engines_margin,
     gradients_kept,
 )
@@ -60,8 +61,8 @@ def test_engines_move_reserved_memory_by_a_share_of_it() -> None:
 
 
 def test_engines_move_no_more_than_convolutions_have_results() -> None:
-    assert engines_margin(convolved(3), 10**12) == 3 * MIB
-    assert engines_margin(convolved(3, resolved=False), 10**12) == 0
+    assert engines_margin(engines_limit(convolved(3)), 10**12) == 3 * MIB
+    assert engines_margin(engines_limit(convolved(3, resolved=False)), 10**12) == 0
 
 
 def test_the_verdict_turns_where_the_range_ends() -> None:

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from sizer.memory.allocator import replay, replay_events
-from sizer.memory.cuda import CudaCache, segment_size
-from sizer.memory.expandable import ExpandableCache
+from sizer.memory.cuda import segment_size
 from sizer.memory.tape import Tape
 from tests.memory.caching_allocator import SlowCache
 from tests.memory.tapes import make_tape, random_tape
@@ -18,7 +17,7 @@ MIB = 2**20
 
 @pytest.mark.parametrize(("size", "rounded"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
 def test_sizes_are_rounded_to_512(size, rounded):
-    assert CudaCache().allocate(size)[1] == rounded
+    assert replay_events(make_tape([("a", size)]), "cuda").taken == [rounded]
 
 
 @pytest.mark.parametrize(
@@ -59,14 +58,13 @@ def test_an_unsplit_large_block_counts_whole():
 
 def test_best_fit_takes_the_smallest_block_then_the_lowest_address():
     # Segments of 40, 12 and 12 MiB, all freed; 12 MiB fits both equals, the first (lower) is taken, then the second.
-    cache = CudaCache()
-    addresses = [cache.allocate(size * MIB)[0] for size in (40, 12, 12)]
-    for address, size in zip(addresses, (40, 12, 12), strict=True):
-        cache.release(address, size * MIB)
-    assert cache.allocate(12 * MIB) == (addresses[1], 12 * MIB)
-    assert cache.allocate(12 * MIB) == (addresses[2], 12 * MIB)
-    assert cache.allocate(12 * MIB) == (addresses[0], 12 * MIB)  # split off the 40
-    assert cache.reserved == 64 * MIB
+    # The last is split off the 40.
+    made = [("a", 40 * MIB), ("b", 12 * MIB), ("c", 12 * MIB), "-a", "-b", "-c"]
+    again = [("d", 12 * MIB), ("e", 12 * MIB), ("f", 12 * MIB)]
+    placed = replay_events(make_tape(made + again), "cuda")
+    a, b, c, *later = placed.addresses
+    assert later == [b, c, a]
+    assert placed.reserved[-1] == 64 * MIB
 
 
 def test_freed_neighbours_merge_within_a_segment_only():
@@ -146,21 +144,20 @@ def test_the_random_tapes_reach_what_they_are_for():
 @pytest.mark.parametrize("seed", range(6))
 def test_live_blocks_never_overlap(seed, expandable):
     tape = random_tape(seed)
-    cache = ExpandableCache() if expandable else CudaCache()
+    placed = replay_events(tape, "cuda", None, expandable)
     live: dict[int, tuple[int, int]] = {}
-    for event in tape.order:
+    for event, reserved in zip(tape.order, placed.reserved, strict=True):
         if event < 0:
-            if ~event in live:
-                cache.release(*live.pop(~event))
-        elif size := tape.sizes[event]:
-            live[event] = cache.allocate(size)
+            live.pop(~event, None)
+        elif taken := placed.taken[event]:
+            live[event] = placed.addresses[event], taken
             pools = {True: [], False: []}
-            for address, taken in live.values():
-                pools[taken <= MIB].append((address, address + taken))
+            for address, size in live.values():
+                pools[size <= MIB].append((address, address + size))
             for ranges in pools.values():  # the two expandable ranges have addresses of their own
                 ranges.sort()
                 assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
-            assert sum(taken for _, taken in live.values()) <= cache.reserved
+            assert sum(size for _, size in live.values()) <= reserved
 
 
 def _slowly(tape: Tape, cache: SlowCache):

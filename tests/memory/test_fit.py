@@ -12,7 +12,8 @@ from sizer.memory.affine import fit_affine
 from sizer.memory.allocator import replay_events
 from sizer.memory.estimate import Estimate, describe_range, estimate_tape, has_range
 from sizer.memory.family import TapeFamily
-from sizer.memory.fit import LARGEST_BATCH, fit, fits_in, largest_batch
+from sizer.memory.fit import LARGEST_BATCH, find_largest_batch, fit, fits_in, largest_batch
+from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape
 
@@ -162,7 +163,8 @@ def asked(monkeypatch) -> list[int]:
         batches.append(tape.batch)
         return replay_events(tape, *arguments)
 
-    monkeypatch.setattr("sizer.memory.fit.replay_events", asking)
+    for module in ("fit", "unbounded"):
+        monkeypatch.setattr(f"sizer.memory.{module}.replay_events", asking)
     return batches
 
 
@@ -190,6 +192,25 @@ def test_few_replays_find_a_large_batch(asked):
     # 2 MiB segment + round up(700 * batch, 2 MiB) + 40 <= 500 MiB: 458 MiB // 700 = 686,063
     assert found.batch == 458 * MIB // 700
     assert len(asked) < 50  # two searches, each some ten steps to pass it and as many to bisect
+
+
+def test_the_same_search_is_done_once(asked):
+    replays = Replays()
+
+    def found(family: TapeFamily = FAMILY, total: int = 1018, **keywords) -> tuple[int | None, int | None]:
+        one = find_largest_batch(family, card(total), **({"dtype": "float32", "replays": replays} | keywords))
+        return one.batch, one.possible_batch
+
+    assert found() == (15, 18)
+    asked.clear()
+    assert found() == found(replays=Replays(replays.pack())) == (15, 18)
+    assert asked == []
+    # 100 + 80 * batch + 128 + 40 <= 1018 -> 9; + 10 alone -> 11; one MiB less changes nothing, but is another device
+    assert found(family(heavier(10), heavier(11))) == (9, 11)
+    for other in ({"total": 1017}, {"oracle_name": "another"}, {"dtype": "bfloat16"}, {"expandable_segments": True}):
+        asked.clear()
+        found(**other)
+        assert asked, other
 
 
 def test_nothing_fits():

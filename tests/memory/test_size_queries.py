@@ -89,6 +89,23 @@ def test_the_second_step_asks_what_the_first_does() -> None:
         fit_affine(first, asking(3, steps=1))
 
 
+def test_what_the_optimizer_asks_is_the_same_at_every_batch() -> None:
+    # the short trace ends before the optimizer, whose blocks are 2 and, in the second step, 4
+    def stepping(batch: int, *, short: bool = False) -> Tape:
+        step = [("relu", MIB * batch), "-relu", ("norm", 100, "temporary"), "-norm"]
+        again = [("relu2", MIB * batch), "-relu2", ("norm2", 100, "temporary"), "-norm2"]
+        marks = [(1, "load"), (3, "forward"), (5, "optimizer"), (9, "step2")]
+        events = [("weight", 4000, "parameter"), *step, *again]
+        tape = make_tape(events[:3] if short else events, batch=batch, marks=marks[: 2 if short else 4])
+        rows = tape.ops if short else tape.ops[:3] + tape.ops[1:3]
+        asked = SizeQuery(kind="square", words=("float32",), numbers=(7, 6), blocks=(2, 4))
+        return replace(tape, ops=rows, modules=rows, size_queries=() if short else (asked,))
+
+    line = fit_affine(stepping(2), stepping(3, short=True))
+    assert list(TapeFamily(lines=((1, line),)).at(10, square).sizes) == [4000, 10 * MIB, 36, 10 * MIB, 36]
+    assert line.at(10) == fit_affine(stepping(2), stepping(3)).at(10)
+
+
 def test_words_change_together() -> None:
     def by_word(kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
         return {"bfloat16": 512, "float16": 1024}[words[0]]

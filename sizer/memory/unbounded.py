@@ -1,0 +1,83 @@
+"""The memory of a tape on a device that has enough of it: what no capacity has a say in, replayed once for all devices."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from sizer.catalogue.gpus import Backend
+from sizer.memory.allocator import replay, replay_events
+from sizer.memory.bounds import engines_limit, gradients_kept, modelled_blocks, with_models_twice, without_models
+from sizer.memory.replays import Replays
+from sizer.memory.tape import Tape
+from sizer.memory.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unbounded:
+    """The timeline of a tape without bound, and the most that is reserved of it where it is otherwise than estimated (bytes).
+
+    few, many: the modelled workspaces come to nothing, or to twice the model.
+    kept: gradients live through the second forward pass.
+    large: they do, and the modelled workspaces come to twice the model.
+    engines_limit_bytes: how far engines of another version of cuDNN may move it at most.
+    See sizer.memory.bounds.
+    """
+
+    timeline: Timeline
+    few_bytes: int
+    many_bytes: int
+    kept_bytes: int
+    large_bytes: int
+    engines_limit_bytes: int
+
+
+def find_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = False, replays: Replays) -> Unbounded:
+    """What `replay_unbounded` returns: equal tapes are replayed once, whatever their batch size, dtype and device."""
+    key = _digest(tape, backend, expandable_segments)
+    return replays.find(
+        key, Unbounded, lambda: replay_unbounded(tape, backend, expandable_segments=expandable_segments)
+    )
+
+
+def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool = False) -> Unbounded:
+    """The memory of a tape (bytes) where the allocator of `backend` is never refused anything."""
+    timeline = replay(tape, backend=backend, expandable_segments=expandable_segments)
+
+    def peak(other: Tape) -> int:
+        if other is tape:
+            return timeline.peak_reserved_bytes
+        return peak_reserved_bytes(other, backend, expandable_segments)
+
+    twice = with_models_twice(tape)
+    kept = peak(gradients_kept(tape))
+    return Unbounded(
+        timeline=timeline,
+        few_bytes=peak(without_models(tape)),
+        many_bytes=peak(twice),
+        kept_bytes=kept,
+        large_bytes=kept if twice is tape else peak(gradients_kept(twice)),
+        engines_limit_bytes=engines_limit(tape),
+    )
+
+
+def peak_reserved_bytes(tape: Tape, backend: Backend, expandable_segments: bool) -> int:
+    """The most bytes that are ever reserved where the allocator is never refused anything."""
+    return max(replay_events(tape, backend, None, expandable_segments).reserved, default=0)
+
+
+def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
+    """A digest of all that `replay_unbounded` reads."""
+    texts = (
+        backend,
+        expandable_segments,
+        tape.op_names,
+        tape.module_names,
+        tape.marks,
+        tape.second_forward,
+        engines_limit(tape),
+    )
+    found = hashlib.blake2b(repr(texts).encode(), digest_size=20)
+    for column in (tape.order, tape.sizes, tape.categories, tape.ops, tape.modules, modelled_blocks(tape)):
+        found.update(column)
+    return found.hexdigest()

@@ -1,0 +1,133 @@
+"""How soon a visitor has an answer, and what was traced and replayed for it: `python -m tests.benchmarks.bench_decision [name …]`.
+
+For ResNet-50, Llama-3.1-8B and Mask R-CNN (one dtype, two batch sizes), in one warm process with nothing kept: seconds until the
+counts, the first cells and the whole view stand. Then with what that view has kept: other devices, another list of batch sizes,
+fewer dtypes, each asked for the first time. Then, of one cell, all levers and all devices. Each in parts of the whole view too.
+Seconds are wall-clock and this machine's.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import torch
+
+from sizer.decision.devices import devices
+from sizer.decision.levers import levers
+from sizer.estimator import Estimator
+from sizer.memory import allocator
+from sizer.request import parse_query
+
+# By name: the view, and the cell whose levers and devices are asked for, None where that takes minutes.
+QUESTIONS = {
+    "resnet50": ("arch=torchvision:resnet50", "batch=32&dtype=float32"),
+    "llama-3.1-8b": ("arch=hf:llama-3.1-8b", "batch=1&dtype=bfloat16"),
+    "maskrcnn": ("arch=torchvision:maskrcnn_resnet50_fpn&dtype=float32&batch=1,2", None),
+}
+OTHERS = {
+    "the same": {},
+    "another device": {"gpu": "a100-40gb"},
+    "a device of other rules": {"gpu": "rtx-4090"},
+    "other batch sizes": {"batch": "3,6,12,24"},
+    "fewer dtypes": {"dtype": "float32"},
+}
+REPLAYING = ("allocator", "fit", "unbounded")  # the modules of sizer.memory that call replay_events
+
+
+class KeptInMemory(dict):
+    """What one architecture keeps."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep something under a name."""
+        self[name] = data
+
+
+class Counter:
+    """What was traced and replayed since it was made."""
+
+    def __init__(self) -> None:
+        self.traces = self.replays = 0
+
+    def progress(self, text: str) -> None:
+        """Count a trace."""
+        self.traces += text.startswith("tracing ")
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the replays meanwhile."""
+        replay_events = allocator.replay_events
+
+        def counted(*arguments: object) -> object:
+            self.replays += 1
+            return replay_events(*arguments)
+
+        with ExitStack() as stack:
+            for module in REPLAYING:
+                stack.enter_context(patch(f"sizer.memory.{module}.replay_events", counted))
+            yield
+
+
+def moments(answer: Callable[[Callable[[str], None]], Iterator[object]]) -> tuple[list[tuple[float, object]], Counter]:
+    """(seconds, report) of every report of an answer, and what it took."""
+    counter, start = Counter(), time.perf_counter()
+    with counter.counting():
+        found = [(time.perf_counter() - start, report) for report in answer(counter.progress)]
+    return found, counter
+
+
+def view(query: str, kept: KeptInMemory) -> tuple[list[tuple[float, object]], Counter]:
+    """The reports of a query."""
+    return moments(lambda progress: Estimator(parse_query(query), kept=kept, progress=progress).reports())
+
+
+def with_keys(query: str, changed: dict[str, str]) -> str:
+    """The query with other values of some keys."""
+    items = dict(item.split("=", 1) for item in query.split("&"))
+    return "&".join(f"{key}={value}" for key, value in (items | changed).items())
+
+
+def show(name: str, seconds: float, whole: float, counter: Counter | None = None) -> None:
+    """Print a row."""
+    took = f"{counter.traces:>8}{counter.replays:>9}" if counter else ""
+    print(f"  {name:<34}{seconds:>8.2f}{seconds / whole:>8.2f}{took}", flush=True)
+
+
+def main(names: list[str]) -> None:
+    list(view("arch=torchvision:resnet18&batch=1&dtype=float32", KeptInMemory()))
+    for name in names or QUESTIONS:
+        query, cell = QUESTIONS[name]
+        kept = KeptInMemory()
+        found, counter = view(query, kept)
+        whole = found[-1][0]
+        print(f"{query}\n  {'':<34}{'seconds':>8}{'ratio':>8}{'traces':>8}{'replays':>9}")
+        show("counts", found[0][0], whole)
+        show("first cells", next(at for at, report in found if report.estimates), whole)
+        show("the whole view", whole, whole, counter)
+        for other, changed in OTHERS.items():
+            found, counter = view(with_keys(query, changed), KeptInMemory(kept))
+            show(f"{other}: first cells", next(at for at, report in found if report.estimates), whole)
+            show(f"{other}: whole", found[-1][0], whole, counter)
+        if cell is None:
+            continue
+        show_decisions(f"{query}&{cell}", kept, whole)
+
+
+def show_decisions(query: str, kept: KeptInMemory, whole: float) -> None:
+    """Print the rows of the levers and of the devices."""
+    request = parse_query(query)
+    found, counter = moments(lambda progress: levers(request, kept=KeptInMemory(kept), progress=progress))
+    show("levers", found[-1][0], whole, counter)
+    for again in ("", ", again"):
+        found, counter = moments(lambda progress: devices(request, kept=kept, progress=progress))
+        first = next(at for at, report in found if len(report.rows) == len(report.pending))
+        show(f"which device{again}: where it fits", first, whole)
+        show(f"which device{again}: whole", found[-1][0], whole, counter)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1:])
