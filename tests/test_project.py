@@ -64,6 +64,7 @@ def test_what_the_tests_require_beside():
     }
     known = {
         *requirements("requirements.txt"),
+        "axe_playwright_python",
         "peft",
         "playwright",
         "PIL",
