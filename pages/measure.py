@@ -19,7 +19,7 @@ try:
     if request is None:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()
-    question.show_question(request)
+    question.show_question(request, for_device=False)
     remarks.show_link_refusals(links.keep_address(request))
     show_measure(request)
 except SizerError as error:

@@ -54,6 +54,7 @@ def test_the_supported_floor_is_required():
 
 def test_what_the_tests_require_beside():
     assert set(requirements("tests/requirements.txt")) == {
+        "axe-playwright-python",
         "peft",
         "playwright",
         "pytest",
@@ -63,6 +64,7 @@ def test_what_the_tests_require_beside():
     }
     known = {
         *requirements("requirements.txt"),
+        "axe_playwright_python",
         "peft",
         "playwright",
         "PIL",

@@ -11,6 +11,7 @@ from sizer.ui.charts import legend
 from sizer.ui.palette import COLOURS
 from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.scale import GIBIBYTES
+from sizer.ui.tutorial import show_tutorial
 
 METHOD = """
 The model is built on PyTorch's `meta` device: every shape and dtype is there, no memory is. Then real PyTorch code runs
@@ -75,6 +76,7 @@ def show_about() -> None:
         st.markdown(CATEGORIES)
         st.header("What is not counted", anchor=False)
         st.markdown(LIMITS)
+        show_tutorial()
     st.header("Devices", anchor=False)
     _show_devices()
 

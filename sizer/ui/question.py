@@ -29,10 +29,10 @@ def show_examples() -> None:
             st.page_link("pages/estimate.py", label=title, query_params=parameters, width="content")
 
 
-def show_question(request: Request) -> None:
-    """Show the question in one line, and name the browser's tab after it."""
-    st.set_page_config(page_title=tab_title(request))
-    st.text(summary(request))
+def show_question(request: Request, *, for_device: bool = True) -> None:
+    """Show the question in one line, and name the browser's tab after it; without `for_device` no device is planned for."""
+    st.set_page_config(page_title=tab_title(request) if for_device else f"Measure {model_name(request)} · Sizer")
+    st.text(summary(request, for_device=for_device))
 
 
 def tab_title(request: Request) -> str:
@@ -47,9 +47,9 @@ def model_name(request: Request) -> str:
     return request.name or "config.json"
 
 
-def summary(request: Request) -> str:
+def summary(request: Request, *, for_device: bool = True) -> str:
     """The question in one line, choices that are the model's or PyTorch's own left out."""
-    return " · ".join(_facts(request))
+    return " · ".join([*_facts(request), *([find_gpu(request.gpu).name] if for_device else [])])
 
 
 def _facts(request: Request) -> Iterator[str]:
@@ -66,7 +66,6 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.optimizer} {request.optimizer_impl or ''}".rstrip()
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
-    yield find_gpu(request.gpu).name
 
 
 def file_stem(request: Request) -> str:

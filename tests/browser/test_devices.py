@@ -17,7 +17,7 @@ def devices(page: Page, app_url: str) -> Page:
     page.get_by_role("link", name="Devices", exact=True).click(timeout=ANSWER_MS)
     expect(page.get_by_role("heading", name="What PyTorch can use on this machine")).to_be_visible(timeout=ANSWER_MS)
     expect(page.get_by_test_id("stCode").first).to_contain_text("device = ", timeout=ANSWER_MS)
-    expect(page.get_by_text("CUDA out of memory")).to_be_visible()
+    expect(page.get_by_role("heading", name="What reserved memory is")).to_be_visible()
     return page
 
 

@@ -177,7 +177,7 @@ def test_a_device_that_is_full_says_what_to_do(script):
     page = show_it(open_devices())
     assert page.error[0].value == "This device cannot be used."
     assert texts(page)[-3:] == ["cpu has not enough free memory", "Given: 1 GiB free", "What to do: end what else runs"]
-    assert "CUDA out of memory" in [header.value for header in page.header], "the rest of the page stands"
+    assert page.dataframe, "the list of devices stands"
 
 
 def test_a_torch_that_does_not_work_is_said(script):
@@ -196,15 +196,3 @@ def test_where_strangers_use_the_app_nothing_runs(script, monkeypatch):
     page = open_devices()
     assert any("switched off here" in info.value for info in page.info)
     assert not page.button
-
-
-def test_it_explains_what_to_moves_and_what_to_do_when_memory_runs_out(script):
-    page = open_devices()
-    assert [header.value for header in page.header] == [
-        "What reserved memory is",
-        "What `.to()` moves, and what it leaves behind",
-        "Memory counters by backend",
-        "CUDA out of memory",
-    ]
-    assert [code.value for code in page.code][1:] == [devices.PYTHON, devices.COMMAND]
-    assert "never in place: assign what it returns" in markup(page)

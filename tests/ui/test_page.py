@@ -641,7 +641,15 @@ def test_about_page_and_back(client, open_page):
     page = open_page(arch="torchvision:resnet18", gpu="t4")
     page.switch_page("pages/numbers.py").run()
     assert page.title[0].value == "About the numbers"
-    assert "h200" in page.dataframe[0].value["Key in links"].tolist()
+    (devices,) = (frame.value for frame in page.dataframe if "Key in links" in frame.value)
+    assert "h200" in devices["Key in links"].tolist()
+    assert [header.value for header in page.header][-4:] == [
+        "What `.to()` moves, and what it leaves behind",
+        "Memory counters by backend",
+        "CUDA out of memory",
+        "Devices",
+    ]
+    assert "never in place: assign what it returns" in markup(page)
     page.query_params.clear()  # what the browser does on its way to another page
     page.switch_page("pages/estimate.py").run()
     assert page.selectbox(key="gpu").value == "t4"

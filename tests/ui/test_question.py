@@ -24,6 +24,7 @@ def test_the_question_in_one_line():
     assert summary(parse_query(inference)) == (
         "resnet50 · Inference · float32 · batch 1 · 96 × 128 pixels · A100 (80 GB)"
     )
+    assert summary(parse_query(inference), for_device=False).endswith(" · 96 × 128 pixels")
 
 
 @pytest.mark.parametrize(
