@@ -13,8 +13,8 @@ from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.record.files import CaseRecord, read_measured
 from sizer.device.record.measurement import Measurement
 from sizer.device.trial.trial import work_of
-from sizer.estimator import build_module
 from sizer.memory.estimate import Estimate, estimate_tape
+from sizer.tracer import build_module
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import trace
