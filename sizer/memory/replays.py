@@ -10,17 +10,17 @@ from typing import TypeVar
 
 from sizer.memory.codec import decode, encode
 
-KEPT = 240  # the tapes of one question on some five devices; each takes 4 KB, inflated 20
-LIMIT_BYTES = 2**26  # of all when inflated
+KEPT_BYTES = 2**23  # of texts that are packed: some 400 tapes, a tenth when deflated
+LIMIT_BYTES = 2**25  # of what is read when inflated
 
 Found = TypeVar("Found")
 
 
 class Replays:
-    """Values by text. It can be packed, and made from what was packed before."""
+    """Values by text, those that were asked for last behind. It can be packed, and made from what was packed before."""
 
     def __init__(self, packed: bytes | None = None) -> None:
-        self._texts = {} if packed is None else _unpack(packed)
+        self._texts: dict[str, str] = {} if packed is None else _unpack(packed)
         self._found: dict[str, object] = {}
 
     def find(self, key: str, kind: type[Found], replay: Callable[[], Found]) -> Found:
@@ -33,11 +33,16 @@ class Replays:
         return self._found[key]
 
     def pack(self) -> bytes | None:
-        """The last KEPT values, of those that were packed before too, as bytes; None where nothing is new."""
-        new = {key: json.dumps(encode(found)) for key, found in self._found.items() if key not in self._texts}
-        if not new:
+        """The values as bytes, without those that were not asked for of late where they are too many; None where nothing is new."""
+        if self._found.keys() <= self._texts.keys():
             return None
-        self._texts = dict(list((self._texts | new).items())[-KEPT:])
+        for key, found in self._found.items():
+            self._texts[key] = self._texts.pop(key, None) or json.dumps(encode(found))
+        left = sum(map(len, self._texts.values()))
+        for key in tuple(self._texts):
+            if left <= KEPT_BYTES:
+                break
+            left -= len(self._texts.pop(key))
         return zlib.compress(json.dumps(self._texts).encode("ascii"), level=1)
 
 
@@ -46,4 +51,5 @@ def _unpack(packed: bytes) -> dict[str, str]:
         texts = json.loads(zlib.decompressobj().decompress(packed, LIMIT_BYTES))
     except (zlib.error, ValueError):  # what another version has packed is replayed again
         return {}
-    return texts if isinstance(texts, dict) else {}
+    plain = isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values())
+    return texts if plain else {}

@@ -87,16 +87,26 @@ def test_what_was_packed_is_not_replayed_again(replayed):
     assert len(Replays(again.pack())._texts) == 2
 
 
-def test_no_more_is_packed_than_is_kept(monkeypatch):
-    monkeypatch.setattr(replays_module, "KEPT", 2)
-    replays = Replays()
-    for size in (1, 2, 3):
-        find_unbounded(make_tape([("a", size * MIB)]), "cuda", replays=replays)
-    packed = replays.pack()
-    assert len(Replays(packed)._texts) == 2
+def test_what_was_asked_for_last_is_packed(monkeypatch, replayed):
+    def ask(replays: Replays, *sizes: int) -> bytes | None:
+        for size in sizes:
+            find_unbounded(make_tape([("a", size * MIB)]), "cuda", replays=replays)
+        return replays.pack()
+
+    three = Replays(ask(Replays(), 1, 2, 3))
+    room = 3 * max(map(len, three._texts.values()))
+    monkeypatch.setattr(replays_module, "KEPT_BYTES", room)
+    last = ask(three, 1, 4)  # 2 has to go
+    assert len(replayed) == 4
+    ask(Replays(last), 3, 1, 4)
+    assert len(replayed) == 4
+    ask(Replays(last), 2)
+    assert len(replayed) == 5
 
 
-@pytest.mark.parametrize("packed", [b"", b"no zlib", b"x\x9c\x03\x00\x00\x00\x00\x01", zlib.compress(b"[1]")])
+@pytest.mark.parametrize(
+    "packed", [b"", b"no zlib", b"x\x9c\x03\x00\x00\x00\x00\x01", zlib.compress(b"[1]"), zlib.compress(b'{"a": 1}')]
+)
 def test_bytes_of_another_kind_are_replayed_again(packed, replayed):
     assert find_unbounded(STEP, "cuda", replays=Replays(packed)) == replay_unbounded(STEP, "cuda")
     assert len(replayed) == 1
