@@ -17,9 +17,9 @@ FOLDER = Path(__file__).parent
 SLOW = (
     "browser", "null_driver",
     "architecture/test_huggingface", "architecture/test_presets", "architecture/test_vision",
-    "architecture/test_vision_counts", "device/comparison/test_accuracy", "device/trial/test_launch",
+    "architecture/test_vision_counts", "decision/test_script", "device/comparison/test_accuracy", "device/trial/test_launch",
     "device/trial/test_measure_models", "device/trial/test_trial", "service/test_client", "service/test_server",
-    "test_estimator", "test_measure_command", "test_published", "test_readme",
+    "test_estimator", "test_measure_command", "test_peak_command", "test_published", "test_readme",
     "tracing/test_cpu_truth", "tracing/test_cpu_truth_models", "tracing/test_cpu_truth_optimizers",
     "tracing/test_cudnn_null_driver", "tracing/test_halves", "tracing/test_order", "tracing/test_scratch_cpu",
     "tracing/test_timm_names", "tracing/test_torchvision_names",
