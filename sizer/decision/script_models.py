@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pprint
 from dataclasses import dataclass
+from keyword import iskeyword
 
 import transformers
 from torch import nn
@@ -155,5 +156,9 @@ def _fields(config: transformers.PreTrainedConfig) -> str:
     for name, value in fields.items():
         if name not in unused:
             text = pprint.pformat(value, width=100, sort_dicts=False).replace("\n", "\n        ")
-            lines.append(f"        {name}={text},\n" if name.isidentifier() else f"        **{{{name!r}: {text}}},\n")
+            lines.append(f"        {name}={text},\n" if _is_argument(name) else f"        **{{{name!r}: {text}}},\n")
     return "".join(lines)
+
+
+def _is_argument(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name)

@@ -28,10 +28,10 @@ ASKED = "peak_asked"  # key of the switch, which stays on for the next cell in f
 
 def show_peak(request: Request, report: Report, estimate: Estimate) -> None:
     """Show what is alive at the peak of one estimate of a report, once the reader has asked for that trace."""
+    if not st.toggle("Trace every tensor that is alive at the peak", key=ASKED):
+        return
     if report.pending:
         st.caption("Known once the estimate is whole.")
-        return
-    if not st.toggle("Trace every tensor that is alive at the peak", key=ASKED, persist_state="session"):
         return
     cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
     with st.container():  # there with progress or without
