@@ -86,7 +86,7 @@ def test_tensors_hold_as_many_bytes_as_their_shape_says():
             elements = 1
             for size in group.shape:
                 elements *= size
-            assert 0 <= group.bytes - group.count * elements * widths[group.dtype] < group.count * 2**20
+            assert 0 <= group.bytes - group.count * elements * widths[group.dtype] <= group.count * 2**20
 
 
 def test_gradients_and_optimizer_state_are_named_by_their_parameters():

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,11 @@ RUN = {
     "mixed precision": f"arch=config:{SMALL_GPT2}&seq=64&dtype=amp-bfloat16&batch=4&attention=eager&checkpointing=1",
     "masked words": f"arch=config:{SMALL_BERT}&head=BertForMaskedLM&seq=64&dtype=bfloat16&batch=4&optimizer=muon",
     "ViT": "arch=torchvision:vit_b_32&dtype=bfloat16&batch=2&optimizer_impl=fused",
-    "timm": "arch=timm:vit_tiny_patch16_224&image=160&dtype=float32&batch=2&checkpointing=1",
+    **(
+        {"timm": "arch=timm:vit_tiny_patch16_224&image=160&dtype=float32&batch=2&checkpointing=1"}
+        if find_spec("timm")
+        else {}
+    ),
     "detection": "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2&optimizer=sgd",
     "segmentation": "arch=torchvision:lraspp_mobilenet_v3_large&image=96&dtype=float32&batch=2",
     "inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=bfloat16&batch=4",
