@@ -22,6 +22,7 @@ from sizer.catalogue.modes import MODES
 from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
 from sizer.memory.archive import Traced, pack, unpack
+from sizer.memory.block_notes import BlockNotes
 from sizer.memory.census import Census
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
@@ -168,6 +169,18 @@ class Tracer:
             raise TraceError(alone.failure)
         return alone.family.at(batch)
 
+    def trace_noted(self, dtype: str, batch: int) -> tuple[Tape, BlockNotes]:
+        """The tape at one batch size, its size queries not resolved, with what it does not hold of its blocks: always a new trace.
+
+        Raises TraceError where the step cannot be traced.
+        """
+        notes = BlockNotes()
+        return self._run(dtype, batch, self.device(), block_notes=notes), notes
+
+    def built(self) -> tuple[Blueprint, nn.Module]:
+        """The architecture as it is traced: its blueprint, and its module on meta."""
+        return self._blueprint, self._module
+
     def shares_module(self, other: Tracer) -> bool:
         """Whether another tracer's module is the one that this one would build."""
         same = ("source", "name", "revision", "config", "head", "attention", "checkpointing")
@@ -215,12 +228,14 @@ class Tracer:
         except TraceError:
             return  # there are no inputs at all: each dtype's trace says why
 
-    def _run(self, dtype: str, batch: int, device: Device, *, short: bool = False) -> Tape:
+    def _run(
+        self, dtype: str, batch: int, device: Device, *, short: bool = False, block_notes: BlockNotes | None = None
+    ) -> Tape:
         request = self.request
         work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
         blueprint, module = self._blueprint, self._module
         self._progress(f"tracing {dtype} at batch {batch}")
-        return trace(blueprint, module, work, batch=batch, device=device, short=short)
+        return trace(blueprint, module, work, batch=batch, device=device, short=short, block_notes=block_notes)
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
         device = self.device()

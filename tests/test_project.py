@@ -38,11 +38,12 @@ def third_party(*folders: str) -> set[str]:
     return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"sizer", "tests"}
 
 
+IMPORTED_AS = {"PIL": "pillow"}  # packages whose modules have another name
 NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name when they run
 
 
 def test_what_is_required_is_what_is_imported():
-    imported = third_party("app.py", "pages", "sizer")
+    imported = {IMPORTED_AS.get(name, name) for name in third_party("app.py", "pages", "sizer")}
     assert set(requirements("requirements.txt")) == imported | NEEDED_BY_TRANSFORMERS
 
 

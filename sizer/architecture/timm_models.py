@@ -32,9 +32,7 @@ def timm_blueprint(name: str, *, image_size: Size | None, checkpointing: bool) -
     facts = _facts(name)
     channels, *usual = facts.input_size
     size = image_size or tuple(usual)
-    # A model of a fixed size is built for it: positions and windows follow.
-    options = {"img_size": size} if facts.fixed_input_size and size != tuple(usual) else {}
-    build = partial(timm.create_model, name, pretrained=False, **options)
+    build = partial(timm.create_model, name, pretrained=False, **build_options(name, size))
     task = classification(classes=facts.num_classes, channels=channels) if facts.num_classes else _features(channels)
     module = _on_meta(build, name, size, task, check=size != tuple(usual))
     if checkpointing and not _checkpoints(module):
@@ -63,6 +61,13 @@ def timm_blueprint(name: str, *, image_size: Size | None, checkpointing: bool) -
         if facts.num_classes
         else (f"{name} has no classifier; the sum of the means of its outputs stands in for its loss.",),
     )
+
+
+def build_options(name: str, size: Size) -> dict[str, object]:
+    """What `timm.create_model` takes beside a name to build a model for images of a size (height, width in pixels)."""
+    facts = _facts(name)
+    # A model of a fixed size is built for it: positions and windows follow.
+    return {"img_size": size} if facts.fixed_input_size and size != tuple(facts.input_size[1:]) else {}
 
 
 def from_request(request: Request, config: None) -> Blueprint:

@@ -57,7 +57,7 @@ def vision_blueprint(name: str, *, image_size: Size | None, checkpointing: bool)
             allowed=f"the {len(list_models())} names of torchvision.models.list_models()",
             todo=suggest(name, list_models()) or "`python -m sizer models` lists them",
         )
-    class_name, task_name = _class_name(name), _task_name(name)
+    class_name, task_name = class_name_of(name), task_name_of(name)
     size = image_size or usual_size(name, task_name)
     check_size(name, class_name, size)
     checkpoint = None if class_name in _WITHOUT_BLOCKS or name == "ssd300_vgg16" else checkpoint_blocks
@@ -74,7 +74,7 @@ def vision_blueprint(name: str, *, image_size: Size | None, checkpointing: bool)
     return Blueprint(
         name=name,
         class_name=class_name,
-        build=_builder(name, class_name, task_name, size),
+        build=_builder(name, task_name, size),
         example=example,
         loss=task.loss,
         predict=predict,
@@ -97,13 +97,13 @@ def list_names() -> list[dict[str, str]]:
     return [{"name": name, "family": get_model_builder(name).__module__.removeprefix(prefix)} for name in list_models()]
 
 
-def _class_name(name: str) -> str:
+def class_name_of(name: str) -> str:
     """The class that a builder says it returns."""
     annotation = inspect.signature(get_model_builder(name)).return_annotation
     return annotation if isinstance(annotation, str) else annotation.__name__
 
 
-def _task_name(name: str) -> str:
+def task_name_of(name: str) -> str:
     """The folder of torchvision.models that a builder lives in; models at the top level and quantizable ones classify."""
     folder = get_model_builder(name).__module__.split(".")[2]
     return folder if folder in ("detection", "optical_flow", "segmentation", "video") else "classification"
@@ -120,19 +120,21 @@ def _task(task_name: str, class_name: str) -> Task:
             return segmentation()
         case "video":
             return classification(classes=400, frames=FRAMES[class_name])
-    return classification(classes=1000, auxiliary_weight=_auxiliary_weight(class_name))
+    return classification(classes=1000, auxiliary_weight=auxiliary_weight_of(class_name))
 
 
-def _auxiliary_weight(class_name: str) -> float:
+def auxiliary_weight_of(class_name: str) -> float:
+    """How much the loss of each auxiliary classifier counts, 0 where a class has none."""
     heads = {"GoogLeNet": GOOGLENET_AUXILIARY, "Inception3": INCEPTION_AUXILIARY}
     return heads.get(class_name.removeprefix("Quantizable"), 0.0)
 
 
-def _builder(name: str, class_name: str, task_name: str, size: Size) -> Callable[[], nn.Module]:
-    options: dict[str, object] = {}
+def build_options(name: str, size: Size) -> dict[str, object]:
+    """What `torchvision.models.get_model` takes beside a name and `weights=None` to build a model as it is counted."""
+    class_name, options = class_name_of(name), {}
     if "weights_backbone" in inspect.signature(get_model_builder(name)).parameters:
         options["weights_backbone"] = None
-    if _auxiliary_weight(class_name):
+    if auxiliary_weight_of(class_name):
         options["init_weights"] = False  # slow, and only values
     if class_name in ("FCN", "DeepLabV3"):
         options["aux_loss"] = True
@@ -140,6 +142,11 @@ def _builder(name: str, class_name: str, task_name: str, size: Size) -> Callable
         options["image_size"] = size[0]
     if class_name == "MaxVit":
         options["input_size"] = size
+    return options
+
+
+def _builder(name: str, task_name: str, size: Size) -> Callable[[], nn.Module]:
+    options = build_options(name, size)
 
     def build() -> nn.Module:
         module = get_model(name, weights=None, **options)
@@ -159,7 +166,7 @@ def _notes(name: str, class_name: str, task_name: str, size: Size) -> list[str]:
             f"{name} cannot be trained on a batch of 1 at {format_size(size)} pixels: a batch norm layer would see one "
             "value per channel, which PyTorch refuses."
         )
-    if weight := _auxiliary_weight(class_name):
+    if weight := auxiliary_weight_of(class_name):
         dropped = "; torchvision drops them when it loads published weights" if "GoogLeNet" in class_name else ""
         notes.append(
             f"Built with its auxiliary heads, which training counts with weight {weight} in the loss{dropped}."

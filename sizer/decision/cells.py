@@ -8,6 +8,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.memory.affine import NotAffineError
+from sizer.memory.block_notes import BlockNotes
 from sizer.memory.decision import Cell, cell_of
 from sizer.memory.estimate import Estimate, estimate_tape
 from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in
@@ -73,6 +74,15 @@ class Cells:
         if batch < tracer.counted.smallest:
             tracer.check_batch_of_one()
         return tracer.trace_cell(dtype, batch).resolve(size_oracle_of(find_gpu(request.gpu)))
+
+    def noted(self, request: Request) -> tuple[Tape, BlockNotes]:
+        """The tape of a question as `tape` gives it, with what it does not hold of its blocks: always a new trace."""
+        (dtype,), (batch,) = request.dtypes, request.batches
+        tracer = self.tracer(request)
+        if batch < tracer.counted.smallest:
+            tracer.check_batch_of_one()
+        tape, notes = tracer.trace_noted(dtype, batch)
+        return tape.resolve(size_oracle_of(find_gpu(request.gpu))), notes
 
     def largest_batch(self, request: Request) -> MaxBatch:
         """The largest batch size of a question, whatever its own; where the work is not affine in it, its own if that fits."""

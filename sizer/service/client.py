@@ -8,12 +8,14 @@ while (report := job.result(timeout=0.1)) is None:
 from __future__ import annotations
 
 import atexit
+import base64
 import functools
 import hashlib
 import itertools
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,6 +25,7 @@ from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, SizerError, quote
 from sizer.memory.codec import decode
 from sizer.memory.decision import DeviceReport, LeverReport, LimitReport
+from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.placement.report import PlacementReport
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
@@ -31,6 +34,8 @@ from sizer.service.cache import Cache
 from sizer.service.connection import Connection
 from sizer.service.job import Job, Read, SharedJob, View
 from sizer.service.settings import Settings
+
+MAX_SNAPSHOT_BYTES = 2**28
 
 Fetch = Callable[[str, str | None], bytes]
 
@@ -100,6 +105,14 @@ class JobClient:
         """A job whose result is the DeviceReport of the one dtype and batch size of a query: on which GPU. Raises as `submit`."""
         return self._submit("devices", query, config_text, _decoder(DeviceReport))
 
+    def submit_peak(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is the PeakReport of the one dtype and batch size of a query: what is alive. Raises as `submit`."""
+        return self._submit("peak", query, config_text, _decoder(PeakReport))
+
+    def submit_snapshot(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is that peak as PyTorch's memory snapshot, pickled. Raises as `submit`."""
+        return self._submit("snapshot", query, config_text, _read_snapshot)
+
     def submit_comparison(self, measured: Measured) -> Job:
         """A job whose result is the Comparison of a measurement with the estimate of the same work on the same device.
 
@@ -143,7 +156,8 @@ class JobClient:
             todo = "put the config itself into the query, as arch=config:..."
             raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
         canonical = format_query(request, complete=True)
-        question = format_query(replace(request, focus=None), complete=True)  # the focus changes no figure
+        # The focus changes no figure of a report; it is what the other answers are about.
+        question = format_query(replace(request, focus=None), complete=True) if task == "estimate" else canonical
         digest = None if config_text is None else hashlib.sha256(config_text.encode("utf-8", "surrogatepass")).digest()
         message = {"task": task, "query": canonical, "config_text": config_text}
         self._check_size(message)
@@ -310,6 +324,15 @@ def _fetch_config(repo_id: str, revision: str | None) -> bytes:
     from sizer.architecture.hub import fetch_config
 
     return fetch_config(repo_id, revision)
+
+
+def _read_snapshot(data: dict) -> bytes:
+    """The pickle, which is written to a file and read by nobody here. Raises ValueError where it is none, or far too long."""
+    unpack = zlib.decompressobj()
+    pickled = unpack.decompress(base64.b64decode(data["zlib"], validate=True), MAX_SNAPSHOT_BYTES)
+    if not unpack.eof:
+        raise ValueError(f"a snapshot is at most {MAX_SNAPSHOT_BYTES:,} bytes long")
+    return pickled
 
 
 def _read_models(data: dict) -> dict[str, list[dict[str, str]]]:

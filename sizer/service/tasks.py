@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,6 +72,23 @@ def _devices(job: dict, channel: Channel) -> dict:
     from sizer.decision.devices import devices
 
     return _last(devices, job, channel)
+
+
+def _peak(job: dict, channel: Channel) -> dict:
+    """What is alive at the peak of the one dtype and batch size of a query."""
+    from sizer.decision.peak import peak
+
+    return _last(peak, job, channel)
+
+
+def _snapshot(job: dict, channel: Channel) -> dict:
+    """The same peak as PyTorch's memory snapshot: {"zlib": base64 of the compressed pickle}."""
+    from sizer.decision.peak import snapshot
+    from sizer.request import parse_query
+
+    kept = KeptByServer(job, channel)
+    data = snapshot(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)
+    return {"zlib": base64.b64encode(zlib.compress(data)).decode("ascii")}
 
 
 def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> dict:
@@ -140,6 +159,8 @@ TASKS = {
     "levers": _levers,
     "limits": _limits,
     "devices": _devices,
+    "peak": _peak,
+    "snapshot": _snapshot,
     "compare": _compare,
     "placement": _placement,
     "models": _models,

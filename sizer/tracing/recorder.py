@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from sizer.memory.block_notes import BlockNotes
+from sizer.memory.block_notes import Tensor as NotedTensor
 from sizer.tracing.allocations import PRODUCT, Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
@@ -69,6 +71,7 @@ class Recorder(TorchDispatchMode):
         self.on_backward: Callable[[], None] | None = None
         self.batch_size = 1  # what is spread over unknown places is spread alike within each sample
         self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
+        self.block_notes: BlockNotes | None = None  # what is noted of blocks beside the log, where somebody wants to know
         self._plans: dict[Any, _Plan] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
@@ -200,6 +203,9 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key = storage._cdata
         block = self.log.allocate(storage.nbytes(), op, module, category)
+        if self.block_notes is not None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.block_notes.tensors[block] = NotedTensor(shape=tuple(tensor.shape), dtype=dtype)
         self._live[key] = (block, weakref.ref(storage, lambda _: self._released(key, block)))
 
     def _released(self, key: int, block: int) -> None:

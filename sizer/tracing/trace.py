@@ -15,6 +15,7 @@ from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
 from sizer.errors import TraceError
+from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
@@ -47,11 +48,19 @@ def build(blueprint: Blueprint) -> nn.Module:
 
 
 def trace(
-    blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device, short: bool = False
+    blueprint: Blueprint,
+    module: nn.Module,
+    work: Work,
+    *,
+    batch: int,
+    device: Device,
+    short: bool = False,
+    block_notes: BlockNotes | None = None,
 ) -> Tape:
     """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
 
-    With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`.
+    With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`. What the tape does not hold
+    of its blocks goes to `block_notes`, which change nothing of it.
 
     `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. Raises
     TraceError with the operator and module at which PyTorch gave up.
@@ -61,8 +70,11 @@ def trace(
     device.dtype = work.dtype
     recorder = Recorder(device)
     recorder.batch_size = batch
+    recorder.block_notes = block_notes
     recorder.load(module)
     recorder.log.mark("load")
+    if block_notes is not None:
+        block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
     with unchanged(module):
         with repeatable(), recording(recorder):
             try:
@@ -89,11 +101,25 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
             recorder.classify((p.grad for p in trained), "gradient")
         elif phase == "optimizer":
             recorder.classify(steps.optimizers.state_tensors(), "optimizer state")
+        if recorder.block_notes is not None:
+            _note(recorder, steps, number, phase)
         start = len(log.order)
         if number == 1 or phase == "step2":
             log.mark(phase)
         if short and phase == last:
             return
+
+
+def _note(recorder: Recorder, steps: Steps, number: int, phase: str) -> None:
+    """Note where a phase ends, and to which parameters the gradients and the optimizer state belong."""
+    notes = recorder.block_notes
+    notes.ends.append((len(recorder.log.order), PhaseOfStep(step=number, phase=phase)))
+    states = {parameter: state for one in steps.optimizers.optimizers for parameter, state in one.state.items()}
+    for name, parameter in steps.module.named_parameters():
+        state = states.get(parameter, {}).values()
+        for tensor in (parameter.grad, *(value for value in state if isinstance(value, torch.Tensor))):
+            if tensor is not None and (block := recorder.block_of(tensor)) is not None:
+                notes.parameters[block] = name
 
 
 @contextmanager

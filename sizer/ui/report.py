@@ -19,6 +19,7 @@ from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
 from sizer.ui.headline import show_counts, show_figures, show_headline
 from sizer.ui.links import show_link, show_measure_link
+from sizer.ui.peak import show_peak
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import inside
 from sizer.units import format_bytes
@@ -83,7 +84,16 @@ def _show_step(report: Report, estimate: Estimate) -> None:
 
 
 def _show_details(request: Request, report: Report, focus: Estimate | None) -> None:
-    names = ["Phases", "Modules", "Tensors", "Assumptions", "How this was computed", "Copy link", "Downloads"]
+    names = [
+        "Phases",
+        "At the peak",
+        "Modules",
+        "Tensors",
+        "Assumptions",
+        "How this was computed",
+        "Copy link",
+        "Downloads",
+    ]
     tabs = dict(zip(names, st.tabs(names, default="Phases" if focus else "Modules"), strict=True))
     with tabs["Phases"]:
         if focus is None:
@@ -102,3 +112,8 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
         show_link(request)
     with tabs["Downloads"]:
         show_exports(request, report)
+    with tabs["At the peak"]:  # last, since its answer may take a while
+        if focus is None:
+            st.caption("The peak is known where a step was traced.")
+        else:
+            show_peak(request, report, focus)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sizer.errors import SizerError
+from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.request import Request, parse_query
 from tests.ui.decisions import devices_for, levers_for, limits_for
+from tests.ui.reports import peak_for
 
 Answer = Callable[[Request], Report]
 NAMES = ("alexnet", "resnet18", "resnet50", "vit_b_16")
@@ -56,6 +58,7 @@ class ScriptedClient:
         self._answer = answer
         self._progress = tuple(progress)
         self.requests: list[Request] = []
+        self.peaks: list[str] = []
         self.jobs: list[ScriptedJob] = []
 
     def submit(self, query: str) -> ScriptedJob:
@@ -76,9 +79,18 @@ class ScriptedClient:
     def submit_devices(self, query: str) -> ScriptedJob:
         return ScriptedJob(lambda: devices_for(query))
 
+    def submit_peak(self, query: str) -> ScriptedJob:
+        self.peaks.append(query)
+        return ScriptedJob(lambda: self._peak(parse_query(query)), self._progress)
+
     def submit_models(self) -> ScriptedJob:
         rows = [{"name": name, "family": "test"} for name in NAMES]
         return ScriptedJob(lambda: {"torchvision": rows, "timm": [*rows, {"name": "convnext_tiny", "family": "test"}]})
+
+    def _peak(self, request: Request) -> PeakReport:
+        if isinstance(self._answer, SizerError):
+            raise self._answer
+        return peak_for(request)
 
     def _make(self, request: Request) -> Report:
         if isinstance(self._answer, SizerError):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.memory.affine import AffineTape
 from sizer.memory.allocator import describe
+from sizer.memory.block_notes import BlockNotes, PhaseOfStep, Tensor
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
 from sizer.memory.column import read_columns
 from sizer.memory.explanation import Explanation, KernelUse
 from sizer.memory.family import TapeFamily
+from sizer.memory.peak import PeakReport, find_peak
 from sizer.memory.report import Report, build_report, default_focus
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.request import Request, format_query
@@ -65,6 +68,25 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
         explanation=EXPLANATION,
         focus=first and default_focus(first.estimates),
     ).focused(request.focus)
+
+
+def peak_for(request: Request) -> PeakReport:
+    """What is alive at the peak of a request's one dtype and batch size; every block is a vector of bytes."""
+    (dtype,), (batch,) = request.dtypes, request.batches
+    own = TapeFamily(lines=((1, tape(request, dtype)),)).at(batch)
+    workspace = CATEGORIES.index("workspace")
+    notes = BlockNotes(
+        tensors={
+            block: Tensor(shape=(size,), dtype="uint8")
+            for block, size in enumerate(own.sizes)
+            if own.categories[block] != workspace
+        },
+        ends=[(end, PhaseOfStep(step=2 if phase == "step2" else 1, phase=phase)) for end, phase in own.marks],
+    )
+    found = find_peak(
+        own, notes, find_gpu(request.gpu), query=format_query(request), dtype=dtype, expandable_segments=False
+    )
+    return replace(found, script="import torch\n")
 
 
 def tape(request: Request, dtype: str) -> AffineTape:

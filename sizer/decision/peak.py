@@ -1,0 +1,64 @@
+"""What is alive at the peak of one dtype and batch size: one trace with shapes; and the same replay as PyTorch's snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.decision.cells import Cells, one_cell
+from sizer.decision.script import write_script
+from sizer.errors import BuildError, RequestError
+from sizer.memory.peak import PeakReport, find_peak
+from sizer.memory.snapshot import write_snapshot
+from sizer.request import Request, format_query
+from sizer.tracer import Kept, Progress
+
+
+def peak(
+    request: Request,
+    *,
+    config: dict | None = None,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+) -> Iterator[PeakReport]:
+    """What is alive at the peak of the one dtype and batch size of a request; then with the script that does the work.
+
+    Raises RequestError for a request of several, and what an estimate raises where the work itself has none.
+    """
+    request = one_cell(request)
+    cells = Cells(request, config=config, kept=kept, progress=progress)
+    tape, notes = cells.noted(request)
+    report = find_peak(
+        tape,
+        notes,
+        find_gpu(request.gpu),
+        query=format_query(request, complete=True),
+        dtype=request.dtypes[0],
+        expandable_segments=request.expandable_segments,
+    )
+    yield report
+    try:
+        yield replace(report, script=write_script(request, cells.tracer(request)))
+    except BuildError as error:
+        yield replace(report, no_script=str(error))
+
+
+def snapshot(
+    request: Request,
+    *,
+    config: dict | None = None,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+) -> bytes:
+    """The peak as a pickled memory snapshot (sizer.memory.snapshot).
+
+    Raises as `peak`, and RequestError for a device whose allocator has none.
+    """
+    request = one_cell(request)
+    gpu = find_gpu(request.gpu)
+    if gpu.backend != "cuda":
+        what = "PyTorch has memory snapshots of CUDA's allocator alone"
+        raise RequestError(what, given=f"gpu={gpu.key}", allowed="a CUDA device")
+    tape = Cells(request, config=config, kept=kept, progress=progress).tape(request)
+    return write_snapshot(tape, gpu, expandable_segments=request.expandable_segments)

@@ -1,0 +1,211 @@
+"""A PyTorch program that does the very work of a question on a real device, and prints what it took. It needs no Sizer."""
+
+from __future__ import annotations
+
+from sizer.architecture.blueprint import Example
+from sizer.architecture.calls import CALLS
+from sizer.architecture.examples.example_spec import takes
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.decision.script_models import Parts, parts_of
+from sizer.decision.script_values import value_code
+from sizer.errors import BuildError
+from sizer.request import Request, format_query
+from sizer.tracer import Tracer
+from sizer.tracing.steps import INIT_SCALE
+
+MAX_LETTERS = 60_000
+
+HEAD = '''\
+"""{title}
+
+Written by Sizer for {query}
+
+    python this_file.py [cuda | cpu | mps]
+"""
+
+import json
+import sys
+import tempfile
+
+{imports}
+
+device = sys.argv[1] if len(sys.argv) > 1 else "{device}"
+dtype = torch.{weights}
+
+
+def build_model():
+{build}    return model
+
+
+def make_batch():
+    args = {args}
+    kwargs = {kwargs}
+    targets = {targets}
+    return args, kwargs, targets
+
+
+'''
+TRAINING = """\
+def loss_of(model, args, kwargs, targets):
+{loss}
+
+def work():
+    model = build_model().to(dtype).to(device).train()
+{optimizers}    with torch.device(device):
+        batch = make_batch()
+    start()
+    for _ in range(2):
+{step}
+
+
+"""
+INFERENCE = """\
+def work():
+    model = build_model().to(dtype).to(device).eval()
+    with torch.device(device):
+        args, kwargs, _ = make_batch()
+    start()
+    for _ in range(2):
+{step}
+
+
+"""
+TAIL = """\
+def start():
+    with torch.profiler.record_function("start"):
+        if device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats()
+
+
+def measure():
+    if device.startswith("cuda"):
+        work()
+        return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    if device == "mps":
+        work()
+        return {"driver": torch.mps.driver_allocated_memory()}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        events = json.load(open(file.name, encoding="utf-8"))["traceEvents"]
+    began = next(event["ts"] for event in events if event["name"] == "start")
+    memory = [event for event in events if event["name"] == "[memory]" and event["ts"] >= began]
+    return {"allocated": max(event["args"]["Total Allocated"] for event in memory)}
+
+
+if __name__ == "__main__":
+    for name, size in measure().items():
+        print(f"{name} at the peak: {size:,} bytes ({size / 2**30:.2f} GiB)")
+"""
+
+
+def write_script(request: Request, tracer: Tracer) -> str:
+    """The program for the one dtype and batch size of a request, whose model `tracer` has built.
+
+    Raises BuildError where a plain program cannot make the model or its inputs.
+    """
+    blueprint, module = tracer.built()
+    trains = MODES[request.mode].trains
+    example = blueprint.example(request.batches[0], trains)
+    if any(takes(type(module), name) for name in CALLS):
+        raise BuildError(
+            "no script can be written for a model that takes objects of transformers' own", given=blueprint.name
+        )
+    parts = parts_of(request, blueprint, module, example)
+    body = _training(request, parts) if trains else INFERENCE.format(step=_inference_step(request))
+    script = f"{_head(request, parts, example, blueprint.class_name)}{body}{TAIL}"
+    if len(script) > MAX_LETTERS:
+        raise BuildError("a script would be too long: it would hold the whole config", given=f"{len(script):,} letters")
+    return script
+
+
+def _head(request: Request, parts: Parts, example: Example, class_name: str) -> str:
+    (dtype,), (batch,) = request.dtypes, request.batches
+    imports = [
+        "import torch",
+        *parts.imports,
+        *(["from torch.nn import functional"] if "functional." in parts.loss else []),
+    ]
+    backend = find_gpu(request.gpu).backend
+    return HEAD.format(
+        title=f"{MODES[request.mode].headline} {class_name} in {dtype} at batch {batch}.",
+        query=_short(format_query(request)),
+        imports="\n".join(sorted(imports, key=lambda line: line.split()[1])),
+        device=backend,
+        weights="float32" if dtype.startswith("amp-") else dtype,
+        build=parts.build,
+        args=value_code(example.args, cast=True),
+        kwargs=_kwargs(example),
+        targets=value_code(example.targets),
+    )
+
+
+def _kwargs(example: Example) -> str:
+    items = (f"{name!r}: {value_code(value, cast=name != 'labels')}" for name, value in example.kwargs.items())
+    return "{" + ", ".join(items) + "}"
+
+
+def _short(query: str) -> str:
+    """A query in one line that no quotes end, a config's text left out."""
+    return query if len(query) <= 400 else f"{query[:400]}..."
+
+
+def _autocast(request: Request) -> str:
+    half = request.dtypes[0].removeprefix("amp-")
+    return f"torch.autocast(device.partition(':')[0], dtype=torch.{half})"
+
+
+def _training(request: Request, parts: Parts) -> str:
+    (dtype,) = request.dtypes
+    scales, mixed = dtype == "amp-float16", dtype.startswith("amp-")
+    lines = _optimizers(request)
+    forward = "loss = loss_of(model, *batch)"
+    step = [f"with {_autocast(request)}:", f"    {forward}"] if mixed else [forward]
+    step += ["scaler.scale(loss).backward()" if scales else "loss.backward()", "del loss"]
+    if lines:
+        each = "scaler.step(optimizer)" if scales else "optimizer.step()"
+        step += ["for optimizer in optimizers:", f"    {each}", *(["scaler.update()"] if scales else [])]
+    step += ["model.zero_grad()"]
+    if scales:
+        lines += [f"scaler = torch.amp.GradScaler(device.partition(':')[0], init_scale={INIT_SCALE})"]
+    return TRAINING.format(
+        loss=parts.loss, optimizers=_indent(lines, 4) + ("\n" if lines else ""), step=_indent(step, 8)
+    )
+
+
+def _inference_step(request: Request) -> str:
+    context = "torch.no_grad()"
+    if request.dtypes[0].startswith("amp-"):
+        context += f", {_autocast(request)}"
+    return _indent([f"with {context}:", "    output = model(*args, **kwargs)", "del output"], 8)
+
+
+def _optimizers(request: Request) -> list[str]:
+    """The lines that make the optimizers; none where nothing steps."""
+    if OPTIMIZERS[request.optimizer].class_name is None:
+        return []
+    how = {None: "", "loop": ", foreach=False", "foreach": ", foreach=True", "fused": ", fused=True"}[
+        request.optimizer_impl
+    ]
+    lines = ["parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]"]
+    if request.optimizer != "muon":
+        return [*lines, f"optimizers = [{_optimizer(request.optimizer, 'parameters', how)}]"]
+    return [
+        *lines,
+        "matrices = [parameter for parameter in parameters if parameter.ndim == 2]",
+        "others = [parameter for parameter in parameters if parameter.ndim != 2]",
+        f"optimizers = [{_optimizer('muon', 'matrices', '')}, {_optimizer('adamw', 'others', how)}]",
+    ]
+
+
+def _optimizer(key: str, parameters: str, how: str) -> str:
+    row = OPTIMIZERS[key]
+    options = "".join(f", {name}={value!r}" for name, value in row.options.items())
+    return f"torch.optim.{row.class_name}({parameters}{options}{how})"
+
+
+def _indent(lines: list[str], width: int) -> str:
+    return "\n".join(f"{' ' * width}{line}" for line in lines)

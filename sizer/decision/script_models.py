@@ -1,0 +1,164 @@
+"""The parts of a script that differ by where a model comes from: how it is built, and what it is trained for."""
+
+from __future__ import annotations
+
+import pprint
+from dataclasses import dataclass
+from keyword import iskeyword
+
+import transformers
+from torch import nn
+
+from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.checkpointing import repeated_blocks
+from sizer.architecture.vision import auxiliary_weight_of, build_options, class_name_of, task_name_of
+from sizer.architecture.vision_tasks import FLOW_GAMMA, FLOW_LIMIT, SEGMENTATION_AUXILIARY
+from sizer.catalogue.sources import SOURCES
+from sizer.errors import BuildError
+from sizer.request import Request
+from sizer.tracing import trace
+
+CHECKPOINTED = """\
+    def checkpointed(forward):
+        def run(*args, **kwargs):
+            kept = [list(value) if isinstance(value, list) else value for value in args]
+            return checkpoint(forward, *kept, use_reentrant=False, **kwargs)
+
+        return run
+
+    for name in {names}:
+        block = model.get_submodule(name)
+        block.forward = checkpointed(block.forward)
+"""
+CROSS_ENTROPY = "    return functional.cross_entropy(model(*args), targets)\n"
+WITH_AUXILIARY = """\
+    logits, *others = model(*args)
+    return functional.cross_entropy(logits, targets) + sum(
+        {weight} * functional.cross_entropy(other, targets) for other in others
+    )
+"""
+SEGMENTATION = """\
+    output = model(*args)
+    loss = functional.cross_entropy(output["out"], targets, ignore_index=255)
+    if "aux" in output:
+        loss = loss + {weight} * functional.cross_entropy(output["aux"], targets, ignore_index=255)
+    return loss
+"""
+DETECTION = "    return sum(model(*args, targets).values())\n"
+FLOW = """\
+    predictions = torch.stack(model(*args))
+    flow, valid = targets
+    counted = (valid & (flow.square().sum(dim=1).sqrt() < {limit}))[:, None]
+    errors = ((predictions - flow).abs() * counted).mean(dim=(1, 2, 3, 4))
+    ages = torch.arange(len(predictions) - 1, -1, -1, device=errors.device)
+    return (errors * {gamma}**ages).sum()
+"""
+OWN_LOSS = """\
+    return model(**kwargs).loss
+"""
+STAND_IN = """\
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            return [value]
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        return [tensor for item in items for tensor in tensors(item)]
+
+    # The model has no loss of its own: the means of its outputs stand in for it.
+    return torch.stack([tensor.float().mean() for tensor in tensors(model({arguments})) if tensor.requires_grad]).sum()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Lines of Python: what is imported, the bodies of `build_model` (up to `return model`) and of `loss_of`."""
+
+    imports: tuple[str, ...]
+    build: str
+    loss: str
+
+
+def parts_of(request: Request, blueprint: Blueprint, module: nn.Module, example: Example) -> Parts:
+    """The parts for a request's model, which `module` is on meta. Raises BuildError where there is no script for it."""
+    package = SOURCES[request.source].package
+    if package == "torchvision":
+        return _torchvision(request, blueprint)
+    if package == "timm":
+        return _timm(request, blueprint)
+    return _transformers(request, module, example)
+
+
+def _torchvision(request: Request, blueprint: Blueprint) -> Parts:
+    task = task_name_of(request.name)
+    options = "".join(
+        f", {name}={value!r}" for name, value in build_options(request.name, blueprint.image_size).items()
+    )
+    build = f"    model = torchvision.models.get_model({request.name!r}, weights=None{options})\n"
+    imports = ("import torchvision",)
+    if task == "detection":
+        build += "    model.transform.torch_choice = max  # the largest size to which it resizes images, every time\n"
+    if request.checkpointing:
+        imports += ("from torch.utils.checkpoint import checkpoint",)
+        plain = trace.build(blueprint)  # of a module that is checkpointed already every block has a class of its own
+        blocks = {id(block) for block in repeated_blocks(plain)}
+        build += CHECKPOINTED.format(names=[name for name, child in plain.named_modules() if id(child) in blocks])
+    weight = auxiliary_weight_of(class_name_of(request.name))
+    loss = {
+        "detection": DETECTION,
+        "segmentation": SEGMENTATION.format(weight=SEGMENTATION_AUXILIARY),
+        "optical_flow": FLOW.format(limit=FLOW_LIMIT, gamma=FLOW_GAMMA),
+    }.get(task, WITH_AUXILIARY.format(weight=weight) if weight else CROSS_ENTROPY)
+    return Parts(imports=imports, build=build, loss=loss)
+
+
+def _timm(request: Request, blueprint: Blueprint) -> Parts:
+    from timm.models import get_pretrained_cfg  # Sizer runs without timm, too
+
+    from sizer.architecture.timm_models import build_options as timm_options
+
+    options = timm_options(request.name, blueprint.image_size)
+    written = "".join(f", {name}={value!r}" for name, value in options.items())
+    build = f"    model = timm.create_model({request.name!r}, pretrained=False{written})\n"
+    if request.checkpointing:
+        build += "    model.set_grad_checkpointing(True)\n"
+    classes = get_pretrained_cfg(request.name).num_classes
+    return Parts(
+        imports=("import timm",), build=build, loss=CROSS_ENTROPY if classes else STAND_IN.format(arguments="*args")
+    )
+
+
+def _transformers(request: Request, module: nn.Module, example: Example) -> Parts:
+    config, model = type(module.config), type(module)
+    for one in (config, model):
+        if getattr(transformers, one.__name__, None) is not one:
+            raise BuildError(
+                "no script can be written for a class that transformers keeps to itself", given=one.__name__
+            )
+    build = f"    config = {config.__name__}(\n{_fields(module.config)}    )\n"
+    if request.attention == "eager":
+        build += '    config._attn_implementation = "eager"\n'
+    build += f"    model = {model.__name__}(config)\n"
+    if request.checkpointing:
+        build += "    model.gradient_checkpointing_enable()\n"
+    return Parts(
+        imports=(f"from transformers import {config.__name__}, {model.__name__}",),
+        build=build,
+        loss=OWN_LOSS if "labels" in example.kwargs else STAND_IN.format(arguments="**kwargs"),
+    )
+
+
+def _fields(config: transformers.PreTrainedConfig) -> str:
+    """The keyword arguments that make a config, one a line; not those that say nothing of the architecture."""
+    fields = config.to_diff_dict()
+    if fields.pop("id2label", None) is not None:  # the names of classes, of which their number counts
+        fields["num_labels"] = config.num_labels
+    unused = ("label2id", "transformers_version", "architectures", "model_type", "dtype")
+    lines = []
+    for name, value in fields.items():
+        if name not in unused:
+            text = pprint.pformat(value, width=100, sort_dicts=False).replace("\n", "\n        ")
+            lines.append(f"        {name}={text},\n" if _is_argument(name) else f"        **{{{name!r}: {text}}},\n")
+    return "".join(lines)
+
+
+def _is_argument(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name)

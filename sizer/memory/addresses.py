@@ -1,0 +1,71 @@
+"""Where a device's allocator puts each block of a tape. `replay` (sizer.memory.allocator) asks how much, this asks where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sizer.catalogue.gpus import Gpu
+from sizer.memory.allocator import Cache, PlainMemory
+from sizer.memory.cuda import CudaCache
+from sizer.memory.expandable import ExpandableCache
+from sizer.memory.mps import MpsHeaps
+from sizer.memory.tape import Tape
+from sizer.memory.timeline import running_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """What an allocator did with a tape: by block its address and the bytes it took, and after each event the bytes reserved.
+
+    Tensors of 0 bytes take nothing and have no address, which is 0. `retried` are the positions of the events at which cached
+    memory went back to the driver. All is as long as the work went: `failed_at` is the first request that could not be met.
+    """
+
+    addresses: list[int]
+    taken: list[int]
+    reserved: list[int] = field(default_factory=list)
+    retried: list[int] = field(default_factory=list)
+    failed_at: int | None = None
+
+    def peak(self, tape: Tape) -> tuple[int, int]:
+        """The number of events after which most bytes were allocated, the first of several, and how many these were."""
+        allocated = running_bytes(tape.order[: len(self.reserved)], self.taken)
+        most = max(allocated)
+        return allocated.index(most), most
+
+
+def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Addresses:
+    """Where the blocks of a tape are on a device, or, where the work does not fit it, on one that is large enough."""
+    roomy = _place(tape, _allocator(gpu, None, expandable_segments))
+    capacity = gpu.total_bytes - gpu.context_bytes
+    if max(roomy.reserved, default=0) <= capacity:
+        return roomy
+    tight = _place(tape, _allocator(gpu, capacity, expandable_segments))
+    return roomy if tight.failed_at is not None else tight
+
+
+def _allocator(gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Cache:
+    if gpu.backend == "cuda":
+        return ExpandableCache(capacity) if expandable_segments else CudaCache(capacity)
+    return MpsHeaps(capacity) if gpu.backend == "mps" else PlainMemory(capacity)
+
+
+def _place(tape: Tape, allocator: Cache) -> Addresses:
+    count, retries = len(tape.sizes), 0
+    found = Addresses(addresses=[0] * count, taken=[0] * count)
+    for position, event in enumerate(tape.order):
+        if event < 0:
+            if size := found.taken[~event]:
+                allocator.release(found.addresses[~event], size)
+        elif size := tape.sizes[event]:
+            block = allocator.allocate(size)
+            if block is None:
+                return Addresses(
+                    addresses=found.addresses, taken=found.taken, reserved=found.reserved, failed_at=position
+                )
+            found.addresses[event], found.taken[event] = block
+            if allocator.retries > retries:
+                retries = allocator.retries
+                found.retried.append(position)
+        found.reserved.append(allocator.reserved)
+    return found

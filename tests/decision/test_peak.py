@@ -1,0 +1,120 @@
+"""What is alive at the peak is what the estimate of the same question says is allocated; noting it changes no trace."""
+
+from __future__ import annotations
+
+import pytest
+from torch.cuda import _memory_viz
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.decision.cells import Cells, one_cell
+from sizer.decision.peak import peak, snapshot
+from sizer.errors import RequestError
+from sizer.memory.block_notes import BlockNotes
+from sizer.memory.codec import decode, encode
+from sizer.memory.estimate import Estimate
+from sizer.memory.peak import PeakReport
+from sizer.memory.snapshot import make_snapshot
+from sizer.memory.tape import Tape
+from sizer.request import parse_query
+from tests.decision.questions import CNN, DETECTION, IN_TESTS, TRANSFORMER
+
+QUESTIONS = {
+    **IN_TESTS,
+    "detection": DETECTION,
+    "expandable": f"{TRANSFORMER}&expandable=1",
+    "mixed precision": "arch=torchvision:resnet18&image=64&dtype=amp-float16&batch=8&gpu=rtx-4090&optimizer=sgd-momentum",
+    "CPU": "arch=hf:gpt2&seq=32&dtype=bfloat16&batch=1&gpu=cpu&checkpointing=1",
+    "Apple": "arch=torchvision:resnet18&image=64&dtype=float32&batch=8&gpu=m2-ultra-64gb",
+}
+
+
+@pytest.fixture(scope="module", params=QUESTIONS.values(), ids=QUESTIONS)
+def asked(request) -> Cells:
+    return Cells(one_cell(parse_query(request.param)))
+
+
+@pytest.fixture(scope="module")
+def noted(asked) -> tuple[Tape, BlockNotes]:
+    return asked.noted(asked.request)
+
+
+@pytest.fixture(scope="module")
+def report(asked) -> PeakReport:
+    return list(peak(asked.request))[-1]
+
+
+@pytest.fixture(scope="module")
+def expected(asked) -> Estimate:
+    return asked.estimate(asked.request)
+
+
+def test_the_trace_is_the_same(asked, noted):
+    assert noted[0] == asked.tape(asked.request)
+
+
+def test_every_block_but_a_workspace_is_a_tensor(noted):
+    tape, notes = noted
+    workspace = {block for block in range(len(tape.sizes)) if block not in notes.tensors}
+    categories = {tape.categories[block] for block in notes.tensors}
+    assert {tape.categories[block] for block in workspace}.isdisjoint(categories)
+    assert [end for end, _ in notes.ends] == sorted(end for end, _ in notes.ends)
+    assert notes.ends[-1][0] == len(tape.order)
+
+
+def test_figures_are_those_of_the_estimate(report, expected):
+    assert report.allocated_bytes == expected.peak_allocated_bytes
+    assert report.reserved_bytes == expected.reserved_at_peak_bytes
+    assert report.at_peak == expected.at_peak
+    assert (report.op, report.module) == (expected.peak_op, expected.peak_module)
+    assert sum(group.bytes for group in report.tensors) + report.rest_bytes == expected.peak_allocated_bytes
+    by_category = dict.fromkeys(expected.at_peak, 0)
+    for row in report.modules:
+        for category, size in row.by_category.items():
+            by_category[category] += size
+    assert by_category == expected.at_peak
+
+
+def test_it_survives_the_way_to_the_page(report):
+    assert decode(PeakReport, encode(report)) == report
+
+
+def test_tensors_hold_as_many_bytes_as_their_shape_says():
+    (*_, report) = peak(parse_query(CNN))
+    widths = {"float32": 4, "int64": 8, "uint8": 1}
+    for group in report.tensors:
+        if group.dtype:
+            elements = 1
+            for size in group.shape:
+                elements *= size
+            assert 0 <= group.bytes - group.count * elements * widths[group.dtype] <= group.count * 2**20
+
+
+def test_gradients_and_optimizer_state_are_named_by_their_parameters():
+    (*_, report) = peak(parse_query(CNN))
+    own = {row.path: row.by_category for row in report.modules}
+    for category in ("parameter", "gradient", "optimizer state"):
+        assert category in own["layer4.1.conv2"]
+    state = {row.path for row in report.modules if "optimizer state" in row.by_category}
+    assert state == {row.path for row in report.modules if "parameter" in row.by_category}
+
+
+@pytest.mark.parametrize("query", [CNN, TRANSFORMER, f"{TRANSFORMER}&expandable=1"])
+def test_pytorchs_own_reader_takes_the_snapshot(query):
+    cells = Cells(one_cell(parse_query(query)))
+    expected, request = cells.estimate(cells.request), cells.request
+    made = make_snapshot(cells.tape(request), find_gpu(request.gpu), expandable_segments=request.expandable_segments)
+    summary = _memory_viz.segsum(made)
+    assert f"total_reserved: {_memory_viz.Bytes(expected.reserved_at_peak_bytes)}\n" in summary
+    assert sum(map(_memory_viz.calc_active, made["segments"])) == expected.peak_allocated_bytes
+    assert "Device 0" in _memory_viz.trace(made)
+    flames = _memory_viz.memory(made, format_flamegraph=lambda lines: lines)
+    assert "the model" in flames
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "snapshot.pickle" in plot(made)
+
+
+def test_a_snapshot_is_of_one_cell_on_cuda():
+    with pytest.raises(RequestError, match=r"CUDA's allocator alone"):
+        snapshot(parse_query("arch=hf:gpt2&seq=8&dtype=float32&batch=1&gpu=cpu"))
+    with pytest.raises(RequestError, match=r"this answer is for one dtype and batch size"):
+        snapshot(parse_query("arch=hf:gpt2"))

@@ -1,0 +1,143 @@
+"""The script runs without Sizer, and what it measures on the CPU is what the estimate says."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from sizer.config_json import encode_config
+from sizer.decision.cells import Cells
+from sizer.decision.peak import peak
+from sizer.decision.script import write_script
+from sizer.decision.script_values import value_code
+from sizer.errors import BuildError
+from sizer.memory.peak import PeakReport
+from sizer.request import parse_query
+
+HAIR = 0.0001  # of the peak: numbers that autograd saves and oneDNN's buffers (tests/tracing/test_cpu_truth_models.py)
+
+SMALL_GPT2 = encode_config('{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}')
+SMALL_BERT = encode_config(
+    '{"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}'
+)
+RUN = {
+    "CNN": "arch=torchvision:resnet18&image=64&dtype=float32&batch=4&optimizer=sgd-momentum",
+    "checkpointed CNN": "arch=torchvision:densenet121&image=64&dtype=float32&batch=2&checkpointing=1&optimizer=sgd",
+    "language model": f"arch=config:{SMALL_GPT2}&seq=64&dtype=float32&batch=4",
+    "mixed precision": f"arch=config:{SMALL_GPT2}&seq=64&dtype=amp-bfloat16&batch=4&attention=eager&checkpointing=1",
+    "masked words": f"arch=config:{SMALL_BERT}&head=BertForMaskedLM&seq=64&dtype=bfloat16&batch=4&optimizer=muon",
+    "ViT": "arch=torchvision:vit_b_32&dtype=bfloat16&batch=2&optimizer_impl=fused",
+    **(
+        {"timm": "arch=timm:vit_tiny_patch16_224&image=160&dtype=float32&batch=2&checkpointing=1"}
+        if find_spec("timm")
+        else {}
+    ),
+    "detection": "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2&optimizer=sgd",
+    "segmentation": "arch=torchvision:lraspp_mobilenet_v3_large&image=96&dtype=float32&batch=2",
+    "inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=bfloat16&batch=4",
+}
+
+
+def script_of(query: str) -> PeakReport:
+    *_, found = peak(parse_query(f"{query}&gpu=cpu"))
+    return found
+
+
+@pytest.mark.parametrize("query", RUN.values(), ids=RUN)
+def test_it_measures_what_was_estimated(query: str, tmp_path: Path):
+    found = script_of(query)
+    assert not found.no_script
+    path = tmp_path / "work.py"
+    path.write_text(found.script, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    measured = int(re.match(r"allocated at the peak: ([\d,]+) bytes", run.stdout)[1].replace(",", ""))
+    assert measured == pytest.approx(found.allocated_bytes, rel=HAIR)
+
+
+def test_it_imports_nothing_of_ours():
+    tree = ast.parse(script_of(RUN["language model"]).script)
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"json", "sys", "tempfile", "torch", "transformers"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ("optimizer=adam&optimizer_impl=foreach", "torch.optim.Adam(parameters, foreach=True)"),
+        (
+            "optimizer=sgd-momentum&optimizer_impl=loop",
+            "torch.optim.SGD(parameters, lr=0.001, momentum=0.9, foreach=False)",
+        ),
+        ("dtype=amp-float16", "scaler.scale(loss).backward()"),
+        ("attention=eager", 'config._attn_implementation = "eager"'),
+        ("checkpointing=1", "model.gradient_checkpointing_enable()"),
+    ],
+)
+def test_it_does_what_was_asked(keys: str, line: str):
+    dtype = "" if keys.startswith("dtype") else "&dtype=float32"
+    assert line in script_of(f"arch=config:{SMALL_GPT2}&seq=8&batch=1{dtype}&{keys}").script
+
+
+def test_a_model_that_nothing_steps_has_no_optimizer():
+    assert "torch.optim" not in script_of(f"arch=config:{SMALL_GPT2}&seq=8&batch=1&dtype=float32&optimizer=none").script
+
+
+def test_what_cannot_be_written_is_said():
+    config = encode_config('{"model_type": "sam2_video"}')
+    request = parse_query(f"arch=config:{config}&mode=inference&dtype=float32&batch=1&gpu=cpu")
+    with pytest.raises(BuildError, match=r"a model that takes objects of transformers' own"):
+        write_script(request, Cells(request).tracer(request))
+
+
+VALUES = {
+    "pixels": torch.rand(2, 3, 8, 8),
+    "half": torch.rand(2, 64, dtype=torch.bfloat16),
+    "few": torch.tensor([[0.5, 2.0]]),
+    "mask": torch.ones(4, 32, dtype=torch.int64),
+    "bytes": torch.zeros(4, 32, dtype=torch.uint8),
+    "flags": torch.rand(4, 32) < 0.5,
+    "words": torch.randint(5, 900, (2, 100)),
+    "hidden": torch.where(torch.arange(70) % 7 == 0, torch.randint(5, 900, (2, 70)), -100),
+    "image": torch.cat(
+        [torch.randint(5, 900, (2, 20)), torch.full((2, 40), 77), torch.randint(80, 900, (2, 20))], dim=1
+    ),
+}
+
+
+@pytest.mark.parametrize("tensor", VALUES.values(), ids=VALUES)
+def test_values_have_the_shape_the_dtype_and_the_meaning_of_the_example(tensor: torch.Tensor):
+    made = eval(value_code(tensor), {"torch": torch})
+    assert (made.shape, made.dtype) == (tensor.shape, tensor.dtype)
+    if not tensor.is_floating_point() and tensor.dtype != torch.bool:
+        assert tensor.min() <= made.min()
+        assert made.max() <= tensor.max()
+        for token in (77, -100):
+            assert torch.equal(made == token, tensor == token)
+
+
+def test_nested_values_and_the_dtype_of_the_work():
+    value = {"images": [torch.rand(3, 8, 8)] * 2, "size": (8, None), "name": "x"}
+    assert (
+        value_code(value) == "{'images': [torch.rand((3, 8, 8)) for _ in range(2)], 'size': (8, None, ), 'name': 'x'}"
+    )
+    assert value_code([torch.rand(3, 8, 8)], cast=True) == "[torch.rand((3, 8, 8)).to(dtype)]"
+
+
+def test_values_without_meaning_are_refused():
+    with pytest.raises(BuildError, match=r"no script can be written for these inputs"):
+        value_code(object())
+    with pytest.raises(BuildError, match=r"labels hidden here and there"):
+        value_code(torch.where(torch.rand(4, 90) < 0.5, 3, -100))

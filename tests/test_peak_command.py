@@ -1,0 +1,80 @@
+"""The command `peak`, over the real job server."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from sizer.__main__ import main
+from sizer.memory.codec import decode
+from sizer.memory.peak import PeakReport
+from sizer.service.client import JobClient
+
+QUERY = "arch=torchvision:resnet18&image=64&dtype=float32&batch=2&optimizer=sgd"
+
+
+@pytest.fixture(scope="module")
+def client():
+    client = JobClient()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def run(client, capsys, monkeypatch):
+    """Runs the command; (exit status, stdout, stderr). The job server lives on from one to the next."""
+    monkeypatch.setattr(client, "close", lambda: None)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["peak", *arguments], make_client=lambda: client)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    yield run
+    monkeypatch.undo()
+
+
+def test_text_and_json_say_the_same(run):
+    status, text, _ = run(QUERY)
+    assert status == 0
+    found = decode(PeakReport, json.loads(run(QUERY, "--json")[1]))
+    lines = text.splitlines()
+    assert lines[0] == found.sentence
+    assert any(line.startswith(found.tensors[0].tensor) and found.tensors[0].op in line for line in lines)
+    assert any(line.startswith("(all)") for line in lines)
+
+
+def test_the_snapshot_is_a_pickle_of_plain_values(run, tmp_path):
+    path = tmp_path / "peak.pickle"
+    assert run(QUERY, "--snapshot", str(path)) == (0, "", "")
+    found = decode(PeakReport, json.loads(run(QUERY, "--json")[1]))
+    snapshot = pickle.loads(path.read_bytes())
+    assert sum(segment["allocated_size"] for segment in snapshot["segments"]) == found.allocated_bytes
+    assert sum(segment["total_size"] for segment in snapshot["segments"]) == found.reserved_bytes
+
+
+def test_a_snapshot_that_cannot_be_written_is_said(run, tmp_path):
+    status, _, error = run(QUERY, "--snapshot", str(tmp_path / "absent" / "peak.pickle"))
+    assert status == 2
+    assert "the snapshot cannot be written" in error
+
+
+def test_the_script_is_printed_as_it_is(run):
+    status, script, _ = run(QUERY, "--script")
+    assert status == 0
+    compile(script, "script", "exec")
+    assert "torch.optim.SGD(parameters, lr=0.001)" in script
+
+
+def test_each_cell_in_focus_has_its_own_answer(client):
+    query = QUERY.replace("batch=2", "batch=2,4")
+    found = [client.submit_peak(f"{query}&focus=float32:{batch}").result(timeout=120) for batch in (2, 4)]
+    assert [report.batch for report in found] == [2, 4]
+
+
+def test_several_cells_are_refused(run):
+    status, _, error = run(QUERY.replace("batch=2", "batch=2,4"))
+    assert status == 2
+    assert "this answer is for one dtype and batch size" in error
