@@ -187,6 +187,8 @@ def _modules(tape: Tape, notes: BlockNotes, placed: Addresses, alive: list[int])
 
 # ---------------------------------------------------------------------------------------------------- the peak in one sentence
 
+STAY = ("parameter", "buffer", "optimizer state")  # from step to step; all else comes and goes
+
 _DURING = {
     "load": "while the model is moved to the device",
     "forward": "in the forward pass",
@@ -197,20 +199,25 @@ _DURING = {
 
 
 def _sentence(at: PhaseOfStep, op: str, module: str, groups: list[TensorGroup], allocated: int) -> str:
-    """Where the peak is, and which tensors of one shape and dtype take most of it."""
+    """Where the peak is, which tensors of one shape and dtype take most of what comes and goes, and how much stays."""
+    stay = [group for group in groups if group.category in STAY]
     alike: dict[tuple, list[TensorGroup]] = defaultdict(list)
-    for group in groups:
+    for group in [group for group in groups if group.category not in STAY] or groups:
         alike[group.shape, group.dtype].append(group)
     (shape, dtype), largest = max(alike.items(), key=lambda item: sum(group.bytes for group in item[1]))
     number, size = sum(group.count for group in largest), sum(group.bytes for group in largest)
-    kinds: Counter[str] = Counter()
-    for group in largest:
-        kinds[group.category] += group.bytes
     step = f" of step {at.step}" if at.step else ""
     where = f"{_DURING[at.phase]}{step}, by {op} in {module or 'the model itself'}"
     what = f"{counted(number, 'tensor')} of {tensor_text(shape, dtype)}" if dtype else counted(number, "workspace")
-    categories = ", ".join(kind for kind, _ in kinds.most_common())
-    return (
-        f"{where[0].upper()}{where[1:]}: {what} ({categories}), "
-        f"{format_bytes(size)} of {format_bytes(allocated)} ({size / allocated:.0%})."
-    )
+    share = f"{format_bytes(size)} of {format_bytes(allocated)} ({size / allocated:.0%})"
+    all_the_time = format_bytes(sum(group.bytes for group in stay))
+    rest = f"; {all_the_time} are there all the time ({_categories(stay)})" if stay else ""
+    return f"{where[0].upper()}{where[1:]}: {what} ({_categories(largest)}), {share}{rest}."
+
+
+def _categories(groups: list[TensorGroup]) -> str:
+    """The categories of some groups, that with most bytes first."""
+    held: Counter[str] = Counter()
+    for group in groups:
+        held[group.category] += group.bytes
+    return ", ".join(category for category, _ in held.most_common())

@@ -46,8 +46,16 @@ def test_it_is_the_moment_with_most_allocated(report):
 def test_the_sentence_says_where_and_what_takes_most(report):
     assert report.sentence == (
         "In the backward pass of step 1, by aten.b in m.b: "
-        "2 tensors of [1024, 1024] float32 (activation, gradient), 8.00 MiB of 10.00 MiB (80%)."
+        "2 tensors of [1024, 1024] float32 (activation, gradient), 8.00 MiB of 10.00 MiB (80%); "
+        "2.00 MiB are there all the time (parameter)."
     )
+
+
+def test_weights_alone_are_what_takes_most_where_there_is_nothing_else():
+    tape = make_tape([("w", 2 * MIB, "parameter"), ("b", 512, "buffer")])
+    report = peak_of(tape, noted({block: Tensor(shape=(1,), dtype="int8") for block in (0, 1)}, end=2))
+    assert "2 tensors of [1] int8 (parameter, buffer), 2.00 MiB of 2.00 MiB (100%)" in report.sentence
+    assert report.sentence.endswith("; 2.00 MiB are there all the time (parameter, buffer).")
 
 
 def test_tensors_are_named_and_the_largest_come_first(report):
