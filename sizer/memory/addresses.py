@@ -36,18 +36,40 @@ class Addresses:
 
 def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -> Addresses:
     """Where the blocks of a tape are on a device, or, where the work does not fit it, on one that is large enough."""
-    roomy = _place(tape, _allocator(gpu, None, expandable_segments))
+    roomy = _find(tape, gpu, None, expandable_segments)
     capacity = gpu.total_bytes - gpu.context_bytes
     if max(roomy.reserved, default=0) <= capacity:
         return roomy
-    tight = _place(tape, _allocator(gpu, capacity, expandable_segments))
+    tight = _find(tape, gpu, capacity, expandable_segments)
     return roomy if tight.failed_at is not None else tight
 
 
-def _allocator(gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Cache:
+class _RetriesNoted(CudaCache):
+    """The allocator of CUDA's default segments, which notes at which events it gave cached memory back."""
+
+    def __init__(self, capacity: int | None) -> None:
+        super().__init__(capacity)
+        self.retried: list[int] = []
+
+    def _release_cached(self) -> None:
+        self.retried.append(self.position)
+        super()._release_cached()
+
+
+def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
+    if gpu.backend == "cuda" and not expandable_segments:
+        cache = _RetriesNoted(capacity)
+        found = cache.place(tape.order, tape.sizes)
+        return Addresses(
+            addresses=list(found.addresses),
+            taken=list(found.taken),
+            reserved=list(found.reserved),
+            retried=cache.retried,
+            failed_at=found.failed_at,
+        )
     if gpu.backend == "cuda":
-        return ExpandableCache(capacity) if expandable_segments else CudaCache(capacity)
-    return MpsHeaps(capacity) if gpu.backend == "mps" else PlainMemory(capacity)
+        return _place(tape, ExpandableCache(capacity))
+    return _place(tape, MpsHeaps(capacity) if gpu.backend == "mps" else PlainMemory(capacity))
 
 
 def _place(tape: Tape, allocator: Cache) -> Addresses:

@@ -17,6 +17,7 @@ from sizer.request import DTYPES, Request, format_query, parse_query
 from sizer.service.job import Job
 from sizer.ui import form, links, service
 from sizer.ui.charts import finish
+from sizer.ui.focus import look_at
 from sizer.ui.palette import MARKS
 from sizer.ui.remarks import show_error
 from sizer.ui.scale import GIBIBYTES
@@ -83,6 +84,7 @@ def _apply(changed: str, request: Request) -> None:
         st.query_params.from_dict(address)
     else:
         form.fill(whole)
+        look_at((dtype, batch))
 
 
 def _offer(label: str, changed: str, request: Request, key: str) -> None:

@@ -47,8 +47,9 @@ def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
     remarks.show_uncounted(report)
     show_measure_link(request)
     kind = tables.show_fits(request, report, focus)
-    if not report.pending:
-        show_decision(request, focus)
+    with st.container():  # there from the first, so that what follows stays where it is
+        if not report.pending:
+            show_decision(request, focus)
     left, right = st.columns(2, gap="medium")
     with left:
         _show_peaks(report, focus, kind)

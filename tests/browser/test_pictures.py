@@ -45,7 +45,7 @@ def check(name: str, page: Page, *, height: int, same: re.Pattern | None = None)
         page.wait_for_timeout(1000)  # charts follow the window a moment later
         told = PngInfo()
         told.add_text(SHOWS, json.dumps(words))
-        Image.open(BytesIO(page.screenshot())).quantize(64).save(file, pnginfo=told, optimize=True)
+        Image.open(BytesIO(page.screenshot())).quantize(200).save(file, pnginfo=told, optimize=True)
     with Image.open(file) as picture:
         taken = json.loads(picture.info[SHOWS])
     if same is not None:

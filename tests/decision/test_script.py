@@ -109,10 +109,10 @@ VALUES = {
     "mask": torch.ones(4, 32, dtype=torch.int64),
     "bytes": torch.zeros(4, 32, dtype=torch.uint8),
     "flags": torch.rand(4, 32) < 0.5,
-    "words": torch.randint(5, 900, (2, 100)),
-    "hidden": torch.where(torch.arange(70) % 7 == 0, torch.randint(5, 900, (2, 70)), -100),
+    "words": torch.randint(100, 900, (2, 100)),
+    "hidden": torch.where(torch.arange(70) % 7 == 0, torch.randint(100, 900, (2, 70)), -100),
     "image": torch.cat(
-        [torch.randint(5, 900, (2, 20)), torch.full((2, 40), 77), torch.randint(80, 900, (2, 20))], dim=1
+        [torch.randint(100, 900, (2, 20)), torch.full((2, 40), 77), torch.randint(100, 900, (2, 20))], dim=1
     ),
 }
 

@@ -82,7 +82,7 @@ def test_an_architecture_is_its_name_config_and_versions():
         of("arch=hub:a/b", '{"a": 1}'),
     }
     assert len(different | {resnet}) == 7
-    assert of("arch=nothing") is None
+    assert of("arch=nothing:at-all") is None
 
 
 def test_the_code_is_part_of_the_version(tmp_path, monkeypatch):

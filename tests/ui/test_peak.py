@@ -19,6 +19,7 @@ from sizer.ui.picture import HEIGHT, WIDTH, Summary, alt_text, draw_picture
 from sizer.units import format_bytes
 from tests.ui.conftest import install, texts
 from tests.ui.reports import peak_for, report_for
+from tests.ui.test_page import look_at
 
 REQUEST = Request(source="torchvision", name="resnet50", dtypes=("float32",), batches=(32,))
 SUMMARY = Summary(
@@ -43,7 +44,7 @@ def test_the_cell_in_focus_is_traced_and_shown(client, open_page):
     page = open_page()
     switch(page).set_value(True).run()
     (asked,) = map(parse_query, client.peaks)
-    assert (asked.dtypes, asked.batches, asked.focus) == (("float32",), (32,), None)
+    assert (asked.dtypes, asked.batches, asked.focus) == (("float32",), (128,), None)
     found = peak_for(asked)
     assert found.sentence in texts(page)
     charts = [json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart")]
@@ -55,8 +56,7 @@ def test_the_cell_in_focus_is_traced_and_shown(client, open_page):
 def test_another_cell_is_traced_when_it_is_looked_at(client, open_page):
     page = open_page(arch="torchvision:resnet50", dtype="float32,bfloat16", batch="8,16")
     switch(page).set_value(True).run()
-    control = next(control for control in page.segmented_control if control.label == "Dtype")
-    control.set_value("bfloat16").run()
+    look_at(page, "bfloat16", 16)
     assert [parse_query(query).dtypes for query in client.peaks] == [("float32",), ("bfloat16",)]
 
 
