@@ -58,7 +58,7 @@ def test_what_is_only_a_replay_traces_nothing(traces, query, others):
 
 @pytest.mark.parametrize(
     "change",
-    ["&seq=16", "&optimizer=sgd", "&gpu=t4", "&torch=2.11", "&mode=inference"],
+    ["&seq=16", "&optimizer=sgd", "&gpu=t4", "&torch=2.6", "&mode=inference"],
 )
 def test_another_work_is_traced_anew(traces, change):
     shelf, query = Shelf(), f"{GPT2}&dtype=float32&batch=2"
