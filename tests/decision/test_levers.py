@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.decision.levers import LEVERS, levers
+from sizer.decision.lever_table import LEVERS
+from sizer.decision.levers import levers
 from sizer.errors import BuildError, RequestError
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import LeverReport

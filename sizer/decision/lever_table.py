@@ -1,0 +1,225 @@
+"""The levers: a row for each thing that can be changed, with its price and the lines of PyTorch that do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.request import Request
+from sizer.tracer import Counted
+from sizer.versions import allocator_variable, installed_version, parse_version
+
+Change = Callable[[Request, Counted], Request | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """One thing to change. `change` makes the question with it, None where it does not apply or has been done already.
+
+    `group`: of several with the same one only one can be pulled. `price` orders them: 1 costs nothing, 2 time, 3 precision, 4 what
+    an optimizer does, 5 another task. `cost` says it in words; `code` are the lines of PyTorch that do it.
+    """
+
+    key: str
+    group: str
+    price: int
+    title: Callable[[Request], str]
+    cost: Callable[[Counted], str]
+    code: Callable[[Request], str]
+    change: Change
+
+
+def _with_batch(request: Request, known: Counted) -> Request | None:
+    (batch,) = request.batches
+    return replace(request, batches=(known.smallest,)) if batch > known.smallest else None
+
+
+def _with_dtype(dtype: str) -> Change:
+    order = ("float32", "amp-float16", "amp-bfloat16", "float16", "bfloat16")
+
+    def change(request: Request, known: Counted) -> Request | None:
+        (now,), gpu = request.dtypes, find_gpu(request.gpu)
+        if "bfloat16" in dtype and gpu.capability is not None and gpu.capability < (8, 0):
+            return None  # no tensor cores for it: a T4 emulates them
+        if "amp" in dtype and (not MODES[request.mode].trains or gpu.backend == "cpu"):
+            return None
+        return replace(request, dtypes=(dtype,)) if order.index(dtype) > order.index(now) else None
+
+    return change
+
+
+def _training(change: Change) -> Change:
+    return lambda request, known: change(request, known) if MODES[request.mode].trains else None
+
+
+def _with_optimizer(optimizer: str) -> Change:
+    def change(request: Request, known: Counted) -> Request | None:
+        if request.optimizer in ("none", "sgd", optimizer):
+            return None
+        known = OPTIMIZERS[optimizer].implementations_on(find_gpu(request.gpu).backend)
+        implementation = request.optimizer_impl if request.optimizer_impl in known else None
+        return replace(request, optimizer=optimizer, optimizer_impl=implementation)
+
+    return change
+
+
+def _fused(request: Request, known: Counted) -> Request | None:
+    known = OPTIMIZERS[request.optimizer].implementations_on(find_gpu(request.gpu).backend)
+    return replace(request, optimizer_impl="fused") if "fused" in known else None
+
+
+def _half_sequence(request: Request, known: Counted) -> Request | None:
+    length = known.sequence_length
+    if length is None or length < 2 or known.image_size is not None:
+        return None
+    return replace(request, sequence_length=length // 2)
+
+
+def _half_image(request: Request, known: Counted) -> Request | None:
+    if known.image_size is None or known.sequence_length is not None:
+        return None
+    height, width = known.image_size
+    return replace(request, image_size=(height // 2, width // 2))
+
+
+def _class_of(request: Request) -> str:
+    return OPTIMIZERS[request.optimizer].class_name or "SGD"
+
+
+def _of_small_batches(known: Counted) -> str:
+    normed = any("BatchNorm" in module.class_name for module in known.census.modules)
+    return f"more, smaller kernels{'; batch norm sees the small batches' if normed else ''}"
+
+
+def _accumulate(request: Request) -> str:
+    (batch,) = request.batches
+    if not MODES[request.mode].trains:
+        return f"for part in inputs.split({batch}):\n    outputs.append(model(part).cpu())"
+    return (
+        f"for part, target in zip(inputs.split({batch}), targets.split({batch})):\n"
+        "    (loss_fn(model(part), target) * len(part) / len(inputs)).backward()\n"
+        "optimizer.step(); optimizer.zero_grad()"
+    )
+
+
+def _checkpoint(request: Request) -> str:
+    if request.source in ("hf", "hub", "config"):
+        return 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
+    return (
+        "from torch.utils.checkpoint import checkpoint\n"
+        "for block in blocks: x = checkpoint(block, x, use_reentrant=False)  # in the model's forward"
+    )
+
+
+def _cast(dtype: str) -> Callable[[Request], str]:
+    return lambda request: (
+        f"model = model.to(torch.{dtype})\ninputs = inputs.to(torch.{dtype})  # where they are floating point"
+    )
+
+
+def _autocast(dtype: str) -> Callable[[Request], str]:
+    def code(request: Request) -> str:
+        kind = find_gpu(request.gpu).backend
+        lines = f'with torch.autocast("{kind}", dtype=torch.{dtype}):\n    loss = loss_fn(model(inputs), targets)'
+        if dtype == "float16":
+            lines += f'\nscaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()  # torch.amp.GradScaler("{kind}")'
+        return lines
+
+    return code
+
+
+def _variable(request: Request) -> str:
+    return allocator_variable(parse_version(request.torch) if request.torch else installed_version())
+
+
+def _sequence(request: Request) -> str:
+    length = request.sequence_length
+    return f"inputs = inputs[:, :{length}]  # or truncation=True, max_length={length} in the tokenizer"
+
+
+def _image(request: Request) -> str:
+    height, width = request.image_size or (0, 0)
+    return f"inputs = torch.nn.functional.interpolate(inputs, size=({height}, {width}))  # or Resize in the data loader"
+
+
+def _row_of(
+    key: str, group: str, price: int, title: str | Callable, cost: str | Callable, code: str | Callable, change: Change
+) -> Lever:
+    return Lever(
+        key=key,
+        group=group,
+        price=price,
+        title=title if callable(title) else lambda request: title,
+        cost=cost if callable(cost) else lambda known: cost,
+        code=code if callable(code) else lambda request: code,
+        change=change,
+    )
+
+
+LEVERS = (
+    _row_of(
+        "fused", "implementation", 1, "Fused optimizer step", "nothing; it is faster",
+        lambda request: f"optimizer = torch.optim.{_class_of(request)}(model.parameters(), fused=True)", _training(_fused),
+    ),
+    _row_of(
+        "sdpa", "attention", 1, "SDPA instead of eager attention", "nothing; it is faster",
+        'model.set_attn_implementation("sdpa")',
+        lambda request, known: replace(request, attention="sdpa") if request.attention == "eager" else None,
+    ),
+    _row_of(
+        "expandable", "segments", 1, "Expandable segments", "nothing on most systems",
+        lambda request: f'import os  # before the first CUDA call\nos.environ["{_variable(request)}"] = "expandable_segments:True"',
+        lambda request, known: replace(request, expandable_segments=True),
+    ),
+    _row_of(
+        "batch", "batch", 2, lambda request: f"Batches of {request.batches[0]}, accumulated",
+        _of_small_batches, _accumulate, _with_batch,
+    ),
+    _row_of(
+        "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",
+        _checkpoint, _training(lambda request, known: replace(request, checkpointing=True)),
+    ),
+    _row_of(
+        "amp-bfloat16", "dtype", 3, "Autocast to bfloat16", "precision of activations; weights stay float32",
+        _autocast("bfloat16"), _with_dtype("amp-bfloat16"),
+    ),
+    _row_of(
+        "amp-float16", "dtype", 3, "Autocast to float16", "precision and range of activations; needs a gradient scaler",
+        _autocast("float16"), _with_dtype("amp-float16"),
+    ),
+    _row_of(
+        "float16", "dtype", 4, "Weights in float16", "precision and range of weights; may overflow in training",
+        _cast("float16"), _with_dtype("float16"),
+    ),
+    _row_of(
+        "bfloat16", "dtype", 4, "Weights in bfloat16", "precision of weights, gradients and optimizer state",
+        _cast("bfloat16"), _with_dtype("bfloat16"),
+    ),
+    _row_of(
+        "adafactor", "optimizer", 4, "Adafactor", "trains otherwise: tune the learning rate anew",
+        "optimizer = torch.optim.Adafactor(model.parameters())", _training(_with_optimizer("adafactor")),
+    ),
+    _row_of(
+        "sgd", "optimizer", 4, "SGD without momentum", "trains otherwise: tune the learning rate anew",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)", _training(_with_optimizer("sgd")),
+    ),
+    _row_of(
+        "seq", "size", 5, lambda request: f"Sequences of {request.sequence_length:,} tokens", "half the context",
+        _sequence, _half_sequence,
+    ),
+    _row_of(
+        "image", "size", 5, lambda request: "Images of {} × {}".format(*(request.image_size or (0, 0))), "half the resolution",
+        _image, _half_image,
+    ),
+    _row_of(
+        "inference", "mode", 5, "Inference only", "nothing is trained",
+        "model.eval()\nwith torch.inference_mode(): output = model(inputs)",
+        _training(lambda request, known: replace(
+            request, mode="inference", optimizer="adamw", optimizer_impl=None, checkpointing=False
+        )),
+    ),
+)  # fmt: skip
+"""In the order in which they are shown."""
