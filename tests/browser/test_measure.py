@@ -40,8 +40,9 @@ def result(page: Page) -> str:
 
 
 def cells(page: Page, row: str) -> list[str]:
-    """The cells of a row of the tables that stand side by side."""
+    """The cells of a row of the tables that stand side by side, once it is there."""
     found = page.get_by_test_id("stTable").locator("tr").filter(has=page.get_by_role("rowheader", name=row, exact=True))
+    expect(found.first).to_be_visible(timeout=ANSWER_MS)
     return [cell.strip() for cell in found.first.locator("td").all_inner_texts()]
 
 

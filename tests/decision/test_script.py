@@ -18,6 +18,7 @@ from sizer.decision.cells import Cells
 from sizer.decision.peak import peak
 from sizer.decision.script import write_script
 from sizer.decision.script_values import value_code
+from sizer.device.trial.limits import one_thread
 from sizer.errors import BuildError
 from sizer.memory.peak import PeakReport
 from sizer.request import parse_query
@@ -47,7 +48,8 @@ RUN = {
 
 
 def script_of(query: str) -> PeakReport:
-    *_, found = peak(parse_query(f"{query}&gpu=cpu"))
+    with one_thread():  # as in a job of the app
+        *_, found = peak(parse_query(f"{query}&gpu=cpu"))
     return found
 
 
@@ -57,7 +59,7 @@ def test_it_measures_what_was_estimated(query: str, tmp_path: Path):
     assert not found.no_script
     path = tmp_path / "work.py"
     path.write_text(found.script, encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     run = subprocess.run(
         [sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
