@@ -30,7 +30,10 @@ PRICE = "Price per hour"
 
 
 def show_decision(request: Request, estimate: Estimate) -> None:
-    """Show the three answers on the estimate in focus; only the one that is open is computed."""
+    """Show the three answers on the estimate in focus; only the one that is open is computed.
+
+    What to change is open where it does not surely fit. Where it does, nothing is computed before the reader asks.
+    """
     cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
     client = service.get_client()
     answers = {
@@ -38,11 +41,18 @@ def show_decision(request: Request, estimate: Estimate) -> None:
         "How far it goes": (client.submit_limits, _show_limits),
         "Which GPU?": (client.submit_devices, _show_devices),
     }
+    fits = estimate.fits is True
     asked = st.segmented_control(
-        "What next?", list(answers), default=next(iter(answers)), required=True, key="decision", persist_state="session"
+        "What next?",
+        list(answers),
+        default=None if fits else next(iter(answers)),
+        required=not fits,
+        key="decision_where_it_fits" if fits else "decision",
+        persist_state="session",
     )
-    submit, show = answers[asked]
-    _follow(submit, cell, lambda found: show(found, request))
+    if asked is not None:
+        submit, show = answers[asked]
+        _follow(submit, cell, lambda found: show(found, request))
 
 
 def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], None]) -> None:

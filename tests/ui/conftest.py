@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from sizer.ui import service
@@ -13,6 +15,14 @@ from tests.ui.clients import ScriptedClient
 from tests.ui.reports import report_for
 
 APP = Path(__file__).parents[2] / "app.py"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def packages_read_once() -> Iterator[None]:
+    """AppTest looks for components in the metadata of every installed package each time that it is run first: 0.3 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
 
 
 @pytest.fixture

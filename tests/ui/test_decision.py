@@ -10,11 +10,12 @@ from sizer.ui.decision import PRICE, cheapest, devices_chart, devices_frame
 from tests.ui.conftest import markup, texts
 from tests.ui.decisions import devices_for
 
+SMALL_GPU = "custom:2GiB@8.0"  # which nothing here fits, so that what to change is open
 QUERY = "arch=torchvision:resnet50&dtype=float32&batch=32"
 
 
 def test_levers_are_shown_with_what_they_save_the_most_first(client, open_page):
-    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32")
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU)
     shown = markup(page)
     assert shown.index("**Checkpointing**") < shown.index("**Sgd**")
     assert "−6.00 GiB" in texts(page)
@@ -26,13 +27,20 @@ def test_levers_are_shown_with_what_they_save_the_most_first(client, open_page):
     assert "checkpointing()" in [code.value for code in page.code]
 
 
+def test_nothing_is_computed_for_a_question_that_fits_before_it_is_asked_for(client, open_page):
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="2")
+    assert "**Checkpointing**" not in markup(page)
+    page.session_state["decision_where_it_fits"] = "What to change"
+    assert "**Checkpointing**" in markup(page.run())
+
+
 @pytest.mark.parametrize("key", ["apply_checkpointing", "apply_smallest"])
 def test_one_click_puts_a_lever_into_the_form(client, open_page, key):
-    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="8,32")
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32,64", gpu=SMALL_GPU)
     page.button(key=key).click().run()
     asked = client.requests[-1]
     assert asked.checkpointing is True
-    assert asked.batches == (8, 32), "the batch sizes that were there stay"
+    assert asked.batches == (32, 64), "the batch sizes that were there stay"
     assert page.toggle(key="checkpointing").value is True
 
 
@@ -42,7 +50,7 @@ def open_tab(page: AppTest, name: str) -> AppTest:
 
 
 def test_limits_are_shown_and_applied(client, open_page):
-    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32"), "How far it goes")
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "How far it goes")
     assert {"74", "perhaps 96", "none"} <= set(texts(page))
     assert "not even 16 fits" in markup(page)
     page.button(key="limit_batch").click().run()
@@ -50,7 +58,7 @@ def test_limits_are_shown_and_applied(client, open_page):
 
 
 def test_every_device_has_a_row_and_a_point(client, open_page):
-    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32"), "Which GPU?")
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "Which GPU?")
     assert page.get("vega_lite_chart")
     frame = devices_frame(devices_for(QUERY).rows)
     assert list(frame["Fits"]) == ["✕ does not fit", "✓ fits", "✓ fits", "no kernel"]
