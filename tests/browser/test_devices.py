@@ -21,14 +21,11 @@ def devices(page: Page, app_url: str) -> Page:
     return page
 
 
-def test_shows_for_real_what_memory_does_here(devices: Page):
+def test_shows_for_real_what_memory_does_here_on_every_screen(devices: Page):
     tables = devices.get_by_test_id("stDataFrame").count()
     devices.get_by_role("button", name="Show it on this device").click()
     expect(devices.get_by_text("After each line of code")).to_be_visible(timeout=ANSWER_MS)
     expect(devices.get_by_test_id("stVegaLiteChart").locator("canvas, svg").first).to_be_visible()
     expect(devices.get_by_test_id("stDataFrame")).to_have_count(tables + 1)
-
-
-@pytest.mark.parametrize("width", [390, 1400])
-def test_fits_the_screen(devices: Page, width: int):
-    fit(devices, width)
+    for width in (390, 1400):
+        fit(devices, width)

@@ -6,13 +6,11 @@ import json
 import re
 from urllib.parse import quote
 
-import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from sizer.config_json import encode_config
 from tests.browser.conftest import ANSWER_MS, fit
 from tests.browser.test_browser import LLAMA, LLAMA_PARAMETERS, headline, wait_for_the_whole
-from tests.device.models import REAL_MODELS
 from tests.ui.comparisons import CUDA, comparison_of, measured_on
 
 RESNET = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
@@ -65,6 +63,7 @@ def measured_elsewhere(name: str) -> dict:
     }
 
 
+# The figures of real models are held by tests/device/trial/test_measure_models.py.
 def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
     button = go_to_measure(page, app_url, RESNET)
     expect(
@@ -77,6 +76,7 @@ def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
     assert cells(page, "weights") == [weights, weights, "0", "✓\N{NO-BREAK SPACE}exact"]
     assert cells(page, "gradients")[:2] == [weights, weights]
     assert cells(page, "backward: allocated at its end")[3] == "✓\N{NO-BREAK SPACE}exact"
+    expect(page.get_by_test_id("stTable").filter(has_text="✕")).to_have_count(0)
     expect(page.get_by_test_id("stVegaLiteChart").locator("svg, canvas")).to_have_count(1)
     expect(page.get_by_role("rowheader", name="One step, synchronized", exact=True)).to_be_visible()
     find_in_ledger(page, "resnet18")
@@ -85,20 +85,6 @@ def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
     assert re.search(r"/ledger\?comparison=\d+$", page.url)
     page.get_by_role("button", name="Back to the ledger").click()
     expect(page.get_by_text("1 comparison", exact=True)).to_be_visible()
-
-
-# A CNN's training and a transformer's inference; the figures of all are held by tests/device/trial/test_measure_models.py.
-SHOWN = [query for query in REAL_MODELS if "mobilenet" in query or "distilbert" in query]
-
-
-@pytest.mark.parametrize("query", SHOWN)
-def test_real_models_hold(page: Page, app_url: str, query: str):
-    go_to_measure(page, app_url, query).click()
-    assert result(page).startswith("Measured on cpu: peak ")
-    weights = f"{4 * REAL_MODELS[query] / 2**20:.2f} MiB"
-    assert cells(page, "weights") == [weights, weights, "0", "✓\N{NO-BREAK SPACE}exact"]
-    assert cells(page, "forward: allocated at its end")[3].startswith("✓")
-    expect(page.get_by_test_id("stTable").filter(has_text="✕")).to_have_count(0)
 
 
 def test_measured_config_of_ones_own(page: Page, app_url: str):
@@ -124,23 +110,16 @@ def test_stop_and_measure_again(page: Page, app_url: str):
     result(page)
 
 
-def test_result_of_another_machine(page: Page, app_url: str):
+def test_result_of_another_machine_here_and_on_a_phone(page: Page, app_url: str):
     go_to_measure(page, app_url, RESNET)
     expect(page.get_by_text("PyTorch finds no accelerator on this machine")).to_be_visible()
     command = page.get_by_test_id("stCode").filter(has_text="sizer measure").inner_text()
     assert re.match(r"python -m sizer measure '.*batch=2.*' --device cuda:0 --json > measured.json", command.strip())
     page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(measured_elsewhere("elsewhere"))
     assert result(page).startswith("Measured on cuda:0: peak ")
-    find_in_ledger(page, "elsewhere")
-
-
-def test_fits_a_phone(page: Page, app_url: str):
-    go_to_measure(page, app_url, RESNET)
-    page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(measured_elsewhere("on a phone"))
-    result(page)
     fit(page, 390)
     page.set_viewport_size({"width": 1400, "height": 1000})
-    find_in_ledger(page, "on a phone")
+    find_in_ledger(page, "elsewhere")
     fit(page, 390)
 
 
