@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sizer.config_json import encode_config
 from sizer.decision.cells import Cells
 from sizer.estimator import estimate
 from sizer.memory.decision import Cell, cell_of
 from sizer.request import Request, parse_query
 
 CNN = "arch=torchvision:resnet18&image=64&dtype=float32&batch=1024&gpu=custom:3GiB@8.9"
-TRANSFORMER = "arch=hf:gpt2&seq=64&dtype=float32&batch=4&gpu=custom:4GiB@8.0"
 VISION = "arch=torchvision:vit_b_32&dtype=bfloat16&batch=4&gpu=rtx-4090"
-SPEECH = "arch=hf:wav2vec2-base-960h&seq=16000&dtype=float32&batch=2&gpu=custom:2200MiB@9.0"
 DETECTION = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2&gpu=t4"
 SERVED = "arch=hf:gpt2&seq=128&mode=inference&dtype=float16&batch=256&gpu=custom:3GiB@7.5"
 
-IN_TESTS = {"CNN": CNN, "language model": TRANSFORMER}  # twenty more: tests/benchmarks/prove_decision.py
+# GPT-2 with two of its twelve layers: 53.6 M parameters, most of them embeddings.
+TWO_LAYERS = "arch=config:" + encode_config('{"model_type": "gpt2", "n_layer": 2}')
+LANGUAGE = f"{TWO_LAYERS}&seq=256&dtype=float32&batch=2&gpu=custom:2GiB@8.0"
+# 608 M parameters, whose weights and gradients in half precision are 2.3 GiB
+WIDE = "arch=config:" + encode_config('{"model_type": "gpt2", "n_layer": 2, "n_embd": 4096, "n_head": 32}')
+TOO_LARGE = f"{WIDE}&seq=64&dtype=float32&batch=2&gpu=custom:2GiB@8.0"
+
+IN_TESTS = {"CNN": CNN, "language model": LANGUAGE}  # twenty more: tests/benchmarks/prove_decision.py
 
 
 def anew(query: str) -> Cell:

@@ -12,9 +12,9 @@ from sizer.estimator import estimate
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import DeviceReport, cell_of
 from sizer.request import parse_query
+from tests.decision.questions import TWO_LAYERS
 
-QUERY = "arch=hf:gpt2&seq=64&dtype=bfloat16&batch=4&expandable=1"
-
+QUERY = f"{TWO_LAYERS}&seq=64&dtype=bfloat16&batch=4&expandable=1"
 
 ASKED = ("t4", "rtx-4060-8gb", "rtx-4090", "a100-40gb", "h100-80gb", "mi300x", "m2-ultra-64gb", "cpu")
 

@@ -13,7 +13,17 @@ from sizer.errors import BuildError, RequestError
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import LeverReport
 from sizer.request import format_query, parse_query
-from tests.decision.questions import CNN, DETECTION, IN_TESTS, TRANSFORMER, VISION, anew, fits_by_its_own_trace
+from tests.decision.questions import (
+    CNN,
+    DETECTION,
+    IN_TESTS,
+    LANGUAGE,
+    TOO_LARGE,
+    TWO_LAYERS,
+    VISION,
+    anew,
+    fits_by_its_own_trace,
+)
 
 
 @pytest.fixture(scope="module", params=IN_TESTS.values(), ids=IN_TESTS)
@@ -66,7 +76,7 @@ def keys_of(query: str) -> set[str]:
 
 def test_what_does_not_apply_is_not_offered():
     assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq"}
-    offered = keys_of(f"{TRANSFORMER}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
+    offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
     assert offered.isdisjoint({"image", "fused", "checkpointing", "expandable"})
     half = keys_of(VISION)  # bfloat16 already
@@ -76,8 +86,7 @@ def test_what_does_not_apply_is_not_offered():
 
 
 def test_a_set_of_two_is_found_where_one_is_not_enough():
-    # 124 M parameters, AdamW in float32: 4 x 475 MiB, which half the precision alone does not bring below what is surely there
-    query = "arch=hf:gpt2&seq=256&dtype=float32&batch=2&gpu=custom:2300MiB@8.0"
+    query = f"{TWO_LAYERS}&seq=512&dtype=float32&batch=4&gpu=custom:2GiB@8.0"
     found = list(levers(parse_query(query)))[-1]
     assert all(row.cell.fits is not True for row in found.rows if row.key != "inference")
     assert len(found.smallest.keys) == 2, found.search
@@ -86,7 +95,7 @@ def test_a_set_of_two_is_found_where_one_is_not_enough():
 
 
 def test_more_than_two_are_thinned_out():
-    query = "arch=hf:gpt2&seq=512&dtype=float32&batch=2&gpu=custom:2500MiB@8.0"
+    query = f"{TWO_LAYERS}&seq=1024&dtype=float32&batch=4&gpu=custom:2GiB@8.0"
     found = list(levers(parse_query(query)))[-1]
     assert len(found.smallest.keys) > 2, found.search
     assert fits_by_its_own_trace(found.smallest.query) is True
@@ -94,7 +103,7 @@ def test_more_than_two_are_thinned_out():
 
 
 def test_where_nothing_helps_it_says_so():
-    found = list(levers(parse_query("arch=hf:gpt2-large&seq=64&dtype=float32&batch=2&gpu=custom:2GiB@8.0")))[-1]
+    found = list(levers(parse_query(TOO_LARGE)))[-1]
     assert found.smallest is None
     assert found.search.startswith(
         "No set of these changes makes it fit: even with all of them the process needs at least"
@@ -136,7 +145,7 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     size = {"seq": "&seq=4", "image": "&image=16"}.get(lever.key, "")
     request = parse_query(
-        f"arch=hf:gpt2{size}&dtype=float32&batch=2&gpu=cpu"
+        f"{TWO_LAYERS}{size}&dtype=float32&batch=2&gpu=cpu"
         if lever.key != "image"
         else "arch=torchvision:resnet18&image=16&batch=2&dtype=float32&gpu=cpu"
     )

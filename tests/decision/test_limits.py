@@ -9,7 +9,7 @@ from sizer.estimator import estimate
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import Limit, LimitReport
 from sizer.request import parse_query
-from tests.decision.questions import CNN, SERVED, SPEECH, TRANSFORMER, VISION, anew, fits_by_its_own_trace
+from tests.decision.questions import CNN, LANGUAGE, SERVED, TOO_LARGE, TWO_LAYERS, VISION, anew, fits_by_its_own_trace
 
 FIELDS = {"batch": "batches", "seq": "sequence_length", "image": "image_size"}
 
@@ -38,7 +38,7 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(query):
 
 
 def test_it_is_the_same_whatever_was_asked_for():
-    query = TRANSFORMER.replace("batch=4", "batch={batch}").replace("seq=64", "seq={seq}")
+    query = LANGUAGE.replace("batch=2", "batch={batch}").replace("seq=256", "seq={seq}")
     batches = {last(query.format(batch=batch, seq=64)).limits[0].value for batch in (1, 4)}
     (report,) = {estimate(parse_query(query.format(batch=asked, seq=64))).max_batch[0].batch for asked in ("1,2", "7")}
     assert batches == {report}
@@ -47,7 +47,7 @@ def test_it_is_the_same_whatever_was_asked_for():
 
 def test_a_model_that_ends_before_the_device_says_where():
     # GPT-2 has 1,024 positions
-    found = last("arch=hf:gpt2&seq=64&dtype=float16&batch=1&gpu=h200&mode=inference").limits[1]
+    found = last(f"{TWO_LAYERS}&seq=64&dtype=float16&batch=1&gpu=h200&mode=inference").limits[1]
     assert (found.value, found.possible_value) == (1024, 1024)
     assert found.reason.startswith("at 1025 the model refuses it")
 
@@ -59,14 +59,14 @@ def test_a_fixed_image_is_the_largest():
 
 
 def test_where_nothing_fits_it_says_so():
-    found = last("arch=hf:gpt2-large&seq=64&dtype=float32&batch=2&gpu=custom:2GiB@8.0").limits
+    found = last(TOO_LARGE).limits
     assert [limit.value for limit in found] == [None, None]
     assert "not even a batch of 1 fits" in found[0].reason
     assert found[1].reason == "not even 1 fits for sure"
 
 
 def test_it_grows_and_survives_the_way_to_the_page():
-    grown = list(limits(parse_query(SPEECH)))
+    grown = list(limits(parse_query(LANGUAGE)))
     assert [len(report.limits) for report in grown] == [0, 1, 2]
     assert [report.pending for report in grown] == [("batch", "seq"), ("seq",), ()]
     assert decode(LimitReport, encode(grown[-1])) == grown[-1]

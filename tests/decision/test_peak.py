@@ -16,12 +16,12 @@ from sizer.memory.peak import PeakReport
 from sizer.memory.snapshot import make_snapshot
 from sizer.memory.tape import Tape
 from sizer.request import parse_query
-from tests.decision.questions import CNN, DETECTION, IN_TESTS, TRANSFORMER
+from tests.decision.questions import CNN, DETECTION, IN_TESTS, LANGUAGE
 
 QUESTIONS = {
     **IN_TESTS,
     "detection": DETECTION,
-    "expandable": f"{TRANSFORMER}&expandable=1",
+    "expandable": f"{LANGUAGE}&expandable=1",
     "mixed precision": "arch=torchvision:resnet18&image=64&dtype=amp-float16&batch=8&gpu=rtx-4090&optimizer=sgd-momentum",
     "CPU": "arch=hf:gpt2&seq=32&dtype=bfloat16&batch=1&gpu=cpu&checkpointing=1",
     "Apple": "arch=torchvision:resnet18&image=64&dtype=float32&batch=8&gpu=m2-ultra-64gb",
@@ -98,7 +98,7 @@ def test_gradients_and_optimizer_state_are_named_by_their_parameters():
     assert state == {row.path for row in report.modules if "parameter" in row.by_category}
 
 
-@pytest.mark.parametrize("query", [CNN, TRANSFORMER, f"{TRANSFORMER}&expandable=1"])
+@pytest.mark.parametrize("query", [CNN, LANGUAGE, f"{LANGUAGE}&expandable=1"])
 def test_pytorchs_own_reader_takes_the_snapshot(query):
     cells = Cells(one_cell(parse_query(query)))
     expected, request = cells.estimate(cells.request), cells.request
