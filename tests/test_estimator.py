@@ -21,7 +21,7 @@ QUERIES = [
     "arch=torchvision:resnet18&image=64&mode=inference",
     "arch=hf:gpt2&seq=64&gpu=rtx-3060-12gb",
     "arch=hf:bert-base-uncased&seq=64&gpu=h100-80gb&dtype=bfloat16,amp-bfloat16",
-    "arch=hf:t5-small&seq=32&gpu=t4&optimizer=adafactor",
+    "arch=hf:t5-small&seq=32&gpu=t4&optimizer=adafactor&dtype=float32,float16,amp-float16",
     "arch=torchvision:mobilenet_v3_small&gpu=cpu&dtype=float32",
     "arch=torchvision:vit_b_32&gpu=m2-ultra-64gb&dtype=float32,float16",
 ]

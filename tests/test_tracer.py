@@ -9,9 +9,10 @@ from sizer.errors import RequestError, TraceError
 from sizer.estimator import Estimator, estimate
 from sizer.memory.report import Focus, Report
 from sizer.request import parse_query
+from tests.decision.questions import TWO_LAYERS
 
 RESNET = "arch=torchvision:resnet18&image=64"
-GPT2 = "arch=hf:gpt2&seq=32"
+GPT2 = f"{TWO_LAYERS}&seq=32"
 
 
 class Shelf(dict):
@@ -39,11 +40,23 @@ def plain(report: Report) -> dict:
     return report.to_dict()
 
 
+def with_keys(query: str, changed: str) -> str:
+    """The query with other values of some keys."""
+    pairs = dict(item.split("=", 1) for part in (query, changed) if part for item in part.split("&"))
+    return "&".join(f"{key}={value}" for key, value in pairs.items())
+
+
+THREE = "&dtype=float32,bfloat16,amp-bfloat16&batch=1,2,8"
+
+
 @pytest.mark.parametrize(
     ("query", "others"),
     [
-        (RESNET, ["&batch=3,7", "&dtype=float32,float16", "&gpu=a100-40gb", "&expandable=1", "&focus=float16:2", ""]),
-        (GPT2, ["&batch=3", "&dtype=float16", "&gpu=a100-40gb"]),
+        (
+            f"{RESNET}{THREE}",
+            ["batch=3,7", "dtype=float32,float16", "gpu=a100-40gb", "expandable=1", "focus=amp-bfloat16:2", ""],
+        ),
+        (f"{GPT2}{THREE}", ["batch=3", "dtype=float16", "gpu=a100-40gb"]),
     ],
 )
 def test_what_is_only_a_replay_traces_nothing(traces, query, others):
@@ -51,27 +64,23 @@ def test_what_is_only_a_replay_traces_nothing(traces, query, others):
     estimate(parse_query(query), kept=shelf)
     for change in others:
         traces.clear()
-        found = estimate(parse_query(query + change), kept=shelf)
+        found = estimate(parse_query(with_keys(query, change)), kept=shelf)
         assert traces == [], change
-        assert plain(found) == plain(estimate(parse_query(query + change))), change
+        assert plain(found) == plain(estimate(parse_query(with_keys(query, change)))), change
 
 
 @pytest.mark.parametrize(
     "change",
-    ["&seq=16", "&optimizer=sgd", "&gpu=t4", "&torch=2.6", "&mode=inference"],
+    ["seq=16", "optimizer=sgd", "gpu=t4", "torch=2.6", "mode=inference"],
 )
 def test_another_work_is_traced_anew(traces, change):
     shelf, query = Shelf(), f"{GPT2}&dtype=float32&batch=2"
     estimate(parse_query(query), kept=shelf)
     traces.clear()
-    found = estimate(
-        parse_query(query.replace("&seq=32", "") + change if "seq" in change else query + change), kept=shelf
-    )
+    found = estimate(parse_query(with_keys(query, change)), kept=shelf)
     assert traces
     traces.clear()
-    again = estimate(
-        parse_query(query.replace("&seq=32", "") + change if "seq" in change else query + change), kept=shelf
-    )
+    again = estimate(parse_query(with_keys(query, change)), kept=shelf)
     assert traces == []
     assert plain(found) == plain(again)
 
@@ -113,7 +122,7 @@ def test_bytes_that_cannot_be_read_are_traced_again(traces):
 def test_a_report_grows_from_the_counts_on():
     reports = list(Estimator(parse_query(f"{GPT2}&dtype=float32,bfloat16&batch=1,4&focus=bfloat16:4")).reports())
     assert [len(report.estimates) for report in reports] == [0, 1, 2, 2, 4, 4]
-    assert reports[0].model.parameters == 124_439_808
+    assert reports[0].model.parameters == 53_561_088
     assert reports[1].find("bfloat16", 4) == reports[-1].find("bfloat16", 4)
     assert [report.pending for report in reports][-3:] == [("float32",), ("float32",), ()]
     assert reports[-1].focus == Focus(dtype="bfloat16", batch=4)
