@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
-from sizer.memory.size_queries import AffineSizeQuery, SizeOracle, by_block, fit_size_queries, gather
+from sizer.memory.size_queries import AffineSizeQuery, by_block, fit_size_queries, gather
 from sizer.memory.tape import Tape
 
 LIMIT_BYTES = 2**62
@@ -53,24 +53,6 @@ class AffineTape:
             )
         queries = tuple([query.at(batch) for query in self.size_queries])
         return replace(self.tape, batch=batch, sizes=array("q", sizes), size_queries=queries)
-
-    def settle(self, low: int, high: int, oracle: SizeOracle) -> AffineTape:
-        """The tape with lines through the oracle's answers at two batch sizes; they never fall below 0 bytes.
-
-        An approximation by which a search can go before it asks for the true sizes. A query that has no answer stays one.
-        """
-        constant, per_item, resolved, unknown = self.constant[:], self.per_item[:], set(self.tape.resolved), []
-        for query in self.size_queries:
-            first, second = (oracle(one.kind, one.words, one.numbers) for one in (query.at(low), query.at(high)))
-            if first is None or second is None:
-                unknown.append(query)
-                continue
-            slope = max(0, (second - first) // (high - low))
-            resolved.update(query.blocks)
-            for block in query.blocks:
-                constant[block], per_item[block] = max(0, second - slope * high), slope
-        tape = replace(self.tape, resolved=frozenset(resolved), size_queries=tuple(query.at(low) for query in unknown))
-        return replace(self, tape=tape, constant=constant, per_item=per_item, size_queries=tuple(unknown))
 
     def check(self, third: Tape) -> None:
         """None where a third trace (or its beginning) is predicted to the byte, its size queries to the number.

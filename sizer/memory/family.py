@@ -42,12 +42,6 @@ class TapeFamily:
         line = [line for first, line in self.lines if first <= max(batch, 1)][-1]
         return line.at(batch).resolve(oracle)
 
-    def settle(self, low: int, high: int, oracle: SizeOracle) -> TapeFamily:
-        """The family with every line settled (see AffineTape.settle) and no other tapes: an approximation for searches."""
-        return replace(
-            self, exact=(), lines=tuple((first, line.settle(low, high, oracle)) for first, line in self.lines)
-        )
-
     def with_dtype(self, dtype: str, *, instead_of: str) -> TapeFamily:
         """The family whose size queries name another dtype: float16 where it takes bfloat16's kernels; itself without any."""
         if not any(tape.size_queries for tape in self.tapes()):

@@ -30,7 +30,7 @@ from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import Timeline, peak_bytes, read_failure, read_timeline, running_bytes
-from sizer.memory.unbounded import Unbounded, peak_reserved_bytes, replay_unbounded
+from sizer.memory.unbounded import Unbounded, replay_unbounded
 
 Fits = bool | Literal["uncertain"]
 
@@ -111,8 +111,7 @@ def largest_batch(
     """The largest batch whose work surely fits, and the largest that may, up to 2**20; with one sample more it does not.
 
     The answer is the same whatever was asked before: verdicts that are `known` are not computed again, and decide nothing else.
-    Where sizes are left to an oracle, lines through its answers say where to look. It assumes that what fits at one batch fits at
-    every smaller one, which fragmentation can break by an item or two.
+    It assumes that what fits at one batch fits at every smaller one, which fragmentation can break by an item or two.
     For work that is not affine in the batch these are the largest of the batches that were traced, and the reason says so.
     Raises NotAffineError where the family has no tape at a batch that the search comes upon.
     """
@@ -120,21 +119,18 @@ def largest_batch(
     if not family.lines:
         return _largest_traced(known, dtype)
 
+    def room(batch: int, work: Callable[[Tape, Gpu], Room]) -> int:
+        return work(family.at(batch, oracle), gpu)[1] if batch else 0
+
     def verdict(batch: int, holds: Callable[[Tape, Gpu, bool], bool], wanted: tuple[Fits, ...]) -> bool:
         return known[batch] in wanted if batch in known else holds(family.at(batch, oracle), gpu, expandable_segments)
 
-    capacity = gpu.total_bytes - gpu.context_high_bytes
-    bound = _batch_bound(family, capacity, with_modelled=oracle is None)
-    near = _first_guess(family, bound, capacity, gpu, expandable_segments)
-    quick = family.settle(max(1, near // 2), max(2, near), oracle) if oracle is not None else None
-    if quick is not None:
-        near = search(lambda batch: _surely(quick.at(batch), gpu, expandable_segments), bound, start=near)
-    sure = search(lambda batch: verdict(batch, _surely, (True,)), bound, start=near)
+    bound = _batch_bound(family, gpu.total_bytes - gpu.context_high_bytes, with_modelled=oracle is None)
+    start = _batch_bound(family, room(bound, _large), with_modelled=True)
+    sure = search(lambda batch: verdict(batch, _surely, (True,)), bound, start=start)
     most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
     ceiling = _batch_bound(family, most, with_modelled=False)
-    near = ceiling * sure // bound if bound else ceiling
-    if quick is not None:
-        near = search(lambda batch: _possibly(quick.at(batch), gpu, expandable_segments), ceiling, start=near)
+    near = _batch_bound(family, room(ceiling, _small), with_modelled=False) * sure // start if start else ceiling
     possible = search(lambda batch: verdict(batch, _possibly, (True, "uncertain")), ceiling, start=near, low=sure)
     sure, possible = (batch if batch >= family.smallest else 0 for batch in (sure, possible))
     return MaxBatch(
@@ -209,24 +205,34 @@ def _margins(unbounded: Unbounded, gpu: Gpu) -> tuple[Margin, ...]:
     return tuple(margin for margin in found if margin.less_bytes or margin.more_bytes)
 
 
-def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int | None = None) -> bool:
-    """Whether the work runs with all that makes it large, beside the largest context and what engines may take.
+Room = tuple[Tape, int]  # work, and the bytes that its device has for it
 
-    `reserved` is what it then reserves on a device that is large enough, where that is known.
-    """
+
+def _large(tape: Tape, gpu: Gpu) -> Room:
+    """The work with all that makes it large, beside the largest context and what engines may take."""
     capacity = gpu.total_bytes - gpu.context_high_bytes
     capacity -= engines_margin(engines_limit(tape), max(0, capacity) * 100 // (100 + BETWEEN_VERSIONS))
-    return _runs(gradients_kept(with_models_twice(tape)), gpu, capacity, expandable_segments, reserved)
+    return gradients_kept(with_models_twice(tape)), capacity
+
+
+def _small(tape: Tape, gpu: Gpu) -> Room:
+    """The work with all that makes it small, beside the smallest context."""
+    capacity = gpu.total_bytes - gpu.context_low_bytes
+    capacity += engines_margin(engines_limit(tape), max(0, capacity) * 100 // (100 - BETWEEN_VERSIONS))
+    return without_models(tape), capacity
+
+
+def _surely(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int | None = None) -> bool:
+    """Whether the work runs with all that makes it large; `reserved` is what that reserves without bound, where that is known."""
+    return _runs(*_large(tape, gpu), gpu, expandable_segments, reserved)
 
 
 def _possibly(tape: Tape, gpu: Gpu, expandable_segments: bool, reserved: int | None = None) -> bool:
-    """Whether the work runs with all that makes it small, beside the smallest context; `reserved` as in `_surely`."""
-    capacity = gpu.total_bytes - gpu.context_low_bytes
-    capacity += engines_margin(engines_limit(tape), max(0, capacity) * 100 // (100 - BETWEEN_VERSIONS))
-    return _runs(without_models(tape), gpu, capacity, expandable_segments, reserved)
+    """Whether the work runs with all that makes it small; `reserved` as in `_surely`."""
+    return _runs(*_small(tape, gpu), gpu, expandable_segments, reserved)
 
 
-def _runs(tape: Tape, gpu: Gpu, capacity: int, expandable_segments: bool, reserved: int | None) -> bool:
+def _runs(tape: Tape, capacity: int, gpu: Gpu, expandable_segments: bool, reserved: int | None) -> bool:
     """Whether the work runs in `capacity` bytes, by a replay where nothing less tells."""
     if capacity <= 0:
         return False
@@ -253,16 +259,6 @@ def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0
         guess += step if verdict else -step
         step *= 2
     return low
-
-
-def _first_guess(family: TapeFamily, bound: int, capacity: int, gpu: Gpu, expandable_segments: bool) -> int:
-    """Where reserved bytes would reach the capacity if they grew as the tensors do, from one replay at the bound."""
-    if bound < 2:
-        return bound
-    line = family.lines[-1][1]
-    reserved = peak_reserved_bytes(family.at(bound), gpu.backend, expandable_segments)
-    fixed = sum(a for a, b in zip(line.constant, line.per_item, strict=True) if not b and a > 0) // 2
-    return max(1, bound * (capacity - fixed) // max(reserved - fixed, 1)) if reserved > capacity > fixed else bound
 
 
 def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> int:

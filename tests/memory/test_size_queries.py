@@ -138,11 +138,5 @@ def test_the_largest_batch_is_found_by_few_answers() -> None:
     found = largest_batch(FAMILY, gpu, dtype="", oracle=doubled)
     # per sample 1 MiB and as much again while it is worked on; 5 bytes and the weight take 2 MiB each: 2 b + 4 <= 1000
     assert (found.batch, found.possible_batch) == (498, 498)
-    assert len(set(asked)) <= 6
-
-
-def test_lines_through_answers_are_never_below_zero() -> None:
-    # answers 36 and 81 at batches 2 and 3: slope 45, at batch 1 they would be -9
-    settled = LINE.settle(2, 3, square)
-    assert (list(settled.at(1).sizes)[2], settled.at(1).resolved, settled.size_queries) == (45, {2, 4}, ())
-    assert LINE.settle(2, 3, lambda *query: None) == LINE
+    # the bound, 999 samples, knows nothing of the answers: ten steps that double and nine halves lead down from it
+    assert len(set(asked)) <= 20
