@@ -17,6 +17,7 @@ from torch import nn
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
+from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.errors import RequestError, TraceError
@@ -29,6 +30,7 @@ from sizer.memory.family import TapeFamily
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.request import DTYPES, Request, format_query
+from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
@@ -140,7 +142,7 @@ class Tracer:
         """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
         if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
             return stand_in
-        found = self._read(self._name(dtype))
+        found = self._find(dtype)
         if found is None or not _covers(found, batches):
             found = self._trace(dtype, batches, found or Traced())
             self._keep(self._name(dtype), found)
@@ -151,20 +153,20 @@ class Tracer:
 
         Raises TraceError where the step cannot be traced.
         """
-        found = self._read(self._name(dtype))
+        found = self._find(dtype)
         if found is not None and _covers(found, (batch,)):
             if found.failure:
                 raise TraceError(found.failure)
             return found.family.at(batch)
-        name = f"{self._name(dtype)} at batch {batch}"
-        alone = self._read(name)
+        alone = self._find(dtype, at_batch=batch)
         if alone is None:
             device = self.device()
             try:
-                alone = Traced(family=TapeFamily(exact=(self._run(dtype, batch, device),)), kernels=device.kernels())
+                family, failure = TapeFamily(exact=(self._run(dtype, batch, device),)), ""
             except TraceError as error:
-                alone = Traced(failure=str(error))
-            self._keep(name, alone)
+                family, failure = TapeFamily(), str(error)
+            alone = Traced(family=family, failure=failure, kernels=device.kernels(), decisions=device.decisions())
+            self._keep(self._name(dtype, at_batch=batch), alone)
         if alone.failure:
             raise TraceError(alone.failure)
         return alone.family.at(batch)
@@ -188,8 +190,8 @@ class Tracer:
         return all(getattr(self.request, name) == getattr(other.request, name) for name in (*same, *sizes))
 
     def take_module(self, other: Tracer) -> None:
-        """Use another tracer's blueprint and module; it must share them."""
-        self._lender = other
+        """Use another tracer's blueprint and module, which it must share, and find what it has traced."""
+        self._lender, self._traced = other, other._traced
 
     # --------------------------------------------------------------------------------------------- counting and tracing
 
@@ -263,7 +265,12 @@ class Tracer:
                 except TraceError as missing:
                     failure = str(missing)
         return Traced(
-            family=family, failure=failure, note=note, kernels=device.kernels(), halves_differ=device.halves_differ
+            family=family,
+            failure=failure,
+            note=note,
+            kernels=device.kernels(),
+            halves_differ=device.halves_differ,
+            decisions=tuple(dict.fromkeys((*before.decisions, *device.decisions()))),
         )
 
     def _family(
@@ -284,7 +291,7 @@ class Tracer:
     def _stand_in(self, batches: Collection[int]) -> Traced | None:
         """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""
         modern = self.gpu.backend == "cuda" and self.gpu.capability is not None and self.gpu.capability >= (8, 0)
-        if not modern or ("bfloat16" not in self.request.dtypes and self._kept.get(self._name("bfloat16")) is None):
+        if not modern or ("bfloat16" not in self.request.dtypes and self._find("bfloat16") is None):
             return None
         brain = self.trace("bfloat16", batches)
         if not brain.family.lines or brain.halves_differ:
@@ -299,10 +306,23 @@ class Tracer:
         asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
         return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
 
-    def _name(self, dtype: str) -> str:
+    def _name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
+        """Under which the tapes of a dtype are kept that were traced for this device, or for one of another capability."""
         device = self.device()
-        rules = (device.kind, *(device.capability or ()), *device.version)
-        return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}"
+        rules = (device.kind, *(capability or self.gpu.capability or ()), *device.version)
+        alone = "" if at_batch is None else f" at batch {at_batch}"
+        return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
+
+    def _find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
+        """What was traced for this device's capability, or for one that answered all that its rules asked as this one does."""
+        own = self.gpu.capability
+        if (found := self._read(self._name(dtype, at_batch=at_batch))) is not None or own is None:
+            return found
+        for capability in CAPABILITIES:
+            found = self._read(self._name(dtype, capability=capability, at_batch=at_batch))
+            if found is not None and decide_alike(own, found.decisions):
+                return found
+        return None
 
     def _read(self, name: str) -> Traced | None:
         """What is kept under a name, unpacked once."""

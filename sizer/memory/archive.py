@@ -23,6 +23,9 @@ LIMIT_BYTES = 2**28  # of one archive when inflated: Llama-3.1-405B's tapes in o
 _COLUMNS = ("order", "sizes", "categories", "ops", "modules")
 _ENDIAN = sys.byteorder
 
+# Of a comparison: what was compared ("capability", "major", "minor"), how ("ge"), with what, and the outcome.
+Decision = tuple[str, str, int | tuple[int, int], bool]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
@@ -42,7 +45,8 @@ class Traced:
     """What was traced of one piece of work in one dtype: its tapes, or why there are none, and the kernels it took.
 
     `failure` says why batches that `family` has no tape for could not be traced. `note` is to be read with the answer.
-    `halves_differ` says whether a traced operator treats float16 and bfloat16 differently.
+    `halves_differ` says whether a traced operator treats float16 and bfloat16 differently. `decisions` are what rules asked of the
+    device's compute capability: where another answers alike, its traces are the same.
     """
 
     family: TapeFamily = field(default_factory=TapeFamily)
@@ -50,6 +54,7 @@ class Traced:
     note: str = ""
     kernels: tuple[Kernel, ...] = ()
     halves_differ: bool = False
+    decisions: tuple[Decision, ...] = ()
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> Traced:
         """The same work in another dtype that takes the same kernels."""
@@ -92,7 +97,11 @@ def unpack(data: bytes) -> Traced:
             smallest=header.pop("smallest"),
         )
         kernels = decode(tuple[Kernel, ...], header.pop("kernels"), "kernels")
-        return Traced(family=family, kernels=kernels, **header)
+        decisions = tuple(
+            (what, how, tuple(other) if isinstance(other, list) else other, outcome)
+            for what, how, other, outcome in header.pop("decisions")
+        )
+        return Traced(family=family, kernels=kernels, decisions=decisions, **header)
     except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DecodeError(f"these are not the bytes of tapes ({type(error).__name__}: {error})") from error
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sizer.memory.archive import Kernel
+from sizer.memory.archive import Decision, Kernel
+from sizer.tracing.capability import Capability
 from sizer.versions import Version, installed_version
 
 KINDS = ("cuda", "mps", "cpu")
@@ -24,7 +25,7 @@ class Device:
         if (kind == "cuda") != (capability is not None):
             raise ValueError("a compute capability goes with kind 'cuda' and with no other")
         self.kind = kind
-        self.capability = capability
+        self.capability = None if capability is None else Capability(capability)
         self.version = version or installed_version()
         self.dtype = ""
         self._modules: dict[tuple[str, str, str], set[str]] = {}
@@ -43,3 +44,7 @@ class Device:
             Kernel(operator=operator, kernel=kernel, why=why, modules=len(modules))
             for (operator, kernel, why), modules in self._modules.items()
         )
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """What rules have asked of the capability so far."""
+        return () if self.capability is None else tuple(sorted(self.capability.decisions, key=repr))

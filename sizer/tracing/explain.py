@@ -102,7 +102,8 @@ def rules_of(device: Device) -> str:
     version = format_version(device.version)
     if device.capability is None:
         return f"{device.kind.upper()} in PyTorch {version}"
-    return f"CUDA capability {device.capability[0]}.{device.capability[1]} in PyTorch {version}"
+    major, minor = device.capability.plain
+    return f"CUDA capability {major}.{minor} in PyTorch {version}"
 
 
 def convolutions(gpu: Gpu | None) -> str:

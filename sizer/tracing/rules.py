@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -66,16 +66,17 @@ class Rules:
     held: Mapping[Any, Held]  # what a kernel holds beside its results
     checks: Mapping[Any, dtypes.Check]  # raise where every device would
     shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
-    blas: Blas | None  # cuBLAS's workspaces
+    blas: Blas | None  # cuBLAS's workspaces, which go by the capability
 
 
 def rules_for(device: Device) -> Rules:
     """The rules of a device's kind, capability and version."""
-    return _rules(device.kind, device.capability, device.version)
+    rules = _rules(device.kind, device.version)
+    return rules if device.capability is None else replace(rules, blas=blas_of(device.capability, device.version))
 
 
 @cache
-def _rules(kind: str, capability: tuple[int, int] | None, version: Version) -> Rules:
+def _rules(kind: str, version: Version) -> Rules:
     def joined(table: str) -> dict[Any, Any]:
         return join(*(vars(family).get(table, {}) for family in FAMILIES[kind]))
 
@@ -87,7 +88,7 @@ def _rules(kind: str, capability: tuple[int, int] | None, version: Version) -> R
         held=joined("HELD"),
         checks=joined("CHECKS"),
         shortcuts=joined("SHORTCUTS"),
-        blas=blas_of(capability, version) if capability is not None else None,
+        blas=None,
     )
 
 

@@ -1,0 +1,88 @@
+"""A trace is that of every capability of which its rules asked nothing that the other answers otherwise."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import pytest
+
+from sizer.catalogue.gpu_keys import CAPABILITIES, find_gpu
+from sizer.memory.archive import pack, unpack
+from sizer.request import parse_query
+from sizer.tracer import NothingKept, Tracer
+from sizer.tracing.capability import COMPARISONS, Capability, decide_alike
+from tests.decision.questions import TWO_LAYERS
+from tests.test_tracer import Shelf
+
+WORK = (
+    "arch=torchvision:resnet18&image=64&dtype=float32",
+    "arch=torchvision:mobilenet_v3_small&image=64&dtype=amp-float16",
+    f"{TWO_LAYERS}&seq=64&dtype=bfloat16",
+    f"{TWO_LAYERS}&seq=64&dtype=amp-float16&attention=eager",
+)
+
+
+@pytest.mark.parametrize("query", WORK)
+def test_what_another_capability_has_traced_is_what_this_one_would(query: str):
+    shelf = Shelf()
+    for major, minor in CAPABILITIES:
+        request = parse_query(f"{query}&batch=2&gpu=custom:24GiB@{major}.{minor}")
+        (dtype,), gpu = request.dtypes, find_gpu(request.gpu)
+        shared, anew = (Tracer(request, gpu, kept=kept).trace_cell(dtype, 2) for kept in (shelf, NothingKept()))
+        assert shared == anew, (major, minor)
+    traced = sum(name.startswith("traced") for name in shelf)
+    assert 1 < traced < len(CAPABILITIES) - 2, "some are traced, some are shared"
+
+
+def test_so_are_the_lines_over_the_batch_size_and_the_kernels():
+    shelf = Shelf()
+    for gpu in ("a100-80gb", "rtx-3090"):
+        request = parse_query(f"{TWO_LAYERS}&seq=64&dtype=bfloat16&batch=2&gpu={gpu}")
+        shared, anew = (
+            Tracer(request, find_gpu(gpu), kept=kept).trace("bfloat16", (2,)) for kept in (shelf, NothingKept())
+        )
+        assert pack(shared) == pack(anew)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_comparison_comes_to_what_it_would_and_is_noted(name: str, turned: bool):
+    compare: Callable = getattr(operator, name)
+    for other in ((8, 0), (8, 9), (9, 0)):
+        watched = Capability((8, 9))
+        pair, plain = (watched, other), ((8, 9), other)
+        outcome = compare(*(pair[::-1] if turned else pair))
+        assert outcome is compare(*(plain[::-1] if turned else plain))
+        assert len(watched.decisions) == 1
+        assert decide_alike((8, 9), watched.decisions)
+        alike = [one for one in CAPABILITIES if decide_alike(one, watched.decisions)]
+        assert alike == [one for one in CAPABILITIES if compare(*((other, one) if turned else (one, other))) is outcome]
+
+
+def test_its_numbers_are_watched_too():
+    watched = Capability((9, 0))
+    assert watched[0] in (9, 10)
+    assert 9 <= watched[0] <= 12
+    assert watched[1] == 0
+    assert [one for one in CAPABILITIES if decide_alike(one, watched.decisions)] == [(9, 0)]
+    assert [one for one in CAPABILITIES if decide_alike(one, {d for d in watched.decisions if d[0] == "major"})] == [
+        (9, 0)
+    ]
+
+
+def test_what_is_no_comparison_is_refused():
+    watched = Capability((8, 0))
+    with pytest.raises(TypeError, match=r"where its numbers themselves are wanted, ask for \.plain"):
+        tuple(watched)
+    with pytest.raises(TypeError, match=r"where it is a key, ask for \.plain"):
+        hash(watched)
+    assert watched.plain == (8, 0)
+    assert not watched.decisions
+
+
+def test_decisions_are_kept_with_the_tapes():
+    request = parse_query(f"{WORK[0]}&batch=2&gpu=t4")
+    traced = Tracer(request, find_gpu("t4")).trace("float32", (2,))
+    assert traced.decisions
+    assert unpack(pack(traced)).decisions == traced.decisions
