@@ -102,7 +102,7 @@ class Tracer:
         self._config = config
         self._kept = NothingKept() if kept is None else kept
         self._progress = progress or (lambda text: None)
-        self._exceptional: bool | None = None  # whether batch 1 is off the line, once known
+        self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known
         self._traced: dict[str, Traced] = {}  # by the names that they are kept under
         self._lender: Tracer | None = None
 
@@ -190,8 +190,10 @@ class Tracer:
         return all(getattr(self.request, name) == getattr(other.request, name) for name in (*same, *sizes))
 
     def take_module(self, other: Tracer) -> None:
-        """Use another tracer's blueprint and module, which it must share, and find what it has traced."""
+        """Use another tracer's blueprint and module, which it must share, and what it has found out."""
         self._lender, self._traced = other, other._traced
+        if self._choices == other._choices:
+            self._exceptional = other._exceptional
 
     # --------------------------------------------------------------------------------------------- counting and tracing
 
@@ -279,10 +281,10 @@ class Tracer:
         """The lines over the batch size, with batch 1 where it is off them. Raises NotAffineError, TraceError."""
         one_is_possible = self.counted.smallest == 1
         line = _affine(at, FITTED_AT)
-        if self._exceptional is None:
+        if device.kind not in self._exceptional:
             checked = one if 1 in batches else lambda: at(1, short=True)
-            self._exceptional = _is_exceptional(line, at, checked if one_is_possible else None)
-        exceptional = one_is_possible and (self._exceptional or device.differs_at_one)
+            self._exceptional[device.kind] = _is_exceptional(line, at, checked if one_is_possible else None)
+        exceptional = one_is_possible and (self._exceptional[device.kind] or device.differs_at_one)
         lines = [(1, line)]
         if (beyond := device.changes_at) is not None:
             lines.append((beyond, _affine(at, (beyond, beyond + 1))))

@@ -11,7 +11,7 @@ from sizer.memory.affine import NotAffineError
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.decision import Cell, cell_of
 from sizer.memory.estimate import Estimate, estimate_tape
-from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in
+from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in, no_batch
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
 from sizer.request import Request, format_query, parse_query
@@ -87,6 +87,9 @@ class Cells:
     def largest_batch(self, request: Request) -> MaxBatch:
         """The largest batch size of a question, whatever its own; where the work is not affine in it, its own if that fits."""
         (dtype,), (batch,), gpu = request.dtypes, request.batches, find_gpu(request.gpu)
+        known, smallest = self._estimates.get(request), self.tracer(request).counted.smallest
+        if batch == smallest and known is not None and known.fits is False:
+            return no_batch(dtype, gpu, smallest)
         traced = self.tracer(request).trace(dtype, request.batches)
         if traced.failure:
             raise TraceError(traced.failure)

@@ -133,9 +133,9 @@ def largest_batch(
     near = _batch_bound(family, room(ceiling, _small), with_modelled=False) * sure // start if start else ceiling
     possible = search(lambda batch: verdict(batch, _possibly, (True, "uncertain")), ceiling, start=near, low=sure)
     sure, possible = (batch if batch >= family.smallest else 0 for batch in (sure, possible))
-    return MaxBatch(
-        dtype=dtype, batch=sure or None, possible_batch=possible or None, reason=_reason(sure, possible, gpu, family)
-    )
+    if not possible:
+        return no_batch(dtype, gpu, family.smallest)
+    return MaxBatch(dtype=dtype, batch=sure or None, possible_batch=possible, reason=_reason(sure, gpu, family))
 
 
 def find_largest_batch(
@@ -287,9 +287,14 @@ def _line_bound(line: AffineTape, capacity: int, *, with_modelled: bool) -> int:
     return max(int(bounds[-1]), 0)
 
 
-def _reason(sure: int, possible: int, gpu: Gpu, family: TapeFamily) -> str:
-    if not possible:
-        return f"not even a batch of {family.smallest} fits the {gpu.name}"
+def no_batch(dtype: str, gpu: Gpu, smallest: int) -> MaxBatch:
+    """The answer where the smallest batch size does not fit."""
+    return MaxBatch(
+        dtype=dtype, batch=None, possible_batch=None, reason=f"not even a batch of {smallest} fits the {gpu.name}"
+    )
+
+
+def _reason(sure: int, gpu: Gpu, family: TapeFamily) -> str:
     if not sure:
         return f"a batch of {family.smallest} may or may not fit the {gpu.name}"
     if sure == LARGEST_BATCH:

@@ -18,11 +18,12 @@ FOLDER = Path(sizer.tracing.__file__).parent
 TABLES = {"KERNELS", "HANDLERS", "RESULTS", "HELD", "CHECKS", "SHORTCUTS"}
 
 # Each room, a folder or a module, with all that it may import from; a room stands below those, so that no way leads back.
-_GROUND = ("tables", "device", "log")
+_GROUND = ("tables", "capability", "device", "log")
 _BELOW = (*_GROUND, "values", "allocations", "meta")
 ROOMS: dict[str, tuple[str, ...]] = {
     "tables": (),
-    "device": (),
+    "capability": (),
+    "device": ("capability",),
     "log": (),
     "modules": (),
     "values": _GROUND,
