@@ -70,5 +70,9 @@ def _facts(request: Request) -> Iterator[str]:
 
 def file_stem(request: Request) -> str:
     """The question as the beginning of a file's name ("sizer-resnet50-training-rtx-4090")."""
-    words = f"sizer-{request.name.rpartition('/')[2] or 'config'}-{request.mode}-{request.gpu}"
+    return slug(f"sizer-{request.name.rpartition('/')[2] or 'config'}-{request.mode}-{request.gpu}")
+
+
+def slug(words: str) -> str:
+    """Words as the name of a file on any system."""
     return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")

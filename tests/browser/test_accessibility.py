@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -17,6 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 SMALL = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
 PAGES = {
     f"?{SMALL}": "Training resnet18",
+    f"compare?q={quote(SMALL)}&q={quote(f'{SMALL}&checkpointing=1')}": "Compare questions",
     f"measure?{SMALL}": "Measure it on a real device",
     "ledger": "Every measurement",
     "devices": "What PyTorch can use",

@@ -7,7 +7,7 @@ import io
 import json
 import re
 
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from tests.browser.conftest import ANSWER_MS, fit
 
@@ -46,8 +46,12 @@ def wait_for_the_whole(page: Page) -> None:
 
 def table(page: Page) -> list[list[str]]:
     """The cells of the dtype × batch table, its first row the batch sizes."""
-    rows = page.get_by_test_id("stDataFrame").first.locator("tr").all()
-    return [[cell.strip() for cell in row.locator("th, td").all_text_contents()] for row in rows]
+    return cells_of(page.get_by_test_id("stDataFrame").first)
+
+
+def cells_of(grid: Locator) -> list[list[str]]:
+    """The cells of a table that is drawn as a grid, its headings first."""
+    return [[cell.strip() for cell in row.locator("th, td").all_text_contents()] for row in grid.locator("tr").all()]
 
 
 def copied_link(page: Page) -> str:
