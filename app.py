@@ -26,7 +26,7 @@ page = st.navigation(
         st.Page("pages/estimate.py", title="Size a model", icon=":material/straighten:", default=True),
         st.Page("pages/compare.py", title="Compare", icon=":material/compare_arrows:"),
         st.Page("pages/measure.py", title="Measure", icon=":material/speed:"),
-        st.Page("pages/ledger.py", title="Ledger", icon=":material/table_view:"),
+        st.Page("pages/ledger.py", title="Ledger", visibility="hidden"),
         st.Page("pages/devices.py", title="Devices", icon=":material/memory:"),
         st.Page("pages/numbers.py", title="About the numbers", icon=":material/menu_book:"),
     ],
