@@ -20,6 +20,7 @@ if opened is not None or part == ledger.LEDGER:
 if link := links.follow_link("measure"):
     form.fill(link.request)
 try:
+    question.offer_form()
     with st.sidebar:
         st.title("What should be measured?", anchor=False)
         request = form.ask(names, for_device=False)

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import ANSWER_MS
-from tests.browser.test_browser import wait_for_the_whole
+from tests.browser.test_browser import wait_for_the_whole, write
 
 if not os.environ.get("CI"):
     pytest.importorskip("axe_playwright_python", reason="axe is not installed: see tests/requirements.txt")
@@ -58,3 +58,18 @@ def test_a_phone_shows_the_question_without_the_form(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     question = "resnet18 · Training · float32, bfloat16 · batch 1, 2 · 64 × 64 pixels · adamw · A100 (80 GB)"
     expect(page.get_by_text(question)).to_be_in_viewport(timeout=ANSWER_MS)
+
+
+def test_a_phone_opens_the_form_from_the_page(page: Page, app_url: str):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{app_url}/?{SMALL}")
+    field = page.get_by_label("Batch sizes", exact=True)
+    for batch in ("1", "2"):  # again after it was closed by hand
+        page.get_by_role("button", name="Edit the question").click(timeout=ANSWER_MS)
+        expect(field).to_be_in_viewport()
+        write(page, "Batch sizes", batch)
+        expect(page.get_by_text(f"· batch {batch} ·")).to_be_visible()
+        page.get_by_test_id("stSidebarCollapseButton").locator("button").click()
+        expect(field).not_to_be_in_viewport()
+    page.set_viewport_size({"width": 1400, "height": 844})
+    expect(page.get_by_role("button", name="Edit the question")).to_be_hidden()
