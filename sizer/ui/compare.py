@@ -21,7 +21,7 @@ from sizer.ui.drawing import draw
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import ask_peak_kind
 from sizer.ui.question import model_name, slug
-from sizer.ui.remarks import show_error
+from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer
 from sizer.units import counted
 
@@ -80,10 +80,12 @@ def _ask(request: Request) -> Answer:
 
 def _follow(requests: Requests, answers: Answers) -> None:
     """Say how far the answers are, and run the page again when there is more of one of them."""
-    for number, answer in answers.items():
-        if answer.missing:
-            st.text(f"Question {number} {'is not whole' if answer.report else 'has no figures'}: {answer.missing}")
-    if any(answer.missing for answer in answers.values()):
+    missing = {number: answer for number, answer in answers.items() if answer.missing}
+    show_lines(
+        f"Question {number} {'is not whole' if answer.report else 'has no figures'}: {answer.missing}"
+        for number, answer in missing.items()
+    )
+    if missing:
         st.button("Try again", key="again", on_click=_forget)
     running = {format_query(requests[number]): answer for number, answer in answers.items() if answer.job is not None}
     with st.container(height=LINE_HEIGHT, border=False, vertical_alignment="center"):
@@ -132,9 +134,11 @@ def _show_answers(requests: Requests, answers: Answers) -> None:
     show_keys(found, numbers)
     st.markdown("**The cell in focus of each**")
     show_figures(found, numbers)
-    for number, side in zip(numbers, found.questions, strict=True):
-        if side.error and not answers[number].missing:
-            st.text(f"Question {number} could not be traced: {side.error}")
+    show_lines(
+        f"Question {number} could not be traced: {side.error}"
+        for number, side in zip(numbers, found.questions, strict=True)
+        if side.error and not answers[number].missing
+    )
     reports = {number: answer.report for number, answer in answers.items() if answer.report is not None}
     if focused(reports):
         _show_charts(reports, headings(requests))

@@ -9,12 +9,11 @@ import streamlit as st
 
 from sizer.memory.fit import MaxBatch
 from sizer.questions.side_by_side import FIGURES, Side, SideBySide
-from sizer.ui.palette import MARKS
+from sizer.ui.palette import MARKS, VERDICTS
 from sizer.ui.quantities import quantity_title
 from sizer.ui.tables import TO_COME, largest_text
 from sizer.units import format_bytes
 
-VERDICTS = {True: "fits", "uncertain": "may fit", False: "does not fit"}
 NONE = "–"
 MINUS = "\N{MINUS SIGN}"
 LONGEST = 60  # characters of a value: a config has thousands

@@ -48,18 +48,12 @@ def test_one_thing_changed_beside_it(page: Page, context: BrowserContext, app_ur
     assert [row["query"] for row in told] == [FOCUSED, CHECKPOINTED]
     page.get_by_text("Copy link", exact=True).click()
     link = page.get_by_test_id("stCode").filter(has_text="http").inner_text().strip()
+    page.get_by_role("link", name="Size it").last.click()
+    headline(page, "at batch 2 of 64 × 64 pixels in float32")
+    page.get_by_role("link", name="Compare", exact=True).click()
+    expect(page.get_by_label("Question 2", exact=True)).to_have_value(CHECKPOINTED)
     fit(page, 390)
     with context.browser.new_context() as elsewhere:
         other = elsewhere.new_page()
         other.goto(link)
         assert figures(other) == shown
-
-
-def test_a_question_is_opened_in_the_form(page: Page, app_url: str):
-    page.goto(f"{app_url}/?{FOCUSED}")
-    headline(page, "needs")
-    page.get_by_role("button", name="Compare with another question").click()
-    page.get_by_role("link", name="Size it").click()
-    headline(page, "at batch 2 of 64 × 64 pixels in float32")
-    page.get_by_role("link", name="Compare", exact=True).click()
-    expect(page.get_by_label("Question 1", exact=True)).to_have_value(FOCUSED)

@@ -18,6 +18,8 @@ from sizer.request import format_query, parse_query
 from sizer.ui import compare
 from sizer.ui.compare_charts import bars_chart, growth_chart
 from sizer.ui.compare_tables import LONGEST, figures_frame, keys_frame
+from sizer.ui.compared import address_of
+from sizer.ui.links import LONGEST_ADDRESS
 from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.units import format_bytes
 from tests.ui.clients import ScriptedClient, ScriptedJob
@@ -94,6 +96,11 @@ def test_what_cannot_be_read_is_named_and_leaves_the_others(client, open_page):
     assert client.requests == [parse_query(FIRST), parse_query(SECOND)]
     assert list(page.dataframe[1].value.columns) == ["1", "3", "3 − 1"]
     assert "x.example" not in markup(page)
+
+
+def test_an_address_that_would_be_too_long_stays_empty():
+    assert address_of([FIRST, SECOND]) == {"q": [FIRST, SECOND]}
+    assert address_of([FIRST, f"arch=config:{'e' * LONGEST_ADDRESS}"]) == {}
 
 
 def test_more_than_four_are_refused(client, open_page):
