@@ -2,6 +2,7 @@
 
 Streamlit serves one static file for all of them, which says "Streamlit"; a program that previews a link runs no script. The file
 is served by routes of our own, before Streamlit's, with its title replaced (`st.App`, streamlit/web/server/starlette, 1.60 on).
+Under `server.baseUrlPath` our routes match nothing, and the title stays Streamlit's.
 """
 
 from __future__ import annotations
