@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.ui import frame
+from sizer.ui import frame, preview
 
 # Three bars under a line: memory under a capacity. Inline, so that the browser asks nobody else for it.
 ICON = (
@@ -19,18 +19,28 @@ NAME = (
     '<text x="21" y="14" font-family="sans-serif" font-weight="600" font-size="16">Sizer</text></g></svg>'
 )
 
-st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
-st.logo(NAME, size="large")
-page = st.navigation(
-    [
-        st.Page("pages/estimate.py", title="Size a model", icon=":material/straighten:", default=True),
-        st.Page("pages/measure.py", title="Measure", icon=":material/speed:"),
-        st.Page("pages/ledger.py", title="Ledger", icon=":material/table_view:"),
-        st.Page("pages/devices.py", title="Devices", icon=":material/memory:"),
-        st.Page("pages/numbers.py", title="About the numbers", icon=":material/menu_book:"),
-    ],
-    position="top",
-)
-st.set_page_config(page_title=f"{page.title} · Sizer")
-frame.enter()
-page.run()
+
+def show() -> None:
+    """Show the page that is asked for, within what stands around every page."""
+    st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
+    st.logo(NAME, size="large")
+    page = st.navigation(
+        [
+            st.Page("pages/estimate.py", title="Size a model", icon=":material/straighten:", default=True),
+            st.Page("pages/compare.py", title="Compare", icon=":material/compare_arrows:"),
+            st.Page("pages/measure.py", title="Measure", icon=":material/speed:"),
+            st.Page("pages/ledger.py", title="Ledger", visibility="hidden"),
+            st.Page("pages/devices.py", title="Devices", icon=":material/memory:"),
+            st.Page("pages/numbers.py", title="About the numbers", icon=":material/menu_book:"),
+        ],
+        position="top",
+    )
+    st.set_page_config(page_title=f"{page.title} · Sizer")
+    frame.enter()
+    page.run()
+
+
+if __name__ == "__main__":  # as Streamlit runs this file, for each visitor
+    show()
+else:  # as its server imports this file, once
+    app = st.App(__file__, routes=preview.routes())

@@ -11,6 +11,7 @@ if link := links.follow_link():
     form.fill(link.request)
 
 try:
+    question.offer_form()
     with st.sidebar:
         st.title("How much device memory does it need?", anchor=False)
         request = form.ask(names)

@@ -1,16 +1,10 @@
-"""The ledger: every comparison of an estimate with a real device."""
+"""The address that the ledger had: it is a part of the page that measures."""
 
 import streamlit as st
 
-from sizer.errors import SizerError
-from sizer.ui import frame, remarks
-from sizer.ui.ledger import TITLES, show_ledger
-from sizer.ui.links import leave_address
+from sizer.ui import frame
+from sizer.ui.ledger import go_to_ledger
 
 frame.need_frame("ledger")
-leave_address()
-st.title("Every measurement beside its estimate", anchor=False)
-try:
-    show_ledger()
-except SizerError as error:
-    remarks.show_error(error, TITLES)
+go_to_ledger()
+st.switch_page("pages/measure.py", query_params=st.query_params.to_dict())

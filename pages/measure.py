@@ -1,17 +1,26 @@
-"""Measure: the same request, run on a real device, beside its estimate."""
+"""Measure: a question run on a real device beside its estimate, and every measurement so far."""
 
 import streamlit as st
 
 from sizer.errors import SizerError
-from sizer.ui import form, frame, links, question, remarks, service
-from sizer.ui.measure import TITLES, show_measure
+from sizer.ui import form, frame, ledger, links, measure, question, remarks, service
 
 frame.need_frame("measure")
 names = service.listed_names()
+opened = ledger.open_comparison()
+part = ledger.RUN if opened is not None else ledger.ask_part()
+if opened is not None or part == ledger.LEDGER:
+    links.leave_address()
+    try:
+        ledger.show_ledger() if opened is None else ledger.show_one(opened)
+    except SizerError as error:
+        remarks.show_error(error, ledger.TITLES)
+    st.stop()
+
 if link := links.follow_link("measure"):
     form.fill(link.request)
-
 try:
+    question.offer_form()
     with st.sidebar:
         st.title("What should be measured?", anchor=False)
         request = form.ask(names, for_device=False)
@@ -21,9 +30,9 @@ try:
         st.stop()
     question.show_question(request, for_device=False)
     remarks.show_link_refusals(links.keep_address(request))
-    show_measure(request)
+    measure.show_measure(request)
 except SizerError as error:
-    remarks.show_error(error, TITLES)
+    remarks.show_error(error, measure.TITLES)
 
 if not names:
     service.await_names()

@@ -27,7 +27,7 @@ BUILT = (*QUERY, "memory", "architecture")
 TRACED = (*BUILT, "tracing", "tracer")
 ESTIMATED = (*TRACED, "estimator")
 PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
-SHOWS = (*QUERY, "memory", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
+SHOWS = (*QUERY, "memory", "questions", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
 
 # Each room with those that it may import; a room stands below those, so that no way leads back.
 ROOMS = {
@@ -38,6 +38,7 @@ ROOMS = {
     "query_values": GROUND,
     "request": (*GROUND, "config_json", "catalogue", "query_values"),
     "memory": (*GROUND, "catalogue"),
+    "questions": (*QUERY, "memory"),
     "architecture": (*QUERY, "memory"),
     "tracing": (*GROUND, "catalogue", "memory", "architecture"),
     "tracer": (*BUILT, "tracing"),
@@ -200,7 +201,7 @@ PLAIN = (*HEAVY, "streamlit", "pandas")
 BRINGS = {
     PLAIN: (
         *("sizer", "sizer.errors", "sizer.units", "sizer.versions", "sizer.config_json", "sizer.request"),
-        *("sizer.processes.*", "sizer.commands.*"),
+        *("sizer.processes.*", "sizer.questions.*", "sizer.commands.*"),
         *(f"sizer.{room}.*" for room in PLAIN_DEVICE),
         *(f"sizer.device.readers.{name}" for name in ("open", "reader", "events", "cuda_events", "out_of_memory")),
         *(f"sizer.device.trial.{name}" for name in ("launch", "child")),

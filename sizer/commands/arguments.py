@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sizer.config_json import MAX_CONFIG_BYTES, encode_config, read_config
 from sizer.errors import ConfigError, quote
+from sizer.questions.query import as_query
 from sizer.request import query_keys
 
 
@@ -24,8 +25,7 @@ def query_of(options: argparse.Namespace) -> str:
 
     What stands first may be the architecture without its key: "resnet50" is "arch=resnet50".
     """
-    first = options.query.removeprefix("?").partition("&")[0]
-    query = f"arch={options.query}" if first and "=" not in first else options.query
+    query = as_query(options.query)
     return query if options.config is None else _with_config(query, options.config)
 
 

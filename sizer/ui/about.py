@@ -43,8 +43,8 @@ stands beside the estimate's of the same kind, with its signed error: estimated 
 estimate that was too high. Where both were recorded allocation by allocation, the page names the first operator and module
 where they diverge. A lack of memory is a result like any other.
 
-*Ledger* keeps every comparison, says how far off the estimates were on each device (median, worst, bias), and imports what
-another machine measured.
+It keeps every comparison, says how far off the estimates were on each device (median, worst, bias), and imports what another
+machine measured. Beside those stand figures that others measured on GPUs and published, each with its source.
 """
 
 LIMITS = f"""

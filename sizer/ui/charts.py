@@ -25,34 +25,43 @@ SLOTS = 8  # a bar is never wider than one of eight
 
 def peak_chart(estimates: Sequence[Estimate], kind: PeakKind, gpu: Gpu) -> alt.LayerChart:
     """Stacked bars, one per batch size of one dtype: the bytes of each category at the peak, under the GPU's capacity."""
+    bars = {estimate.batch: estimate for estimate in estimates}
+    described = "Memory at the peak per batch size"
+    return stacked_chart(bars, kind, [gpu], field="batch", title="batch size", description=described)
+
+
+def stacked_chart(
+    bars: Mapping[int, Estimate], kind: PeakKind, gpus: Sequence[Gpu], *, field: str, title: str, description: str
+) -> alt.LayerChart:
+    """One stacked bar per estimate, at the number that its key is: the bytes of each category at the peak, under the capacities."""
     rows = [
-        {"batch": estimate.batch, "category": name, "size": size}
-        for estimate in estimates
+        {field: place, "category": name, "size": size}
+        for place, estimate in bars.items()
         for name, size in parts(estimate, kind).items()
         if size
     ]
-    tallest = max((kind.of(estimate) for estimate in estimates), default=0)
+    tallest = max(map(kind.of, bars.values()), default=0)
     scale = scale_for([tallest])
-    frame = pd.DataFrame(rows, columns=["batch", "category", "size"])
+    frame = pd.DataFrame(rows, columns=[field, "category", "size"])
     frame["size"] = frame["size"] / scale.unit_bytes
     frame["order"] = frame["category"].map({name: place for place, name in enumerate(COLOURS)})
-    share = 0.75 * min(1, len(estimates) / SLOTS)
-    bars = (
+    share = 0.75 * min(1, len(bars) / SLOTS)
+    marks = (
         alt.Chart(frame)
         .mark_bar(clip=True, width=alt.RelativeBandSize(band=share))
         .encode(
-            x=alt.X("batch:O", title="batch size", axis=alt.Axis(labelAngle=0, ticks=False)),
-            y=size_axis(scale, _top(tallest, gpu), stack=True),
+            x=alt.X(f"{field}:O", title=title, axis=alt.Axis(labelAngle=0, ticks=False)),
+            y=size_axis(scale, top_of(tallest, gpus), stack=True),
             color=_category_colours(frame["category"]),
             order=alt.Order("order:Q"),
             tooltip=[
-                alt.Tooltip("batch:O"),
+                alt.Tooltip(f"{field}:O"),
                 alt.Tooltip("category:N"),
                 alt.Tooltip("size:Q", title=scale.name, format=".2f"),
             ],
         )
     )
-    return finish([bars, *_capacity(tallest, gpu, scale)], f"Memory at the peak per batch size, in {scale.name}")
+    return finish([marks, *capacity_lines(tallest, gpus, scale)], f"{description}, in {scale.name}")
 
 
 def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
@@ -73,13 +82,13 @@ def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
         .mark_area(interpolate="step-after", clip=True)
         .encode(
             x=alt.X("position:Q", axis=TIME_AXIS, scale=alt.Scale(nice=False, zero=False)),
-            y=size_axis(scale, _top(tallest, gpu), stack=True),
+            y=size_axis(scale, top_of(tallest, [gpu]), stack=True),
             color=_category_colours(long["category"]),
             order=alt.Order("order:Q"),
         )
     )
     peak = _peak(positions[totals.index(tallest)], tallest, scale)
-    layers = [areas, *_phases(estimate), _reading(wide, estimate, scale), *_capacity(tallest, gpu, scale), peak]
+    layers = [areas, *_phases(estimate), _reading(wide, estimate, scale), *capacity_lines(tallest, [gpu], scale), peak]
     return finish(layers, f"Memory through one step by category, in {scale.name}")
 
 
@@ -105,9 +114,9 @@ def _category_colours(present: pd.Series) -> alt.Color:
     return alt.Color("category:N", scale=alt.Scale(domain=names, range=[COLOURS[name] for name in names]), legend=None)
 
 
-def _top(tallest: int, gpu: Gpu) -> float:
-    """The top of the axis in bytes: above the tallest bar, and above the capacity where that is near."""
-    return HEADROOM * (max(tallest, gpu.total_bytes) if in_sight(tallest, gpu) else tallest)
+def top_of(tallest: int, gpus: Iterable[Gpu]) -> float:
+    """The top of the axis in bytes: above the tallest bar, and above the capacities that are near."""
+    return HEADROOM * max([tallest, *(gpu.total_bytes for gpu in gpus if in_sight(tallest, gpu))])
 
 
 def in_sight(tallest: int, gpu: Gpu) -> bool:
@@ -115,12 +124,13 @@ def in_sight(tallest: int, gpu: Gpu) -> bool:
     return gpu.total_bytes <= CAPACITY_IN_SIGHT * tallest
 
 
-def _capacity(tallest: int, gpu: Gpu, scale: Scale) -> list[alt.Chart]:
-    if not in_sight(tallest, gpu):
+def capacity_lines(tallest: int, gpus: Iterable[Gpu], scale: Scale) -> list[alt.Chart]:
+    """A dashed line at the capacity of each GPU that is in sight."""
+    rows = [{"capacity": scale.of(gpu.total_bytes), "device": gpu.name} for gpu in gpus if in_sight(tallest, gpu)]
+    if not rows:
         return []
-    frame = pd.DataFrame([{"capacity": scale.of(gpu.total_bytes), "device": gpu.name}])
     tooltip = [alt.Tooltip("device:N"), alt.Tooltip("capacity:Q", title=scale.name, format=".2f")]
-    rule = alt.Chart(frame).mark_rule(color=INK, strokeDash=[6, 3], strokeWidth=2)
+    rule = alt.Chart(pd.DataFrame(rows)).mark_rule(color=INK, strokeDash=[6, 3], strokeWidth=2)
     return [rule.encode(y="capacity:Q", tooltip=tooltip)]
 
 

@@ -18,14 +18,13 @@ from sizer.service.job import Job
 from sizer.ui import form, links, service
 from sizer.ui.charts import finish
 from sizer.ui.focus import look_at
-from sizer.ui.palette import MARKS
+from sizer.ui.palette import MARKS, VERDICTS
 from sizer.ui.remarks import show_error
 from sizer.ui.scale import GIBIBYTES
 from sizer.units import format_bytes
 
 POLL_SECONDS = 0.5
 SETTLED = 0.005  # of the process: a change that saves less is named, and has no row of its own
-VERDICTS = {True: "fits", "uncertain": "may fit", False: "does not fit"}
 PRICE = "Price per hour"
 
 

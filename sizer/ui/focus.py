@@ -5,6 +5,7 @@ The pages share their choice: the cell in the headline of the one is the cell th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import streamlit as st
@@ -13,6 +14,7 @@ from sizer.request import Request
 from sizer.ui.peak_kinds import PEAK_KINDS, PeakKind
 
 FOCUS = "focus"  # session state: the cell that the reader or a link has chosen; absent where nobody has
+ALL = "all"
 CELL = "cell"  # key of the select box of `ask_cell`
 
 Cell = tuple[str, int]  # a dtype and a batch size
@@ -63,6 +65,13 @@ def choose(label: str, options: list, default: object, *, key: str, **arguments:
     return st.segmented_control(
         label, options, default=default, key=own_key, required=True, persist_state="session", **arguments
     )
+
+
+def pick(label: str, values: Sequence[str], key: str) -> str | None:
+    """One of the values, or None for all of them; with other values than before it is another widget, which starts with all."""
+    options = [ALL, *values]
+    chosen = st.selectbox(label, options, key=key_among(options, key), persist_state="session", width=170)
+    return None if chosen == ALL else chosen
 
 
 def key_among(options: list, key: str) -> str:

@@ -1,4 +1,4 @@
-"""The ledger page: what was measured, how far the estimates were off, and each comparison on a click.
+"""The ledger, a part of the page that measures: what was measured, how far the estimates were off, and each comparison on a click.
 
 Names in it may be a stranger's (an imported file): they go through st.dataframe and st.text, which show text as text.
 """
@@ -18,36 +18,58 @@ from sizer.errors import JobError
 from sizer.ui import machine, remarks
 from sizer.ui.comparison import SIGNS, format_moment, show_comparison
 from sizer.ui.drawing import draw
-from sizer.ui.errors_chart import FIGURES, errors_chart
+from sizer.ui.errors_chart import FIGURES, errors_chart, points_of
 from sizer.ui.exports import offer_download
-from sizer.ui.focus import key_among
+from sizer.ui.focus import pick
 from sizer.ui.importing import ask_import
 from sizer.ui.links import show_estimate_link
+from sizer.ui.published import show_published
 from sizer.ui.quantities import PEAKS, TENSORS, quantity_title
 from sizer.units import GIB, counted
 
 TITLES = remarks.TITLES | {JobError: "The ledger cannot be read"}
+PART = "measure_part"  # key of the control that chooses a part of the page
+RUN, LEDGER = "Run it on a device", "What was measured"
 OPEN = "comparison"  # key of the address: the comparison that is shown whole
 EDITION = "ledger_edition"  # session state: how often a row was opened; a table that is come back to has none selected
-ALL = "all"
 HOLDS = {"yes": True, "no": False}
 EXAMPLE = "python -m sizer measure 'arch=torchvision:resnet18&image=64&dtype=float32&batch=2' --device cpu --json > measured.json"
 
 
+def ask_part() -> str:
+    """Which part of the page to show: a run on a device, or what was measured so far."""
+    st.session_state.setdefault(PART, RUN)
+    return st.segmented_control("Part", [RUN, LEDGER], required=True, key=PART, label_visibility="collapsed")
+
+
 def show_ledger() -> None:
-    """Show one comparison where the address names it, else all of them. Raises SizerError."""
+    """Show every comparison of this machine's ledger, and the measurements that ship with Sizer. Raises SizerError."""
+    st.title("Every measurement beside its estimate", anchor=False)
     ledger = machine.get_ledger()
-    number = st.query_params.get(OPEN, "")
-    if number:
-        _show_one(ledger, int(number) if number.isdecimal() and len(number) < 16 else -1)
-    else:
-        _show_all(ledger)
+    place = st.container()
+    _show_import(ledger)
+    with place:
+        if ledger.rows():
+            _show_rows(ledger)
+        else:
+            st.info("Nothing has been measured on this machine yet. Below is what others have measured on theirs.")
+        show_published()
 
 
 # ---------------------------------------------------------------------------------------------------------- one of them
 
 
-def _show_one(ledger: Ledger, number: int) -> None:
+def open_comparison() -> int | None:
+    """The number of the comparison that the address names, -1 where that is none; None where the address names nothing."""
+    number = st.query_params.get(OPEN, "")
+    if not number:
+        return None
+    return int(number) if number.isdecimal() and len(number) < 16 else -1
+
+
+def show_one(number: int) -> None:
+    """Show one comparison of the ledger whole. Raises SizerError."""
+    ledger = machine.get_ledger()
     row = next((row for row in ledger.rows() if row.id == number), None)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("Back to the ledger", icon=":material/arrow_back:", on_click=_close, key="ledger_back")
@@ -70,12 +92,18 @@ def _offer_delete(number: int) -> None:
 
 def _open(rows: Sequence[LedgerRow], key: str) -> None:
     if chosen := st.session_state[key]["selection"]["rows"]:
-        st.query_params[OPEN] = str(rows[chosen[0]].id)
+        st.query_params.from_dict({OPEN: str(rows[chosen[0]].id)})
         st.session_state[EDITION] += 1
 
 
 def _close() -> None:
     st.query_params.pop(OPEN, None)
+    go_to_ledger()
+
+
+def go_to_ledger() -> None:
+    """Choose the ledger among the parts of the page that measures."""
+    st.session_state[PART] = LEDGER
 
 
 def _delete(number: int) -> None:
@@ -86,26 +114,11 @@ def _delete(number: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- all of them
 
 
-def _show_all(ledger: Ledger) -> None:
-    place = st.container()
-    _show_import(ledger)
-    with place:
-        if ledger.rows():
-            _show_rows(ledger)
-        else:
-            _show_empty()
-
-
-def _show_empty() -> None:
-    st.info("Nothing has been measured yet.")
-    st.page_link("pages/measure.py", label="Measure a model on this machine", icon=":material/speed:")
-    st.markdown("or on another one, and import the file here:")
-    st.code(EXAMPLE, language=None, wrap_lines=True)
-
-
 def _show_import(ledger: Ledger) -> None:
     with st.expander("Import measurements from another machine, or export these", expanded=not ledger.rows()):
         ask_import("ledger")
+        st.markdown("Another machine, where Sizer and its requirements are installed, makes such a file with")
+        st.code(EXAMPLE, language=None, wrap_lines=True)
         if ledger.rows():
             with st.container(horizontal=True):
                 offer_download("The ledger (CSV)", ledger.export_csv, "sizer-ledger.csv", "text/csv")
@@ -124,7 +137,7 @@ def _show_rows(ledger: Ledger) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         st.markdown("**Signed errors of the peaks**")
-        draw(errors_chart(rows), "errors_chart")
+        draw(errors_chart(points_of(rows)), "errors_chart")
     with right:
         st.markdown("**Errors by quantity and device**")
         _show_statistics(ledger.statistics(wanted, by_family=False))
@@ -138,20 +151,12 @@ def _ask_filter(ledger: Ledger) -> Filter:
         text = st.text_input("Architecture", key="ledger_architecture", placeholder="a part of its name", width=220)
         return Filter(
             architecture=text.strip() or None,
-            device_name=_pick("Device", choices["device_name"], "device"),
-            mode=_pick("Task", choices["mode"], "mode"),
-            dtype=_pick("Dtype", choices["dtype"], "dtype"),
-            source=_pick("Source", sorted({_source(row) for row in ledger.rows()}), "source"),
-            holds=HOLDS.get(_pick("Within tolerance?", list(HOLDS), "holds")),
+            device_name=pick("Device", choices["device_name"], "ledger_device"),
+            mode=pick("Task", choices["mode"], "ledger_mode"),
+            dtype=pick("Dtype", choices["dtype"], "ledger_dtype"),
+            source=pick("Source", sorted({_source(row) for row in ledger.rows()}), "ledger_source"),
+            holds=HOLDS.get(pick("Within tolerance?", list(HOLDS), "ledger_holds")),
         )
-
-
-def _pick(label: str, values: Sequence[str], name: str) -> str | None:
-    """One of the values, or None for all of them; with other values than before it is another widget, which starts with all."""
-    options = [ALL, *values]
-    key = key_among(options, f"ledger_{name}")
-    chosen = st.selectbox(label, options, key=key, persist_state="session", width=170)
-    return None if chosen == ALL else chosen
 
 
 def _source(row: LedgerRow) -> str:

@@ -1,4 +1,4 @@
-"""The measure page: which cell on which device, what that will take, and what came of it."""
+"""A run on a device, a part of the page that measures: which cell on which device, what that will take, and what came of it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from sizer.ui.comparison import show_comparison
 from sizer.ui.focus import ask_cell, choose
 from sizer.ui.headline import sample_size, subject
 from sizer.ui.importing import ask_import
+from sizer.ui.ledger import go_to_ledger
 from sizer.ui.links import measure_command
 from sizer.ui.measuring import run_measurement, working
 from sizer.units import MIB, format_bytes
@@ -169,5 +170,5 @@ def _measure_elsewhere(cell: Request, target: Target, *, alone: bool) -> None:
 
 def _show_result(comparison: Comparison) -> None:
     show_comparison(comparison)
-    st.page_link("pages/ledger.py", label="All comparisons: the ledger", icon=":material/table_view:")
+    st.button("All comparisons: the ledger", icon=":material/table_view:", type="tertiary", on_click=go_to_ledger)
     st.divider()

@@ -28,3 +28,4 @@ TINTS: dict[object, str] = {
     False: "rgba(213, 94, 0, 0.18)",
 }
 MARKS: dict[object, str] = {True: "✓", "uncertain": "?", False: "✕"}
+VERDICTS: dict[object, str] = {True: "fits", "uncertain": "may fit", False: "does not fit"}

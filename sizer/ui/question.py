@@ -13,6 +13,9 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
 from sizer.request import Request
 
+EDIT = "edit_question"  # key of the button that opens the form
+WIDE = 769  # pixels from which on Streamlit keeps the sidebar open by itself
+PRESSED = "edit_pressed"  # session state: how often the button was
 # What visitors come with, each a query of this page.
 EXAMPLES = {
     "Train ResNet-50 on an RTX 4090": "arch=torchvision:resnet50&gpu=rtx-4090",
@@ -33,6 +36,21 @@ def show_question(request: Request, *, for_device: bool = True) -> None:
     """Show the question in one line, and name the browser's tab after it; without `for_device` no device is planned for."""
     st.set_page_config(page_title=tab_title(request) if for_device else f"Measure {model_name(request)} · Sizer")
     st.text(summary(request, for_device=for_device))
+
+
+def offer_form() -> None:
+    """Show a button that opens the form, in windows so narrow that the sidebar hides it."""
+    with st.container(key=EDIT):
+        st.html(f"<style>@media (min-width: {WIDE}px) {{ div:has(> .st-key-{EDIT}) {{ display: none }} }}</style>")
+        if st.button("Edit the question", icon=":material/edit:"):
+            _open_form()
+
+
+def _open_form() -> None:
+    """Press Streamlit's own button for the sidebar: what `st.set_page_config` asks for counts only until it was closed once."""
+    times = st.session_state[PRESSED] = st.session_state.get(PRESSED, 0) + 1  # another text each time, which runs again
+    press = "document.querySelector('[data-testid=stExpandSidebarButton]')?.click()"
+    st.html(f"<script>{press} // {times}</script>", unsafe_allow_javascript=True)
 
 
 def tab_title(request: Request) -> str:
@@ -70,5 +88,9 @@ def _facts(request: Request) -> Iterator[str]:
 
 def file_stem(request: Request) -> str:
     """The question as the beginning of a file's name ("sizer-resnet50-training-rtx-4090")."""
-    words = f"sizer-{request.name.rpartition('/')[2] or 'config'}-{request.mode}-{request.gpu}"
+    return slug(f"sizer-{request.name.rpartition('/')[2] or 'config'}-{request.mode}-{request.gpu}")
+
+
+def slug(words: str) -> str:
+    """Words as the name of a file on any system."""
     return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")

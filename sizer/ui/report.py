@@ -13,6 +13,7 @@ from sizer.memory.tape import CATEGORIES
 from sizer.request import Request
 from sizer.ui import charts, remarks, tables
 from sizer.ui.capacity import show_capacity
+from sizer.ui.compared import offer_comparison
 from sizer.ui.decision import show_decision
 from sizer.ui.drawing import draw
 from sizer.ui.explanation import show_explanation
@@ -45,7 +46,9 @@ def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
     show_figures(report, focus)
     remarks.show_advice(report, focus)
     remarks.show_uncounted(report)
-    show_measure_link(request)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        show_measure_link(request)
+        offer_comparison(request)
     kind = tables.show_fits(request, report, focus)
     with st.container():  # there from the first, so that what follows stays where it is
         if not report.pending:

@@ -75,19 +75,25 @@ def begin(request: Request) -> Answer:
     known = st.session_state.get(ANSWER)
     if known is not None and known.query == query and (request.focus or known.focus is None):
         return replace(known, report=known.report and known.report.focused(request.focus))
+    answer = ask(request)
+    if answer.job is None:
+        st.session_state[ANSWER] = answer
+    return answer
+
+
+def ask(request: Request) -> Answer:
+    """What the job server knows on a request after a moment. Raises SizerError where nothing came of it."""
+    query = format_query(replace(request, focus=None))
     job = get_client().submit(format_query(request))
     try:
         report = job.result(timeout=AT_ONCE_SECONDS)
     except JobError as error:
         if job.partial is None:
             raise
-        answer = Answer(query=query, focus=request.focus, report=job.partial, missing=str(error))
-    else:
-        if report is None:
-            return Answer(query=query, focus=request.focus, parts=job.parts, report=job.partial, job=job)
-        answer = Answer(query=query, focus=request.focus, report=report)
-    st.session_state[ANSWER] = answer
-    return answer
+        return Answer(query=query, focus=request.focus, report=job.partial, missing=str(error))
+    if report is None:
+        return Answer(query=query, focus=request.focus, parts=job.parts, report=job.partial, job=job)
+    return Answer(query=query, focus=request.focus, report=report)
 
 
 def follow(answer: Answer) -> None:

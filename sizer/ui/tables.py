@@ -46,7 +46,7 @@ def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame
         frame.loc[estimate.dtype, str(estimate.batch)] = f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{size}"
     for dtype in request.dtypes:
         row = largest_batch(report, dtype)
-        frame.loc[dtype, LARGEST] = TO_COME if row is None and dtype in report.pending else _largest(row)
+        frame.loc[dtype, LARGEST] = TO_COME if row is None and dtype in report.pending else largest_text(row)
     return frame
 
 
@@ -91,7 +91,8 @@ def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> S
     return frame.style.apply(lambda _: styles, axis=None)
 
 
-def _largest(row: MaxBatch | None) -> str:
+def largest_text(row: MaxBatch | None) -> str:
+    """The largest batch in a table: "none", "893", or from the one that surely fits to the one that may."""
     if row is None or row.possible_batch is None:
         return "none"
     if row.batch == row.possible_batch:

@@ -6,7 +6,7 @@ by set, kind of run and quantity, then by case; allocated, reserved and process 
 figures within the estimate's range, where it gives one. `--rows` prints each figure, `--only` takes rows whose case or arguments
 hold a text, `--queries` asks the nearest question instead, where there is one: Sizer's own steps differ from the source's in
 what they keep. `--write` writes the first table to `errors.csv` beside the sets, of which README's is made: as today's libraries',
-or, where it says so, as those of the runs' time.
+or, where it says so, as those of the runs' time. Today's figures go into the file that ships with Sizer, too.
 
 The models' code and the workspaces' rules are those of the installed libraries. README.md beside the figures says with which
 ones each set comes out nearest, and how to install them.
@@ -28,6 +28,7 @@ from tests.benchmarks.published.cases import NEEDS, NOT_REPEATED
 from tests.benchmarks.published.errors import LIBRARIES, kind_of, summarize, write_errors
 from tests.benchmarks.published.held import Held, hold
 from tests.benchmarks.published.rows import Run, names_of_sets, read_arguments, read_runs
+from tests.benchmarks.published.shipped import write_shipped
 
 Group = tuple[str, ...]
 
@@ -116,6 +117,8 @@ def main() -> None:
     print("\n".join(error_table(held, by_case, ("case", "quantity"))), end="\n\n")
     if options.write and held:
         write_errors(held, options.write)
+        if options.write == LIBRARIES[0]:
+            write_shipped(held)
     for reason, count in left_out.items():
         print(f"left out: {count} figures of {reason}")
     print(f"{len(held)} figures, with torch {torch.__version__} and transformers {transformers.__version__}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.conftest import ANSWER_MS
-from tests.browser.test_browser import wait_for_the_whole
+from tests.browser.test_browser import wait_for_the_whole, write
 
 if not os.environ.get("CI"):
     pytest.importorskip("axe_playwright_python", reason="axe is not installed: see tests/requirements.txt")
@@ -17,6 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 SMALL = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
 PAGES = {
     f"?{SMALL}": "Training resnet18",
+    f"compare?q={quote(SMALL)}&q={quote(f'{SMALL}&checkpointing=1')}": "Compare questions",
     f"measure?{SMALL}": "Measure it on a real device",
     "ledger": "Every measurement",
     "devices": "What PyTorch can use",
@@ -61,3 +63,18 @@ def test_a_phone_shows_the_question_without_the_form(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     question = "resnet18 · Training · float32, bfloat16 · batch 1, 2 · 64 × 64 pixels · adamw · A100 (80 GB)"
     expect(page.get_by_text(question)).to_be_in_viewport(timeout=ANSWER_MS)
+
+
+def test_a_phone_opens_the_form_from_the_page(page: Page, app_url: str):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{app_url}/?{SMALL}")
+    field = page.get_by_label("Batch sizes", exact=True)
+    for batch in ("1", "2"):  # again after it was closed by hand
+        page.get_by_role("button", name="Edit the question").click(timeout=ANSWER_MS)
+        expect(field).to_be_in_viewport()
+        write(page, "Batch sizes", batch)
+        expect(page.get_by_text(f"· batch {batch} ·")).to_be_visible()
+        page.get_by_test_id("stSidebarCollapseButton").locator("button").click()
+        expect(field).not_to_be_in_viewport()
+    page.set_viewport_size({"width": 1400, "height": 844})
+    expect(page.get_by_role("button", name="Edit the question")).to_be_hidden()

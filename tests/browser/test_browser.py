@@ -6,8 +6,9 @@ import csv
 import io
 import json
 import re
+from urllib.request import urlopen
 
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from tests.browser.conftest import ANSWER_MS, fit
 
@@ -46,8 +47,12 @@ def wait_for_the_whole(page: Page) -> None:
 
 def table(page: Page) -> list[list[str]]:
     """The cells of the dtype × batch table, its first row the batch sizes."""
-    rows = page.get_by_test_id("stDataFrame").first.locator("tr").all()
-    return [[cell.strip() for cell in row.locator("th, td").all_text_contents()] for row in rows]
+    return cells_of(page.get_by_test_id("stDataFrame").first)
+
+
+def cells_of(grid: Locator) -> list[list[str]]:
+    """The cells of a table that is drawn as a grid, its headings first."""
+    return [[cell.strip() for cell in row.locator("th, td").all_text_contents()] for row in grid.locator("tr").all()]
 
 
 def copied_link(page: Page) -> str:
@@ -83,6 +88,13 @@ def test_opens_with_an_answer(page: Page, app_url: str):
     assert page.get_by_text("25,557,032").is_visible()
     expect(page.get_by_test_id("stVegaLiteChart").locator("svg, canvas")).to_have_count(3)
     assert page.url.rstrip("/") == app_url
+
+
+def test_a_link_is_previewed_without_running_anything(app_url: str):
+    with urlopen(f"{app_url}/?{SMALL}") as answer:
+        served = answer.read().decode()
+    assert "<title>Sizer: resnet18 on A100 (80 GB)</title>" in served
+    assert 'property="og:description" content="resnet18 · Training · float32, bfloat16 · batch 1, 2' in served
 
 
 def test_link_travels(page: Page, context: BrowserContext, app_url: str):

@@ -46,7 +46,8 @@ def cells(page: Page, row: str) -> list[str]:
 
 def find_in_ledger(page: Page, name: str) -> None:
     """Go to the ledger and look for an architecture there, of which it has one comparison."""
-    page.get_by_role("link", name="Ledger", exact=True).click()
+    page.get_by_role("link", name="Measure", exact=True).click()
+    page.get_by_role("radio", name="What was measured").click()
     field = page.get_by_label("Architecture", exact=True)
     field.fill(name)
     field.press("Enter")
@@ -82,7 +83,7 @@ def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
     find_in_ledger(page, "resnet18")
     page.get_by_test_id("stDataFrame").first.click(position={"x": 18, "y": 1.5 * ROW_HEIGHT})
     assert result(page) == sentence
-    assert re.search(r"/ledger\?comparison=\d+$", page.url)
+    assert re.search(r"/measure\?comparison=\d+$", page.url)
     page.get_by_role("button", name="Back to the ledger").click()
     expect(page.get_by_text("1 comparison", exact=True)).to_be_visible()
 
@@ -123,12 +124,22 @@ def test_result_of_another_machine_here_and_on_a_phone(page: Page, app_url: str)
     fit(page, 390)
 
 
+# Streamlit asks for two files that are not there when a page is opened first: no clean console in these two.
+
+
 def test_a_link_to_the_page_has_its_frame(context: BrowserContext, app_url: str):
-    page = (
-        context.new_page()
-    )  # Streamlit asks for two files that are not there when a page is opened first: no clean console
+    page = context.new_page()
     page.goto(f"{app_url}/measure?{RESNET}")
     expect(page.get_by_role("link", name="Size a model")).to_be_visible()
     expect(page.get_by_text("Training resnet18 at batch 1 of 64 × 64 pixels in float32")).to_be_visible(
         timeout=ANSWER_MS
     )
+
+
+def test_the_address_that_the_ledger_had_leads_there(context: BrowserContext, app_url: str):
+    page = context.new_page()
+    page.goto(f"{app_url}/ledger?comparison=999")
+    expect(page.get_by_text("The ledger has no such comparison")).to_be_visible()
+    assert page.url == f"{app_url}/measure?comparison=999"
+    page.get_by_role("button", name="Back to the ledger").click()
+    expect(page.get_by_text("Measured by others on GPUs, and published")).to_be_visible()

@@ -1,8 +1,7 @@
-"""The ledger's page: what it lists, how far estimates were off, and each comparison whole."""
+"""The ledger, a part of the page that measures: what it lists, how far estimates were off, and each comparison whole."""
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +13,8 @@ from streamlit.testing.v1 import AppTest
 from sizer.device.ledger.filter import Filter
 from sizer.device.ledger.ledger import Ledger
 from sizer.ui import machine as here
-from sizer.ui.errors_chart import FIGURES, errors_chart
-from sizer.ui.ledger import rows_frame, statistics_frame
+from sizer.ui.errors_chart import FIGURES, errors_chart, points_of
+from sizer.ui.ledger import LEDGER, PART, rows_frame, statistics_frame
 from tests.ui.comparisons import CELL, CPU, CUDA, comparison_of, measured_on, out_of_memory
 from tests.ui.conftest import markup, texts
 from tests.ui.machines import ScriptedMachine, install_machine
@@ -45,7 +44,13 @@ def filled(ledger: Ledger) -> Ledger:
 
 @pytest.fixture
 def open_ledger(open_page: Open) -> Open:
-    return functools.partial(open_page, "ledger")
+    """A function that opens the page that measures, at one comparison or with its part that lists them all chosen."""
+
+    def open_at(**query: str) -> AppTest:
+        page = open_page("measure", **query)
+        return page if query else page.segmented_control(key=PART).set_value(LEDGER).run()
+
+    return open_at
 
 
 def listed(page: AppTest) -> list[str]:
@@ -67,10 +72,9 @@ def link(page: AppTest, **query: str) -> AppTest:
 
 def test_empty_ledger_says_how_to_fill_it(ledger, open_ledger):
     page = open_ledger()
-    assert page.info[0].value == "Nothing has been measured yet."
+    assert page.info[0].value.startswith("Nothing has been measured on this machine yet.")
     assert any("python -m sizer measure 'arch=" in code.value for code in page.code)
     assert page.get("file_uploader")
-    assert not page.dataframe
     assert not ledger.path.exists(), "looking makes no file"
 
 
@@ -107,7 +111,7 @@ def test_errors_are_signed_and_missing_where_nothing_was_measured(filled):
 def test_filters(filled, open_ledger, label, value, left):
     page = pick(open_ledger(), label, value)
     assert listed(page) == left
-    rows, statistics = (frame.value for frame in page.dataframe)
+    rows, statistics = (frame.value for frame in page.dataframe[:2])
     assert set(statistics["Device"]) == set(rows["Device"]), "the statistics follow the filter"
     assert listed(pick(page, label, "all")) == ["vit_b_16", "resnet18"]
 
@@ -129,13 +133,13 @@ def test_statistics_are_signed_per_quantity_and_device(filled):
 
 
 def test_chart_shows_each_signed_error_once(filled):
-    chart = errors_chart(filled.rows())
-    points = next(layer.data for layer in chart.layer if "figure" in getattr(layer.data, "columns", ()))
-    assert sorted(zip(points["figure"], points["architecture"], strict=True)) == [
-        ("Allocated", "resnet18"),
-        ("Allocated", "vit_b_16"),
-        ("Process", "vit_b_16"),
-        ("Reserved", "vit_b_16"),
+    chart = errors_chart(points_of(filled.rows()))
+    points = next(layer.data for layer in chart.layer if "row" in getattr(layer.data, "columns", ()))
+    assert sorted(zip(points["row"], points["work"], strict=True)) == [
+        ("Allocated", "resnet18, float32, batch 2"),
+        ("Allocated", "vit_b_16, bfloat16, batch 2"),
+        ("Process", "vit_b_16, bfloat16, batch 2"),
+        ("Reserved", "vit_b_16, bfloat16, batch 2"),
     ]
     assert chart.to_dict(validate=True)["description"]
 
@@ -144,7 +148,7 @@ def test_chart_of_figures_that_nobody_measured(ledger):
     ledger.add(out_of_memory(comparison_of(measured_on(CUDA))))
     (row,) = ledger.rows()
     assert [figure.percent(row) for figure in FIGURES.values()] == [None, None, None]
-    assert errors_chart([row]).to_dict(validate=True)["description"]
+    assert errors_chart(points_of([row])).to_dict(validate=True)["description"]
 
 
 def test_downloads_are_offered(filled, open_ledger):
@@ -155,6 +159,12 @@ def test_downloads_are_offered(filled, open_ledger):
 
 
 # -------------------------------------------------------------------------------------------------------- one comparison
+
+
+def test_the_address_that_the_ledger_had_leads_there(filled, open_page):
+    assert listed(open_page("ledger")) == ["vit_b_16", "resnet18"]
+    page = open_page("ledger", comparison=str(filled.rows()[0].id))
+    assert page.main.header[0].value.startswith("Measured on cuda:0: peak ")
 
 
 def test_link_shows_one_comparison_whole(filled, open_ledger):
@@ -209,7 +219,7 @@ def test_import_that_is_refused_says_why(ledger, open_ledger):
     ).run()
     assert page.warning[0].value == "1 comparison was refused."
     assert any(line.startswith("number 1: ") for line in texts(page))
-    assert page.info[0].value == "Nothing has been measured yet."
+    assert page.info[0].value.startswith("Nothing has been measured on this machine yet.")
 
 
 def test_ledger_that_cannot_be_read_is_said(ledger, open_ledger):
@@ -227,7 +237,7 @@ def test_names_from_strangers_are_never_markup(ledger, open_ledger):
     page = open_ledger()
     assert listed(page) == [HOSTILE]
     assert "x.example" not in markup(page)
-    (chart,) = (json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart"))
+    chart = json.loads(page.get("vega_lite_chart")[0].proto.spec)
     assert HOSTILE not in chart["description"]
     page = link(page, comparison=str(number))
     assert any(HOSTILE in line for line in texts(page))

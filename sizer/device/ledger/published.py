@@ -1,0 +1,52 @@
+"""What others measured on GPUs and published, each figure beside its estimate: `published.csv`, which ships with Sizer.
+
+A run is repeated as its source does it, by the rules of its PyTorch and with the code of the installed libraries;
+`python -m tests.benchmarks.bench_published --write` writes the file. `tests/measured/published/README.md` says what every set is,
+what is left out, why some figures are far off. The runs of fitcheck-llm are under the MIT licence that stands beside them there.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+DATA = Path(__file__).with_name("published.csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One figure, in bytes, and what is estimated for it.
+
+    `quantity` is what was read, a word of that README. `device` is the GPU's name, `gpu` the catalogue's key of it, or of one with
+    the same rules.
+    `torch` is the PyTorch that ran, `estimated_with` the versions of the libraries whose code was traced. `source` is an address.
+    """
+
+    work: str
+    device: str
+    gpu: str
+    quantity: str
+    measured_bytes: int
+    estimated_bytes: int
+    torch: str
+    estimated_with: str
+    source: str
+
+    @property
+    def error(self) -> float:
+        """The difference as a signed fraction of what was measured; positive is an estimate that was too high."""
+        return (self.estimated_bytes - self.measured_bytes) / self.measured_bytes
+
+
+@functools.cache
+def read_published() -> tuple[Published, ...]:
+    """Every figure, in the file's order."""
+    with DATA.open(encoding="utf-8", newline="") as file:
+        return tuple(map(_row, csv.DictReader(file)))
+
+
+def _row(row: dict[str, str]) -> Published:
+    sizes = {name: int(row[name]) for name in ("measured_bytes", "estimated_bytes")}
+    return Published(**row | sizes)

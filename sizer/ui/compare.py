@@ -1,0 +1,192 @@
+"""The page that compares questions, from their fields down: answers come one by one, and what is there is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import streamlit as st
+
+from sizer.errors import RequestError, SizerError
+from sizer.memory.report import Report
+from sizer.memory.tape import CATEGORIES
+from sizer.questions.query import FEWEST, MOST, check_number, key_differences
+from sizer.questions.side_by_side import SideBySide, side_by_side, side_of
+from sizer.request import Request, format_query
+from sizer.ui import charts, compared, service
+from sizer.ui.compare_charts import bars_chart, capacities, devices, focused, growth_chart
+from sizer.ui.compare_inputs import ask_questions
+from sizer.ui.compare_tables import clip, show_figures, show_keys
+from sizer.ui.drawing import draw
+from sizer.ui.exports import offer_download
+from sizer.ui.focus import ask_peak_kind
+from sizer.ui.question import model_name, slug
+from sizer.ui.remarks import show_error, show_lines
+from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer
+from sizer.units import counted
+
+ENDED = "compared_answers"  # session state: by query, the answers that have ended
+Requests = Mapping[int, Request]  # by the question's number
+Answers = Mapping[int, Answer]
+
+
+def show_compare() -> None:
+    """Show the fields, and as soon as there are two questions what they are answered."""
+    texts = compared.open_questions()
+    if len(texts) > MOST:
+        _refuse_number(texts)
+    requests = ask_questions(texts[:MOST])
+    if len(requests) < FEWEST:
+        _show_beginning()
+        return
+    place = st.container()  # of the progress line, so that what follows stays where it is
+    answers = _answers(requests)
+    _show_answers(requests, answers)
+    with place:
+        _follow(requests, answers)
+
+
+def _refuse_number(texts: list[str]) -> None:
+    try:
+        check_number(texts)
+    except RequestError as error:
+        show_error(error)
+
+
+def _show_beginning() -> None:
+    st.info("Two to four questions stand beside each other here. Name them above, or come from a model's page.")
+    example = compared.address_of(compared.TWICE)
+    st.page_link(compared.PAGE, label="ResNet-50 with and without checkpointing", query_params=example)
+
+
+# --------------------------------------------------------------------------------------------------------------- answers
+
+
+def _answers(requests: Requests) -> dict[int, Answer]:
+    """What is known on each question by now; those that have ended are not asked for again."""
+    known = st.session_state.get(ENDED, {})
+    queries = {number: format_query(request) for number, request in requests.items()}
+    answers = {number: known.get(query) or _ask(requests[number]) for number, query in queries.items()}
+    st.session_state[ENDED] = {queries[number]: answer for number, answer in answers.items() if answer.job is None}
+    return answers
+
+
+def _ask(request: Request) -> Answer:
+    try:
+        return service.ask(request)
+    except SizerError as error:
+        return Answer(query=format_query(request), missing=str(error))
+
+
+def _follow(requests: Requests, answers: Answers) -> None:
+    """Say how far the answers are, and run the page again when there is more of one of them."""
+    missing = {number: answer for number, answer in answers.items() if answer.missing}
+    show_lines(
+        f"Question {number} {'is not whole' if answer.report else 'has no figures'}: {answer.missing}"
+        for number, answer in missing.items()
+    )
+    if missing:
+        st.button("Try again", key="again", on_click=_forget)
+    running = {format_query(requests[number]): answer for number, answer in answers.items() if answer.job is not None}
+    with st.container(height=LINE_HEIGHT, border=False, vertical_alignment="center"):
+        if not running:
+            st.caption(counted(len(answers), "question"))
+            return
+        _wait(running, len(answers))
+    st.rerun()
+
+
+def _wait(running: Mapping[str, Answer], count: int) -> None:
+    """Return when there is more of an answer; every update is also where Streamlit ends this run when there is a newer one."""
+    try:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button("Stop", key="stop", on_click=_stop, args=(running,))
+            line = st.empty()
+        share = POLL_SECONDS / len(running)
+        while not any(answer.job.waited(share) or answer.job.parts != answer.parts for answer in running.values()):
+            progress = ", ".join(dict.fromkeys(answer.job.progress or "waiting" for answer in running.values()))
+            line.text(f"{count - len(running)} of {counted(count, 'question')} · {progress}")
+    finally:
+        for answer in running.values():
+            answer.job.leave()
+
+
+def _stop(running: Mapping[str, Answer]) -> None:
+    for answer in running.values():
+        answer.job.cancel()
+    stopped = {query: replace(answer, job=None, missing="you stopped it.") for query, answer in running.items()}
+    st.session_state[ENDED] = st.session_state.get(ENDED, {}) | stopped
+
+
+def _forget() -> None:
+    ended = st.session_state.get(ENDED, {})
+    st.session_state[ENDED] = {query: answer for query, answer in ended.items() if not answer.missing}
+
+
+# ----------------------------------------------------------------------------------------------------------------- shown
+
+
+def _show_answers(requests: Requests, answers: Answers) -> None:
+    numbers = list(requests)
+    sides = [side_of(requests[number], answers[number].report, answers[number].missing) for number in numbers]
+    found = side_by_side(list(requests.values()), sides)
+    st.markdown("**What differs**")
+    show_keys(found, numbers)
+    st.markdown("**The cell in focus of each**")
+    show_figures(found, numbers)
+    show_lines(
+        f"Question {number} could not be traced: {side.error}"
+        for number, side in zip(numbers, found.questions, strict=True)
+        if side.error and not answers[number].missing
+    )
+    reports = {number: answer.report for number, answer in answers.items() if answer.report is not None}
+    if focused(reports):
+        _show_charts(reports, headings(requests))
+    _show_files(requests, found)
+
+
+def _show_charts(reports: Mapping[int, Report], titles: Mapping[int, str]) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("**At the peak**, over each other", width="content")
+        kind = ask_peak_kind()
+    cells = focused(reports)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.markdown("**Memory over batch size**, of the dtype in focus")
+        draw(growth_chart(reports, titles, kind), "growth_chart")
+        tallest = max(
+            kind.of(row) for number in cells for row in reports[number].estimates if row.dtype == cells[number].dtype
+        )
+        st.caption(capacities(devices(reports), tallest))
+    with right:
+        st.markdown("**Memory by category**, of the cell in focus")
+        draw(bars_chart(reports, kind), "bars_chart")
+        st.caption(capacities(devices(reports), max(map(kind.of, cells.values()))))
+    st.html(charts.legend([*CATEGORIES, *kind.extra]))
+
+
+def _show_files(requests: Requests, found: SideBySide) -> None:
+    asked = list(requests.values())
+    offer_download("These figures (CSV)", found.to_csv, f"{file_stem(asked)}.csv", "text/csv")
+    with st.expander("Copy link"):
+        compared.show_link(asked)
+
+
+def headings(requests: Requests) -> dict[int, str]:
+    """What a legend calls each question: its number, and what tells it from the others."""
+    differ, _ = key_differences(list(requests.values()))
+    titles = {}
+    for place, (number, request) in enumerate(requests.items()):
+        values = {key: clip(told[place]) for key, told in differ.items()}
+        if "arch" in values:
+            values["arch"] = clip(model_name(request))
+        told = ", ".join(value if key == "arch" else f"{key} {value}" for key, value in values.items())
+        titles[number] = clip(f"{number} · {told or model_name(request)}")
+    return titles
+
+
+def file_stem(requests: list[Request]) -> str:
+    """The questions as the beginning of a file's name ("sizer-compare-resnet50-by-checkpointing-gpu")."""
+    names = dict.fromkeys(request.name.rpartition("/")[2] or "config" for request in requests)
+    keys = [key for key in key_differences(requests)[0] if key != "arch"]
+    return slug("-".join(["sizer-compare", *names, *(["by", *keys] if keys else [])]))

@@ -1,0 +1,98 @@
+"""What a chat program shows of a link to this app: a title and a description, in the HTML that is served for each page.
+
+Streamlit serves one static file for all of them, which says "Streamlit"; a program that previews a link runs no script. The file
+is served by routes of our own, before Streamlit's, with its title replaced (`st.App`, streamlit/web/server/starlette, 1.60 on).
+Under `server.baseUrlPath` our routes match nothing, and the title stays Streamlit's.
+"""
+
+from __future__ import annotations
+
+import functools
+from html import escape
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import streamlit
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+
+from sizer.errors import RequestError
+from sizer.questions.query import MOST, as_query
+from sizer.request import Request, parse_query
+from sizer.ui.compared import KEY
+from sizer.ui.links import read_link
+from sizer.ui.question import model_name, summary, tab_title
+
+INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
+TITLE = "<title>Streamlit</title>"
+ABOUT = (
+    "How much device memory a PyTorch model needs, and whether it fits: real PyTorch code on meta tensors, replayed through the "
+    "allocator's rules."
+)
+# Each page's address with its title; None where it follows from the question.
+PAGES = {
+    "": None,
+    "compare": None,
+    "measure": None,
+    "ledger": "Every measurement beside its estimate",
+    "devices": "What PyTorch can use on this machine",
+    "numbers": "About the numbers",
+}
+
+
+def routes() -> list[Route]:
+    """The routes that serve the pages."""
+    return [Route(f"/{page}", _respond) for page in PAGES]
+
+
+async def _respond(request: HttpRequest) -> HTMLResponse:
+    page = request.url.path.rpartition("/")[2]
+    return HTMLResponse(page_html(page, request.url.query), headers={"Cache-Control": "no-cache"})
+
+
+def page_html(page: str, query: str) -> str:
+    """Streamlit's page with the title and description of what a link asks for. Texts that a stranger wrote are escaped."""
+    title, description = map(escape, describe(page, query))
+    tags = (
+        f"<title>{title}</title>",
+        f'<meta name="description" content="{description}" />',
+        '<meta property="og:type" content="website" />',
+        '<meta property="og:site_name" content="Sizer" />',
+        f'<meta property="og:title" content="{title}" />',
+        f'<meta property="og:description" content="{description}" />',
+        '<meta name="twitter:card" content="summary" />',
+    )
+    return _index().replace(TITLE, "\n    ".join(tags), 1)
+
+
+@functools.cache
+def _index() -> str:
+    return INDEX.read_text(encoding="utf-8")
+
+
+def describe(page: str, query: str) -> tuple[str, str]:
+    """The title and the description of a page at a query."""
+    if PAGES[page] is not None:
+        return f"Sizer: {PAGES[page]}", ABOUT
+    if not query:
+        return "Sizer: how much device memory does it need?", ABOUT
+    if page == "compare":
+        requests = _compared(query)
+        names = " and ".join(dict.fromkeys(map(model_name, requests))) or "questions"
+        return f"Sizer: {names} compared", "; ".join(map(summary, requests)) or ABOUT
+    request = read_link(query).request
+    if page == "measure":
+        return f"Sizer: {model_name(request)} measured", summary(request, for_device=False)
+    return f"Sizer: {tab_title(request).removesuffix(' · Sizer')}", summary(request)
+
+
+def _compared(query: str) -> list[Request]:
+    """The questions of a link to the page that compares, without those that cannot be read."""
+    requests = []
+    for text in parse_qs(query).get(KEY, [])[:MOST]:
+        try:
+            requests.append(parse_query(as_query(text)))
+        except RequestError:
+            continue
+    return requests
