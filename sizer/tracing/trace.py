@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.subclasses import parts_of
 from sizer.errors import TraceError
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
@@ -22,6 +23,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
+from sizer.tracing.meta.empty_cache import emptied_caches_seen
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.rnnt import transducers_on
@@ -118,8 +120,9 @@ def _note(recorder: Recorder, steps: Steps, number: int, phase: str) -> None:
     for name, parameter in steps.module.named_parameters():
         state = states.get(parameter, {}).values()
         for tensor in (parameter.grad, *(value for value in state if isinstance(value, torch.Tensor))):
-            if tensor is not None and (block := recorder.block_of(tensor)) is not None:
-                notes.parameters[block] = name
+            for part in () if tensor is None else parts_of(tensor):
+                if (block := recorder.block_of(part)) is not None:
+                    notes.parameters[block] = name
 
 
 @contextmanager
@@ -132,6 +135,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(Autocast(device.kind, device.version).installed())
         stack.enter_context(optimizers_on(device.kind))
         stack.enter_context(fast_path_on(device.kind))
+        stack.enter_context(emptied_caches_seen(device.kind, recorder.empty_cache))
         stack.enter_context(values_from_data(recorder.values))
         stack.enter_context(boxes_assumed(recorder))
         stack.enter_context(lengths_assumed(recorder.values))
