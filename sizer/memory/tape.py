@@ -8,7 +8,19 @@ from dataclasses import dataclass, replace
 
 from sizer.memory.size_queries import SizeOracle, SizeQuery
 
-CATEGORIES = ("parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "input", "workspace")
+FROZEN = "frozen parameter"  # told apart where a part of a model is trained alone
+# Recordings know a category by its place here.
+CATEGORIES = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer state",
+    "activation",
+    "temporary",
+    "input",
+    "workspace",
+    FROZEN,
+)
 PHASES = ("load", "forward", "backward", "optimizer", "step2")
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import (
 from sizer.architecture.subclasses import parts_of
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.block_notes import Tensor as NotedTensor
-from sizer.memory.tape import EMPTY_CACHE
+from sizer.memory.tape import EMPTY_CACHE, FROZEN
 from sizer.tracing.allocations import PRODUCT, Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
@@ -145,11 +145,15 @@ class Recorder(TorchDispatchMode):
         )
         return plan
 
-    def load(self, module: nn.Module) -> None:
-        """Log the module's parameters and buffers in the order in which `.to(device)` moves them."""
+    def load(self, module: nn.Module, *, tell_frozen: bool = False) -> None:
+        """Log the module's parameters and buffers in the order in which `.to(device)` moves them.
+
+        With `tell_frozen` parameters that require no gradient have a category of their own.
+        """
         for path, child in children_first(module):
             for name, parameter in child._parameters.items():
-                self._own(parameter, "parameter", "Module.to", f"{path}.{name}".lstrip("."))
+                frozen = tell_frozen and parameter is not None and not parameter.requires_grad
+                self._own(parameter, FROZEN if frozen else "parameter", "Module.to", f"{path}.{name}".lstrip("."))
             for name, buffer in child._buffers.items():
                 self._own(buffer, "buffer", "Module.to", f"{path}.{name}".lstrip("."))
         self.values.recall(module)
