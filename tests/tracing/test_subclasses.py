@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -71,13 +70,12 @@ def test_what_it_does_inside_is_seen() -> None:
     assert forward.peak_allocated_bytes - load.allocated_bytes == 2 * 64 * 256 * 4
 
 
-@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 def test_torchaos_int8_weights() -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    quantization = pytest.importorskip("torchao.quantization")
 
     def quantised() -> Callable[[], None]:
         model = nn.Linear(1024, 512, bias=False, device="cuda", dtype=torch.bfloat16)
-        quantize_(model, Int8WeightOnlyConfig())
+        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
         x = torch.zeros(4, 1024, device="cuda", dtype=torch.bfloat16)
 
         def step() -> None:
