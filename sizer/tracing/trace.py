@@ -34,8 +34,9 @@ from sizer.tracing.steps import Steps, Work, weight_dtype
 from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.lengths import lengths_assumed
 
-# Of the passes that a step accumulates: in the first there are no gradients yet, and from the second on all are alike.
-PASSES = 3
+# Of the passes that a step accumulates: in the first there are no gradients yet, from the second on all are alike
+# (tests/tracing/test_accumulate.py).
+PASSES = 2
 
 _META = torch.device("meta")
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
