@@ -115,6 +115,11 @@ def is_adapted(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] == "peft"
 
 
+def base_of(module: nn.Module) -> nn.Module:
+    """The module that `add_adapter` was given, with the adapter in it; any other as it is."""
+    return module.get_base_model() if is_adapted(module) else module
+
+
 def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The module itself in a dtype, as `module.to(dtype)` makes it, but for what PEFT has added.
 
@@ -134,8 +139,7 @@ def adapted_layers(module: nn.Module) -> list[str]:
     """The names of the layers that an adapter of PEFT's stands in, without what PEFT wraps around the model."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    inside = module.get_base_model()
-    return [name for name, layer in inside.named_modules() if isinstance(layer, BaseTunerLayer)]
+    return [name for name, layer in base_of(module).named_modules() if isinstance(layer, BaseTunerLayer)]
 
 
 def _prompt_encoders(module: nn.Module) -> Iterator[nn.Module]:
