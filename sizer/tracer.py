@@ -34,7 +34,7 @@ from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
-from sizer.tracing.trace import build, trace
+from sizer.tracing.trace import PASSES, build, trace
 from sizer.versions import parse_version
 
 FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
@@ -299,7 +299,11 @@ class Tracer:
         """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
         request, plain = self.request, Request(source=self.request.source)
         same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
-        asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
+        asked = replace(
+            request,
+            accumulate=min(request.accumulate, PASSES),
+            **{name: getattr(plain, name) for name in same_for_all},
+        )
         return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
 
     def _name(self, dtype: str) -> str:

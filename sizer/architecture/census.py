@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sizer.architecture.adapters import base_of
 from sizer.architecture.subclasses import parts_of
 from sizer.errors import BuildError
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
@@ -56,7 +57,7 @@ def take_census(module: nn.Module, *, name: str) -> Census:
     unregistered = _unregistered_tensors(modules, known=set(owned))
     return Census(
         name=name,
-        class_name=type(module).__name__,
+        class_name=type(base_of(module)).__name__,
         **_sums(parameters, buffers),
         by_dtype=_rows_by_dtype(parameters, buffers),
         tied_parameters=_tied_names(module),
