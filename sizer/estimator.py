@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from sizer import versions as pytorch
+from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -220,7 +222,7 @@ class Estimator:
 
 def versions() -> dict[str, str]:
     """The versions that an answer depends on."""
-    packages = ("torch", *(source.package for source in offered_sources()))
+    packages = ("torch", *(source.package for source in offered_sources()), *([PACKAGE] if find_spec(PACKAGE) else []))
     return {"sizer": pytorch.SIZER, **{name: version(name) for name in packages}}
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
+from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
 from sizer.errors import RefusedValueError, suggest
 from sizer.versions import OLDEST, format_version, parse_version
 
+DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
+ATTENTIONS = ("sdpa", "eager")
 MAX_BATCH, MAX_BATCHES = 65_536, 32
+MAX_RANK, MAX_ALPHA, MAX_ACCUMULATE = 4096, 65_536, 65_536
 MAX_SEQUENCE_LENGTH = 1_048_576
 MIN_IMAGE, MAX_IMAGE = 16, 4096
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
+MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
 CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)
 
 
@@ -64,6 +69,31 @@ def read_batches(text: str) -> tuple[int, ...]:
     if len(sizes) > MAX_BATCHES:
         raise RefusedValueError(f"at most {MAX_BATCHES} batch sizes", "drop some", f"{len(sizes)} of them")
     return sizes
+
+
+def whole_number(high: int, example: str) -> Callable[[str], int]:
+    """A function that reads a whole number from 1 to `high`."""
+    return lambda text: _read_integer(text, 1, high, example)
+
+
+def read_share(text: str) -> float:
+    """A number from 0 to below 1, with at most four decimals."""
+    if not re.fullmatch(r"0|0?\.[0-9]{1,4}", text, re.ASCII):
+        raise RefusedValueError("numbers from 0 to below 1, with at most four decimals", "write for example 0.05")
+    return float(text)
+
+
+def read_targets(text: str) -> tuple[str, ...]:
+    """Names of modules or their ends, with commas between; or a word for many of them, alone."""
+    names = listed(str)(text)
+    if names in ((ALL_LINEAR,), (ATTENTION,)):
+        return names
+    if ATTENTION not in names and all(MODULE_NAME.fullmatch(name) for name in names):
+        return names
+    raise RefusedValueError(
+        f"{ALL_LINEAR} or {ATTENTION}, or names of modules as q_proj or layers.0.mlp.up_proj, with commas between",
+        "write for example targets=q_proj,v_proj",
+    )
 
 
 def read_sequence_length(text: str) -> int:

@@ -2,50 +2,28 @@
 
     text ──parse_query──► Request ──format_query──► canonical text          parse_query(format_query(r)) == r
 
-Every key of the contract is one row of `_KEYS`. Whatever is not understood is refused by name, all at once; nothing
-silently becomes its default. No torch here: names are checked by their form, and by list where the list is plain data.
+Every key of the contract is one row of `KEYS` (sizer.query_keys). Whatever is not understood is refused by name, all at once;
+nothing silently becomes its default. No torch here: names are checked by their form, and by list where the list is plain data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
-from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
+from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import MODES
-from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
-from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
-from sizer.config_json import encode_config
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
-from sizer.query_values import (
-    MAX_BATCH,
-    MAX_IMAGE,
-    MAX_SEQUENCE_LENGTH,
-    MIN_IMAGE,
-    check_length,
-    choice,
-    format_image_size,
-    format_list,
-    format_switch,
-    listed,
-    read_batches,
-    read_head,
-    read_image_size,
-    read_sequence_length,
-    read_switch,
-    read_torch,
-)
-from sizer.versions import OLDEST, format_version
+from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
+from sizer.query_values import DTYPES, check_length
 
-DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
-ATTENTIONS = ("sdpa", "eager")
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
 MAX_KEYS = 32
-_ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +35,8 @@ class Request:
     `head`, `sequence_length` (tokens), `image_size` (height, width in pixels) and `optimizer_impl` are None where the
     architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
     `gpu` is a key that `find_gpu` knows. `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
+    `train` is one of TRAINS, `adapter` a key of ADAPTERS, whose fields count where `train` is "adapter" and where it takes them;
+    `adapter_alpha` None stands for twice the rank. `accumulate` is how many forward and backward passes an optimizer's step has.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure.
     """
 
@@ -77,6 +57,13 @@ class Request:
     gpu: str = "a100-80gb"
     expandable_segments: bool = False
     torch: str | None = None
+    train: str = "all"
+    adapter: str = "lora"
+    adapter_rank: int = 16
+    adapter_alpha: int | None = None
+    adapter_targets: tuple[str, ...] = (ALL_LINEAR,)
+    adapter_dropout: float = 0.0
+    accumulate: int = 1
     focus: tuple[str, int] | None = None
 
 
@@ -97,11 +84,11 @@ def parse_query(text: str) -> Request:
     values: dict[str, object] = {}
     for key, value in pairs.items():
         try:
-            values.update(_KEYS[key].read(value))
+            values.update(KEYS[key].read(value))
         except RefusedValueError as refused:
             refusals.append(refused.at(key, value))
     if "arch" not in pairs and all(refusal.key != "arch" for refusal in refusals):
-        refusals.append(Refusal(key="arch", given="nothing", allowed=_ARCH_ALLOWED, todo=EXAMPLE))
+        refusals.append(Refusal(key="arch", given="nothing", allowed=ARCH_ALLOWED, todo=EXAMPLE))
     refusals.extend(_conflicts(values))
     if refusals:
         raise RequestError(refusals=refusals)
@@ -111,159 +98,14 @@ def parse_query(text: str) -> Request:
 def format_query(request: Request, *, complete: bool = False) -> str:
     """The canonical query string of a request: keys in the contract's order, values at their default left out.
 
-    With `complete` every key that has a value is written, defaults too; None ("the model's own choice") has no text.
+    With `complete` every key that applies and has a value is written, defaults too; None ("the model's own choice") has no text.
     """
     parts = []
-    for name, key in _KEYS.items():
+    for name, key in KEYS.items():
         value = key.write(request)
-        if value is not None and (complete or not key.is_default(request)):
+        if value is not None and (not key.needs(request) if complete else not key.is_default(request)):
             parts.append(f"{name}={percent_encode(value, safe='/:@,')}")
     return "&".join(parts)
-
-
-# ------------------------------------------------------------------------------------------------------------ the keys
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Key:
-    """How one key is read (text → fields of Request) and written (Request → text; None where it has none).
-
-    `allowed` says what is read; `otherwise` what holds where the key is left out and its default has no text.
-    """
-
-    read: Callable[[str], dict[str, object]]
-    write: Callable[[Request], str | None]
-    is_default: Callable[[Request], bool]
-    allowed: str
-    otherwise: str = ""
-
-
-_DEFAULTS = {field.name: field.default for field in fields(Request) if field.default is not MISSING}
-
-
-def _field(
-    name: str,
-    read: Callable[[str], object],
-    write: Callable[[object], str] = str,
-    *,
-    allowed: str,
-    otherwise: str = "",
-) -> _Key:
-    """The key of one field of Request."""
-
-    def write_field(request: Request) -> str | None:
-        value = getattr(request, name)
-        return None if value is None else write(value)
-
-    return _Key(
-        read=lambda text: {name: read(text)},
-        write=write_field,
-        is_default=lambda request: getattr(request, name) == _DEFAULTS[name],
-        allowed=allowed,
-        otherwise=otherwise,
-    )
-
-
-def _read_version(text: str) -> dict[str, object]:
-    choice(("1",))(text)
-    return {}
-
-
-def _read_arch(text: str) -> dict[str, object]:
-    source, _, value = text.partition(":")
-    if source not in SOURCES and (found := find_source(check_length(text))):
-        source, value = found
-    if source not in SOURCES:
-        raise RefusedValueError(_ARCH_ALLOWED, suggest(source, SOURCES) or EXAMPLE)
-    if SOURCES[source].entry != "config":
-        check_length(text)
-    return {"source": source, **SOURCES[source].read(value)}
-
-
-def _read_focus(text: str) -> tuple[str, int]:
-    dtype, colon, batch = text.partition(":")
-    try:
-        (size,) = read_batches(batch) if colon else ()
-        return choice(DTYPES)(dtype), size
-    except (RefusedValueError, ValueError):
-        raise RefusedValueError("a dtype, a colon, a batch size", "focus=bfloat16:8") from None
-
-
-def _write_arch(request: Request) -> str:
-    if request.config is not None:
-        return f"{request.source}:{encode_config(request.config)}"
-    revision = f"@{request.revision}" if request.revision is not None else ""
-    return f"{request.source}:{request.name}{revision}"
-
-
-_SWITCH = "0, 1"
-
-# The contract's table, in its order, which is also the canonical order of a query.
-_KEYS: dict[str, _Key] = {
-    "v": _Key(read=_read_version, write=lambda request: "1", is_default=lambda request: True, allowed="1"),
-    "arch": _Key(
-        read=_read_arch,
-        write=_write_arch,
-        is_default=lambda request: False,
-        allowed=f"{_ARCH_ALLOWED}; the name alone, or the address of a repository of the hub; required",
-    ),
-    "head": _field(
-        "head",
-        read_head,
-        allowed="a transformers class, e.g. LlamaForCausalLM",
-        otherwise="the config's own, else the usual one of its type",
-    ),
-    "mode": _field("mode", choice(MODES), allowed=", ".join(MODES)),
-    "dtype": _field("dtypes", listed(choice(DTYPES)), format_list, allowed=f"a comma list of {', '.join(DTYPES)}"),
-    "batch": _field("batches", read_batches, format_list, allowed=f"a comma list of 1 to {MAX_BATCH}"),
-    "seq": _field(
-        "sequence_length",
-        read_sequence_length,
-        allowed=f"tokens, 1 to {MAX_SEQUENCE_LENGTH}",
-        otherwise="the model's usual length",
-    ),
-    "image": _field(
-        "image_size",
-        read_image_size,
-        format_image_size,
-        allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
-        otherwise="the model's usual size",
-    ),
-    "optimizer": _field("optimizer", choice(OPTIMIZERS), allowed=", ".join(OPTIMIZERS)),
-    "optimizer_impl": _field(
-        "optimizer_impl",
-        choice(IMPLEMENTATIONS),
-        allowed=", ".join(IMPLEMENTATIONS),
-        otherwise="what PyTorch chooses on that device",
-    ),
-    "attention": _field("attention", choice(ATTENTIONS), allowed=", ".join(ATTENTIONS)),
-    "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH),
-    "gpu": _field(
-        "gpu",
-        lambda text: find_gpu(text).key,
-        allowed=f"a key that `python -m sizer gpus` lists, or one's own by memory and capability: {CUSTOM_EXAMPLE}",
-    ),
-    "expandable": _field(
-        "expandable_segments",
-        read_switch,
-        format_switch,
-        allowed=f"{_SWITCH}: the allocator's expandable segments",
-    ),
-    "torch": _field(
-        "torch",
-        read_torch,
-        allowed=f"a version, {format_version(OLDEST)} or newer, whose rules are followed",
-        otherwise="the installed one",
-    ),
-    "focus": _field(
-        "focus",
-        _read_focus,
-        lambda cell: f"{cell[0]}:{cell[1]}",
-        allowed="<dtype>:<batch>, the cell to look at first",
-        otherwise="the largest batch that fits",
-    ),
-}
-KEYS = tuple(_KEYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,11 +122,11 @@ def query_keys() -> tuple[QueryKey, ...]:
     plain = Request(source="")
     return tuple(
         QueryKey(name=name, allowed=key.allowed, default=key.otherwise or _default_text(key, plain))
-        for name, key in _KEYS.items()
+        for name, key in KEYS.items()
     )
 
 
-def _default_text(key: _Key, plain: Request) -> str:
+def _default_text(key: Key, plain: Request) -> str:
     """The default as a query has it; nothing where there is none."""
     return (key.write(plain) if key.is_default(plain) else None) or ""
 
@@ -304,7 +146,7 @@ def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
     for item in items:
         key, equals, raw = item.partition("=")
         try:
-            if key not in _KEYS:
+            if key not in KEYS:
                 raise RefusedValueError(f"the keys {', '.join(KEYS)}", suggest(key, KEYS) or "remove it", quote(item))
             if key in pairs or key in refusals:
                 raise RefusedValueError(
@@ -312,7 +154,7 @@ def _split(text: str) -> tuple[dict[str, str], list[Refusal]]:
                 )
             pairs[key] = _decode(key, raw if equals else None)
         except RefusedValueError as refused:
-            name = key if key in _KEYS else quote(key)
+            name = key if key in KEYS else quote(key)
             refusals[name] = refused.at(name, raw)
             pairs.pop(key, None)
     return pairs, list(refusals.values())
@@ -334,6 +176,14 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
     request = Request(**{"source": "", **values})  # what was refused is judged at its default
     if request.source:
         yield from _refused_by_source(request)
+    for name, key in KEYS.items():
+        if not key.is_default(request) and (needs := key.needs(request)):
+            yield Refusal(
+                key=name,
+                given=f"{quote(key.write(request))} without {needs}",
+                allowed=f"{name} with {needs}",
+                todo=f"remove it, or ask for {needs}",
+            )
     if request.focus is not None and not (request.focus[0] in request.dtypes and request.focus[1] in request.batches):
         yield Refusal(
             key="focus",
@@ -363,11 +213,11 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
 def _refused_by_source(request: Request) -> Iterable[Refusal]:
     source = SOURCES[request.source]
     for key in source.refuses:
-        if not _KEYS[key].is_default(request):
+        if not KEYS[key].is_default(request):
             *others, last = (f"{row.key}:" for row in SOURCES.values() if key not in row.refuses)
             yield Refusal(
                 key=key,
-                given=f"{quote(_KEYS[key].write(request))} with a {source.key} architecture",
+                given=f"{quote(KEYS[key].write(request))} with a {source.key} architecture",
                 allowed=f"{key} with {', '.join(others)} or {last}",
                 todo="remove it",
             )

@@ -29,13 +29,14 @@ from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
-from sizer.request import DTYPES, Request, format_query
+from sizer.query_values import DTYPES
+from sizer.request import Request, format_query
 from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
-from sizer.tracing.trace import build, trace
+from sizer.tracing.trace import PASSES, build, trace
 from sizer.versions import parse_version
 
 FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
@@ -187,7 +188,9 @@ class Tracer:
         """Whether another tracer's module is the one that this one would build."""
         same = ("source", "name", "revision", "config", "head", "attention", "checkpointing")
         sizes = ("mode", "sequence_length", "image_size")
-        return all(getattr(self.request, name) == getattr(other.request, name) for name in (*same, *sizes))
+        adapters = ("train", "adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
+        names = (*same, *sizes, *adapters)
+        return all(getattr(self.request, name) == getattr(other.request, name) for name in names)
 
     def take_module(self, other: Tracer) -> None:
         """Use another tracer's blueprint and module, which it must share, and what it has found out."""
@@ -208,7 +211,7 @@ class Tracer:
     def _module(self) -> nn.Module:
         if self._lender is not None:
             return self._lender._module
-        return build_module(self._blueprint, checkpointing=self.request.checkpointing)
+        return build(self._blueprint, checkpointing=self.request.checkpointing)
 
     def _count(self) -> Counted:
         blueprint = self._blueprint
@@ -216,7 +219,7 @@ class Tracer:
             census=take_census(self._module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
             image_size=blueprint.image_size,
-            notes=blueprint.notes,
+            notes=(*blueprint.notes, *blueprint.describe(self._module)),
             uncounted=blueprint.uncounted,
         )
         try:
@@ -236,7 +239,7 @@ class Tracer:
         self, dtype: str, batch: int, device: Device, *, short: bool = False, block_notes: BlockNotes | None = None
     ) -> Tape:
         request = self.request
-        work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
+        work = work_of(request, dtype)
         blueprint, module = self._blueprint, self._module
         self._progress(f"tracing {dtype} at batch {batch}")
         return trace(blueprint, module, work, batch=batch, device=device, short=short, block_notes=block_notes)
@@ -305,7 +308,11 @@ class Tracer:
         """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
         request, plain = self.request, Request(source=self.request.source)
         same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
-        asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
+        asked = replace(
+            request,
+            accumulate=min(request.accumulate, PASSES),
+            **{name: getattr(plain, name) for name in same_for_all},
+        )
         return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
 
     def _name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
@@ -338,21 +345,22 @@ class Tracer:
         self._kept.put(name, pack(traced))
 
 
+def work_of(request: Request, dtype: str) -> Work:
+    """What a request does in one of its dtypes."""
+    return Work(
+        mode=request.mode,
+        dtype=dtype,
+        optimizer=request.optimizer,
+        optimizer_impl=request.optimizer_impl,
+        accumulate=request.accumulate,
+        tell_frozen=request.train != "all",
+    )
+
+
 def answers_of(gpu: Gpu) -> str:
     """Whose answers the size oracle of a GPU gives in this process, and why not all of them, in words."""
     name = oracle_name(gpu)
     return f"{name}, {without_cublaslt() or 'all of them'}" if name else "models"
-
-
-def build_module(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:
-    """The blueprint's module on meta, with gradient checkpointing switched on where asked.
-
-    Raises BuildError where the architecture offers no checkpointing.
-    """
-    module = build(blueprint)
-    if checkpointing:
-        blueprint.switch_checkpointing_on(module)
-    return module
 
 
 def _covers(traced: Traced, batches: Collection[int]) -> bool:

@@ -9,7 +9,13 @@ import re
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parent.parent / "requirements.txt"
-DEPENDED_ON = ("torch", "torchvision", "timm", "transformers")  # sizer.estimator.versions, where all are installed
+DEPENDED_ON = (
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "peft",
+)  # sizer.estimator.versions, where all are installed
 
 _FLOOR = re.compile(r"^([A-Za-z0-9_-]+)>=([0-9]+)\.([0-9]+)(?:\.([0-9]+))?,", re.MULTILINE)
 

@@ -13,7 +13,8 @@ from sizer.config_json import encode_config
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate
 from sizer.memory.report import Report
-from sizer.request import DTYPES, parse_query
+from sizer.query_values import DTYPES
+from sizer.request import parse_query
 from tests.architecture.rare_configs import RARE
 
 QUERIES = [

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
+from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import SOURCES
 from sizer.estimator import versions
 from sizer.versions import READ, format_version
@@ -17,9 +18,11 @@ TEXT = REQUIREMENTS.read_text(encoding="utf-8")
 def test_constraints_are_the_floors() -> None:
     text = (
         "# torch>=1.0,<2 was long ago\ntorch>=2.11,<3\ntorchvision>=0.26.1,<1\ntimm>=1.0.25,<2\ntransformers>=5.17,<6\n"
-        "pandas>=2.2,<4\n"
+        "pandas>=2.2,<4\npeft>=0.21,<1\n"
     )
-    assert constraints(text) == ["torch==2.11.0", "torchvision==0.26.1", "timm==1.0.25", "transformers==5.17.0"]
+    assert constraints(text) == [
+        *("torch==2.11.0", "torchvision==0.26.1", "timm==1.0.25", "transformers==5.17.0", "peft==0.21.0")
+    ]
     with pytest.raises(KeyError, match="torchvision"):
         constraints("torch>=2.11,<3\n")
 
@@ -29,7 +32,7 @@ def test_rules_of_the_oldest_pytorch_that_is_installed_were_read() -> None:
 
 
 def test_every_version_that_answers_depend_on_is_held() -> None:
-    assert set(DEPENDED_ON) == {"torch", *(source.package for source in SOURCES.values())}
+    assert set(DEPENDED_ON) == {"torch", *(source.package for source in SOURCES.values()), PACKAGE}
     assert {"sizer", "torch", "torchvision", "transformers"} <= set(versions()) <= {*DEPENDED_ON, "sizer"}
 
 

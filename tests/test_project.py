@@ -56,7 +56,6 @@ def test_the_supported_floor_is_required():
 def test_what_the_tests_require_beside():
     assert set(requirements("tests/requirements.txt")) == {
         "axe-playwright-python",
-        "peft",
         "playwright",
         "pytest",
         "pytest-timeout",
@@ -66,7 +65,6 @@ def test_what_the_tests_require_beside():
     known = {
         *requirements("requirements.txt"),
         "axe_playwright_python",
-        "peft",
         "playwright",
         "PIL",
         "pytest",

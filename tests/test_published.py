@@ -88,7 +88,7 @@ UNKEPT = {"load": 0.0, "allocated": 2 * 8.125 + 1, "reserved": 2 * 20.0}
 def peft() -> None:
     """peft is there: without it these tests are skipped, but where CI runs them they fail."""
     if find_spec("peft") is None:
-        reason = "peft of tests/requirements.txt is not installed"
+        reason = "peft of requirements.txt is not installed"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
 
 

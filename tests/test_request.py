@@ -8,17 +8,17 @@ from base64 import urlsafe_b64encode
 
 import pytest
 
+from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, TRAINS
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.presets import PRESETS
 from sizer.config_json import decode_config, encode_config
 from sizer.errors import ConfigError, RequestError
+from sizer.query_keys import KEYS
+from sizer.query_values import ATTENTIONS, DTYPES
 from sizer.request import (
-    ATTENTIONS,
     DEFAULT_BATCHES,
-    DTYPES,
-    KEYS,
     Request,
     format_query,
     parse_query,
@@ -306,8 +306,11 @@ def test_the_complete_form_writes_defaults_too():
     assert format_query(parse_query(RESNET), complete=True) == (
         "v=1&arch=torchvision:resnet50&mode=training&dtype=float32,bfloat16,float16,amp-bfloat16,amp-float16"
         "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb&expandable=0"
+        "&train=all&accumulate=1"
     )
-    everything = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
+    everything = (
+        f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&train=adapter&alpha=8&focus=float32:2"
+    )
     keys = [field.partition("=")[0] for field in format_query(parse_query(everything), complete=True).split("&")]
     assert keys == list(KEYS)
 
@@ -327,6 +330,49 @@ def test_expandable_segments_are_cudas_alone(gpu):
     assert parse_query(f"{RESNET}&gpu={gpu}&expandable=0").gpu == gpu
 
 
+def test_an_adapter_is_asked_for_by_its_keys():
+    request = parse_query(f"{LLAMA}&train=adapter&adapter=dora&r=8&alpha=8&targets=q_proj,v_proj&adapter_dropout=0.05")
+    assert (request.train, request.adapter, request.adapter_rank, request.adapter_alpha) == ("adapter", "dora", 8, 8)
+    assert (request.adapter_targets, request.adapter_dropout) == (("q_proj", "v_proj"), 0.05)
+    plain = parse_query(f"{LLAMA}&train=adapter")
+    assert (plain.adapter, plain.adapter_rank, plain.adapter_alpha, plain.adapter_targets) == (
+        *("lora", 16, None),
+        (ALL_LINEAR,),
+    )
+    defaults = "&adapter=lora&r=16&targets=all-linear&adapter_dropout=0&accumulate=1"
+    assert format_query(parse_query(f"{LLAMA}&train=adapter{defaults}")) == f"{LLAMA}&train=adapter"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            "r=8",
+            "r: given '8' without train=adapter, allowed r with train=adapter; remove it, or ask for train=adapter",
+        ),
+        ("train=head&targets=q_proj", "targets: given 'q_proj' without train=adapter"),
+        ("train=adapter&adapter=ia3&r=8", "r: given '8' without adapter=lora or dora or rslora or"),
+        ("train=adapter&adapter=prompt&alpha=8", "alpha: given '8' without adapter=lora or dora"),
+        ("mode=inference&train=head", "train: given 'head' without mode=training"),
+        ("mode=inference&accumulate=2", "accumulate: given '2' without mode=training"),
+        ("train=adapter&adapter=lorra", "adapter: given 'lorra', allowed lora, dora,"),
+        (
+            "train=adapter&targets=all-linear,q_proj",
+            "targets: given 'all-linear,q_proj', allowed all-linear or attention, or",
+        ),
+        ("train=adapter&targets=.*", "targets: given '.*', allowed all-linear or attention, or names of modules"),
+        ("train=adapter&adapter_dropout=1", "adapter_dropout: given '1', allowed numbers from 0 to below 1"),
+        (
+            "accumulate=0",
+            "accumulate: given '0', allowed whole numbers from 1 to 65,536; write for example accumulate=4",
+        ),
+    ],
+)
+def test_keys_that_do_not_apply_are_refused_by_name(keys: str, said: str):
+    with pytest.raises(RequestError, match=f"^{re.escape(said)}"):
+        parse_query(f"{LLAMA}&{keys}")
+
+
 def random_request(rng: random.Random) -> Request:
     source = rng.choice(("torchvision", "hf", "hub", "config"))
     optimizer = rng.choice(list(OPTIMIZERS))
@@ -337,7 +383,7 @@ def random_request(rng: random.Random) -> Request:
         revision=rng.choice((None, "main", "refs/pr/3", "0" * 40)) if source == "hub" else None,
         config=canonical_json(random_json(rng, 3)) if source == "config" else None,
         head=None if torchvision else rng.choice((None, "BertForMaskedLM")),
-        mode=rng.choice(list(MODES)),
+        mode=(mode := rng.choice(list(MODES))),
         dtypes=tuple(rng.sample(DTYPES, rng.randint(1, 5))),
         batches=rng.choice((DEFAULT_BATCHES, tuple(rng.sample(range(1, 65537), rng.randint(1, 32))))),
         sequence_length=None if torchvision else rng.choice((None, rng.randint(1, 2**20))),
@@ -349,7 +395,24 @@ def random_request(rng: random.Random) -> Request:
         gpu=(gpu := rng.choice(list(GPUS))),
         expandable_segments=GPUS[gpu].backend == "cuda" and rng.choice((False, True)),
         torch=rng.choice((None, "2.11", "2.15", "3.0")),
+        **(random_training(rng) if MODES[mode].trains else {}),
     )
+
+
+def random_training(rng: random.Random) -> dict[str, object]:
+    train = rng.choice(list(TRAINS))
+    fields = {"train": train, "accumulate": rng.choice((1, 1, 4, 65_536))}
+    if train != "adapter":
+        return fields
+    adapter = rng.choice(list(ADAPTERS))
+    choices = {
+        "r": ("adapter_rank", (16, 1, 4096)),
+        "alpha": ("adapter_alpha", (None, 8)),
+        "targets": ("adapter_targets", ((ALL_LINEAR,), ("attention",), ("q_proj", "layers.0.mlp.up_proj"))),
+        "adapter_dropout": ("adapter_dropout", (0.0, 0.05, 0.9999)),
+    }
+    taken = (choices[key] for key in ADAPTERS[adapter].arguments)
+    return fields | {"adapter": adapter} | {name: rng.choice(values) for name, values in taken}
 
 
 def random_json(rng: random.Random, depth: int) -> dict:

@@ -22,7 +22,7 @@ import sizer
 PROJECT = Path(sizer.__file__).parent.parent
 
 GROUND = ("errors", "units", "versions")
-QUERY = (*GROUND, "config_json", "catalogue", "query_values", "request")
+QUERY = (*GROUND, "config_json", "catalogue", "query_values", "query_keys", "request")
 BUILT = (*QUERY, "memory", "architecture")
 TRACED = (*BUILT, "tracing", "tracer")
 ESTIMATED = (*TRACED, "estimator")
@@ -35,8 +35,9 @@ ROOMS = {
     "processes": ("errors", "units"),
     "config_json": GROUND,
     "catalogue": (*GROUND, "config_json"),
-    "query_values": GROUND,
-    "request": (*GROUND, "config_json", "catalogue", "query_values"),
+    "query_values": (*GROUND, "catalogue"),
+    "query_keys": (*GROUND, "config_json", "catalogue", "query_values"),
+    "request": (*GROUND, "config_json", "catalogue", "query_values", "query_keys"),
     "memory": (*GROUND, "catalogue"),
     "questions": (*QUERY, "memory"),
     "architecture": (*QUERY, "memory"),
@@ -261,7 +262,7 @@ def test_what_is_unwanted_is_caught():
 
 def test_queries_are_read_without_torch():
     code = (
-        "import sys; from sizer.request import encode_config, parse_query\n"
+        "import sys; from sizer.config_json import encode_config; from sizer.request import parse_query\n"
         "parse_query('arch=config:' + encode_config('{\"model_type\": \"gpt2\"}'))\n"
         "parse_query('arch=hf:' + next(iter(__import__('sizer.catalogue.presets', fromlist=['PRESETS']).PRESETS)))\n"
         "print([name for name in ('torch', 'transformers', 'streamlit') if name in sys.modules])"

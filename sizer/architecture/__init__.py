@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sizer.catalogue.sources import SOURCES, import_function
@@ -26,4 +27,13 @@ def make_blueprint(request: Request, config: dict | None = None) -> Blueprint:
             raise
         todo = f"install {source.package} as requirements.txt names it"
         raise BuildError(f"{source.package} is not installed", given=f"arch={source.key}:", todo=todo) from error
-    return blueprint_of(request, config)
+    blueprint = blueprint_of(request, config)
+    if request.train == "all":
+        return blueprint
+    from sizer.architecture.training import describe_training, limit_training
+
+    return replace(
+        blueprint,
+        limit=lambda module: limit_training(module, request),
+        describe=lambda module: describe_training(module, request),
+    )

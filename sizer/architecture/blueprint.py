@@ -36,6 +36,8 @@ class Blueprint:
     `example(batch, training)` returns the inputs of one step, deterministic, with `batch` samples.
     `loss(module, example)` returns the scalar a user would train with; `predict(module, example)` runs inference.
     `checkpoint(module)` switches gradient checkpointing on; None where the architecture does not support it.
+    `limit(module)` returns the module of which a part alone is trained (frozen, or with an adapter around it); None where all of it
+    is. `describe(module)` says of that module what was made.
     `sequence_length` (tokens, frames) and `image_size` (height, width) are what the examples really use; None where the
     architecture has no such size.
     `notes` say what was chosen on the user's behalf; `uncounted` what an estimate made from this blueprint leaves out.
@@ -48,10 +50,22 @@ class Blueprint:
     loss: Callable[[nn.Module, Example], Tensor]
     predict: Callable[[nn.Module, Example], object]
     checkpoint: Callable[[nn.Module], None] | None = None
+    limit: Callable[[nn.Module], nn.Module] | None = None
+    describe: Callable[[nn.Module], tuple[str, ...]] = lambda module: ()
     sequence_length: int | None = None
     image_size: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
+
+    def make(self, *, checkpointing: bool = False) -> nn.Module:
+        """The module as its work needs it: built, with gradient checkpointing where asked, then limited in what is trained.
+
+        Raises BuildError where the architecture has no checkpointing, or cannot be limited so.
+        """
+        module = self.build()
+        if checkpointing:
+            self.switch_checkpointing_on(module)
+        return module if self.limit is None else self.limit(module)
 
     def switch_checkpointing_on(self, module: nn.Module) -> None:
         """Switch gradient checkpointing on. Raises BuildError where the architecture does not support it."""

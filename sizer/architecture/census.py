@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sizer.architecture.adapters import base_of
+from sizer.architecture.subclasses import parts_of
 from sizer.errors import BuildError
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
 
@@ -43,7 +45,8 @@ def take_census(module: nn.Module, *, name: str) -> Census:
     Raises BuildError where a lazy parameter has no shape yet.
 
     *Known limitations*: two Parameter objects over one storage count twice (`.to(device)` separates them, too); tensors in
-    closures, in slots, or more than one object deep are not found; of a tensor subclass the logical size counts.
+    closures, in slots, or more than one object deep are not found. Elements of a tensor subclass are those it stands for, its
+    bytes those of the tensors inside.
     """
     modules = list(module.named_modules())
     owned = _owned_tensors(modules)
@@ -54,7 +57,7 @@ def take_census(module: nn.Module, *, name: str) -> Census:
     unregistered = _unregistered_tensors(modules, known=set(owned))
     return Census(
         name=name,
-        class_name=type(module).__name__,
+        class_name=type(base_of(module)).__name__,
         **_sums(parameters, buffers),
         by_dtype=_rows_by_dtype(parameters, buffers),
         tied_parameters=_tied_names(module),
@@ -209,7 +212,7 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return sum(part.numel() * part.element_size() for part in parts_of(tensor))
 
 
 def _elements(tensors: Iterable[Tensor]) -> int:

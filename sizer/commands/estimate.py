@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 
+from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
@@ -96,7 +97,9 @@ def _model(report: Report) -> Iterator[str]:
 
 def _headline(report: Report) -> Iterator[str]:
     if focus := _focus(report):
-        work = MODES[report.request["mode"]].title
+        asked = report.request
+        part = trained_part(asked["train"], asked["adapter"], asked["adapter_rank"])
+        work = f"{MODES[asked['mode']].title} {part}".rstrip()
         allocated, process = format_bytes(focus.peak_allocated_bytes), format_bytes(focus.process_bytes)
         verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[focus.fits]
         yield (

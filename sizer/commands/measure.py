@@ -17,7 +17,8 @@ from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.recording import Measured
 from sizer.device.trial.launch import start
 from sizer.errors import JobError, RequestError, SizerError, quote
-from sizer.request import DTYPES, Request, format_query, parse_query
+from sizer.query_values import DTYPES
+from sizer.request import Request, format_query, parse_query
 from sizer.service.client import JobClient
 from sizer.versions import format_version, installed_version
 

@@ -17,6 +17,7 @@ from sizer.memory.unbounded import find_unbounded
 from sizer.request import Request, format_query, parse_query
 from sizer.tracer import Counted, Kept, Progress, Tracer, answers_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
+from sizer.tracing.trace import PASSES
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
 
@@ -119,7 +120,14 @@ class Cells:
     def tracer(self, request: Request) -> Tracer:
         """The tracer of a question; those on the same module share it."""
         gpu = find_gpu(request.gpu)
-        key = replace(request, dtypes=("float32",), batches=(1,), gpu=_rules_of(gpu), expandable_segments=False)
+        key = replace(
+            request,
+            dtypes=("float32",),
+            batches=(1,),
+            gpu=_rules_of(gpu),
+            expandable_segments=False,
+            accumulate=min(request.accumulate, PASSES),
+        )
         if key not in self._tracers:
             tracer = Tracer(request, gpu, config=self._config, kept=self._kept, progress=self._progress)
             for other in self._tracers.values():

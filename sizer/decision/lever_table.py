@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
+from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.sources import SOURCES
 from sizer.request import Request
 from sizer.tracer import Counted
 from sizer.versions import allocator_variable, installed_version, parse_version
@@ -34,7 +37,14 @@ class Lever:
 
 def _with_batch(request: Request, known: Counted) -> Request | None:
     (batch,) = request.batches
-    return replace(request, batches=(known.smallest,)) if batch > known.smallest else None
+    return accumulated(request, known.smallest) if batch > known.smallest else None
+
+
+def accumulated(request: Request, batch: int) -> Request:
+    """The question of a smaller batch size whose step, in training, has as many passes as the samples of the question's step."""
+    samples = request.batches[0] * request.accumulate
+    passes = -(-samples // batch) if MODES[request.mode].trains else 1
+    return replace(request, batches=(batch,), accumulate=passes)
 
 
 def _with_dtype(dtype: str) -> Change:
@@ -69,6 +79,22 @@ def _with_optimizer(optimizer: str) -> Change:
 def _fused(request: Request, known: Counted) -> Request | None:
     known = OPTIMIZERS[request.optimizer].implementations_on(find_gpu(request.gpu).backend)
     return replace(request, optimizer_impl="fused") if "fused" in known else None
+
+
+def _with_lora(request: Request, known: Counted) -> Request | None:
+    language = find_spec(PACKAGE) and SOURCES[request.source].package == "transformers"
+    return replace(request, train="adapter") if language and request.train == "all" else None
+
+
+def _with_head(request: Request, known: Counted) -> Request | None:
+    return replace(request, train="head") if request.train == "all" else None
+
+
+def _without_training(request: Request, known: Counted) -> Request:
+    plain = Request(source=request.source)
+    trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate")
+    adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
+    return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters)})
 
 
 def _half_sequence(request: Request, known: Counted) -> Request | None:
@@ -215,11 +241,25 @@ LEVERS = (
         _image, _half_image,
     ),
     _row_of(
+        "lora", "train", 5, "A LoRA adapter alone", "the weights themselves learn nothing",
+        "from peft import LoraConfig, get_peft_model\n"
+        'model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))', _training(_with_lora),
+    ),
+    _row_of(
+        "head", "train", 5, "The head alone", "the backbone learns nothing",
+        "model.requires_grad_(False)\nhead.requires_grad_(True)  # model.lm_head, model.classifier, model.fc, ...",
+        _training(_with_head),
+    ),
+    _row_of(
         "inference", "mode", 5, "Inference only", "nothing is trained",
         "model.eval()\nwith torch.inference_mode(): output = model(inputs)",
-        _training(lambda request, known: replace(
-            request, mode="inference", optimizer="adamw", optimizer_impl=None, checkpointing=False
-        )),
+        _training(_without_training),
     ),
 )  # fmt: skip
 """In the order in which they are shown."""
+
+OTHER_WORK = (
+    "lora",
+    "head",
+    "inference",
+)  # something else is trained, or nothing: no part of what makes the same work fit

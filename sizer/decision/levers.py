@@ -13,7 +13,7 @@ from itertools import combinations
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
-from sizer.decision.lever_table import LEVERS, Lever
+from sizer.decision.lever_table import LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.errors import RequestError
 from sizer.memory.decision import LeverReport, LeverRow, LeverSet
 from sizer.memory.estimate import Estimate
@@ -94,7 +94,7 @@ def _largest_fitting(request: Request, cells: Cells, *, below: int) -> Request:
         found = cells.largest_batch(request).batch or 0
     except CANNOT:  # work that is not affine in the batch
         found = 0
-    return replace(request, batches=(max(min(found, below - 1), cells.counted(request).smallest),))
+    return accumulated(request, max(min(found, below - 1), cells.counted(request).smallest))
 
 
 # ------------------------------------------------------------------------------------------------------ the smallest set
@@ -108,7 +108,7 @@ def _search(
     Sets of one and two are all tried. For more, levers are taken away, the dearest first, from all of them as long as it fits.
     """
     able = {row.key for row in report.rows if row.cell is not None}
-    useful = [lever for lever in offered if lever.key in able and lever.key != "inference"]
+    useful = [lever for lever in offered if lever.key in able and lever.key not in OTHER_WORK]
 
     def fitting(chosen: Iterable[Lever]) -> LeverSet | None:
         question = _together(chosen, request, cells)

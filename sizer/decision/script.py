@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Example
 from sizer.architecture.calls import CALLS
 from sizer.architecture.examples.example_spec import takes
@@ -9,6 +12,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.decision.script_models import Parts, parts_of
+from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
 from sizer.errors import BuildError
 from sizer.request import Request, format_query
@@ -52,7 +56,7 @@ def loss_of(model, args, kwargs, targets):
 {loss}
 
 def work():
-    model = build_model().to(dtype).to(device).train()
+    model = build_model(){cast}.to(device).train()
 {optimizers}    with torch.device(device):
         batch = make_batch()
     start()
@@ -111,11 +115,14 @@ def write_script(request: Request, tracer: Tracer) -> str:
     blueprint, module = tracer.built()
     trains = MODES[request.mode].trains
     example = blueprint.example(request.batches[0], trains)
-    if any(takes(type(module), name) for name in CALLS):
+    base = base_of(module)
+    if any(takes(type(base), name) for name in CALLS):
         raise BuildError(
             "no script can be written for a model that takes objects of transformers' own", given=blueprint.name
         )
-    parts = parts_of(request, blueprint, module, example)
+    parts = parts_of(request, blueprint, base, example)
+    limited = training_lines(request, module)
+    parts = replace(parts, imports=(*parts.imports, *training_imports(request)), build=f"{parts.build}{limited}")
     body = _training(request, parts) if trains else INFERENCE.format(step=_inference_step(request))
     script = f"{_head(request, parts, example, blueprint.class_name)}{body}{TAIL}"
     if len(script) > MAX_LETTERS:
@@ -165,7 +172,11 @@ def _training(request: Request, parts: Parts) -> str:
     lines = _optimizers(request)
     forward = "loss = loss_of(model, *batch)"
     step = [f"with {_autocast(request)}:", f"    {forward}"] if mixed else [forward]
+    if request.accumulate > 1:
+        step += [f"loss = loss / {request.accumulate}"]
     step += ["scaler.scale(loss).backward()" if scales else "loss.backward()", "del loss"]
+    if request.accumulate > 1:
+        step = [f"for _ in range({request.accumulate}):", *(f"    {line}" for line in step)]
     if lines:
         each = "scaler.step(optimizer)" if scales else "optimizer.step()"
         step += ["for optimizer in optimizers:", f"    {each}", *(["scaler.update()"] if scales else [])]
@@ -173,7 +184,10 @@ def _training(request: Request, parts: Parts) -> str:
     if scales:
         lines += [f"scaler = torch.amp.GradScaler(device.partition(':')[0], init_scale={INIT_SCALE})"]
     return TRAINING.format(
-        loss=parts.loss, optimizers=_indent(lines, 4) + ("\n" if lines else ""), step=_indent(step, 8)
+        loss=parts.loss,
+        cast="" if request.train == "adapter" else ".to(dtype)",
+        optimizers=_indent(lines, 4) + ("\n" if lines else ""),
+        step=_indent(step, 8),
     )
 
 

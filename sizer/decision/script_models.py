@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pprint
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from keyword import iskeyword
 
 import transformers
@@ -98,7 +98,7 @@ def _torchvision(request: Request, blueprint: Blueprint) -> Parts:
         build += "    model.transform.torch_choice = max  # the largest size to which it resizes images, every time\n"
     if request.checkpointing:
         imports += ("from torch.utils.checkpoint import checkpoint",)
-        plain = trace.build(blueprint)  # of a module that is checkpointed already every block has a class of its own
+        plain = trace.build(replace(blueprint, limit=None))  # checkpointed already, every block has a class of its own
         blocks = {id(block) for block in repeated_blocks(plain)}
         build += CHECKPOINTED.format(names=[name for name, child in plain.named_modules() if id(child) in blocks])
     weight = auxiliary_weight_of(class_name_of(request.name))

@@ -17,14 +17,14 @@ from sizer.memory.timeline import running_bytes
 class Addresses:
     """What an allocator did with a tape: by block its address and the bytes it took, and after each event the bytes reserved.
 
-    Tensors of 0 bytes take nothing and have no address, which is 0. `retried` are the positions of the events at which cached
+    Tensors of 0 bytes take nothing and have no address, which is 0. `given_back` are the positions of the events at which cached
     memory went back to the driver. All is as long as the work went: `failed_at` is the first request that could not be met.
     """
 
     addresses: list[int]
     taken: list[int]
     reserved: list[int] = field(default_factory=list)
-    retried: list[int] = field(default_factory=list)
+    given_back: list[int] = field(default_factory=list)
     failed_at: int | None = None
 
     def peak(self, tape: Tape) -> tuple[int, int]:
@@ -44,27 +44,27 @@ def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -
     return roomy if tight.failed_at is not None else tight
 
 
-class _RetriesNoted(CudaCache):
+class _GivingBackNoted(CudaCache):
     """The allocator of CUDA's default segments, which notes at which events it gave cached memory back."""
 
     def __init__(self, capacity: int | None) -> None:
         super().__init__(capacity)
-        self.retried: list[int] = []
+        self.given_back: list[int] = []
 
-    def _release_cached(self) -> None:
-        self.retried.append(self.position)
-        super()._release_cached()
+    def release_cached(self) -> None:
+        self.given_back.append(self.position)
+        super().release_cached()
 
 
 def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
     if gpu.backend == "cuda" and not expandable_segments:
-        cache = _RetriesNoted(capacity)
-        found = cache.place(tape.order, tape.sizes)
+        cache = _GivingBackNoted(capacity)
+        found = cache.place(tape)
         return Addresses(
             addresses=list(found.addresses),
             taken=list(found.taken),
             reserved=list(found.reserved),
-            retried=cache.retried,
+            given_back=cache.given_back,
             failed_at=found.failed_at,
         )
     if gpu.backend == "cuda":
@@ -73,7 +73,7 @@ def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool)
 
 
 def _place(tape: Tape, allocator: Cache) -> Addresses:
-    count, retries = len(tape.sizes), 0
+    count, retries, empties = len(tape.sizes), 0, tape.empties()
     found = Addresses(addresses=[0] * count, taken=[0] * count)
     for position, event in enumerate(tape.order):
         if event < 0:
@@ -88,6 +88,9 @@ def _place(tape: Tape, allocator: Cache) -> Addresses:
             found.addresses[event], found.taken[event] = block
             if allocator.retries > retries:
                 retries = allocator.retries
-                found.retried.append(position)
+                found.given_back.append(position)
+        elif event in empties:
+            allocator.release_cached()
+            found.given_back.append(position)
         found.reserved.append(allocator.reserved)
     return found

@@ -22,6 +22,9 @@ class Cache(Protocol):
     def release(self, address: int, size: int) -> None:
         """Take back the block at `address` that took `size` bytes."""
 
+    def release_cached(self) -> None:
+        """Give back to the device what no block uses (`torch.cuda.empty_cache()`)."""
+
 
 def replay(
     tape: Tape, *, backend: Backend, capacity_bytes: int | None = None, expandable_segments: bool = False
@@ -49,7 +52,7 @@ def replay_events(
     if backend == "cuda":
         if expandable_segments:
             return _fill(tape, expandable.ExpandableCache(capacity_bytes))
-        return cuda.CudaCache(capacity_bytes).place(tape.order, tape.sizes)
+        return cuda.CudaCache(capacity_bytes).place(tape)
     if backend == "mps":
         return _fill(tape, mps.MpsHeaps(capacity_bytes))
     if backend == "cpu":
@@ -87,10 +90,13 @@ class PlainMemory:
         """Take back `size` bytes."""
         self.reserved -= size
 
+    def release_cached(self) -> None:
+        """Do nothing: nothing is kept back."""
+
 
 def _fill(tape: Tape, cache: Cache) -> Replay:
     """Run every event of a tape through an allocator; stops at the first request that it cannot meet."""
-    sizes, allocate, release = tape.sizes, cache.allocate, cache.release
+    sizes, allocate, release, empties = tape.sizes, cache.allocate, cache.release, tape.empties()
     taken = [0] * len(sizes)
     addresses = [0] * len(sizes)
     reserved: list[int] = []
@@ -103,6 +109,8 @@ def _fill(tape: Tape, cache: Cache) -> Replay:
                     failed_at = position
                     break
                 addresses[event], taken[event] = block
+            elif event in empties:
+                cache.release_cached()
         elif size := taken[~event]:
             release(addresses[~event], size)
         reserved.append(cache.reserved)

@@ -44,7 +44,8 @@ class ModuleRow:
 class Census:
     """Elements and bytes of a module as it was built; a tensor that several names share is counted once.
 
-    `parameters`, `trainable_parameters` and `buffers` are elements; `*_bytes` are at the dtype the module has now.
+    `parameters`, `trainable_parameters` and `buffers` are elements; `*_bytes` are at the dtype the module has now. `class_name` is
+    that of the model inside where PEFT wraps it.
     `tied_parameters` groups the names that share one parameter.
     """
 

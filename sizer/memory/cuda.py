@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sizer.memory.tape import Tape
 from sizer.memory.timeline import Replay
 from sizer.units import format_bytes
 
@@ -45,7 +46,8 @@ def describe() -> tuple[str, ...]:
         f"{format_bytes(SMALL_SIZE)}) and a large pool",
         f"segments of {format_bytes(SMALL_SEGMENT)}, {format_bytes(LARGE_SEGMENT)} or, from {format_bytes(MIN_LARGE)} on, the size "
         f"rounded up to {format_bytes(ROUND_LARGE)}; blocks are split, and merge with free neighbours when released",
-        "reserved memory shrinks only on the way to an out-of-memory error: free segments are given back, then it tries again",
+        "reserved memory shrinks where torch.cuda.empty_cache() is called, and on the way to an out-of-memory error: free segments "
+        "are given back, then it tries again",
     )
 
 
@@ -60,7 +62,7 @@ class CudaCache:
         self.capacity = capacity
         self.reserved = 0
         self.retries = 0
-        self.position = 0  # of the event that the last segment was asked for
+        self.position = 0  # of the event that last asked for a segment, or gave all free ones back
         self._small: list[int] = []
         self._large: list[int] = []
         self._size_at: dict[int, int] = {}  # start of a free block -> its size
@@ -68,18 +70,23 @@ class CudaCache:
         self._segments: dict[int, int] = {}  # start -> size
         self._next_address = MIN_BLOCK
 
-    def place(self, order: Sequence[int], sizes: Sequence[int]) -> Replay:
-        """What becomes of the blocks (bytes) of a tape (see Tape), up to the first that finds no room.
+    def place(self, tape: Tape) -> Replay:
+        """What becomes of the blocks (bytes) of a tape, up to the first that finds no room.
 
         Here the time of all replays goes: one loop that calls nothing of its own but for a new segment.
         """
-        taken: list[int] = ((np.asarray(sizes, np.int64) + (MIN_BLOCK - 1)) & -MIN_BLOCK).tolist()
+        order, empties = tape.order, tape.empties()
+        taken: list[int] = ((np.asarray(tape.sizes, np.int64) + (MIN_BLOCK - 1)) & -MIN_BLOCK).tolist()
         addresses = [0] * len(taken)
         reserved: list[int] = []
         small, large, size_at, start_at = self._small, self._large, self._size_at, self._start_at
         for position, event in enumerate(order):
             if event >= 0:
                 if not (size := taken[event]):
+                    if event in empties:
+                        reserved += [self.reserved] * (position - len(reserved))
+                        self.position = position
+                        self.release_cached()
                     continue
                 pool = small if size <= SMALL_SIZE else large
                 index = bisect_left(pool, size << _SHIFT)
@@ -135,7 +142,7 @@ class CudaCache:
     def _new_segment(self, size: int) -> tuple[int, int] | None:
         """(address, size) of a new segment, if need be after all free ones went back to the driver; None: no room."""
         if self.capacity is not None and self.reserved + size > self.capacity:
-            self._release_cached()
+            self.release_cached()
             self.retries += 1
             if self.reserved + size > self.capacity:
                 return None
@@ -145,7 +152,7 @@ class CudaCache:
         self._segments[address] = size
         return address, size
 
-    def _release_cached(self) -> None:
+    def release_cached(self) -> None:
         """Hand every segment that is free as a whole back to the driver (release_cached_blocks)."""
         whole = [start for start, size in self._size_at.items() if self._segments.get(start) == size]
         for start in whole:

@@ -9,7 +9,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.memory.bounds import Margin
 from sizer.memory.fit import Fits, fit
-from sizer.memory.tape import CATEGORIES, Tape
+from sizer.memory.tape import CATEGORIES, FROZEN, Tape
 from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, peak_bytes
 from sizer.memory.unbounded import Unbounded
 from sizer.units import format_bytes
@@ -19,11 +19,11 @@ from sizer.units import format_bytes
 class Estimate:
     """Bytes that one dtype needs at one batch size; the attributes are the keys of the public JSON.
 
-    `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes. `activations_bytes` is what the forward pass
-    leaves alive. `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is
-    what nvidia-smi would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins`
-    (see sizer.memory.fit). Where `out_of_memory` is not None it says what would fail on this device; all else is for a
-    device large enough.
+    `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes; `frozen_bytes` are those weights that are not trained,
+    where a part of a model is trained alone. `activations_bytes` is what the forward pass leaves alive. `peak_*` are the
+    allocator's counters, rounding and library workspaces included. `process_bytes` is what nvidia-smi would show for the process,
+    `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins` (see sizer.memory.fit). Where
+    `out_of_memory` is not None it says what would fail on this device; all else is for a device large enough.
     """
 
     dtype: str
@@ -50,6 +50,7 @@ class Estimate:
     retries: int = 0
     out_of_memory: OutOfMemory | None = None
     margins: tuple[Margin, ...] = ()
+    frozen_bytes: int = 0
 
 
 def estimate_tape(
@@ -71,11 +72,11 @@ def estimate_tape(
     """
     result = fit(tape, gpu, expandable_segments=expandable_segments, unbounded=unbounded)
     timeline, live = result.timeline, live_by_category(tape)
-    training = MODES[mode].trains
+    training, frozen = MODES[mode].trains, _alive(tape, live, "load", FROZEN)
     return Estimate(
         dtype=dtype,
         batch=tape.batch,
-        weights_bytes=_alive(tape, live, "load", "parameter"),
+        weights_bytes=_alive(tape, live, "load", "parameter") + frozen,
         buffers_bytes=_alive(tape, live, "load", "buffer"),
         gradients_bytes=_alive(tape, live, "backward", "gradient") if training else 0,
         optimizer_bytes=_alive(tape, live, "optimizer", "optimizer state") if training else 0,
@@ -97,6 +98,7 @@ def estimate_tape(
         reserved_at_peak_bytes=timeline.reserved_at_peak_bytes,
         retries=timeline.retries,
         out_of_memory=timeline.out_of_memory,
+        frozen_bytes=frozen,
     )
 
 
@@ -130,5 +132,5 @@ def _alive(tape: Tape, live: Mapping[str, Mapping[str, int]], phase: str, catego
 def _activations(tape: Tape, live: Mapping[str, Mapping[str, int]], training: bool) -> int:
     if training or "forward" not in live:
         return _alive(tape, live, "forward", "activation")
-    beside = ("parameter", "buffer", "input", "workspace")
+    beside = ("parameter", FROZEN, "buffer", "input", "workspace")
     return sum(size for category, size in live["forward"].items() if category not in beside)

@@ -23,7 +23,8 @@ def describe() -> tuple[str, ...]:
         f"the CUDA caching allocator with expandable segments, event by event: sizes rounded up to {format_bytes(MIN_BLOCK)}, best "
         f"fit in one range for requests up to {format_bytes(SMALL_SIZE)} and one for larger ones",
         f"pages of {format_bytes(SMALL_SEGMENT)} and {format_bytes(LARGE_SEGMENT)} are mapped as a range grows",
-        "reserved memory shrinks only on the way to an out-of-memory error: free pages are unmapped, then it tries again",
+        "reserved memory shrinks where torch.cuda.empty_cache() is called, and on the way to an out-of-memory error: free pages "
+        "are unmapped, then it tries again",
     )
 
 
@@ -47,8 +48,7 @@ class ExpandableCache:
         pages = self._small if size <= SMALL_SIZE else self._large
         block = pages.best_fit(size) or pages.expand(size)
         if block is None:
-            self._small.unmap_free()
-            self._large.unmap_free()
+            self.release_cached()
             self.retries += 1
             block = pages.expand(size)
         if block is None:
@@ -61,6 +61,11 @@ class ExpandableCache:
     def release(self, address: int, size: int) -> None:
         """Give a block back to its range, merged with its free neighbours."""
         (self._small if size <= SMALL_SIZE else self._large).free.merge(address, size)
+
+    def release_cached(self) -> None:
+        """Unmap every page of both ranges that is free as a whole (release_cached_blocks)."""
+        self._small.unmap_free()
+        self._large.unmap_free()
 
     def has_room(self, size: int) -> bool:
         """Whether the device can map another `size` bytes."""
@@ -103,7 +108,7 @@ class _Range:
         return start, self.free.remove(start)
 
     def unmap_free(self) -> None:
-        """Unmap every page that is free as a whole (release_cached_blocks)."""
+        """Unmap every page that is free as a whole (unmap_block)."""
         for address, size in list(self.free.size_at.items()):
             begin = -(-address // self.page) * self.page
             end = (address + size) // self.page * self.page

@@ -83,14 +83,18 @@ class MpsHeaps:
             buffer = self._new_buffer(pool, size)
         if buffer is None:
             self.retries += 1
-            self._release_all(self._small)
-            self._release_all(self._large)
+            self.release_cached()
             buffer = self._new_buffer(pool, size)
         return buffer
 
     def release(self, address: int, size: int) -> None:
         """Keep a freed buffer, whole, for a later request."""
         insort((self._small if size <= SMALL_SIZE else self._large).free, (size, address))
+
+    def release_cached(self) -> None:
+        """Give every freed buffer back, and the heaps that are then empty (release_cached_buffers, emptyCache)."""
+        self._release_all(self._small)
+        self._release_all(self._large)
 
     def _cached(self, pool: _Pool, size: int) -> tuple[int, int] | None:
         """A freed buffer to use again, as (address, size) (get_free_buffer)."""

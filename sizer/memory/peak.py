@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.addresses import Addresses, find_addresses
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep, Tensor
-from sizer.memory.tape import CATEGORIES, Tape, blocks_alive
+from sizer.memory.tape import CATEGORIES, FROZEN, Tape, blocks_alive
 from sizer.units import counted, format_bytes
 
 LARGEST = 40  # rows of tensors; the rest is counted together
@@ -137,7 +137,7 @@ def _owner(tape: Tape, notes: BlockNotes, block: int) -> str:
 def _module_of(tape: Tape, notes: BlockNotes, block: int) -> str:
     """The module that a block belongs to: of a parameter, its gradient and its state the one that has it."""
     owner = _owner(tape, notes, block)
-    named = block in notes.parameters or CATEGORIES[tape.categories[block]] in ("parameter", "buffer")
+    named = block in notes.parameters or CATEGORIES[tape.categories[block]] in ("parameter", FROZEN, "buffer")
     return owner.rpartition(".")[0] if named else owner
 
 
@@ -187,7 +187,7 @@ def _modules(tape: Tape, notes: BlockNotes, placed: Addresses, alive: list[int])
 
 # ---------------------------------------------------------------------------------------------------- the peak in one sentence
 
-STAY = ("parameter", "buffer", "optimizer state")  # from step to step; all else comes and goes
+STAY = ("parameter", FROZEN, "buffer", "optimizer state")  # from step to step; all else comes and goes
 
 _DURING = {
     "load": "while the model is moved to the device",

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.addresses import find_addresses
-from sizer.memory.segments import ExpandableSegments, SegmentEvent, Segments
+from sizer.memory.segments import ExpandableSegments, Segments
 from sizer.memory.tape import CATEGORIES, Tape
 
 PROTOCOL = 4  # the highest that the viewer reads
@@ -37,23 +37,25 @@ def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) ->
     placed = find_addresses(tape, gpu, expandable_segments=expandable_segments)
     position, _ = placed.peak(tape)
     segments = ExpandableSegments() if expandable_segments else Segments()
-    frames, events, retried = _Frames(tape), [], set(placed.retried)
+    frames, events, given_back = _Frames(tape), [], set(placed.given_back)
     blocks: dict[int, int] = {}  # by address the block that is there
     for at, event in enumerate(tape.order[:position]):
         block = event if event >= 0 else ~event
         size, requested = placed.taken[block], tape.sizes[block]
+        where = frames.of(block)
+        if at in given_back:
+            for change in segments.release_free():
+                events.append(_event(change.action, change.address, change.bytes, len(events), where))
         if not size:
             continue
-        address, where = segments.address_of(placed.addresses[block], size), frames.of(block)
+        address = segments.address_of(placed.addresses[block], size)
         if event < 0:
             segments.release(address)
             del blocks[address]
             for action in ("free_requested", "free_completed"):
                 events.append(_event(action, address, requested, len(events), where))
             continue
-        changes: list[SegmentEvent] = list(segments.release_free()) if at in retried else []
-        changes += segments.allocate(address, size)
-        for change in changes:
+        for change in segments.allocate(address, size):
             events.append(_event(change.action, change.address, change.bytes, len(events), where))
         blocks[address] = block
         events.append(_event("alloc", address, requested, len(events), where))

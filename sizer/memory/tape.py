@@ -8,8 +8,21 @@ from dataclasses import dataclass, replace
 
 from sizer.memory.size_queries import SizeOracle, SizeQuery
 
-CATEGORIES = ("parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "input", "workspace")
+FROZEN = "frozen parameter"  # told apart where a part of a model is trained alone
+# Recordings know a category by its place here.
+CATEGORIES = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer state",
+    "activation",
+    "temporary",
+    "input",
+    "workspace",
+    FROZEN,
+)
 PHASES = ("load", "forward", "backward", "optimizer", "step2")
+EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +40,8 @@ class Tape:
     size_queries: what the size of some blocks is asked of a library by; until it is resolved, `sizes` holds a model.
     resolved: the blocks whose size is a library's answer.
     second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
-    A kernel's inner workspace is an ordinary block of category "workspace" around its op.
+    A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
+    a block of 0 bytes, released at once, whose op is EMPTY_CACHE.
     """
 
     batch: int
@@ -62,6 +76,13 @@ class Tape:
         return replace(
             self, size_queries=tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
         )
+
+    def empties(self) -> frozenset[int]:
+        """The blocks that stand for calls of `torch.cuda.empty_cache()`."""
+        if EMPTY_CACHE not in self.op_names:
+            return frozenset()
+        op = self.op_names.index(EMPTY_CACHE)
+        return frozenset(block for block, made_by in enumerate(self.ops) if made_by == op)
 
     def describe(self, block: int) -> str:
         """The op and module that allocated a block, as text for messages."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sizer.architecture import make_blueprint
+from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Example
 from sizer.architecture.census import take_census, unregistered_tensors
 from sizer.catalogue.modes import MODES
@@ -21,9 +22,8 @@ from sizer.placement.function_mode import PlacementFunctionMode
 from sizer.placement.placement_mode import PlacementMode, on_meta
 from sizer.placement.report import Finding, Group, PlacementReport
 from sizer.request import Request
-from sizer.tracer import build_module
 from sizer.tracing.steps import autocast, place, weight_dtype
-from sizer.tracing.trace import explained, recording, repeatable
+from sizer.tracing.trace import build, explained, recording, repeatable
 
 BATCH = 2  # of built-in sources: batch norm refuses one sample, and 1 broadcasts where nothing else does
 
@@ -71,8 +71,8 @@ def check_request(
     progress("building the model on meta")
     blueprint = make_blueprint(request, config)
     training, dtype = MODES[request.mode].trains, request.dtypes[0]
-    module = build_module(blueprint, checkpointing=request.checkpointing).train(training)
-    module.to("meta").to(weight_dtype(dtype))
+    module = build(blueprint, checkpointing=request.checkpointing).train(training)
+    cast(module.to("meta"), weight_dtype(dtype))
     example = place(blueprint.example(BATCH, training), weight_dtype(dtype), lambda tensor: tensor)
     work = blueprint.loss if training else blueprint.predict
 

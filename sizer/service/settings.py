@@ -6,9 +6,11 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from itertools import chain
 from typing import Literal
 
+from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import offered_sources
 from sizer.service.tapes import default_folder
 from sizer.units import GIB, MIB
@@ -19,7 +21,9 @@ Launch = Literal["fork", "spawn"]
 def preloaded() -> tuple[str, ...]:
     """What an estimate imports, whatever its source."""
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
-    return tuple(dict.fromkeys(("torch", *chain.from_iterable(of_sources), "sizer.estimator", "sizer.service.tasks")))
+    adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
+    sizers = ("sizer.estimator", "sizer.service.tasks")
+    return tuple(dict.fromkeys(("torch", *chain.from_iterable(of_sources), *adapters, *sizers)))
 
 
 def usable_cpus() -> int:

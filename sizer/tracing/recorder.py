@@ -15,10 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass_type,
+)
 
+from sizer.architecture.subclasses import parts_of
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.block_notes import Tensor as NotedTensor
+from sizer.memory.tape import EMPTY_CACHE, FROZEN
 from sizer.tracing.allocations import PRODUCT, Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
@@ -71,7 +77,9 @@ class Recorder(TorchDispatchMode):
         self.on_backward: Callable[[], None] | None = None
         self.batch_size = 1  # what is spread over unknown places is spread alike within each sample
         self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
-        self.block_notes: BlockNotes | None = None  # what is noted of blocks beside the log, where somebody wants to know
+        self.block_notes: BlockNotes | None = (
+            None  # what is noted of blocks beside the log, where somebody wants to know
+        )
         self._plans: dict[Any, _Plan] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
@@ -86,6 +94,8 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # the subclass takes itself apart, and its inner operators come here
         kwargs = kwargs or {}
         self.at = func
         if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
@@ -135,11 +145,15 @@ class Recorder(TorchDispatchMode):
         )
         return plan
 
-    def load(self, module: nn.Module) -> None:
-        """Log the module's parameters and buffers in the order in which `.to(device)` moves them."""
+    def load(self, module: nn.Module, *, tell_frozen: bool = False) -> None:
+        """Log the module's parameters and buffers in the order in which `.to(device)` moves them.
+
+        With `tell_frozen` parameters that require no gradient have a category of their own.
+        """
         for path, child in children_first(module):
             for name, parameter in child._parameters.items():
-                self._own(parameter, "parameter", "Module.to", f"{path}.{name}".lstrip("."))
+                frozen = tell_frozen and parameter is not None and not parameter.requires_grad
+                self._own(parameter, FROZEN if frozen else "parameter", "Module.to", f"{path}.{name}".lstrip("."))
             for name, buffer in child._buffers.items():
                 self._own(buffer, "buffer", "Module.to", f"{path}.{name}".lstrip("."))
         self.values.recall(module)
@@ -168,8 +182,13 @@ class Recorder(TorchDispatchMode):
     def classify(self, tensors: Iterable[Tensor | None], category: str) -> None:
         """Set the category of the blocks that hold the tensors."""
         for tensor in tensors:
-            if tensor is not None and (block := self.block_of(tensor)) is not None:
-                self.log.classify(block, category)
+            for part in () if tensor is None else parts_of(tensor):
+                if (block := self.block_of(part)) is not None:
+                    self.log.classify(block, category)
+
+    def empty_cache(self) -> None:
+        """Log a call of `torch.cuda.empty_cache()`."""
+        self.log.release(self.log.allocate(0, EMPTY_CACHE, self.paths.current(), "workspace"))
 
     def stand_in(self, text: str) -> None:
         """Note an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
@@ -181,12 +200,11 @@ class Recorder(TorchDispatchMode):
         return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == self._sole_owner
 
     def _own(self, tensor: Tensor | None, category: str, op: str, module: str) -> None:
-        if tensor is None:
-            return
-        if (block := self.block_of(tensor)) is None:
-            self._enter(tensor, op, module, category)
-        elif category == "input":
-            self.log.classify(block, category)
+        for part in () if tensor is None else parts_of(tensor):
+            if (block := self.block_of(part)) is None:
+                self._enter(part, op, module, category)
+            elif category == "input":
+                self.log.classify(block, category)
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
         if tensor.device.type not in self._device_types or tensor.untyped_storage()._cdata in self._live:

@@ -20,12 +20,18 @@ INIT_SCALE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What to do with a blueprint: mode "training" or "inference", dtype of the contract, optimizer and implementation."""
+    """What to do with a blueprint: mode "training" or "inference", dtype of the contract, optimizer and implementation.
+
+    `accumulate` is how many forward and backward passes a step of the optimizer has. With `tell_frozen` the weights that are not
+    trained are a category of their own.
+    """
 
     mode: str
     dtype: str
     optimizer: str = "adamw"
     optimizer_impl: str | None = None
+    accumulate: int = 1
+    tell_frozen: bool = False
 
     @property
     def trains(self) -> bool:
@@ -72,7 +78,8 @@ class Steps:
     first training step shows when optimizer state appears, the peak often falls in the second.
 
     `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
-    `optimizers` what steps. PyTorch chooses the optimizer's implementation where the work names none, as it does for everybody.
+    `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is None. PyTorch
+    chooses the optimizer's implementation where the work names none, as it does for everybody.
     """
 
     def __init__(
@@ -85,8 +92,10 @@ class Steps:
         device: torch.device,
         kind: str | None = None,
         move: Callable[[Tensor], Tensor] | None = None,
+        passes: int | None = None,
     ) -> None:
         self._blueprint, self._work = blueprint, work
+        self._passes = passes or work.accumulate
         self.module = module.train(work.trains)
         # the whole of training's state: inference has neither
         optimizer = work.optimizer if work.trains else "none"
@@ -103,26 +112,31 @@ class Steps:
 
     def run(self) -> Iterator[str]:
         """Two steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2"."""
-        yield from (phase for number, phase in self.run_all() if number == 1 or phase == "step2")
+        yield from (phase for number, phase, ends in self.run_all() if ends and (number == 1 or phase == "step2"))
 
-    def run_all(self) -> Iterator[tuple[int, str]]:
-        """Two steps; yields (number of the step, phase) whenever a phase has ended, and (2, "step2") at the end."""
+    def run_all(self) -> Iterator[tuple[int, str, bool]]:
+        """Two steps; yields (number of the step, phase, whether the step's phase ends) after each of its parts, (2, "step2", True)
+        at the end. Where a step accumulates, its forward phase ends with the first pass, its backward phase with the last."""
         for number in (1, 2):
-            self.forward()
-            yield number, "forward"
+            for done in range(1, self._passes + 1):
+                self.forward()
+                yield number, "forward", done == 1
+                if self._work.trains:
+                    self.backward()
+                    yield number, "backward", done == self._passes
             if self._work.trains:
-                self.backward()
-                yield number, "backward"
                 self.optimize()
-                yield number, "optimizer"
+                yield number, "optimizer", True
             self.clear()
-        yield 2, "step2"
+        yield 2, "step2", True
 
     def step(self) -> None:
         """Does one whole step, after which neither gradients nor output are left."""
-        self.forward()
+        for _ in range(self._passes):
+            self.forward()
+            if self._work.trains:
+                self.backward()
         if self._work.trains:
-            self.backward()
             self.optimize()
         self.clear()
 
@@ -136,7 +150,9 @@ class Steps:
                 self.output = self._blueprint.predict(self.module, self.example)
 
     def backward(self) -> None:
-        """Does the backward pass and drops the loss."""
+        """Does the backward pass and drops the loss, which counts as the step's share of it."""
+        if self._work.accumulate > 1:
+            self.loss = self.loss / self._work.accumulate
         self._scaler.scale(self.loss).backward()
         self.loss = None
 

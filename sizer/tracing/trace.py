@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.subclasses import parts_of
 from sizer.errors import TraceError
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
@@ -22,6 +24,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
+from sizer.tracing.meta.empty_cache import emptied_caches_seen
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.rnnt import transducers_on
@@ -31,18 +34,23 @@ from sizer.tracing.steps import Steps, Work, weight_dtype
 from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.lengths import lengths_assumed
 
+# Of the passes that a step accumulates: in the first there are no gradients yet, from the second on all are alike
+# (tests/tracing/test_accumulate.py).
+PASSES = 2
+
 _META = torch.device("meta")
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
-def build(blueprint: Blueprint) -> nn.Module:
-    """The blueprint's float32 module on meta. Constructors that ask for values (`.tolist()`, `.item()`) get them.
+def build(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:
+    """The blueprint's float32 module on meta, made for its work (see Blueprint.make, and what it raises).
 
-    Small buffers (strides, positions, scales) keep their values for the traces to come (`Recorder.load`).
+    Constructors that ask for values (`.tolist()`, `.item()`) get them. Small buffers (strides, positions, scales) keep their
+    values for the traces to come (`Recorder.load`).
     """
     recorder = Recorder(Device("cpu"))
     with untraced_imports(), values_from_data(recorder.values), recorder, torch.device("meta"):
-        module = blueprint.build()
+        module = blueprint.make(checkpointing=checkpointing)
     recorder.values.keep(module)
     return module
 
@@ -65,13 +73,13 @@ def trace(
     `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. Raises
     TraceError with the operator and module at which PyTorch gave up.
     """
-    module.to("meta").to(weight_dtype(work.dtype))
+    cast(module.to("meta"), weight_dtype(work.dtype))
     example = blueprint.example(batch, work.trains)
     device.dtype = work.dtype
     recorder = Recorder(device)
     recorder.batch_size = batch
     recorder.block_notes = block_notes
-    recorder.load(module)
+    recorder.load(module, tell_frozen=work.tell_frozen)
     recorder.log.mark("load")
     if block_notes is not None:
         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
@@ -79,7 +87,13 @@ def trace(
         with repeatable(), recording(recorder):
             try:
                 with explained(recorder, module):
-                    steps = Steps(blueprint, module, example, work, device=_META, kind=device.kind, move=recorder.place)
+                    steps = Steps(
+                        *(blueprint, module, example, work),
+                        device=_META,
+                        kind=device.kind,
+                        move=recorder.place,
+                        passes=min(work.accumulate, PASSES),
+                    )
                     _log(recorder, steps, short=short)
             finally:
                 module.zero_grad(set_to_none=True)
@@ -92,10 +106,10 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
     log, last = recorder.log, "backward" if steps.module.training else "forward"
     trained = [p for p in steps.module.parameters() if p.requires_grad]
     start = len(log.order)
-    for number, phase in steps.run_all():
+    for number, phase, ends in steps.run_all():
         if phase == "forward":
             log.keep_activations(start)
-            if number == 2 and steps.module.training:
+            if ends and number == 2 and steps.module.training:
                 log.second_forward = len(log.order)
         elif phase == "backward":
             recorder.classify((p.grad for p in trained), "gradient")
@@ -104,9 +118,9 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
         if recorder.block_notes is not None:
             _note(recorder, steps, number, phase)
         start = len(log.order)
-        if number == 1 or phase == "step2":
+        if ends and (number == 1 or phase == "step2"):
             log.mark(phase)
-        if short and phase == last:
+        if short and ends and phase == last:
             return
 
 
@@ -118,8 +132,9 @@ def _note(recorder: Recorder, steps: Steps, number: int, phase: str) -> None:
     for name, parameter in steps.module.named_parameters():
         state = states.get(parameter, {}).values()
         for tensor in (parameter.grad, *(value for value in state if isinstance(value, torch.Tensor))):
-            if tensor is not None and (block := recorder.block_of(tensor)) is not None:
-                notes.parameters[block] = name
+            for part in () if tensor is None else parts_of(tensor):
+                if (block := recorder.block_of(part)) is not None:
+                    notes.parameters[block] = name
 
 
 @contextmanager
@@ -132,6 +147,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(Autocast(device.kind, device.version).installed())
         stack.enter_context(optimizers_on(device.kind))
         stack.enter_context(fast_path_on(device.kind))
+        stack.enter_context(emptied_caches_seen(device.kind, recorder.empty_cache))
         stack.enter_context(values_from_data(recorder.values))
         stack.enter_context(boxes_assumed(recorder))
         stack.enter_context(lengths_assumed(recorder.values))

@@ -27,6 +27,7 @@ CATEGORIES = """
 | Category | What it counts |
 |---|---|
 | parameter, buffer | the model's own tensors; a tensor that several names share counts once |
+| frozen parameter | the weights that are not trained, where a head or an adapter is trained alone |
 | gradient | one per trainable parameter, in the parameter's dtype, from the first backward pass on |
 | optimizer state | what the optimizer keeps between steps, made in its first step: two tensors per parameter for AdamW |
 | activation | what the forward pass keeps for the backward pass |

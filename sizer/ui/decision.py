@@ -13,7 +13,8 @@ import streamlit as st
 from sizer.errors import SizerError
 from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LeverRow, Limit, LimitReport
 from sizer.memory.estimate import Estimate
-from sizer.request import DTYPES, Request, format_query, parse_query
+from sizer.query_values import DTYPES
+from sizer.request import Request, format_query, parse_query
 from sizer.service.job import Job
 from sizer.ui import form, links, service
 from sizer.ui.charts import finish

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import streamlit as st
 
+from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES, Mode
@@ -19,9 +20,8 @@ from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES, Source
 from sizer.config_json import MAX_CONFIG_BYTES, canonical_config, encode_config
 from sizer.errors import ConfigError
+from sizer.query_values import ATTENTIONS, DTYPES
 from sizer.request import (
-    ATTENTIONS,
-    DTYPES,
     Request,
     format_query,
     parse_query,
@@ -58,6 +58,10 @@ def fill(request: Request) -> None:
     state["seq"], state["image"] = texts.get("seq", ""), texts.get("image", "")
     state["head"] = request.head or ""
     state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_DEFAULT
+    state["train"], state["adapter"] = request.train, request.adapter
+    state["r"], state["alpha"] = str(request.adapter_rank), str(request.adapter_alpha or "")
+    state["targets"] = ",".join(request.adapter_targets)
+    state["adapter_dropout"], state["accumulate"] = f"{request.adapter_dropout:g}", str(request.accumulate)
     state["attention"], state["checkpointing"] = request.attention, request.checkpointing
     state["gpu"] = CUSTOM if is_custom(request.gpu) else request.gpu
     state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
@@ -193,6 +197,8 @@ def _forget_what_does_not_fit() -> None:
 
 def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
     values = {"gpu": _gpu()}
+    if mode.trains:
+        values |= _ask_trained_part()
     if "optimizer" not in mode.unused:
         values["optimizer"] = st.selectbox("Optimizer", list(OPTIMIZERS), key="optimizer", **KEEP)
     if "checkpointing" not in mode.unused:
@@ -205,6 +211,8 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
+        if mode.trains:
+            values["accumulate"] = _text("Accumulated passes", ACCUMULATE_HELP, key="accumulate", placeholder="1")
         if "attention" not in source.refuses:
             values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
         if "head" not in source.refuses:
@@ -216,6 +224,21 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
             values["expandable"] = "01"[st.session_state["expandable"]]
         if not values.keys() & {"optimizer_impl", "attention", "torch", "expandable"}:
             st.caption(f"There are no more options for inference with a {source.title} model on this device.")
+    return values
+
+
+def _ask_trained_part() -> dict[str, str]:
+    """What of the model is trained, and the fields that the adapter takes."""
+    values = {"train": _choose("Train", list(TRAINS), key="train", format_func=TRAINS.get)}
+    if values["train"] != "adapter":
+        return values
+    titles = {key: row.title for key, row in ADAPTERS.items()}
+    values["adapter"] = st.selectbox("Adapter", list(titles), format_func=titles.get, key="adapter", **KEEP)
+    row = ADAPTERS[values["adapter"]]
+    fields = {key: field for key, field in ADAPTER_FIELDS.items() if key in row.arguments}
+    for key, (label, help_text, placeholder) in fields.items():
+        label = "Virtual tokens" if key == "r" and row.learns_prompt else label
+        values[key] = _text(label, help_text, key=key, placeholder=placeholder)
     return values
 
 
@@ -258,6 +281,13 @@ def _text(label: str, help_text: str, *, key: str, placeholder: str = MODELS_DEF
 
 
 _ASK_MODEL = {"names": _ask_name, "presets": _ask_preset, "repository": _ask_repository, "config": _ask_config}
+ADAPTER_FIELDS = {  # label, help, and what holds where the field is empty, by key of the query
+    "r": ("Rank", "The rank of the matrices that the adapter adds.", "16"),
+    "alpha": ("Alpha", "What the adapter's output is scaled by, over the rank.", "2 × the rank"),
+    "targets": ("Adapted layers", f"{ALL_LINEAR}, {ATTENTION}, or names of modules with commas between.", ALL_LINEAR),
+    "adapter_dropout": ("Dropout", "Of the adapter's input, from 0 to below 1.", "0"),
+}
+ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
 from sizer.memory.caveats import caveats
@@ -22,8 +23,11 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     by_smi = report.gpu.maker == "NVIDIA" and not report.gpu.unified
     seen = "as nvidia-smi shows it" if by_smi else "for the whole process"
     needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
+    part = trained_part(request.train, request.adapter, request.adapter_rank)
+    model = subject(request, report)
+    what = f"{part} {'of' if request.train == 'head' else 'on'} {model}" if part else model
     return (
-        f"{MODES[request.mode].headline} {subject(request, report)} at batch {estimate.batch}{sample_size(report)} "
+        f"{MODES[request.mode].headline} {what} at batch {estimate.batch}{sample_size(report)} "
         f"in {estimate.dtype} needs {needs}; "
         f"{verdict(report, estimate)}."
     )
@@ -123,7 +127,16 @@ def _show_largest(row: MaxBatch | None, estimate: Estimate) -> None:
 
 
 def _show_parameters(report: Report) -> None:
-    _count("Parameters", report.model.parameters)
+    model = report.model
+    if report.request["train"] == "all":
+        _count("Parameters", model.parameters)
+    else:
+        share = model.trainable_parameters / model.parameters
+        _say(
+            "Parameters",
+            format_count(model.parameters),
+            f"{format_count(model.trainable_parameters)} train ({share:.2%})",
+        )
 
 
 def _count(label: str, count: int) -> None:

@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl, quote
 import streamlit as st
 
 from sizer.errors import Refusal, RequestError
-from sizer.request import KEYS, Request, format_query, parse_query
+from sizer.query_keys import KEYS
+from sizer.request import Request, format_query, parse_query
 
 DEFAULT_ARCH = "arch=torchvision:resnet50"
 LONGEST_ADDRESS = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs

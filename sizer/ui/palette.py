@@ -8,6 +8,7 @@ from __future__ import annotations
 
 COLOURS: dict[str, str] = {
     "parameter": "#0072B2",
+    "frozen parameter": "#0B2F4F",
     "buffer": "#8E2F86",
     "gradient": "#56B4E9",
     "optimizer state": "#009E73",

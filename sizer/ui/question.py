@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import streamlit as st
 
+from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
@@ -82,6 +83,10 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.image_size[0]} × {request.image_size[1]} pixels"
     if "optimizer" not in mode.unused:
         yield f"{request.optimizer} {request.optimizer_impl or ''}".rstrip()
+    if part := trained_part(request.train, request.adapter, request.adapter_rank):
+        yield part
+    if request.accumulate > 1:
+        yield f"{request.accumulate} accumulated passes"
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
 

@@ -9,7 +9,7 @@ import streamlit as st
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
-from sizer.memory.tape import CATEGORIES
+from sizer.memory.tape import CATEGORIES, FROZEN
 from sizer.request import Request
 from sizer.ui import charts, remarks, tables
 from sizer.ui.capacity import show_capacity
@@ -58,7 +58,8 @@ def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
         _show_peaks(report, focus, kind)
     with right:
         _show_step(report, focus)
-    st.html(charts.legend([*CATEGORIES, *kind.extra]))
+    unused = () if any(row.frozen_bytes for row in report.estimates) else (FROZEN,)
+    st.html(charts.legend([*(name for name in CATEGORIES if name not in unused), *kind.extra]))
 
 
 def _show_peaks(report: Report, focus: Estimate, kind: PeakKind) -> None:

@@ -11,7 +11,8 @@ from sizer.architecture import make_blueprint
 from sizer.catalogue import sources
 from sizer.catalogue.sources import SOURCES, import_function, offered_sources
 from sizer.errors import BuildError, RequestError
-from sizer.request import KEYS, parse_query
+from sizer.query_keys import KEYS
+from sizer.request import parse_query
 from sizer.service.settings import preloaded
 
 WITHOUT_TIMM = [source for source in SOURCES.values() if source.required]

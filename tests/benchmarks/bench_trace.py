@@ -23,10 +23,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from sizer.architecture import make_blueprint
 from sizer.estimator import estimate
 from sizer.request import parse_query
-from sizer.tracer import build_module
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
-from sizer.tracing.trace import trace
+from sizer.tracing.trace import build, trace
 
 A100 = (8, 0)
 
@@ -46,7 +45,7 @@ def one_trace(query: str, batch: int, dtype: str) -> Callable[[], object]:
     """A call that traces two training steps of a query's model, the module built beforehand."""
     request = parse_query(query)
     blueprint = make_blueprint(request)
-    module = build_module(blueprint)
+    module = build(blueprint)
     work = Work(mode="training", dtype=dtype)
     return lambda: trace(blueprint, module, work, batch=batch, device=Device("cuda", A100))
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.decision.lever_table import LEVERS
+from sizer.decision.lever_table import LEVERS, OTHER_WORK
 from sizer.decision.levers import levers
 from sizer.errors import BuildError, RequestError
 from sizer.memory.codec import decode, encode
@@ -18,6 +18,7 @@ from tests.decision.questions import (
     DETECTION,
     IN_TESTS,
     LANGUAGE,
+    SERVED,
     TOO_LARGE,
     TWO_LAYERS,
     VISION,
@@ -42,6 +43,29 @@ def test_a_lever_saves_what_its_question_asked_anew_says(grown):
         assert row.cell == anew(row.query), row.key
 
 
+FOUR = LANGUAGE.replace("batch=2", "batch=4")
+
+
+def test_smaller_batches_are_accumulated():
+    row = next(row for row in list(levers(parse_query(FOUR)))[-1].rows if row.key == "batch")
+    asked = parse_query(row.query)
+    (batch,) = asked.batches
+    assert asked.accumulate == -(-4 // batch) > 1  # as many passes as 4 samples take
+    row = next(row for row in list(levers(parse_query(SERVED)))[-1].rows if row.key == "batch")
+    assert parse_query(row.query).accumulate == 1
+
+
+def test_a_part_of_the_model_trains_alone():
+    pytest.importorskip("peft")
+    rows = {row.key: row for row in list(levers(parse_query(FOUR)))[-1].rows}
+    base = anew(FOUR)
+    assert rows["lora"].cell == anew(f"{FOUR}&train=adapter")
+    assert rows["lora"].cell.peak_allocated_bytes < base.peak_allocated_bytes
+    assert "get_peft_model(model, LoraConfig(r=16" in rows["lora"].code
+    assert rows["head"].cell == anew(f"{FOUR}&train=head")
+    assert keys_of(f"{FOUR}&train=adapter").isdisjoint({"lora", "head"})
+
+
 def test_the_smallest_set_fits_by_its_own_trace(grown):
     found = grown[-1]
     if found.base.fits is True:
@@ -51,7 +75,7 @@ def test_the_smallest_set_fits_by_its_own_trace(grown):
     assert found.smallest is not None, found.search
     assert fits_by_its_own_trace(found.smallest.query) is True
     assert found.smallest.cell == anew(found.smallest.query)
-    singles = {row.key for row in found.rows if row.cell.fits is True and row.key != "inference"}
+    singles = {row.key for row in found.rows if row.cell.fits is True and row.key not in OTHER_WORK}
     assert (len(found.smallest.keys) == 1) == bool(singles)
 
 
@@ -75,7 +99,7 @@ def keys_of(query: str) -> set[str]:
 
 
 def test_what_does_not_apply_is_not_offered():
-    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq"}
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq", "lora"}
     offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
     assert offered.isdisjoint({"image", "fused", "checkpointing", "expandable"})
@@ -88,7 +112,7 @@ def test_what_does_not_apply_is_not_offered():
 def test_a_set_of_two_is_found_where_one_is_not_enough():
     query = f"{TWO_LAYERS}&seq=512&dtype=float32&batch=4&gpu=custom:2GiB@8.0"
     found = list(levers(parse_query(query)))[-1]
-    assert all(row.cell.fits is not True for row in found.rows if row.key != "inference")
+    assert all(row.cell.fits is not True for row in found.rows if row.key not in OTHER_WORK)
     assert len(found.smallest.keys) == 2, found.search
     assert fits_by_its_own_trace(found.smallest.query) is True
     assert found.search.startswith("The fewest changes that do, the first of ")
@@ -156,6 +180,10 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
         "optimizer": torch.optim.SGD(model.parameters()), "scaler": torch.amp.GradScaler("cpu"), "outputs": [],
         "blocks": model.children(), "x": inputs,
     }  # fmt: skip
+    if lever.key == "lora":
+        pytest.importorskip("peft")
+        names["model"] = nn.Sequential(model, nn.Linear(8, 8))
+    names["head"] = model
     exec(lever.code(request), names)
     if lever.key in ("fused", "adafactor", "sgd"):
         known = OPTIMIZERS["adamw" if lever.key == "fused" else lever.key].class_name

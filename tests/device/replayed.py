@@ -55,7 +55,7 @@ class RecordedCache(CudaCache):
             freed += self._left.pop(0).bytes
         if freed:
             before = self.reserved
-            self._release_cached()
+            self.release_cached()
             self.retries += 1
             if before - self.reserved != freed:
                 raise UnlikeDeviceError(
@@ -109,6 +109,6 @@ def _place(tape: Tape, kind: str, segments: tuple[Segment, ...]) -> Replay:
     if any(segment.stream for segment in segments):
         raise ValueError("the recording has several streams; the replay knows one")
     cache = RecordedCache(segments)
-    replayed = cache.place(tape.order, tape.sizes)
+    replayed = cache.place(tape)
     cache.finish()
     return replayed

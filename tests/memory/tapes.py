@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from sizer.memory.tape import CATEGORIES, Tape
+from sizer.memory.tape import CATEGORIES, EMPTY_CACHE, Tape
 
 Event = tuple[str, int] | tuple[str, int, str] | str
 
@@ -40,8 +40,9 @@ def make_tape(
     ).validate()
 
 
-def random_tape(seed: int, events: int = 400, alive: int = 40) -> Tape:
-    """A random tape of small, medium and large blocks, sizes often repeated as in real networks, some of 0 bytes."""
+def random_tape(seed: int, events: int = 400, alive: int = 40, *, empties: bool = False) -> Tape:
+    """A random tape of small, medium and large blocks, sizes often repeated as in real networks, some of 0 bytes; with `empties`
+    the latter are calls of `torch.cuda.empty_cache()`."""
     rng = random.Random(seed)
     common = [rng.randint(1, 2 ** rng.randint(4, 27)) for _ in range(12)]
     order, live, count = array("q"), [], 0
@@ -60,9 +61,9 @@ def random_tape(seed: int, events: int = 400, alive: int = 40) -> Tape:
         order=order,
         sizes=sizes,
         categories=bytes(rng.randrange(len(CATEGORIES)) for _ in sizes),
-        ops=array("l", [0] * count),
+        ops=array("l", [int(empties and not size) for size in sizes]),
         modules=array("l", [0] * count),
-        op_names=("aten.op",),
+        op_names=("aten.op", EMPTY_CACHE) if empties else ("aten.op",),
         module_names=("",),
         marks=((third, "load"), (2 * third, "forward"), (len(order), "step2")),
     ).validate()

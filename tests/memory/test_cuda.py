@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from sizer.memory.allocator import replay, replay_events
 from sizer.memory.cuda import segment_size
-from sizer.memory.tape import Tape
+from sizer.memory.tape import EMPTY_CACHE, Tape
 from tests.memory.caching_allocator import SlowCache
 from tests.memory.tapes import make_tape, random_tape
 
@@ -117,9 +118,10 @@ def test_an_unknown_backend_is_refused():
 
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
 @pytest.mark.parametrize("share", [None, 1.0, 0.9, 0.7], ids=["unbounded", "exact", "tight", "too-tight"])
+@pytest.mark.parametrize("empties", [False, True], ids=["kept", "emptied"])
 @pytest.mark.parametrize("seed", range(12))
-def test_agrees_with_the_slow_reading(seed, share, expandable):
-    tape = random_tape(seed)
+def test_agrees_with_the_slow_reading(seed, empties, share, expandable):
+    tape = random_tape(seed, empties=empties)
     roomy = replay_events(tape, "cuda", None, expandable)
     capacity = None if share is None else int(share * max(roomy.reserved))
     placement = replay_events(tape, "cuda", capacity, expandable)
@@ -138,6 +140,23 @@ def test_the_random_tapes_reach_what_they_are_for():
             rows.append(replay_events(random_tape(seed), "cuda", int(share * peak)))
     assert any(row.failed_at is not None for row in placements[0.7])
     assert any(row.failed_at is None and row.retries for row in placements[0.9])
+
+
+def test_an_emptied_cache_keeps_the_segments_that_hold_a_block():
+    # a and c share a segment of 20 MiB, b has one of 14 MiB; without b that one goes, that of c stays
+    events = [("a", 8 * MIB), ("b", 14 * MIB), ("c", 2 * MIB), "-a", "-b", ("empty", 0), "-empty", ("d", 12 * MIB)]
+    tape = emptied(make_tape(events))
+    assert [row // MIB for row in replay_events(tape, "cuda").reserved] == [20, 34, 34, 34, 34, 20, 20, 32]
+    # one range: a at 0, b behind it, c in the second page of 20 MiB, which stays
+    assert [row // MIB for row in replay_events(tape, "cuda", None, True).reserved] == [20, 40, 40, 40, 40, 20, 20, 20]
+    assert {row // MIB for row in replay_events(make_tape(events), "cuda").reserved[1:]} == {34}
+
+
+def emptied(tape: Tape) -> Tape:
+    """The tape whose block "empty" is a call of `torch.cuda.empty_cache()`."""
+    return replace(
+        tape, op_names=tuple(EMPTY_CACHE if name == "aten.empty" else name for name in tape.op_names)
+    ).validate()
 
 
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
@@ -171,5 +190,7 @@ def _slowly(tape: Tape, cache: SlowCache):
             if block is None:
                 return taken, [*reserved, cache.reserved], cache.retries, position
             live[event], taken[event] = block, block.size
+        elif event in tape.empties():
+            cache.release_cached()
         reserved.append(cache.reserved)
     return taken, reserved, cache.retries, None

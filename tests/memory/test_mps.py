@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from sizer.memory.allocator import replay, replay_events
 from sizer.memory.mps import MpsHeaps, buffer_size, heap_size
+from sizer.memory.tape import EMPTY_CACHE
 from tests.memory.tapes import make_tape, random_tape
 
 MIB = 2**20
@@ -110,3 +112,10 @@ def test_live_buffers_never_overlap_and_stay_in_their_heap(seed):
             ranges = sorted((address, address + taken) for address, taken in live.values())
             assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
             assert sum(taken for _, taken in live.values()) <= heaps.reserved
+
+
+def test_an_emptied_cache_gives_heaps_without_a_buffer_back():
+    tape = make_tape([("a", 600 * MIB), ("b", 2 * MIB), "-a", ("empty", 0), "-empty", "-b"])
+    tape = replace(tape, op_names=tuple(EMPTY_CACHE if name == "aten.empty" else name for name in tape.op_names))
+    # a heap of its own for a, one of 32 MiB for b
+    assert [row // MIB for row in replay_events(tape, "mps").reserved] == [608, 640, 640, 32, 32, 32]

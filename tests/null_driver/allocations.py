@@ -2,7 +2,7 @@
 
     python -m tests.null_driver.allocations EVENTS
 
-EVENTS is JSON: a number of bytes allocates the next block, [n] releases block n. Runs over the null driver.
+EVENTS is JSON: a number of bytes allocates the next block, [n] releases block n, null empties the cache. Runs over the null driver.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def follow(events: list) -> dict:
     for position, event in enumerate(events):
         if isinstance(event, list):
             torch.cuda.caching_allocator_delete(blocks[event[0]])
+        elif event is None:
+            torch.cuda.empty_cache()
         else:
             try:
                 blocks.append(torch.cuda.caching_allocator_alloc(event, 0))

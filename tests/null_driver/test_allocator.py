@@ -9,14 +9,14 @@ from array import array
 import pytest
 
 from sizer.memory.allocator import replay_events
-from sizer.memory.tape import Tape
+from sizer.memory.tape import EMPTY_CACHE, Tape
 
 MIB = 2**20
 EVENTS = 1500
 
 
 def _events(seed: int, largest: int) -> list:
-    """Allocations from 1 byte to `largest`, half of them below 1 MiB, and releases of random blocks."""
+    """Allocations from 1 byte to `largest`, half of them below 1 MiB, releases of random blocks, some emptied caches."""
     chance = random.Random(seed)
     events: list = []
     alive: list[int] = []
@@ -24,6 +24,9 @@ def _events(seed: int, largest: int) -> list:
     while len(events) < EVENTS:
         if alive and chance.random() < 0.47:
             events.append([alive.pop(chance.randrange(len(alive)))])
+            continue
+        if chance.random() < 0.02:
+            events.append(None)
             continue
         exponent = chance.uniform(0, 20) if chance.random() < 0.5 else chance.uniform(20, largest.bit_length() - 1)
         events.append(max(1, int(2**exponent)))
@@ -33,17 +36,18 @@ def _events(seed: int, largest: int) -> list:
 
 
 def _tape(events: list) -> Tape:
-    sizes = [event for event in events if isinstance(event, int)]
+    sizes = [event or 0 for event in events if not isinstance(event, list)]
+    places = [number for number, event in enumerate(e for e in events if not isinstance(e, list)) if event is not None]
     numbers = iter(range(len(sizes)))
     zeros = array("l", [0] * len(sizes))
     return Tape(
         batch=1,
-        order=array("q", [~event[0] if isinstance(event, list) else next(numbers) for event in events]),
+        order=array("q", [~places[event[0]] if isinstance(event, list) else next(numbers) for event in events]),
         sizes=array("q", sizes),
         categories=bytes(len(sizes)),
-        ops=zeros,
+        ops=array("l", [int(not size) for size in sizes]),
         modules=zeros,
-        op_names=("op",),
+        op_names=("op", EMPTY_CACHE),
         module_names=("",),
         marks=((len(events), "forward"),),
     )

@@ -12,12 +12,11 @@ from sizer.config_json import read_config
 from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.record.files import CaseRecord, read_measured
 from sizer.device.record.measurement import Measurement
-from sizer.device.trial.trial import work_of
 from sizer.memory.estimate import Estimate, estimate_tape
-from sizer.tracer import build_module
+from sizer.tracer import work_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
-from sizer.tracing.trace import trace
+from sizer.tracing.trace import build, trace
 from sizer.versions import parse_version
 from tests.benchmarks.bench_accuracy import hold
 from tests.device.replayed import disagreements
@@ -64,9 +63,9 @@ def slack(case: CaseRecord) -> float:
 def estimate_at_its_batch(measurement: Measurement) -> Estimate:
     """Today's estimate of what was recorded, from one trace at its own batch size."""
     request, gpu, text = request_of(measurement), gpu_of(measurement.device), measurement.config_text
-    work, (batch,) = work_of(request), request.batches
+    work, (batch,) = work_of(request, *request.dtypes), request.batches
     blueprint = make_blueprint(request, None if text is None else read_config(text))
-    module = build_module(blueprint, checkpointing=request.checkpointing)
+    module = build(blueprint, checkpointing=request.checkpointing)
     device = Device(gpu.backend, gpu.capability, version=parse_version(request.torch) if request.torch else None)
     tape = trace(blueprint, module, work, batch=batch, device=device).resolve(size_oracle_of(gpu))
     return estimate_tape(

@@ -45,10 +45,10 @@ def tape_bytes(tape: Tape) -> tuple[dict[str, int], dict[str, int]]:
     return alive, peaks
 
 
-def measure_on_cpu(blueprint: Blueprint, work: Work, batch: int) -> CpuTruth:
+def measure_on_cpu(blueprint: Blueprint, work: Work, batch: int, *, checkpointing: bool = False) -> CpuTruth:
     """Does the work of `sizer.tracing.steps` for real and reads every allocation from the profiler."""
     example = blueprint.example(batch, work.mode == "training")
-    module = build_without_weights(blueprint, weight_dtype(work.dtype))
+    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=checkpointing)
     reader, numbers = CpuReader(CPU), 0
     gc.collect()
     with repeatable():

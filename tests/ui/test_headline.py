@@ -75,3 +75,15 @@ def test_subject_holds_no_stranger():
     assert subject(Request(source="hub", name="www.x.example/y"), report) == "this ResNet"
     strange = replace(report, model=census("x", "Res[Net](http://x.example)"))
     assert subject(Request(source="config", config="{}"), strange) == "this model"
+
+
+def test_the_headline_names_what_is_trained():
+    for keys, begin in (
+        ({"train": "head"}, "Training the head of resnet50 at batch 32"),
+        ({"train": "adapter", "adapter_rank": 8}, "Training LoRA (r 8) on resnet50 at batch 32"),
+        ({"train": "adapter", "adapter": "ia3"}, "Training IA³ on resnet50 at batch 32"),
+        ({"train": "adapter", "adapter": "prompt"}, "Training prompt tuning (16 tokens) on resnet50 at batch 32"),
+    ):
+        request = replace(RESNET, **keys)
+        report = report_for(request)
+        assert sentence(request, report, report.estimates[0]).startswith(begin)

@@ -129,6 +129,25 @@ def test_link_opens_its_question(client, open_page):
     assert address_of(page)["batch"] == "2,3"
 
 
+def test_an_adapters_fields_are_there_where_they_apply(client, open_page):
+    page = open_page(arch="torchvision:resnet18", train="adapter", r="8", targets="conv1,conv2")
+    asked = Request(
+        source="torchvision", name="resnet18", train="adapter", adapter_rank=8, adapter_targets=("conv1", "conv2")
+    )
+    assert client.requests == [asked]
+    assert parse_query(link_on(page)) == replace(asked, focus=("float32", 128))
+    page.text_input(key="alpha").set_value("8").run()
+    assert client.requests[-1] == replace(asked, adapter_alpha=8)
+    page.selectbox(key="adapter").set_value("ia3").run()
+    assert client.requests[-1] == Request(source="torchvision", name="resnet18", train="adapter", adapter="ia3")
+    assert not {"r", "alpha", "targets", "adapter_dropout"} & {element.key for element in page.text_input}
+    page.button_group(key="train").set_value("head").run()
+    assert client.requests[-1] == Request(source="torchvision", name="resnet18", train="head")
+    assert "adapter" not in {element.key for element in page.selectbox}
+    page.button_group(key="mode").set_value("inference").run()
+    assert client.requests[-1] == Request(source="torchvision", name="resnet18", mode="inference")
+
+
 def test_a_version_of_pytorch_is_asked_for_and_said_with_the_headline(client, open_page):
     page = open_page(arch="torchvision:resnet18", torch="2.11")
     assert client.requests == [Request(source="torchvision", name="resnet18", torch="2.11")]

@@ -45,3 +45,11 @@ def test_the_question_in_one_line():
 )
 def test_the_tab_and_the_files_are_named_after_the_question(request_, title, stem):
     assert (tab_title(request_), file_stem(request_)) == (title, stem)
+
+
+def test_what_is_trained_is_part_of_the_question():
+    query = "arch=hf:gpt2&dtype=bfloat16&batch=2&train=adapter&adapter=dora&r=8&accumulate=4&gpu=t4"
+    assert summary(parse_query(query)) == (
+        "GPT-2 124M · Training · bfloat16 · batch 2 · adamw · DoRA (r 8) · 4 accumulated passes · Tesla T4 (16 GB)"
+    )
+    assert " · the head · " in summary(parse_query("arch=hf:gpt2&dtype=bfloat16&batch=2&train=head"))

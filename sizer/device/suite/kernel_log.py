@@ -22,10 +22,10 @@ from sizer.architecture import make_blueprint
 from sizer.device.readers.open import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
-from sizer.device.trial.trial import work_of
 from sizer.errors import DeviceError
 from sizer.processes.program import print_value
 from sizer.request import Request, format_query, parse_query
+from sizer.tracer import work_of
 from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
 
@@ -194,7 +194,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     reader = open_reader(device_name)
     facts, device = reader.facts(), reader.device
     log = KernelLog(counter := open_counter(device))
-    blueprint, work, failure = make_blueprint(request), work_of(request), None
+    blueprint, work, failure = make_blueprint(request), work_of(request, *request.dtypes), None
     module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     if device.type != "cpu":
         allocate_parameters(module)

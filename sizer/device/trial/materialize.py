@@ -9,6 +9,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
 from sizer.tracing.modules import children_first
 
@@ -21,13 +22,11 @@ def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpoin
     Constructors that want to read the values of their parameters get real ones. Raises BuildError where the architecture offers
     no checkpointing and it is asked for.
     """
-    module = _build(blueprint)
-    if checkpointing:
-        blueprint.switch_checkpointing_on(module)
+    module = _make(blueprint, checkpointing)
     for parameter in module.parameters():
         if not parameter.is_meta:
             _swap(parameter, parameter.detach().to("meta"))
-    return module.to(dtype)
+    return cast(module, dtype)
 
 
 def parameter_and_buffer_bytes(module: nn.Module) -> tuple[int, int]:
@@ -55,7 +54,7 @@ def load(module: nn.Module, device: torch.device) -> nn.Module:
     """
     if device.type != "cpu":
         return module.to(device)
-    copies: dict[int, Tensor] = {}
+    copies: dict[int, tuple[Tensor, Tensor]] = {}
     for _, child in children_first(module):
         for parameter in child._parameters.values():
             if parameter is not None and parameter.is_meta:
@@ -78,13 +77,13 @@ def initialize_parameters(module: nn.Module) -> None:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-def _build(blueprint: Blueprint) -> nn.Module:
+def _make(blueprint: Blueprint, checkpointing: bool) -> nn.Module:
     try:
         with _parameters_on_meta():
-            module = blueprint.build()
+            module = blueprint.make(checkpointing=checkpointing)
     except Exception:  # the constructor reads values of parameters, or fails anyway: then it fails here, too
-        return blueprint.build()
-    return blueprint.build() if _has_lost_values(module) else module
+        return blueprint.make(checkpointing=checkpointing)
+    return blueprint.make(checkpointing=checkpointing) if _has_lost_values(module) else module
 
 
 @contextmanager
@@ -124,7 +123,9 @@ def _swap(parameter: nn.Parameter, data: Tensor) -> None:
     torch._C._swap_tensor_impl(parameter, nn.Parameter(data, requires_grad=parameter.requires_grad))
 
 
-def _copy(buffer: Tensor, copies: dict[int, Tensor]) -> Tensor:
+def _copy(buffer: Tensor, copies: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+    """The copy of a buffer, the same for all modules that share it; of a copy itself. Both live on, so that no id is used again."""
     if id(buffer) not in copies:
-        copies[id(buffer)] = buffer.clone()
-    return copies[id(buffer)]
+        copy = buffer.clone()
+        copies[id(buffer)], copies[id(copy)] = (buffer, copy), (copy, copy)
+    return copies[id(buffer)][1]

@@ -29,7 +29,9 @@ from sizer.device.trial.materialize import (
 from sizer.device.trial.timing import measure_timing
 from sizer.estimator import versions
 from sizer.memory.codec import LIMIT_TEXT
+from sizer.memory.tape import FROZEN
 from sizer.request import Request, format_query
+from sizer.tracer import work_of
 from sizer.tracing.steps import Steps, Work, place, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.units import format_bytes
@@ -43,12 +45,6 @@ _DOING = {
     "optimizer": "first optimizer step",
     "step2": "second step",
 }
-
-
-def work_of(request: Request) -> Work:
-    """The work of a request's one dtype."""
-    (dtype,) = request.dtypes
-    return Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
 
 
 def measure_request(
@@ -67,7 +63,7 @@ def measure_request(
     `free_bytes` is what the host can still give: on the CPU weights that are larger are not even tried. Out of memory and whatever
     else ends the steps are results. Raises RequestError, ConfigError and BuildError for the question itself.
     """
-    work = work_of(request)
+    work = work_of(request, *request.dtypes)
     progress("building the module")
     blueprint = make_blueprint(request, config)
     example = blueprint.example(request.batches[0], work.trains)
@@ -150,7 +146,10 @@ class _Trial:
 
     def _loaded(self) -> LiveTensors:
         self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = parameter_and_buffer_bytes(self.module)
-        parameters = _at_addresses("parameter", dict(self.module.named_parameters()))
+        frozen = {name for name, p in self.module.named_parameters() if self.work.tell_frozen and not p.requires_grad}
+        named = dict(self.module.named_parameters())
+        parameters = _at_addresses("parameter", {name: p for name, p in named.items() if name not in frozen})
+        parameters |= _at_addresses(FROZEN, {name: named[name] for name in frozen})
         return _at_addresses("buffer", dict(self.module.named_buffers())) | parameters
 
     def _live(self, phase: str, steps: Steps) -> LiveTensors:

@@ -163,3 +163,16 @@ def test_weights_are_small_and_scales_are_one() -> None:
     assert 0.015 < linear.weight.std() < 0.025 and linear.weight.abs().max() < 0.2
     assert linear.bias.tolist() == norm.bias.tolist() == [0.0] * 64
     assert norm.weight.tolist() == [1.0] * 64
+
+
+def test_a_buffer_of_a_module_that_several_share_is_copied_once():
+    def sharing() -> nn.Module:
+        norm = nn.BatchNorm1d(4)
+        return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), norm) for _ in range(50)))
+
+    module = load(build_without_weights(blueprint(sharing), torch.float32), CPU)
+    first = module[0][1]
+    assert all(part[1] is first for part in module)
+    assert {name: tuple(buffer.shape) for name, buffer in first.named_buffers()} == {
+        "running_mean": (4,), "running_var": (4,), "num_batches_tracked": ()
+    }  # fmt: skip

@@ -20,6 +20,7 @@ from sizer.device.trial.trial import measure_request
 from sizer.errors import RequestError
 from sizer.memory.tape import CATEGORIES
 from sizer.request import parse_query
+from sizer.tracer import work_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
 from tests.device.blueprints import blueprint, perceptron
@@ -48,7 +49,7 @@ RESNET_QUERY = "arch=torchvision:resnet18&image=64&batch=2&dtype=bfloat16&optimi
 @pytest.mark.parametrize("query", [LLAMA_QUERY, f"{LLAMA_QUERY}&mode=inference", RESNET_QUERY])
 def test_bytes_alive_are_those_of_the_trace(query: str) -> None:
     request = parse_query(query)
-    plan, work = make_blueprint(request), trial.work_of(request)
+    plan, work = make_blueprint(request), work_of(request, *request.dtypes)
     measured = measure_request(request, CpuReader(CPU), timing=False)
     tape = trace(plan, build(plan), work, batch=2, device=Device("cpu"))
     alive, _ = tape_bytes(tape)

@@ -1,0 +1,158 @@
+"""Adapters of PEFT's on a module that is built: what `peft.get_peft_model` makes of it, and in which dtype.
+
+Gradient checkpointing is on before that, so that PEFT prepares the module as for everybody: it makes the embeddings' output
+require a gradient (`enable_input_require_grads`, peft/peft_model.py 0.21), which reentrant checkpointing needs and other does not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
+from sizer.errors import BuildError, quote
+from sizer.request import Request
+
+ALPHA_PER_RANK = 2  # where no alpha is asked for
+REASON_LIMIT = 300
+# Tasks that PEFT has a class for (peft/mapping.py), by the end of the name of transformers' class.
+TASKS = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+_LINEAR = ("Linear", "Conv1D")  # torch's and transformers'
+
+
+def add_adapter(module: nn.Module, request: Request) -> nn.Module:
+    """The module wrapped by PEFT, with the adapter that a request asks for: its weights alone are trained.
+
+    Raises BuildError where PEFT is not installed, or refuses the adapter for this module, with PEFT's reason.
+    """
+    row = ADAPTERS[request.adapter]
+    try:
+        import peft  # Sizer runs without it, too
+    except ModuleNotFoundError as error:
+        if error.name != "peft":
+            raise
+        todo = "install peft as requirements.txt names it"
+        raise BuildError("peft is not installed", given="train=adapter", todo=todo) from error
+    task = task_of(module)
+    if row.learns_prompt and task is None:
+        raise BuildError(
+            f"{row.title} needs a model of a task that PEFT knows",
+            given=type(module).__name__,
+            allowed=", ".join(TASKS),
+        )
+    try:
+        config = getattr(peft, row.config_class)(task_type=task, **arguments_of(request, module))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adapted = peft.get_peft_model(module, config)
+    except Exception as error:  # each tuner raises what it likes where it does not know a layer
+        raise BuildError(
+            f"PEFT refuses {row.title} for {type(module).__name__}", given=_given(request, row), todo=_reason(error)
+        ) from error
+    for name, tokens in getattr(adapted, "prompt_tokens", {}).items():
+        # PEFT keeps their numbers on the CPU, and copies them to the device in every pass.
+        adapted.prompt_tokens[name] = torch.arange(len(tokens), device="cpu")
+    return adapted
+
+
+def task_of(module: nn.Module) -> str | None:
+    """PEFT's task type of a module, None where it has none for it."""
+    name = type(module).__name__
+    if name.endswith("ForConditionalGeneration") and module.config.is_encoder_decoder:
+        return "SEQ_2_SEQ_LM"
+    return next((task for end, task in TASKS.items() if name.endswith(end)), None)
+
+
+def arguments_of(request: Request, module: nn.Module) -> dict[str, object]:
+    """What the config of a request's adapter is made with, beside the task."""
+    row = ADAPTERS[request.adapter]
+    values = {
+        "r": request.adapter_rank,
+        "alpha": request.adapter_alpha or ALPHA_PER_RANK * request.adapter_rank,
+        "targets": _targets(request, module),
+        "adapter_dropout": request.adapter_dropout,
+    }
+    return {name: values[key] for key, name in row.arguments.items()} | dict(row.options)
+
+
+def _targets(request: Request, module: nn.Module) -> str | list[str]:
+    """What PEFT takes as `target_modules`: its own word, names, or those of the linear layers inside attention."""
+    (first, *others) = request.adapter_targets
+    if first == ATTENTION:
+        return attention_layers(module)
+    return [first, *others] if others or "-" not in first else first
+
+
+def attention_layers(module: nn.Module) -> list[str]:
+    """The paths of the linear layers inside a module's attention. Raises BuildError where there are none."""
+    found = {
+        f"{path}.{name}": None
+        for path, part in module.named_modules()
+        if "Attention" in type(part).__name__
+        for name, layer in part.named_modules()
+        if type(layer).__name__ in _LINEAR
+    }
+    if not found:
+        raise BuildError(
+            "no linear layer stands in an attention of this model",
+            given=f"targets={ATTENTION} with {type(module).__name__}",
+            todo="name modules, or leave targets out for all linear layers",
+        )
+    return list(found)
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Whether `add_adapter` has made this module."""
+    return type(module).__module__.partition(".")[0] == "peft"
+
+
+def base_of(module: nn.Module) -> nn.Module:
+    """The module that `add_adapter` was given, with the adapter in it; any other as it is."""
+    return module.get_base_model() if is_adapted(module) else module
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module itself in a dtype, as `module.to(dtype)` makes it, but for what PEFT has added.
+
+    PEFT keeps an adapter's weights in float32 beside weights in half precision (`autocast_adapter_dtype`).
+    """
+    module.to(dtype)
+    if is_adapted(module):
+        from peft.tuners.tuners_utils import cast_adapter_dtype
+
+        cast_adapter_dtype(module, "default")
+        for prompts in _prompt_encoders(module):
+            prompts.float()
+    return module
+
+
+def adapted_layers(module: nn.Module) -> list[str]:
+    """The names of the layers that an adapter of PEFT's stands in, without what PEFT wraps around the model."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [name for name, layer in base_of(module).named_modules() if isinstance(layer, BaseTunerLayer)]
+
+
+def _prompt_encoders(module: nn.Module) -> Iterator[nn.Module]:
+    encoders = getattr(module, "prompt_encoder", None)
+    if encoders is not None:
+        yield encoders
+
+
+def _given(request: Request, row: Adapter) -> str:
+    targets = f"&targets={','.join(request.adapter_targets)}" if "targets" in row.arguments else ""
+    return quote(f"adapter={row.key}{targets}")
+
+
+def _reason(error: Exception) -> str:
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line if len(line) <= REASON_LIMIT else f"{line[:REASON_LIMIT]}..."

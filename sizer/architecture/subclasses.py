@@ -1,0 +1,18 @@
+"""Tensors inside tensors: what a wrapper subclass (torchao's and quanto's weights are) really holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold a tensor's bytes: those inside a traceable wrapper subclass, however deep, else itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from parts_of(getattr(tensor, name))

@@ -1,0 +1,100 @@
+"""What of a module is trained where not all of it is: its head, or an adapter; and what to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from sizer.architecture.adapters import adapted_layers, add_adapter
+from sizer.catalogue.adapters import ADAPTERS
+from sizer.errors import BuildError
+from sizer.request import Request
+
+# torchvision's and timm's own names of what tells classes apart, the last first (torchvision/models/*.py, 0.29).
+_HEADS = ("heads", "head", "classifier", "fc")
+MANY = 8  # names in one sentence
+
+
+def limit_training(module: nn.Module, request: Request) -> nn.Module:
+    """The module of which only what a request asks for is trained: the head alone, or an adapter of PEFT's, which wraps it.
+
+    Raises BuildError where the module has no head, or PEFT refuses it.
+    """
+    if request.train == "adapter":
+        return add_adapter(module, request)
+    freeze_backbone(module)
+    return module
+
+
+def freeze_backbone(module: nn.Module) -> None:
+    """Make the head's parameters the only ones that require a gradient. Raises BuildError where the module has no head."""
+    head = {id(p) for part in head_of(module) for p in part.parameters() if p.requires_grad}
+    if not head:
+        raise BuildError(
+            f"{type(module).__name__} has no head to be trained alone",
+            given="train=head",
+            todo="choose a class with a task's head (head=), or train all of it",
+        )
+    for parameter in module.parameters():
+        parameter.requires_grad_(id(parameter) in head)
+
+
+def head_of(module: nn.Module) -> list[nn.Module]:
+    """The parts of a module that are its task's: what stands outside of transformers' `base_model` or of a backbone, else the
+    output embeddings, else what timm's `get_classifier()` returns or torchvision names so; none where there is none."""
+    if hasattr(module, "base_model"):
+        if module.base_model is not module:
+            return list(_outside(module, module.base_model))
+        output = module.get_output_embeddings()
+        return [] if output is None else [output]
+    if hasattr(module, "get_classifier"):
+        found = module.get_classifier()
+        return list(found) if isinstance(found, tuple) else [found]
+    if isinstance(backbone := getattr(module, "backbone", None), nn.Module):
+        return list(_outside(module, backbone))
+    return [getattr(module, name) for name in _HEADS if hasattr(module, name)][:1]
+
+
+def _outside(module: nn.Module, inner: nn.Module) -> Iterator[nn.Module]:
+    """The children of a module that do not hold another one, and those of the children that do."""
+    for child in module.children():
+        if child is inner:
+            continue
+        if any(part is inner for part in child.modules()):
+            yield from _outside(child, inner)
+        else:
+            yield child
+
+
+def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
+    """Sentences on what of a module is trained: which part, how large it is, what comes along."""
+    parameters = list(module.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    share = f"{trained:,} of {sum(p.numel() for p in parameters):,} parameters train, the others are frozen."
+    if request.train == "head":
+        return (f"Only the head trains: {share}", *_tied(module))
+    row = ADAPTERS[request.adapter]
+    if row.learns_prompt:
+        return (f"{row.title} with {request.adapter_rank} virtual tokens: {share}", *_checkpointed(request))
+    layers = adapted_layers(module)
+    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in layers))
+    names = f"{', '.join(kinds[:MANY])}{', …' if len(kinds) > MANY else ''}"
+    rank = f", rank {request.adapter_rank}" if "r" in row.arguments else ""
+    return (f"{row.title}{rank}, on {len(layers)} layers ({names}), in float32: {share}", *_checkpointed(request))
+
+
+def _tied(module: nn.Module) -> tuple[str, ...]:
+    heads = {id(p) for part in head_of(module) for p in part.parameters()}
+    inside = (name for name, p in module.named_parameters() if id(p) in heads)  # the first name of each
+    other = {name for part in head_of(module) for name, child in module.named_modules() if child is part}
+    tied = [name for name in inside if not name.startswith(tuple(other))]
+    return (f"The head is tied to {', '.join(tied)}, which trains with it.",) if tied else ()
+
+
+def _checkpointed(request: Request) -> tuple[str, ...]:
+    if not request.checkpointing:
+        return ()
+    return (
+        "Checkpointing is not reentrant, transformers' default; PEFT makes the embeddings' output require a gradient.",
+    )

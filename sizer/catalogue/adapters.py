@@ -1,0 +1,76 @@
+"""What of a model is trained: all of it, its head alone, or an adapter of PEFT's beside frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+TRAINS = {"all": "All of it", "head": "Its head", "adapter": "An adapter"}  # the values of `train=` with their titles
+PACKAGE = "peft"  # what makes adapters; Sizer runs without it, too
+ALL_LINEAR = "all-linear"  # PEFT's word: every linear layer but the output embeddings (peft/utils/constants.py, 0.21)
+ATTENTION = "attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """One value of `adapter=`: `config_class` in peft, made with `options`.
+
+    `arguments` are the keys of a query that it takes, each with the argument of the config that it becomes. Those that learn
+    virtual tokens (`learns_prompt`) count them by `r`, and need a task that PEFT knows.
+    """
+
+    key: str
+    title: str
+    config_class: str
+    arguments: Mapping[str, str]
+    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    learns_prompt: bool = False
+
+
+def _row(key: str, title: str, config_class: str, arguments: Mapping[str, str], **options: object) -> Adapter:
+    learns_prompt = arguments.get("r") == "num_virtual_tokens"
+    return Adapter(
+        key=key,
+        title=title,
+        config_class=config_class,
+        arguments=arguments,
+        options=options,
+        learns_prompt=learns_prompt,
+    )
+
+
+# Arguments of the config classes of PEFT 0.21 (peft/tuners/*/config.py).
+_LORA = {"r": "r", "alpha": "lora_alpha", "targets": "target_modules", "adapter_dropout": "lora_dropout"}
+_LYCORIS = {"r": "r", "alpha": "alpha", "targets": "target_modules", "adapter_dropout": "module_dropout"}
+_VERA = {"r": "r", "targets": "target_modules", "adapter_dropout": "vera_dropout"}
+_TOKENS = {"r": "num_virtual_tokens"}
+
+_ROWS = (
+    _row("lora", "LoRA", "LoraConfig", _LORA),
+    _row("dora", "DoRA", "LoraConfig", _LORA, use_dora=True),
+    _row("rslora", "rsLoRA", "LoraConfig", _LORA, use_rslora=True),
+    _row("pissa", "PiSSA", "LoraConfig", _LORA, init_lora_weights="pissa"),
+    _row("olora", "OLoRA", "LoraConfig", _LORA, init_lora_weights="olora"),
+    _row("loha", "LoHa", "LoHaConfig", _LYCORIS),
+    _row("lokr", "LoKr", "LoKrConfig", _LYCORIS),
+    _row("vera", "VeRA", "VeraConfig", _VERA),
+    _row("ia3", "IA³", "IA3Config", {}),  # of the layers that PEFT lists for the model's type
+    _row("prompt", "Prompt tuning", "PromptTuningConfig", _TOKENS),
+    _row("p-tuning", "P-tuning", "PromptEncoderConfig", _TOKENS),
+    _row("prefix", "Prefix tuning", "PrefixTuningConfig", _TOKENS),
+)
+
+ADAPTERS: dict[str, Adapter] = {row.key: row for row in _ROWS}
+
+
+def trained_part(train: str, adapter: str, rank: int) -> str:
+    """What a headline calls the part of a model that is trained; nothing where all of it is."""
+    if train == "all":
+        return ""
+    if train == "head":
+        return "the head"
+    row = ADAPTERS[adapter]
+    if row.learns_prompt:
+        return f"{row.title[0].lower()}{row.title[1:]} ({rank} tokens)"
+    return f"{row.title} (r {rank})" if "r" in row.arguments else row.title

@@ -1,0 +1,55 @@
+"""The lines of a script that say what of a model is trained: its head, or an adapter of PEFT's."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from sizer.architecture.adapters import arguments_of, base_of, task_of
+from sizer.architecture.training import head_of
+from sizer.catalogue.adapters import ADAPTERS, ATTENTION
+from sizer.request import Request
+
+HEAD = """\
+    model.requires_grad_(False)
+    for name in {names}:
+        model.get_submodule(name).requires_grad_(True)
+"""
+ATTENTION_LAYERS = """\
+    attention = [
+        f"{path}.{name}"
+        for path, part in model.named_modules()
+        if "Attention" in type(part).__name__
+        for name, layer in part.named_modules()
+        if type(layer).__name__ in ("Linear", "Conv1D")
+    ]
+"""
+ADAPTER = """\
+    config = {config}({arguments})
+    model = get_peft_model(model.to(dtype), config)  # which keeps its own weights in float32
+"""
+
+
+def training_imports(request: Request) -> tuple[str, ...]:
+    """What a script imports to limit what is trained."""
+    if request.train != "adapter":
+        return ()
+    return (f"from peft import {ADAPTERS[request.adapter].config_class}, get_peft_model",)
+
+
+def training_lines(request: Request, module: nn.Module) -> str:
+    """The end of `build_model`, which `module` is on meta."""
+    if request.train == "all":
+        return ""
+    if request.train == "head":
+        heads = {id(part) for part in head_of(module)}
+        return HEAD.format(names=[name for name, part in module.named_modules() if id(part) in heads])
+    base, row = base_of(module), ADAPTERS[request.adapter]
+    arguments = {"task_type": task_of(base), **arguments_of(request, base)}
+    named = request.adapter_targets == (ATTENTION,) and "targets" in row.arguments
+    written = (
+        f"{name}={ATTENTION if named and name == row.arguments['targets'] else repr(value)}"
+        for name, value in arguments.items()
+        if value is not None
+    )
+    lines = ADAPTER.format(config=row.config_class, arguments=", ".join(written))
+    return f"{ATTENTION_LAYERS}{lines}" if named else lines

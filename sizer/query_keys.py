@@ -1,0 +1,252 @@
+"""The keys of a query: how each is read and written, what it takes, and to which questions it applies.
+
+Every key of the contract is one row of `KEYS`, by the fields of Request (sizer.request) that it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
+from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
+from sizer.config_json import encode_config
+from sizer.errors import RefusedValueError, suggest
+from sizer.query_values import (
+    ATTENTIONS,
+    DTYPES,
+    MAX_ACCUMULATE,
+    MAX_ALPHA,
+    MAX_BATCH,
+    MAX_IMAGE,
+    MAX_RANK,
+    MAX_SEQUENCE_LENGTH,
+    MIN_IMAGE,
+    check_length,
+    choice,
+    format_image_size,
+    format_list,
+    format_switch,
+    listed,
+    read_batches,
+    read_head,
+    read_image_size,
+    read_sequence_length,
+    read_share,
+    read_switch,
+    read_targets,
+    read_torch,
+    whole_number,
+)
+from sizer.versions import OLDEST, format_version
+
+ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
+REQUEST = Any  # a Request, which is made of this table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """How one key is read (text → fields of Request) and written (Request → text; None where it has none).
+
+    `allowed` says what is read; `otherwise` what holds where the key is left out and its default has no text. `needs` says what a
+    question must ask for that the key can be part of it, nothing where it asks for that.
+    """
+
+    read: Callable[[str], dict[str, object]]
+    write: Callable[[REQUEST], str | None]
+    is_default: Callable[[REQUEST], bool]
+    allowed: str
+    otherwise: str = ""
+    needs: Callable[[REQUEST], str] = lambda request: ""
+
+
+def _field(
+    name: str,
+    read: Callable[[str], object],
+    write: Callable[[object], str] = str,
+    *,
+    allowed: str,
+    otherwise: str = "",
+    needs: Callable[[REQUEST], str] = lambda request: "",
+) -> Key:
+    """The key of one field of Request."""
+
+    def write_field(request: REQUEST) -> str | None:
+        value = getattr(request, name)
+        return None if value is None else write(value)
+
+    return Key(
+        read=lambda text: {name: read(text)},
+        write=write_field,
+        is_default=lambda request: getattr(request, name) == _default_of(request, name),
+        allowed=allowed,
+        otherwise=otherwise,
+        needs=needs,
+    )
+
+
+def _default_of(request: REQUEST, name: str) -> object:
+    return next(field.default for field in fields(request) if field.name == name)
+
+
+def _training(request: REQUEST) -> str:
+    return "" if MODES[request.mode].trains else "mode=training"
+
+
+def _of_adapters(key: str) -> Callable[[REQUEST], str]:
+    """What a key needs that some adapters take."""
+
+    def needs(request: REQUEST) -> str:
+        if request.train != "adapter":
+            return "train=adapter"
+        if key == "adapter" or key in ADAPTERS[request.adapter].arguments:
+            return ""
+        return f"adapter={' or '.join(row.key for row in ADAPTERS.values() if key in row.arguments)}"
+
+    return needs
+
+
+def _read_version(text: str) -> dict[str, object]:
+    choice(("1",))(text)
+    return {}
+
+
+def _read_arch(text: str) -> dict[str, object]:
+    source, _, value = text.partition(":")
+    if source not in SOURCES and (found := find_source(check_length(text))):
+        source, value = found
+    if source not in SOURCES:
+        raise RefusedValueError(ARCH_ALLOWED, suggest(source, SOURCES) or EXAMPLE)
+    if SOURCES[source].entry != "config":
+        check_length(text)
+    return {"source": source, **SOURCES[source].read(value)}
+
+
+def _read_focus(text: str) -> tuple[str, int]:
+    dtype, colon, batch = text.partition(":")
+    try:
+        (size,) = read_batches(batch) if colon else ()
+        return choice(DTYPES)(dtype), size
+    except (RefusedValueError, ValueError):
+        raise RefusedValueError("a dtype, a colon, a batch size", "focus=bfloat16:8") from None
+
+
+def _write_arch(request: REQUEST) -> str:
+    if request.config is not None:
+        return f"{request.source}:{encode_config(request.config)}"
+    revision = f"@{request.revision}" if request.revision is not None else ""
+    return f"{request.source}:{request.name}{revision}"
+
+
+_SWITCH = "0, 1"
+
+# The contract's table, in its order, which is also the canonical order of a query.
+KEYS: dict[str, Key] = {
+    "v": Key(read=_read_version, write=lambda request: "1", is_default=lambda request: True, allowed="1"),
+    "arch": Key(
+        read=_read_arch,
+        write=_write_arch,
+        is_default=lambda request: False,
+        allowed=f"{ARCH_ALLOWED}; the name alone, or the address of a repository of the hub; required",
+    ),
+    "head": _field(
+        "head",
+        read_head,
+        allowed="a transformers class, e.g. LlamaForCausalLM",
+        otherwise="the config's own, else the usual one of its type",
+    ),
+    "mode": _field("mode", choice(MODES), allowed=", ".join(MODES)),
+    "dtype": _field("dtypes", listed(choice(DTYPES)), format_list, allowed=f"a comma list of {', '.join(DTYPES)}"),
+    "batch": _field("batches", read_batches, format_list, allowed=f"a comma list of 1 to {MAX_BATCH}"),
+    "seq": _field(
+        "sequence_length",
+        read_sequence_length,
+        allowed=f"tokens, 1 to {MAX_SEQUENCE_LENGTH}",
+        otherwise="the model's usual length",
+    ),
+    "image": _field(
+        "image_size",
+        read_image_size,
+        format_image_size,
+        allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
+        otherwise="the model's usual size",
+    ),
+    "optimizer": _field("optimizer", choice(OPTIMIZERS), allowed=", ".join(OPTIMIZERS)),
+    "optimizer_impl": _field(
+        "optimizer_impl",
+        choice(IMPLEMENTATIONS),
+        allowed=", ".join(IMPLEMENTATIONS),
+        otherwise="what PyTorch chooses on that device",
+    ),
+    "attention": _field("attention", choice(ATTENTIONS), allowed=", ".join(ATTENTIONS)),
+    "checkpointing": _field("checkpointing", read_switch, format_switch, allowed=_SWITCH),
+    "gpu": _field(
+        "gpu",
+        lambda text: find_gpu(text).key,
+        allowed=f"a key that `python -m sizer gpus` lists, or one's own by memory and capability: {CUSTOM_EXAMPLE}",
+    ),
+    "expandable": _field(
+        "expandable_segments",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: the allocator's expandable segments",
+    ),
+    "torch": _field(
+        "torch",
+        read_torch,
+        allowed=f"a version, {format_version(OLDEST)} or newer, whose rules are followed",
+        otherwise="the installed one",
+    ),
+    "train": _field(
+        "train",
+        choice(TRAINS),
+        allowed=f"{', '.join(TRAINS)}: every weight, the head on a frozen backbone, an adapter beside frozen weights",
+        needs=_training,
+    ),
+    "adapter": _field("adapter", choice(ADAPTERS), allowed=", ".join(ADAPTERS), needs=_of_adapters("adapter")),
+    "r": _field(
+        "adapter_rank",
+        whole_number(MAX_RANK, "r=16"),
+        allowed=f"the adapter's rank, its virtual tokens where it learns a prompt, 1 to {MAX_RANK}",
+        needs=_of_adapters("r"),
+    ),
+    "alpha": _field(
+        "adapter_alpha",
+        whole_number(MAX_ALPHA, "alpha=32"),
+        allowed=f"what the adapter is scaled by, over r, 1 to {MAX_ALPHA}",
+        otherwise="2 × r",
+        needs=_of_adapters("alpha"),
+    ),
+    "targets": _field(
+        "adapter_targets",
+        read_targets,
+        format_list,
+        allowed=f"the layers that it adapts: {ALL_LINEAR}, {ATTENTION}, or a comma list of modules' names",
+        needs=_of_adapters("targets"),
+    ),
+    "adapter_dropout": _field(
+        "adapter_dropout",
+        read_share,
+        lambda share: f"{share:g}",
+        allowed="0 to below 1, for example 0.05",
+        needs=_of_adapters("adapter_dropout"),
+    ),
+    "accumulate": _field(
+        "accumulate",
+        whole_number(MAX_ACCUMULATE, "accumulate=4"),
+        allowed=f"forward and backward passes to an optimizer's step, 1 to {MAX_ACCUMULATE}",
+        needs=_training,
+    ),
+    "focus": _field(
+        "focus",
+        _read_focus,
+        lambda cell: f"{cell[0]}:{cell[1]}",
+        allowed="<dtype>:<batch>, the cell to look at first",
+        otherwise="the largest batch that fits",
+    ),
+}
