@@ -9,20 +9,22 @@ silently becomes its default. No torch here: names are checked by their form, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
 from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import GENERATION_KEYS, MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.config_json import encode_config
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_values import (
+    CACHES,
     MAX_BATCH,
     MAX_IMAGE,
+    MAX_NEW,
     MAX_SEQUENCE_LENGTH,
     MIN_IMAGE,
     check_length,
@@ -32,8 +34,10 @@ from sizer.query_values import (
     format_switch,
     listed,
     read_batches,
+    read_cache,
     read_head,
     read_image_size,
+    read_new,
     read_sequence_length,
     read_switch,
     read_torch,
@@ -57,7 +61,8 @@ class Request:
     `head`, `sequence_length` (tokens), `image_size` (height, width in pixels) and `optimizer_impl` are None where the
     architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
     `gpu` is a key that `find_gpu` knows. `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
-    `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure.
+    `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
+    prompt, which has `sequence_length`) and `cache` are of modes that generate.
     """
 
     source: str
@@ -78,6 +83,8 @@ class Request:
     expandable_segments: bool = False
     torch: str | None = None
     focus: tuple[str, int] | None = None
+    new: int = 512
+    cache: str = "dynamic"
 
 
 def parse_query(text: str) -> Request:
@@ -196,6 +203,11 @@ def _write_arch(request: Request) -> str:
     return f"{request.source}:{request.name}{revision}"
 
 
+def _of_generation(key: _Key) -> _Key:
+    """A key that is written in modes that generate alone."""
+    return replace(key, write=lambda request: key.write(request) if MODES[request.mode].generates else None)
+
+
 _SWITCH = "0, 1"
 
 # The contract's table, in its order, which is also the canonical order of a query.
@@ -228,6 +240,22 @@ _KEYS: dict[str, _Key] = {
         format_image_size,
         allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
         otherwise="the model's usual size",
+    ),
+    "new": _of_generation(
+        _field(
+            "new",
+            read_new,
+            allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate",
+            otherwise=str(_DEFAULTS["new"]),
+        )
+    ),
+    "cache": _of_generation(
+        _field(
+            "cache",
+            read_cache,
+            allowed=f"{', '.join(CACHES)}: transformers' KV cache, with mode=generate",
+            otherwise=_DEFAULTS["cache"],
+        )
     ),
     "optimizer": _field("optimizer", choice(OPTIMIZERS), allowed=", ".join(OPTIMIZERS)),
     "optimizer_impl": _field(
@@ -334,6 +362,15 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
     request = Request(**{"source": "", **values})  # what was refused is judged at its default
     if request.source:
         yield from _refused_by_source(request)
+    if not MODES[request.mode].generates:
+        for key in GENERATION_KEYS:
+            if key in values:
+                yield Refusal(
+                    key=key,
+                    given=f"{values[key]!r} with mode={request.mode}",
+                    allowed=f"{key} with mode=generate",
+                    todo="remove it, or ask for mode=generate",
+                )
     if request.focus is not None and not (request.focus[0] in request.dtypes and request.focus[1] in request.batches):
         yield Refusal(
             key="focus",
@@ -362,6 +399,13 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
 
 def _refused_by_source(request: Request) -> Iterable[Refusal]:
     source = SOURCES[request.source]
+    if request.mode in source.refuses_modes:
+        yield Refusal(
+            key="mode",
+            given=f"{request.mode!r} with a {source.key} architecture",
+            allowed=", ".join(mode for mode in MODES if mode not in source.refuses_modes),
+            todo="choose a language model of transformers",
+        )
     for key in source.refuses:
         if not _KEYS[key].is_default(request):
             *others, last = (f"{row.key}:" for row in SOURCES.values() if key not in row.refuses)

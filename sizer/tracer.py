@@ -32,6 +32,7 @@ from sizer.request import DTYPES, Request, format_query
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
+from sizer.tracing.generation import trace_generation
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 from sizer.versions import parse_version
@@ -232,9 +233,18 @@ class Tracer:
         self, dtype: str, batch: int, device: Device, *, short: bool = False, block_notes: BlockNotes | None = None
     ) -> Tape:
         request = self.request
-        work = Work(mode=request.mode, dtype=dtype, optimizer=request.optimizer, optimizer_impl=request.optimizer_impl)
+        work = Work(
+            mode=request.mode,
+            dtype=dtype,
+            optimizer=request.optimizer,
+            optimizer_impl=request.optimizer_impl,
+            new=request.new,
+            cache=request.cache,
+        )
         blueprint, module = self._blueprint, self._module
         self._progress(f"tracing {dtype} at batch {batch}")
+        if MODES[request.mode].generates:
+            return trace_generation(blueprint, module, work, batch=batch, device=device)
         return trace(blueprint, module, work, batch=batch, device=device, short=short, block_notes=block_notes)
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:

@@ -19,6 +19,7 @@ from sizer.architecture.calls import call
 from sizer.architecture.examples import has_own_loss, make_example, multimodal_input_of
 from sizer.architecture.examples.example_spec import ExampleSpec, takes, text_config
 from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
+from sizer.architecture.generation import generates
 from sizer.architecture.heads import choose_head, choose_part
 from sizer.architecture.refusals import no_batch, no_step, no_training
 from sizer.architecture.sizes import (
@@ -37,6 +38,7 @@ from sizer.catalogue.modes import MODES
 from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
 ERROR_LIMIT = 400
+GENERATION = "transformers' generate, greedy, with nothing compiled and no token that ends a sequence: all get as many as were asked for."
 OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
 
 
@@ -59,6 +61,9 @@ def huggingface_blueprint(
     """
     parsed = choose_part(read_architecture(config), head)
     cls, notes = choose_head(parsed, head)
+    if MODES[mode].generates:
+        _check_generates(cls)
+        notes += (GENERATION,)
     parsed, token_notes = with_special_tokens(parsed, cls)
     length, length_notes = _length(parsed, cls, sequence_length)
     parsed, size, image_notes = _image(parsed, cls, image_size)
@@ -84,6 +89,17 @@ def huggingface_blueprint(
         image_size=size,
         notes=notes + token_notes + length_notes + image_notes + _attention_note(cls, attention) + more,
     )
+
+
+def _check_generates(cls: type[PreTrainedModel]) -> None:
+    """Raise RequestError where transformers' own `generate` is not what makes a class's text."""
+    if not generates(cls):
+        raise RequestError(
+            f"mode=generate: {cls.__name__} does not generate text by transformers' own generate",
+            given=cls.__name__,
+            allowed="a class with a language model's head, such as LlamaForCausalLM",
+            todo="choose another head, or mode=inference",
+        )
 
 
 def plan(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.allocator import Cache, PlainMemory
+from sizer.memory.allocator import PlainMemory
 from sizer.memory.cuda import CudaCache
 from sizer.memory.expandable import ExpandableCache
+from sizer.memory.looped import place
 from sizer.memory.mps import MpsHeaps
+from sizer.memory.replay import Cache
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import running_bytes
 
@@ -59,7 +61,7 @@ class _RetriesNoted(CudaCache):
 def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
     if gpu.backend == "cuda" and not expandable_segments:
         cache = _RetriesNoted(capacity)
-        found = cache.place(tape.order, tape.sizes)
+        found = place(tape, cache)
         return Addresses(
             addresses=list(found.addresses),
             taken=list(found.taken),

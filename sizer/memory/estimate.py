@@ -20,10 +20,10 @@ class Estimate:
     """Bytes that one dtype needs at one batch size; the attributes are the keys of the public JSON.
 
     `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes. `activations_bytes` is what the forward pass
-    leaves alive. `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is
-    what nvidia-smi would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins`
-    (see sizer.memory.fit). Where `out_of_memory` is not None it says what would fail on this device; all else is for a
-    device large enough.
+    leaves alive, `kv_cache_bytes` what a generation's cache holds at its end. `peak_*` are the allocator's counters, rounding
+    and library workspaces included. `process_bytes` is what nvidia-smi would show for the process, `process_low_bytes` to
+    `process_high_bytes` its range, whose parts are `margins` (see sizer.memory.fit). Where `out_of_memory` is not None it
+    says what would fail on this device; all else is for a device large enough.
     """
 
     dtype: str
@@ -50,6 +50,7 @@ class Estimate:
     retries: int = 0
     out_of_memory: OutOfMemory | None = None
     margins: tuple[Margin, ...] = ()
+    kv_cache_bytes: int = 0
 
 
 def estimate_tape(
@@ -80,6 +81,7 @@ def estimate_tape(
         gradients_bytes=_alive(tape, live, "backward", "gradient") if training else 0,
         optimizer_bytes=_alive(tape, live, "optimizer", "optimizer state") if training else 0,
         activations_bytes=_activations(tape, live, training),
+        kv_cache_bytes=live[tape.marks[-1][1]]["kv cache"] if tape.marks else 0,
         peak_allocated_bytes=timeline.peak_allocated_bytes,
         peak_reserved_bytes=timeline.peak_reserved_bytes,
         peak_requested_bytes=timeline.peak_requested_bytes,

@@ -8,8 +8,31 @@ from dataclasses import dataclass, replace
 
 from sizer.memory.size_queries import SizeOracle, SizeQuery
 
-CATEGORIES = ("parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "input", "workspace")
-PHASES = ("load", "forward", "backward", "optimizer", "step2")
+CATEGORIES = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer state",
+    "activation",
+    "temporary",
+    "input",
+    "workspace",
+    "kv cache",
+)
+PHASES = ("load", "forward", "backward", "optimizer", "step2", "prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A step of a tape that comes again `count` times after itself: the events from `begin` to `end` of its order.
+
+    The step stands behind one that is the same in all but its sizes; by as many bytes as these grew they grow each time
+    (sizer.memory.loops). What follows in the tape follows the last of them, whose blocks go by the step's own numbers.
+    """
+
+    begin: int
+    end: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +50,7 @@ class Tape:
     size_queries: what the size of some blocks is asked of a library by; until it is resolved, `sizes` holds a model.
     resolved: the blocks whose size is a library's answer.
     second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
+    loops: steps that come again, ascending; the other columns hold each of them once (`sizer.memory.loops.written`: all of them).
     A kernel's inner workspace is an ordinary block of category "workspace" around its op.
     """
 
@@ -43,6 +67,7 @@ class Tape:
     size_queries: tuple[SizeQuery, ...] = ()
     resolved: frozenset[int] = frozenset()
     second_forward: int | None = None
+    loops: tuple[Loop, ...] = ()
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:
         """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""

@@ -20,12 +20,15 @@ INIT_SCALE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What to do with a blueprint: mode "training" or "inference", dtype of the contract, optimizer and implementation."""
+    """What to do with a blueprint: a key of MODES, dtype of the contract, optimizer and implementation; in a generation `new`
+    tokens after the prompt, over a cache of transformers' implementation `cache`."""
 
     mode: str
     dtype: str
     optimizer: str = "adamw"
     optimizer_impl: str | None = None
+    new: int = 1
+    cache: str = "dynamic"
 
     @property
     def trains(self) -> bool:

@@ -109,7 +109,7 @@ def test_batches_out_of_range_are_refused(batch, message):
         ({"order": array("q", [0, 1, 2, ~1])}, "block 3 is never allocated"),
         ({"order": array("q", [0, 1, 2, 9])}, "names block 9; the tape has 4"),
         ({"sizes": array("q", [1, 2, 3, -4])}, "sizes holds -4 to 3"),
-        ({"categories": b"\x00\x00\x00\x08"}, "categories holds 0 to 8; allowed are 0 to 7"),
+        ({"categories": b"\x00\x00\x00\x09"}, "categories holds 0 to 9; allowed are 0 to 8"),
         ({"categories": b"\x00"}, "categories has 1 rows and sizes has 4"),
         ({"marks": ((3, "load"), (2, "forward"))}, "must ascend within 0 to 5"),
         ({"marks": ((3, "load"), (9, "forward"))}, "must ascend within 0 to 5"),
