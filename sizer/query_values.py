@@ -11,7 +11,7 @@ from sizer.versions import OLDEST, format_version, parse_version
 MAX_BATCH, MAX_BATCHES = 65_536, 32
 MAX_SEQUENCE_LENGTH = 1_048_576
 MIN_IMAGE, MAX_IMAGE = 16, 4096
-MAX_NEW = 65_536
+MAX_NEW = 32_768
 CACHES = ("dynamic", "static")
 _NO_CACHE = {
     "quantized": "it is held by a package of its own, optimum-quanto or hqq, whose kernels cannot be traced",

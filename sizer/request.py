@@ -115,6 +115,17 @@ def parse_query(text: str) -> Request:
     return Request(**values)
 
 
+def check_not_generating(request: Request, what: str) -> None:
+    """Raise RequestError for a generation: `what` says of which answer there is none for it."""
+    if MODES[request.mode].generates:
+        raise RequestError(
+            f"{what}: not for a generation",
+            given=f"mode={request.mode}",
+            allowed=", ".join(mode.key for mode in MODES.values() if not mode.generates),
+            todo="ask for mode=inference, which reads the prompt, or size_step with your own loop",
+        )
+
+
 def format_query(request: Request, *, complete: bool = False) -> str:
     """The canonical query string of a request: keys in the contract's order, values at their default left out.
 

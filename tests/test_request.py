@@ -364,7 +364,7 @@ def random_request(rng: random.Random) -> Request:
         config=canonical_json(random_json(rng, 3)) if source == "config" else None,
         head=None if torchvision else rng.choice((None, "BertForMaskedLM")),
         mode=mode,
-        new=rng.choice((512, rng.randint(1, 65_536))) if generates else 512,
+        new=rng.choice((512, rng.randint(1, 32_768))) if generates else 512,
         cache=rng.choice(CACHES) if generates else "dynamic",
         dtypes=tuple(rng.sample(DTYPES, rng.randint(1, 5))),
         batches=rng.choice((DEFAULT_BATCHES, tuple(rng.sample(range(1, 65537), rng.randint(1, 32))))),

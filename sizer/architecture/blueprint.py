@@ -38,6 +38,8 @@ class Blueprint:
     `checkpoint(module)` switches gradient checkpointing on; None where the architecture does not support it.
     `sequence_length` (tokens, frames) and `image_size` (height, width) are what the examples really use; None where the
     architecture has no such size.
+    `positions` is the length of the table in which the decoder looks up where a token stands, up to which it generates; None where
+    it has no such table.
     `notes` say what was chosen on the user's behalf; `uncounted` what an estimate made from this blueprint leaves out.
     """
 
@@ -50,6 +52,7 @@ class Blueprint:
     checkpoint: Callable[[nn.Module], None] | None = None
     sequence_length: int | None = None
     image_size: tuple[int, int] | None = None
+    positions: int | None = None
     notes: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
 

@@ -44,13 +44,18 @@ def generate(module: nn.Module, example: Example, *, new: int, cache: str, on_to
             vars(module).pop("_previous_max_cache_length", None)
 
 
+def is_text(example: Example) -> bool:
+    """Whether the prompts of an example are nothing but tokens."""
+    return example.kwargs.keys() <= {*_GROWING, *_MADE_BY_GENERATE}
+
+
 def lengthened(example: Example, more: int) -> Example:
-    """The example with prompts that are longer by `more` tokens, each the last one once more."""
+    """The example with prompts that are longer by `more` tokens, each the last one once more; where that is negative, shorter."""
 
     def longer(name: str, value: Any) -> Any:
         if name not in _GROWING or not isinstance(value, Tensor) or not more:
             return value
-        return torch.cat([value, value[:, -1:].expand(-1, more)], dim=1)
+        return value[:, :more] if more < 0 else torch.cat([value, value[:, -1:].expand(-1, more)], dim=1)
 
     return Example(kwargs={name: longer(name, value) for name, value in example.kwargs.items()})
 

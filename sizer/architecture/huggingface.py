@@ -38,7 +38,7 @@ from sizer.catalogue.modes import MODES
 from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
 ERROR_LIMIT = 400
-GENERATION = "transformers' generate, greedy, with nothing compiled and no token that ends a sequence: all get as many as were asked for."
+GENERATION = "transformers' generate, greedy and not compiled; no token ends a sequence, so that all get as many as were asked for."
 OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
 
 
@@ -66,6 +66,8 @@ def huggingface_blueprint(
         notes += (GENERATION,)
     parsed, token_notes = with_special_tokens(parsed, cls)
     length, length_notes = _length(parsed, cls, sequence_length)
+    if MODES[mode].generates and sequence_length is None and has_position_table(parsed) and length:
+        length = max(1, length // 2)  # the other half is for what is generated
     parsed, size, image_notes = _image(parsed, cls, image_size)
     try:
         spec, more = plan(parsed, cls, length=length, image_size=size, exact=sequence_length is not None, mode=mode)
@@ -87,6 +89,7 @@ def huggingface_blueprint(
         checkpoint=_checkpoint if cls.supports_gradient_checkpointing else None,
         sequence_length=length,
         image_size=size,
+        positions=position_limit(parsed) if has_position_table(parsed) else None,
         notes=notes + token_notes + length_notes + image_notes + _attention_note(cls, attention) + more,
     )
 

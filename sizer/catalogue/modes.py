@@ -12,9 +12,9 @@ GENERATION_KEYS = ("new", "cache")
 class Mode:
     """One value of `mode=`.
 
-    `phases` are marked in this order. `trains` says whether there are gradients and an optimizer, `generates` whether tokens are
-    made one by one after a prompt. `title` names the work alone,
-    `headline` before the model ("Training ResNet-50"). `unused` are the keys of the query that change nothing in this mode.
+    `phases` are marked in this order. `trains` says whether there are gradients and an optimizer, `generates` whether tokens
+    are made one by one after a prompt. `title` names the work alone, `headline` before the model ("Training ResNet-50"), or
+    before the tokens of a generation. `unused` are the keys of the query that change nothing in this mode.
     """
 
     key: str
@@ -51,7 +51,7 @@ _ROWS = (
     Mode(
         key="generate",
         title="Generation",
-        headline="Generating with",
+        headline="Generating",
         trains=False,
         phases=("load", "prefill", "decode"),
         generates=True,

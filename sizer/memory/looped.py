@@ -79,7 +79,7 @@ def unplaced(tape: Tape, *, until: Replay | None = None) -> Replay:
             break
         changes[begin : loop.end] = changes_of(order[begin : loop.end], taken)
         level = level + sums_by_category(changes[begin : loop.end], categories[begin : loop.end])
-        times = again.count if until is None else len(until.loops[number].levels)
+        times = again.count if until is None else until.loops[number].done
         loops.append(_unplaced_steps(tape, again, times, level))
         level, begin = loops[-1].levels[-1] if times else level, loop.end
         for time in range(max(1, times + 1 - DEPTH), times + 1):
@@ -101,11 +101,43 @@ def unplaced(tape: Tape, *, until: Replay | None = None) -> Replay:
 
 
 def _unplaced_steps(tape: Tape, again: Repetition, times: int, before: np.ndarray) -> LoopReplay:
-    """What the first steps of a loop come to by their tensors' bytes: the changes of a step grow by the same bytes each time."""
+    """What the first steps of a loop come to by their tensors' bytes: the changes of a step grow by the same bytes each time.
+
+    Where what a step leaves does not shrink, most is alive in the first step or in the last: the others have no row.
+    """
+    growth = again.growth
     sums = _Sums(tape, again, before, tape.sizes)
-    for time in range(1, times + 1):
-        sums.add(again.sizes_at(time), 0, [])
-    return sums.found()
+    first, more = (
+        sums.changes((again.sizes, *(again.sizes - steps * growth for steps in range(1, DEPTH + 1)))),
+        sums.changes((growth,) * (DEPTH + 1)),
+    )
+    left, more_left = (sums_by_category(one, sums.categories) for one in (first, more))
+    chosen = [1, times] if times > 1 and more_left.sum() >= 0 else range(1, times + 1)
+    rows = []
+    for time in chosen:
+        changes = first + time * more
+        start = before + (time - 1) * left + (time - 1) * time // 2 * more_left
+        at = int(np.cumsum(changes).argmax()) + 1
+        peak = start + sums_by_category(changes[:at], sums.categories[:at])
+        rows.append((time, at, peak, start + left + time * more_left, 0, 0))
+    return _rows(len(again.events), rows, None)
+
+
+def _rows(
+    events: int, rows: list[tuple[int, int, np.ndarray, np.ndarray, int, int]], refused: tuple[int, int] | None
+) -> LoopReplay:
+    none = np.zeros((0, len(CATEGORIES)), np.int64)
+    times, at, peaks, levels, at_peak, reserved = zip(*rows, strict=True) if rows else ((),) * 6
+    return LoopReplay(
+        events=events,
+        times=np.asarray(times, np.int64),
+        peak_after=np.asarray(at, np.int64),
+        peaks=np.stack(peaks) if peaks else none,
+        levels=np.stack(levels) if levels else none,
+        reserved_at_peak=np.asarray(at_peak, np.int64),
+        reserved=np.asarray(reserved, np.int64),
+        refused=refused,
+    )
 
 
 class Pools(Protocol):
@@ -363,7 +395,7 @@ class _Sums:
         self._again = again
         self._places = np.asarray([place_of[block] for block in blocks.tolist()], np.int64)
         self._signs = np.where(again.events >= 0, 1, -1)
-        self._categories = np.frombuffer(tape.categories, np.uint8)[blocks]
+        self.categories = np.frombuffer(tape.categories, np.uint8)[blocks]
         self._level = before.astype(np.int64)
         # by block what it took, in the last step and those before
         self._history = [np.zeros(made, np.int64) for _ in range(DEPTH)]
@@ -371,41 +403,29 @@ class _Sums:
         successor = dict(again.moves)
         for block, steps, place in again.earlier:
             self._history[steps - 1][place] = taken[successor[block]]
-        self._rows: list[tuple[int, np.ndarray, np.ndarray, int, int]] = []
+        self._rows: list[tuple[int, int, np.ndarray, np.ndarray, int, int]] = []
         self._refused: tuple[int, int] | None = None
 
     def add(self, taken: np.ndarray, reserved: int, grown: list[tuple[int, int]]) -> None:
         """Add a step whose blocks took `taken` bytes; `reserved` were so before it, and from places in it on as `grown` says."""
-        changes = self._changes(taken)
+        changes = self.changes((taken, *self._history))
         self._history = [taken, *self._history[:-1]]
         levels = np.cumsum(changes)
         at = int(levels.argmax()) + 1
-        peak = self._level + self._by_category(changes[:at], at)
-        self._level = self._level + self._by_category(changes, len(changes))
+        peak = self._level + sums_by_category(changes[:at], self.categories[:at])
+        self._level = self._level + sums_by_category(changes, self.categories)
         at_peak = next((held for place, held in reversed(grown) if place < at), reserved)
-        self._rows.append((at, peak, self._level, at_peak, grown[-1][1] if grown else reserved))
+        self._rows.append((len(self._rows) + 1, at, peak, self._level, at_peak, grown[-1][1] if grown else reserved))
 
     def refused(self, taken: np.ndarray, place: int) -> None:
         """Note the request, at a place in the step, that found no room."""
         asked = self._again.sizes_at(len(self._rows) + 1)[self._places[place]]
-        self._refused = int(asked), int(self._level.sum() + self._changes(taken)[:place].sum())
+        self._refused = int(asked), int(self._level.sum() + self.changes((taken, *self._history))[:place].sum())
 
     def found(self) -> LoopReplay:
         """What was added."""
-        none = np.zeros((0, len(CATEGORIES)), np.int64)
-        at, peaks, levels, at_peak, reserved = zip(*self._rows, strict=True) if self._rows else ((),) * 5
-        return LoopReplay(
-            events=len(self._again.events),
-            peak_after=np.asarray(at, np.int64),
-            peaks=np.stack(peaks) if peaks else none,
-            levels=np.stack(levels) if levels else none,
-            reserved_at_peak=np.asarray(at_peak, np.int64),
-            reserved=np.asarray(reserved, np.int64),
-            refused=self._refused,
-        )
+        return _rows(len(self._again.events), self._rows, self._refused)
 
-    def _changes(self, taken: np.ndarray) -> np.ndarray:
-        return self._signs * np.concatenate((taken, *self._history))[self._places]
-
-    def _by_category(self, changes: np.ndarray, count: int) -> np.ndarray:
-        return sums_by_category(changes, self._categories[:count])
+    def changes(self, sizes: Sequence[np.ndarray]) -> np.ndarray:
+        """By how many bytes each event of a step changes what is alive, with the sizes of its blocks and of those before it."""
+        return self._signs * np.concatenate(sizes)[self._places]

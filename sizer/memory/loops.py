@@ -244,3 +244,8 @@ def _write(tape: Tape, loop: Loop, again: Repetition) -> Tape:
         resolved=frozenset(resolved),
         loops=tape.loops[:-1],
     )
+
+
+def repeated_events(tape: Tape) -> int:
+    """How many events the loops of a tape add to it."""
+    return sum(loop.count * (loop.end - loop.begin) for loop in tape.loops)

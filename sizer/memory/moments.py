@@ -62,7 +62,7 @@ def read_moments(tape: Tape, replayed: Replay) -> Moments:
         if loop is not None and (done := len(loop.levels)):
             length = loop.events
             parts.append(_steps(loop, end - length, end, position, rows))
-            rows, count, position = rows + 2 * done, count + 2 * done, position + done * length
+            rows, count, position = rows + 2 * done, count + 2 * done, position + loop.done * length
             level = int(parts[-1][2][-1])
         if loop is not None and loop.refused is not None:
             phase_at.pop(end, None)
@@ -114,7 +114,7 @@ def _events(replayed: Replay, begin: int, end: int, position: int, level: int) -
 
 def _steps(loop: LoopReplay, begin: int, end: int, position: int, rows: int) -> tuple[np.ndarray, ...]:
     """Of each step the moment of most, and its end."""
-    times = np.arange(len(loop.levels)) * (end - begin)
+    times = (loop.times - 1) * (end - begin)
     return (
         _alternating(position + times + loop.peak_after, position + times + end - begin),
         _alternating(begin + loop.peak_after - 1, np.full(len(times), end - 1)),

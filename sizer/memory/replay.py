@@ -29,20 +29,27 @@ class Cache(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopReplay:
-    """What an allocator did with the steps of a loop, in bytes, a row for each; each has as many `events`.
+    """What an allocator did with the steps of a loop, in bytes, a row for each of those that tell; each has as many `events`.
 
+    times: which of the repetitions a row is of, from 1.
     peak_after: after how many events of the step most was allocated. peaks, levels: allocated then, and at the step's end,
     [times, categories]. reserved_at_peak, reserved: reserved then. refused: of the first request that could not be met its
     bytes, and those that were allocated; it came in the step after the last row.
     """
 
     events: int
+    times: np.ndarray
     peak_after: np.ndarray
     peaks: np.ndarray
     levels: np.ndarray
     reserved_at_peak: np.ndarray
     reserved: np.ndarray
     refused: tuple[int, int] | None = None
+
+    @property
+    def done(self) -> int:
+        """How often the step came again."""
+        return int(self.times[-1]) if len(self.times) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

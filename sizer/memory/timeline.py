@@ -86,7 +86,7 @@ def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
         phases=_phases(tape, moments),
         peak_allocated_bytes=int(moments.levels[peak]),
         peak_reserved_bytes=max([int(moments.reserved.max()), *replayed.reserved[-1:]]),
-        peak_requested_bytes=int(read_moments(tape, unplaced(tape, until=replayed)).levels.max()),
+        peak_requested_bytes=peak_requested_bytes(tape, until=replayed),
         peak_phase=_phase(tape, event),
         peak_op="" if block is None else tape.op_names[tape.ops[block]],
         peak_module="" if block is None else tape.module_names[tape.modules[block]],
@@ -130,6 +130,12 @@ def running_bytes(order: Sequence[int], sizes: Sequence[int]) -> list[int]:
 def peak_bytes(order: Sequence[int], sizes: Sequence[int]) -> int:
     """The most bytes that are ever alive, where block i counts `sizes[i]` bytes."""
     return int(_levels(changes_of(order, sizes)).max())
+
+
+def peak_requested_bytes(tape: Tape, *, until: Replay | None = None) -> int:
+    """The most tensor bytes (as requested, not rounded) that are ever alive, in steps of loops too; up to the request that another
+    replay was refused."""
+    return int(read_moments(tape, unplaced(tape, until=until)).levels.max())
 
 
 def live_by_category(tape: Tape) -> dict[str, dict[str, int]]:

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import cache_tensors, generate, lengthened, window_lengths
-from sizer.errors import TraceError
+from sizer.architecture.generation import cache_tensors, generate, is_text, lengthened, window_lengths
+from sizer.errors import RequestError, TraceError
+from sizer.memory.kv_cache import KvSegment
 from sizer.memory.loops import DEPTH, NotRepeatedError, append_step, check_affine, check_follows
 from sizer.memory.tape import Loop, Tape
 from sizer.tracing.device import Device
@@ -30,17 +31,20 @@ UNUSUAL = 2 + DEPTH  # the first tokens: the prompt makes one, the steps after i
 ALIKE = 3  # steps that show a line: two growths, which must be the same
 AROUND_WINDOW = 6  # steps before and after the one that fills a window
 PERIODS = (1, 8)  # steps after which the same comes again: attention pads masks to multiples of 8 keys
+SHORT_PROMPT, TOKENS_OF_A_LINE = 8, 3  # tokens; the cache's bytes at the last two give a line
 TRACED_AT_MOST = 256  # tokens, where steps follow no rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
     """A generation that was traced: its tape, how far the tape goes with each token, and the windows that its layers keep, as
-    the numbers of tokens after which they are full, counted from the first token that is made."""
+    the numbers of tokens after which they are full, counted from the first token that is made. `cache_bytes` are what the cache
+    holds with each token."""
 
     tape: Tape
     ends: tuple[int, ...]
     windows: tuple[int, ...]
+    cache_bytes: tuple[int, ...]
 
 
 def trace_generation(blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device) -> Tape:
@@ -49,6 +53,7 @@ def trace_generation(blueprint: Blueprint, module: nn.Module, work: Work, *, bat
     Its phases are "prefill", which ends with the first token, and "decode". Steps that follow from those that were traced are
     the tape's loops. Raises TraceError where PyTorch gives up, and where steps follow no rule and are too many to be traced.
     """
+    _check_positions(blueprint, module, work)
     module.to("meta").to(weight_dtype(work.dtype))
 
     def run(tokens: int, after: int = 0) -> _Run:
@@ -69,6 +74,18 @@ def trace_generation(blueprint: Blueprint, module: nn.Module, work: Work, *, bat
             todo=f"ask for at most {TRACED_AT_MOST} new tokens, which are then traced one by one",
         )
     return run(work.new).tape
+
+
+def _check_positions(blueprint: Blueprint, module: nn.Module, work: Work) -> None:
+    """Raise RequestError where the last token has no place in the model's table of positions."""
+    prompt = 1 if module.config.is_encoder_decoder else blueprint.sequence_length or 1
+    if blueprint.positions is not None and prompt + work.new - 1 > blueprint.positions:
+        raise RequestError(
+            f"new: {blueprint.class_name} has a table of positions",
+            given=f"{work.new} tokens after a prompt of {prompt}",
+            allowed=f"{blueprint.positions} positions",
+            todo="ask for fewer new tokens, or a shorter prompt",
+        )
 
 
 def _extended(run: Callable[..., _Run], first: int, new: int, period: int) -> Tape:
@@ -136,12 +153,16 @@ def _run(
     recorder.load(module)
     recorder.log.mark("load")
     ends: list[int] = []
+    cache_bytes: list[int] = []
     windows: tuple[int, ...] = ()
 
     def on_token(number: int, cache: object) -> bool:
         nonlocal windows
-        recorder.classify(cache_tensors(cache), "kv cache")
+        held = cache_tensors(cache)
+        recorder.classify(held, "kv cache")
         if number:
+            storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in held}
+            cache_bytes.append(sum(storages.values()))
             ends.append(len(recorder.log.order))
         else:
             windows = window_lengths(cache)
@@ -159,4 +180,36 @@ def _run(
         recorder.log.marks.append((ends[-1], "decode"))
         tape = recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
     prompt = 1 if module.config.is_encoder_decoder else example.kwargs["input_ids"].shape[1]
-    return _Run(tape=tape, ends=tuple(ends), windows=tuple(window - prompt for window in windows))
+    return _Run(
+        tape=tape,
+        ends=tuple(ends),
+        windows=tuple(window - prompt for window in windows),
+        cache_bytes=tuple(cache_bytes),
+    )
+
+
+def trace_kv_cache(blueprint: Blueprint, module: nn.Module, work: Work, *, device: Device) -> tuple[KvSegment, ...]:
+    """What one sequence's cache holds by its length, read from transformers' own dynamic cache: a line for what comes before each
+    window that fills, and one beyond the last.
+
+    Empty for models whose prompt is more than text, or read by an encoder. Raises TraceError where PyTorch gives up.
+    """
+    module.to("meta").to(weight_dtype(work.dtype))
+    example = blueprint.example(1, False)
+    if module.config.is_encoder_decoder or not is_text(example):
+        return ()
+    prompt = example.kwargs["input_ids"].shape[1]
+    plain = replace(work, cache="dynamic", new=TOKENS_OF_A_LINE + 1)
+
+    def line(length: int) -> tuple[_Run, KvSegment]:
+        """The line from a number of tokens on."""
+        run = _run(blueprint, module, plain, batch=1, device=device, tokens=TOKENS_OF_A_LINE, after=length - prompt)
+        before, after = run.cache_bytes[-2:]
+        context = length + TOKENS_OF_A_LINE - 1  # the last token is not in the cache yet
+        slope = after - before
+        return run, KvSegment(start=0, constant_bytes=after - slope * context, token_bytes=slope)
+
+    run, first = line(SHORT_PROMPT)
+    windows = [window + SHORT_PROMPT for window in run.windows]
+    later = [(window, line(window + 2)[1]) for window in windows if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
+    return (first, *(replace(segment, start=window) for window, segment in later))
