@@ -93,11 +93,10 @@ def _config(module: nn.Module, *, new: int, cache: str) -> GenerationConfig:
 
 @contextmanager
 def _watched(module: nn.Module, on_token: OnToken) -> Iterator[None]:
-    """Within the context `on_token` is told of each token of a sequence; `generate` ends where it returns False.
+    """Within the context `on_token` is told of each token of a sequence, and `generate` ends where it returns False.
 
     `_has_unfinished_sequences` is what `generate` asks before each step and after the last one (generation/utils.py, _sample).
     """
-    goes_on = module._has_unfinished_sequences
     seen: dict[str, Any] = {"tokens": 0, "cache": None}
 
     def keep_cache(_: nn.Module, args: Any, output: Any) -> None:
@@ -108,7 +107,7 @@ def _watched(module: nn.Module, on_token: OnToken) -> Iterator[None]:
     def has_unfinished(*args: Any, **kwargs: Any) -> bool:
         wanted = on_token(seen["tokens"], seen["cache"])
         seen["tokens"] += 1
-        return goes_on(*args, **kwargs) and wanted
+        return wanted
 
     handle = module.register_forward_hook(keep_cache)
     try:
