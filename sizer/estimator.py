@@ -11,11 +11,12 @@ from sizer import versions as pytorch
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import GENERATION_KEYS, MODES
 from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_column
+from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
 from sizer.request import Request, format_query
@@ -193,6 +194,18 @@ class Estimator:
             uncounted=(*counted.uncounted, *self._unanswered(traced)),
             explanation=None if pending else self._explain(traced),
             formulas=formulas(device, self.gpu),
+            kv_caches=() if pending else self._kv_caches(columns),
+        )
+
+    def _kv_caches(self, columns: Mapping[str, Column]) -> tuple[KvCache, ...]:
+        """The caches of a generation, by dtype."""
+        if not MODES[self.request.mode].generates:
+            return ()
+        of_dtypes = ((dtype, self._tracer.kv_segments(dtype), column.estimates) for dtype, column in columns.items())
+        return tuple(
+            build_kv_cache(segments, dtype=dtype, weights_bytes=rows[0].weights_bytes, gpu=self.gpu)
+            for dtype, segments, rows in of_dtypes
+            if segments and rows
         )
 
     def _focus(self, columns: Mapping[str, Column]) -> Focus | None:
@@ -241,6 +254,6 @@ def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
 
 def _echo(request: Request) -> dict[str, object]:
     echo = asdict(request)
-    for name in ("config", "focus"):
+    for name in ("config", "focus", *(() if MODES[request.mode].generates else GENERATION_KEYS)):
         echo.pop(name)
     return echo

@@ -19,11 +19,13 @@ from sizer.config_json import encode_config
 from sizer.errors import RefusedValueError, suggest
 from sizer.query_values import (
     ATTENTIONS,
+    CACHES,
     DTYPES,
     MAX_ACCUMULATE,
     MAX_ALPHA,
     MAX_BATCH,
     MAX_IMAGE,
+    MAX_NEW,
     MAX_RANK,
     MAX_SEQUENCE_LENGTH,
     MIN_IMAGE,
@@ -34,8 +36,10 @@ from sizer.query_values import (
     format_switch,
     listed,
     read_batches,
+    read_cache,
     read_head,
     read_image_size,
+    read_new,
     read_sequence_length,
     read_share,
     read_switch,
@@ -96,6 +100,10 @@ def _default_of(request: REQUEST, name: str) -> object:
 
 def _training(request: REQUEST) -> str:
     return "" if MODES[request.mode].trains else "mode=training"
+
+
+def _generation(request: REQUEST) -> str:
+    return "" if MODES[request.mode].generates else "mode=generate"
 
 
 def _of_adapters(key: str) -> Callable[[REQUEST], str]:
@@ -175,6 +183,18 @@ KEYS: dict[str, Key] = {
         format_image_size,
         allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
         otherwise="the model's usual size",
+    ),
+    "new": _field(
+        "new",
+        read_new,
+        allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate",
+        needs=_generation,
+    ),
+    "cache": _field(
+        "cache",
+        read_cache,
+        allowed=f"{', '.join(CACHES)}: transformers' KV cache, with mode=generate",
+        needs=_generation,
     ),
     "optimizer": _field("optimizer", choice(OPTIMIZERS), allowed=", ".join(OPTIMIZERS)),
     "optimizer_impl": _field(

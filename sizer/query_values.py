@@ -15,6 +15,12 @@ MAX_BATCH, MAX_BATCHES = 65_536, 32
 MAX_RANK, MAX_ALPHA, MAX_ACCUMULATE = 4096, 65_536, 65_536
 MAX_SEQUENCE_LENGTH = 1_048_576
 MIN_IMAGE, MAX_IMAGE = 16, 4096
+MAX_NEW = 32_768
+CACHES = ("dynamic", "static")
+_NO_CACHE = {
+    "quantized": "it is held by a package of its own, optimum-quanto or hqq, whose kernels cannot be traced",
+    "offloaded": "it copies layers on a second stream, whose blocks the allocator keeps apart: what is reserved is not known",
+}
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
 MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
 CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -99,6 +105,18 @@ def read_targets(text: str) -> tuple[str, ...]:
 def read_sequence_length(text: str) -> int:
     """A number of tokens."""
     return _read_integer(text, 1, MAX_SEQUENCE_LENGTH, "seq=2048")
+
+
+def read_new(text: str) -> int:
+    """A number of tokens that are generated."""
+    return _read_integer(text, 1, MAX_NEW, "new=512")
+
+
+def read_cache(text: str) -> str:
+    """A cache of transformers that can be traced."""
+    if (reason := _NO_CACHE.get(text)) is not None:
+        raise RefusedValueError(", ".join(CACHES), f"choose one of these: of a {text} cache, {reason}")
+    return choice(CACHES)(text)
 
 
 def read_image_size(text: str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from urllib.parse import unquote_plus
 
 from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
@@ -37,7 +38,8 @@ class Request:
     `gpu` is a key that `find_gpu` knows. `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
     `train` is one of TRAINS, `adapter` a key of ADAPTERS, whose fields count where `train` is "adapter" and where it takes them;
     `adapter_alpha` None stands for twice the rank. `accumulate` is how many forward and backward passes an optimizer's step has.
-    `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure.
+    `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
+    prompt, which has `sequence_length`) and `cache` are of modes that generate.
     """
 
     source: str
@@ -65,6 +67,8 @@ class Request:
     adapter_dropout: float = 0.0
     accumulate: int = 1
     focus: tuple[str, int] | None = None
+    new: int = 512
+    cache: str = "dynamic"
 
 
 def parse_query(text: str) -> Request:
@@ -93,6 +97,17 @@ def parse_query(text: str) -> Request:
     if refusals:
         raise RequestError(refusals=refusals)
     return Request(**values)
+
+
+def check_not_generating(request: Request, what: str) -> None:
+    """Raise RequestError for a generation: `what` says of which answer there is none for it."""
+    if MODES[request.mode].generates:
+        raise RequestError(
+            f"{what}: not for a generation",
+            given=f"mode={request.mode}",
+            allowed=", ".join(mode.key for mode in MODES.values() if not mode.generates),
+            todo="ask for mode=inference, which reads the prompt, or size_step with your own loop",
+        )
 
 
 def format_query(request: Request, *, complete: bool = False) -> str:
@@ -212,6 +227,13 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
 
 def _refused_by_source(request: Request) -> Iterable[Refusal]:
     source = SOURCES[request.source]
+    if request.mode in source.refuses_modes:
+        yield Refusal(
+            key="mode",
+            given=f"{request.mode!r} with a {source.key} architecture",
+            allowed=", ".join(mode for mode in MODES if mode not in source.refuses_modes),
+            todo="choose a language model of transformers",
+        )
     for key in source.refuses:
         if not KEYS[key].is_default(request):
             *others, last = (f"{row.key}:" for row in SOURCES.values() if key not in row.refuses)

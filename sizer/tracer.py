@@ -27,6 +27,7 @@ from sizer.memory.block_notes import BlockNotes
 from sizer.memory.census import Census
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
+from sizer.memory.kv_cache import KvSegment
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.query_values import DTYPES
@@ -35,6 +36,7 @@ from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
+from sizer.tracing.generation import trace_generation, trace_kv_cache
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import PASSES, build, trace
 from sizer.versions import parse_version
@@ -180,6 +182,20 @@ class Tracer:
         notes = BlockNotes()
         return self._run(dtype, batch, self.device(), block_notes=notes), notes
 
+    def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
+        """What one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more than text."""
+        name = f"kv cache {self._name(dtype)}"
+        if (data := self._kept.get(name)) is not None:
+            with contextlib.suppress(DecodeError, ValueError):  # what another version has kept is traced again
+                return decode(tuple[KvSegment, ...], json.loads(data), "segments")
+        self._progress(f"tracing the cache in {dtype}")
+        try:
+            found = trace_kv_cache(self._blueprint, self._module, work_of(self.request, dtype), device=self.device())
+        except TraceError:  # the estimate of the dtype says why
+            found = ()
+        self._kept.put(name, json.dumps(encode(found)).encode("ascii"))
+        return found
+
     def built(self) -> tuple[Blueprint, nn.Module]:
         """The architecture as it is traced: its blueprint, and its module on meta."""
         return self._blueprint, self._module
@@ -238,10 +254,11 @@ class Tracer:
     def _run(
         self, dtype: str, batch: int, device: Device, *, short: bool = False, block_notes: BlockNotes | None = None
     ) -> Tape:
-        request = self.request
-        work = work_of(request, dtype)
+        work = work_of(self.request, dtype)
         blueprint, module = self._blueprint, self._module
         self._progress(f"tracing {dtype} at batch {batch}")
+        if MODES[self.request.mode].generates:
+            return trace_generation(blueprint, module, work, batch=batch, device=device)
         return trace(blueprint, module, work, batch=batch, device=device, short=short, block_notes=block_notes)
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
@@ -354,6 +371,8 @@ def work_of(request: Request, dtype: str) -> Work:
         optimizer_impl=request.optimizer_impl,
         accumulate=request.accumulate,
         tell_frozen=request.train != "all",
+        new=request.new,
+        cache=request.cache,
     )
 
 

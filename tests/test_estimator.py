@@ -77,7 +77,8 @@ def test_another_makers_device_is_estimated_with_a_caution(gpu: str, maker: str)
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.key)
 def test_a_mode_marks_its_phases_and_keys_that_it_does_not_use_change_nothing(mode: Mode) -> None:
-    query = f"arch=torchvision:resnet18&image=64&dtype=float32&batch=2&mode={mode.key}"
+    model = "hf:gpt2&seq=16&new=8" if mode.generates else "torchvision:resnet18&image=64"
+    query = f"arch={model}&dtype=float32&batch=2&mode={mode.key}"
     others = {"optimizer": "sgd", "optimizer_impl": "loop", "checkpointing": "1"}
     (plain,) = estimate(parse_query(query)).estimates
     assert tuple(use.phase for use in plain.phases) == mode.phases

@@ -13,10 +13,11 @@ from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.presets import PRESETS
+from sizer.catalogue.sources import SOURCES
 from sizer.config_json import decode_config, encode_config
 from sizer.errors import ConfigError, RequestError
 from sizer.query_keys import KEYS
-from sizer.query_values import ATTENTIONS, DTYPES
+from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import (
     DEFAULT_BATCHES,
     Request,
@@ -308,11 +309,13 @@ def test_the_complete_form_writes_defaults_too():
         "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb&expandable=0"
         "&train=all&accumulate=1"
     )
-    everything = (
-        f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&train=adapter&alpha=8&focus=float32:2"
-    )
-    keys = [field.partition("=")[0] for field in format_query(parse_query(everything), complete=True).split("&")]
-    assert keys == list(KEYS)
+    most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
+    written = [
+        [field.partition("=")[0] for field in format_query(parse_query(f"{most}&{more}"), complete=True).split("&")]
+        for more in ("mode=generate", "train=adapter&alpha=8")
+    ]
+    assert set(written[0]) | set(written[1]) == set(KEYS)
+    assert all(keys == [key for key in KEYS if key in keys] for keys in written)
 
 
 def test_expandable_segments_are_asked_for_by_a_key_of_their_own():
@@ -373,17 +376,45 @@ def test_keys_that_do_not_apply_are_refused_by_name(keys: str, said: str):
         parse_query(f"{LLAMA}&{keys}")
 
 
+def test_keys_of_a_generation_are_refused_elsewhere_by_name():
+    assert parse_query(f"{LLAMA}&mode=generate&new=7&cache=static").new == 7
+    assert format_query(parse_query(f"{LLAMA}&mode=generate&new=512")).endswith("&mode=generate")
+    for mode in ("training", "inference"):
+        with pytest.raises(
+            RequestError, match=r"^new: given '7' without mode=generate, allowed new with mode=generate"
+        ):
+            parse_query(f"{LLAMA}&mode={mode}&new=7")
+    with pytest.raises(
+        RequestError, match=r"^mode: given 'generate' with a torchvision architecture, allowed training"
+    ):
+        parse_query(f"{RESNET}&mode=generate")
+
+
+@pytest.mark.parametrize(
+    ("cache", "reason"), [("quantized", "optimum-quanto or hqq"), ("offloaded", "a second stream")]
+)
+def test_a_cache_that_cannot_be_traced_is_refused_with_the_reason(cache, reason):
+    with pytest.raises(RequestError, match=rf"^cache: given '{cache}', allowed dynamic, static.*{reason}"):
+        parse_query(f"{LLAMA}&mode=generate&cache={cache}")
+    with pytest.raises(RequestError, match=r"^cache: given 'sliding', allowed dynamic, static"):
+        parse_query(f"{LLAMA}&mode=generate&cache=sliding")
+
+
 def random_request(rng: random.Random) -> Request:
     source = rng.choice(("torchvision", "hf", "hub", "config"))
     optimizer = rng.choice(list(OPTIMIZERS))
     torchvision = source == "torchvision"
+    mode = rng.choice([mode for mode in MODES if mode not in SOURCES[source].refuses_modes])
+    generates = MODES[mode].generates
     return Request(
         source=source,
         name={"torchvision": "vit_b_16", "hf": rng.choice(list(PRESETS)), "hub": "Org_1/na-me.2", "config": ""}[source],
         revision=rng.choice((None, "main", "refs/pr/3", "0" * 40)) if source == "hub" else None,
         config=canonical_json(random_json(rng, 3)) if source == "config" else None,
         head=None if torchvision else rng.choice((None, "BertForMaskedLM")),
-        mode=(mode := rng.choice(list(MODES))),
+        mode=mode,
+        new=rng.choice((512, rng.randint(1, 32_768))) if generates else 512,
+        cache=rng.choice(CACHES) if generates else "dynamic",
         dtypes=tuple(rng.sample(DTYPES, rng.randint(1, 5))),
         batches=rng.choice((DEFAULT_BATCHES, tuple(rng.sample(range(1, 65537), rng.randint(1, 32))))),
         sequence_length=None if torchvision else rng.choice((None, rng.randint(1, 2**20))),

@@ -40,6 +40,8 @@ class Blueprint:
     is. `describe(module)` says of that module what was made.
     `sequence_length` (tokens, frames) and `image_size` (height, width) are what the examples really use; None where the
     architecture has no such size.
+    `positions` is the length of the table in which the decoder looks up where a token stands, up to which it generates; None where
+    it has no such table.
     `notes` say what was chosen on the user's behalf; `uncounted` what an estimate made from this blueprint leaves out.
     """
 
@@ -54,6 +56,7 @@ class Blueprint:
     describe: Callable[[nn.Module], tuple[str, ...]] = lambda module: ()
     sequence_length: int | None = None
     image_size: tuple[int, int] | None = None
+    positions: int | None = None
     notes: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
 

@@ -19,6 +19,7 @@ from sizer.architecture.calls import call
 from sizer.architecture.examples import has_own_loss, make_example, multimodal_input_of
 from sizer.architecture.examples.example_spec import ExampleSpec, takes, text_config
 from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
+from sizer.architecture.generation import generates
 from sizer.architecture.heads import choose_head, choose_part
 from sizer.architecture.refusals import no_batch, no_step, no_training
 from sizer.architecture.sizes import (
@@ -37,6 +38,7 @@ from sizer.catalogue.modes import MODES
 from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
 ERROR_LIMIT = 400
+GENERATION = "transformers' generate, greedy and not compiled; no token ends a sequence, so that all get as many as were asked for."
 OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
 
 
@@ -59,8 +61,13 @@ def huggingface_blueprint(
     """
     parsed = choose_part(read_architecture(config), head)
     cls, notes = choose_head(parsed, head)
+    if MODES[mode].generates:
+        _check_generates(cls)
+        notes += (GENERATION,)
     parsed, token_notes = with_special_tokens(parsed, cls)
     length, length_notes = _length(parsed, cls, sequence_length)
+    if MODES[mode].generates and sequence_length is None and has_position_table(parsed) and length:
+        length = max(1, length // 2)  # the other half is for what is generated
     parsed, size, image_notes = _image(parsed, cls, image_size)
     try:
         spec, more = plan(parsed, cls, length=length, image_size=size, exact=sequence_length is not None, mode=mode)
@@ -82,8 +89,20 @@ def huggingface_blueprint(
         checkpoint=_checkpoint if cls.supports_gradient_checkpointing else None,
         sequence_length=length,
         image_size=size,
+        positions=position_limit(parsed) if has_position_table(parsed) else None,
         notes=notes + token_notes + length_notes + image_notes + _attention_note(cls, attention) + more,
     )
+
+
+def _check_generates(cls: type[PreTrainedModel]) -> None:
+    """Raise RequestError where transformers' own `generate` is not what makes a class's text."""
+    if not generates(cls):
+        raise RequestError(
+            f"mode=generate: {cls.__name__} does not generate text by transformers' own generate",
+            given=cls.__name__,
+            allowed="a class with a language model's head, such as LlamaForCausalLM",
+            todo="choose another head, or mode=inference",
+        )
 
 
 def plan(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TRAINING_KEYS = ("optimizer", "optimizer_impl", "checkpointing")
+GENERATION_KEYS = ("new", "cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
     """One value of `mode=`.
 
-    `phases` are marked in this order. `trains` says whether there are gradients and an optimizer. `title` names the work alone,
-    `headline` before the model ("Training ResNet-50"). `unused` are the keys of the query that change nothing in this mode.
+    `phases` are marked in this order. `trains` says whether there are gradients and an optimizer, `generates` whether tokens
+    are made one by one after a prompt. `title` names the work alone, `headline` before the model ("Training ResNet-50"), or
+    before the tokens of a generation. `unused` are the keys of the query that change nothing in this mode.
     """
 
     key: str
@@ -20,6 +22,7 @@ class Mode:
     headline: str
     trains: bool
     phases: tuple[str, ...]
+    generates: bool = False
     unused: tuple[str, ...] = ()
 
     def phase_after(self, phase: str) -> str:
@@ -35,6 +38,7 @@ _ROWS = (
         headline="Training",
         trains=True,
         phases=("load", "forward", "backward", "optimizer", "step2"),
+        unused=GENERATION_KEYS,
     ),
     Mode(
         key="inference",
@@ -42,6 +46,15 @@ _ROWS = (
         headline="Inference with",
         trains=False,
         phases=("load", "forward", "step2"),
+        unused=(*TRAINING_KEYS, *GENERATION_KEYS),
+    ),
+    Mode(
+        key="generate",
+        title="Generation",
+        headline="Generating",
+        trains=False,
+        phases=("load", "prefill", "decode"),
+        generates=True,
         unused=TRAINING_KEYS,
     ),
 )

@@ -41,8 +41,8 @@ class Source:
     `blueprint` is the function (request, config) -> Blueprint. `names` is the function that lists what `package` builds by
     "name" and "family"; None where no package lists it. `preload` are the modules that the job server imports ahead
     beside `package` and the blueprint's.
-    `refuses` are the keys of the query that its models do not take. `fetched` says that its config.json comes from the hub,
-    `required` that the package is installed wherever Sizer is.
+    `refuses` are the keys of the query that its models do not take, `refuses_modes` the values of `mode`. `fetched` says that its
+    config.json comes from the hub, `required` that the package is installed wherever Sizer is.
     """
 
     key: str
@@ -56,6 +56,7 @@ class Source:
     title_of: Callable[[str], str] | None = None
     preload: tuple[str, ...] = ()
     refuses: tuple[str, ...] = ()
+    refuses_modes: tuple[str, ...] = ()
     fetched: bool = False
     required: bool = True
 
@@ -143,6 +144,7 @@ def _read_config(value: str) -> dict[str, str | None]:
 
 
 _OF_TRANSFORMERS = ("head", "seq", "attention")
+_GENERATES = ("generate",)
 
 _ROWS = (
     Source(
@@ -156,6 +158,7 @@ _ROWS = (
         blueprint="sizer.architecture.vision:from_request",
         names="sizer.architecture.vision:list_names",
         refuses=_OF_TRANSFORMERS,
+        refuses_modes=_GENERATES,
     ),
     Source(
         key="timm",
@@ -168,6 +171,7 @@ _ROWS = (
         blueprint="sizer.architecture.timm_models:from_request",
         names="sizer.architecture.timm_models:list_names",
         refuses=_OF_TRANSFORMERS,
+        refuses_modes=_GENERATES,
         required=False,
     ),
     Source(

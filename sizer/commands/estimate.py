@@ -17,6 +17,7 @@ from sizer.memory.advice import advise
 from sizer.memory.caveats import caveats
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
+from sizer.memory.kv_cache import PAGED_NOTE
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.units import format_bytes, format_count
@@ -71,6 +72,7 @@ def format_report(report: Report, width: int | None = None) -> str:
         _estimates(report, width),
         _peaks(report, width),
         _largest(report),
+        _kv_cache(report, width),
         _remarks(report),
     )
     return to_printable("\n\n".join("\n".join(lines) for part in parts if (lines := list(part))))
@@ -97,9 +99,9 @@ def _model(report: Report) -> Iterator[str]:
 
 def _headline(report: Report) -> Iterator[str]:
     if focus := _focus(report):
-        asked = report.request
+        asked, mode = report.request, MODES[report.request["mode"]]
         part = trained_part(asked["train"], asked["adapter"], asked["adapter_rank"])
-        work = f"{MODES[asked['mode']].title} {part}".rstrip()
+        work = f"{mode.title} of {asked['new']:,} tokens" if mode.generates else f"{mode.title} {part}".rstrip()
         allocated, process = format_bytes(focus.peak_allocated_bytes), format_bytes(focus.process_bytes)
         verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[focus.fits]
         yield (
@@ -160,6 +162,26 @@ def _largest(report: Report) -> Iterator[str]:
         sure = f"{row.batch:,}" if row.batch else "none"
         more = f", perhaps {row.possible_batch:,}" if row.possible_batch and row.possible_batch != row.batch else ""
         yield f"  {row.dtype}: {sure}{more}{f' ({row.reason})' if row.reason and not row.batch else ''}"
+
+
+def _kv_cache(report: Report, width: int | None) -> Iterator[str]:
+    """What a sequence's cache takes, in the dtype in focus."""
+    for cache in report.kv_caches:
+        if report.focus is None or cache.dtype != report.focus.dtype:
+            continue
+        said = PAGED_NOTE.format(budget=format_bytes(cache.paged_budget_bytes))
+        yield f"KV cache in {cache.dtype}, {cache.token_bytes:,} bytes a token; {said}:"
+        header = ("context", "one sequence", "in blocks", "sequences, paged")
+        rows = (
+            (
+                f"{row.context:,}",
+                format_bytes(row.sequence_bytes),
+                format_bytes(row.paged_bytes),
+                f"{row.paged_sequences:,}",
+            )
+            for row in cache.rows
+        )
+        yield from format_table(header, rows, width=width)
 
 
 def _remarks(report: Report) -> Iterator[str]:

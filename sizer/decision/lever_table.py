@@ -104,6 +104,12 @@ def _half_sequence(request: Request, known: Counted) -> Request | None:
     return replace(request, sequence_length=length // 2)
 
 
+def _half_new(request: Request, known: Counted) -> Request | None:
+    if not MODES[request.mode].generates or request.new < 2:
+        return None
+    return replace(request, new=request.new // 2)
+
+
 def _half_image(request: Request, known: Counted) -> Request | None:
     if known.image_size is None or known.sequence_length is not None:
         return None
@@ -120,8 +126,15 @@ def _of_small_batches(known: Counted) -> str:
     return f"more, smaller kernels{'; batch norm sees the small batches' if normed else ''}"
 
 
+def _batch_title(request: Request) -> str:
+    (batch,) = request.batches
+    return f"{batch} sequences at once" if MODES[request.mode].generates else f"Batches of {batch}, accumulated"
+
+
 def _accumulate(request: Request) -> str:
     (batch,) = request.batches
+    if MODES[request.mode].generates:
+        return f"for part in inputs.split({batch}):\n    outputs.append(model.generate(part, max_new_tokens={request.new}).cpu())"
     if not MODES[request.mode].trains:
         return f"for part in inputs.split({batch}):\n    outputs.append(model(part).cpu())"
     return (
@@ -201,8 +214,12 @@ LEVERS = (
         lambda request, known: replace(request, expandable_segments=True),
     ),
     _row_of(
-        "batch", "batch", 2, lambda request: f"Batches of {request.batches[0]}, accumulated",
-        _of_small_batches, _accumulate, _with_batch,
+        "static", "cache", 2, "A static KV cache", "room for every token from the start, also where generations end early",
+        'model.generate(..., cache_implementation="static", disable_compile=True)',
+        lambda request, known: replace(request, cache="static") if MODES[request.mode].generates else None,
+    ),
+    _row_of(
+        "batch", "batch", 2, _batch_title, _of_small_batches, _accumulate, _with_batch,
     ),
     _row_of(
         "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",
@@ -235,6 +252,10 @@ LEVERS = (
     _row_of(
         "seq", "size", 5, lambda request: f"Sequences of {request.sequence_length:,} tokens", "half the context",
         _sequence, _half_sequence,
+    ),
+    _row_of(
+        "new", "tokens", 5, lambda request: f"{request.new:,} new tokens", "half as many tokens",
+        lambda request: f"model.generate(..., max_new_tokens={request.new})", _half_new,
     ),
     _row_of(
         "image", "size", 5, lambda request: "Images of {} × {}".format(*(request.image_size or (0, 0))), "half the resolution",

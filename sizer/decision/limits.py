@@ -1,4 +1,5 @@
-"""How far one can go on a device: the largest batch, the longest sequence, the largest image, all else as it was asked for."""
+"""How far one can go on a device: the largest batch, the longest sequence, the largest image; of a generation the most sequences,
+the longest prompt, the most tokens. All else is as it was asked for."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
 from sizer.errors import SizerError
+from sizer.memory.allocator import replay_events
 from sizer.memory.decision import Limit, LimitReport
 from sizer.memory.fit import search
-from sizer.query_values import MAX_IMAGE, MAX_SEQUENCE_LENGTH, MIN_IMAGE
+from sizer.query_values import MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
 from sizer.request import Request, format_query
 from sizer.tracer import Counted, Kept, Progress
 
@@ -18,21 +21,29 @@ from sizer.tracer import Counted, Kept, Progress
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """A size of a sample that can be solved for: its key in the query, its title, its smallest and largest value, the question with
-    another value, and the value that the question has by now; None where the model has no such size."""
+    another value, and the value that the question has by now; None where the model, or the mode, has no such size."""
 
     key: str
     title: str
     smallest: int
     largest: int
     with_value: Callable[[Request, int], Request]
-    value: Callable[[Counted], int | None]
+    value: Callable[[Request, Counted], int | None]
 
 
-def _sequence_length(known: Counted) -> int | None:
-    return known.sequence_length
+def _sequence_length(request: Request, known: Counted) -> int | None:
+    return None if MODES[request.mode].generates else known.sequence_length
 
 
-def _image_side(known: Counted) -> int | None:
+def _prompt_length(request: Request, known: Counted) -> int | None:
+    return known.sequence_length if MODES[request.mode].generates else None
+
+
+def _new_tokens(request: Request, known: Counted) -> int | None:
+    return request.new if MODES[request.mode].generates else None
+
+
+def _image_side(request: Request, known: Counted) -> int | None:
     return None if known.image_size is None else max(known.image_size)
 
 
@@ -44,6 +55,22 @@ SIZES = (
         largest=MAX_SEQUENCE_LENGTH,
         with_value=lambda request, length: replace(request, sequence_length=length),
         value=_sequence_length,
+    ),
+    Size(
+        key="seq",
+        title="Longest prompt",
+        smallest=1,
+        largest=MAX_SEQUENCE_LENGTH,
+        with_value=lambda request, length: replace(request, sequence_length=length),
+        value=_prompt_length,
+    ),
+    Size(
+        key="new",
+        title="Most new tokens",
+        smallest=1,
+        largest=MAX_NEW,
+        with_value=lambda request, tokens: replace(request, new=tokens),
+        value=_new_tokens,
     ),
     Size(
         key="image",
@@ -73,7 +100,7 @@ def limits(
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
     known = cells.counted(request)
-    sizes = [size for size in SIZES if size.value(known) is not None]
+    sizes = [size for size in SIZES if size.value(request, known) is not None]
     report = LimitReport(query=format_query(request, complete=True), pending=("batch", *(size.key for size in sizes)))
     yield report
     report_progress("largest batch")
@@ -87,7 +114,7 @@ def limits(
 
 
 def _batch(request: Request, cells: Cells) -> Limit:
-    title = "Largest batch"
+    title = "Most sequences at once" if MODES[request.mode].generates else "Largest batch"
     try:
         found = cells.largest_batch(request)
     except CANNOT as error:
@@ -110,7 +137,7 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
             refused[value] = error
             return False
 
-    now = size.value(cells.counted(request))
+    now = size.value(request, cells.counted(request))
     start = _guess(size, now, at, cells)
     sure = search(lambda value: fits(value, (True,)), size.largest, start=start, low=size.smallest - 1)
     possible = sure
@@ -129,6 +156,8 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
 
 def _guess(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> int:
     """Where the process would reach the device's memory if it grew as it does between half of today's size and today's."""
+    if size.key == "new" and (tokens := _tokens_before_failure(at(size.largest), cells)) is not None:
+        return tokens
     half = max(size.smallest, now // 2)
     try:
         low, high = (cells.estimate(at(value)).process_high_bytes for value in (half, now))
@@ -138,10 +167,29 @@ def _guess(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> 
     if high <= low or half == now:
         return now
     # A sequence's activations grow with its length, an image's with the square of its side.
-    power = 1 if size.key == "seq" else 2
+    power = 2 if size.key == "image" else 1
     slope = (high - low) / (now**power - half**power)
     reach = (total - low) / slope + half**power
     return round(min(max(reach, 1) ** (1 / power), size.largest))
+
+
+def _tokens_before_failure(request: Request, cells: Cells) -> int | None:
+    """How many tokens a generation comes to before the device has no memory left; None where its last loop does not say.
+
+    A growing cache holds what it has by then, however many tokens are to come.
+    """
+    if request.cache != "dynamic":
+        return None
+    try:
+        tape = cells.tape(request)
+    except CANNOT:
+        return None
+    gpu = find_gpu(request.gpu)
+    capacity = gpu.total_bytes - gpu.context_high_bytes
+    found = replay_events(tape, gpu.backend, capacity, request.expandable_segments).loops
+    if len(found) != len(tape.loops) or not found or found[-1].refused is None:
+        return None
+    return max(1, request.new - tape.loops[-1].count + found[-1].done)
 
 
 def _reason(size: Size, sure: int, possible: int, now: int, refused: dict[int, SizerError]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.allocator import Cache, PlainMemory
+from sizer.memory.allocator import PlainMemory
 from sizer.memory.cuda import CudaCache
 from sizer.memory.expandable import ExpandableCache
+from sizer.memory.looped import place
 from sizer.memory.mps import MpsHeaps
+from sizer.memory.replay import Cache
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import running_bytes
 
@@ -52,14 +54,14 @@ class _GivingBackNoted(CudaCache):
         self.given_back: list[int] = []
 
     def release_cached(self) -> None:
-        self.given_back.append(self.position)
+        self.given_back.append(self.started + self.position)
         super().release_cached()
 
 
 def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
     if gpu.backend == "cuda" and not expandable_segments:
         cache = _GivingBackNoted(capacity)
-        found = cache.place(tape)
+        found = place(tape, cache)
         return Addresses(
             addresses=list(found.addresses),
             taken=list(found.taken),

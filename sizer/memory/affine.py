@@ -174,7 +174,7 @@ def _check_same_work(one: Tape, other: Tape) -> None:
     ops, modules = one.op_names[: len(other.op_names)], one.module_names[: len(other.module_names)]
     if ops == other.op_names and modules == other.module_names:
         same_columns = one.ops == other.ops and one.modules == other.modules and one.categories == other.categories
-        if same_columns and one.order == other.order and one.marks == other.marks:
+        if same_columns and one.order == other.order and one.marks == other.marks and one.loops == other.loops:
             return
     for position, (event, counterpart) in enumerate(zip(one.order, other.order, strict=False)):
         if event != counterpart or (event >= 0 and _row(one, event) != _row(other, event)):
@@ -185,6 +185,8 @@ def _check_same_work(one: Tape, other: Tape) -> None:
         raise _different_work(one, other, shorter, texts[0], texts[1])
     if one.marks != other.marks:
         raise _different_work(one, other, shorter, f"phases {one.marks}", f"phases {other.marks}")
+    if one.loops != other.loops:
+        raise _different_work(one, other, shorter, f"loops {one.loops}", f"loops {other.loops}")
 
 
 def _check_same_size_queries(one: Tape, other: Tape) -> None:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+
+import numpy as np
 
 from sizer.catalogue.gpus import Backend
 from sizer.memory import cuda, expandable, mps
+from sizer.memory.looped import Pools, place
+from sizer.memory.replay import Cache, Replay, run_events
 from sizer.memory.tape import Tape
-from sizer.memory.timeline import Replay, Timeline, read_timeline
-
-
-class Cache(Protocol):
-    """An allocator that is asked event by event. Requests are of more than 0 bytes; addresses are the allocator's own."""
-
-    reserved: int
-    retries: int
-
-    def allocate(self, size: int) -> tuple[int, int] | None:
-        """(address, bytes really taken), or None where the device has no memory left."""
-
-    def release(self, address: int, size: int) -> None:
-        """Take back the block at `address` that took `size` bytes."""
-
-    def release_cached(self) -> None:
-        """Give back to the device what no block uses (`torch.cuda.empty_cache()`)."""
+from sizer.memory.timeline import Timeline, read_timeline
 
 
 def replay(
@@ -49,14 +37,17 @@ def replay_events(
     """Bytes taken by every block of a tape and reserved after every event; `replay` reads the timeline from it."""
     if expandable_segments and backend != "cuda":
         raise ValueError(f"expandable_segments was asked for on {backend!r}; only 'cuda' has it: leave it False")
+    return place(tape, allocator_of(backend, capacity_bytes, expandable_segments))
+
+
+def allocator_of(backend: Backend, capacity: int | None, expandable_segments: bool) -> Pools:
+    """The allocator of a device that may reserve `capacity` bytes, without bound where that is None."""
     if backend == "cuda":
-        if expandable_segments:
-            return _fill(tape, expandable.ExpandableCache(capacity_bytes))
-        return cuda.CudaCache(capacity_bytes).place(tape)
+        return expandable.ExpandableCache(capacity) if expandable_segments else cuda.CudaCache(capacity)
     if backend == "mps":
-        return _fill(tape, mps.MpsHeaps(capacity_bytes))
+        return OnePool(mps.MpsHeaps(capacity))
     if backend == "cpu":
-        return _fill(tape, PlainMemory(capacity_bytes))
+        return OnePool(PlainMemory(capacity))
     raise ValueError(f"backend was {backend!r}; allowed are 'cuda', 'mps' and 'cpu'")
 
 
@@ -94,26 +85,54 @@ class PlainMemory:
         """Do nothing: nothing is kept back."""
 
 
-def _fill(tape: Tape, cache: Cache) -> Replay:
-    """Run every event of a tape through an allocator; stops at the first request that it cannot meet."""
-    sizes, allocate, release, empties = tape.sizes, cache.allocate, cache.release, tape.empties()
-    taken = [0] * len(sizes)
-    addresses = [0] * len(sizes)
-    reserved: list[int] = []
-    failed_at = None
-    for position, event in enumerate(tape.order):
-        if event >= 0:
-            if size := sizes[event]:
-                block = allocate(size)
-                if block is None:
-                    failed_at = position
-                    break
-                addresses[event], taken[event] = block
-            elif event in empties:
-                cache.release_cached()
-        elif size := taken[~event]:
-            release(addresses[~event], size)
-        reserved.append(cache.reserved)
-    if failed_at is not None:
-        reserved.append(cache.reserved)
-    return Replay(taken=taken, addresses=addresses, reserved=reserved, retries=cache.retries, failed_at=failed_at)
+class OnePool:
+    """An allocator that is asked event by event, as one whose pool of small blocks is empty."""
+
+    small_size, small_segment, large_segment = -1, 0, 0
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.capacity = cache.capacity
+        self.started = self.position = 0
+        self.grown: list[tuple[int, int]] = [(0, 0)]
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the driver."""
+        return self.cache.reserved
+
+    @property
+    def retries(self) -> int:
+        """How often cached memory was given back."""
+        return self.cache.retries
+
+    def allocate(self, size: int) -> tuple[int, int] | None:
+        """What the cache gives."""
+        return self.cache.allocate(size)
+
+    def release(self, address: int, size: int) -> None:
+        """Take back a block."""
+        self.cache.release(address, size)
+
+    def release_cached(self) -> None:
+        """Give back what no block uses."""
+        self.cache.release_cached()
+
+    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+        """The bytes as they are: the cache rounds them itself."""
+        return np.asarray(sizes, np.int64)
+
+    def run(self, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
+        """Whether events found room, as CudaCache has it."""
+        return run_events(self, events, taken, addresses)
+
+    def small_pool(self) -> tuple[int, ...]:
+        """Nothing."""
+        return ()
+
+    def set_small_pool(self, blocks: tuple[int, ...]) -> None:
+        """Do nothing: the pool is always the same."""
+
+    def would_take(self, size: int) -> int | None:
+        """None: it is asked event by event."""
+        return None

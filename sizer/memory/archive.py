@@ -17,7 +17,7 @@ from sizer.memory.affine import AffineTape
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
 from sizer.memory.size_queries import AffineSizeQuery, SizeQuery
-from sizer.memory.tape import Tape
+from sizer.memory.tape import Loop, Tape
 
 LIMIT_BYTES = 2**28  # of one archive when inflated: Llama-3.1-405B's tapes in one dtype take 13 MB
 _COLUMNS = ("order", "sizes", "categories", "ops", "modules")
@@ -127,6 +127,7 @@ class _Writer:
             "marks": tape.marks,
             "queries": [_query_row(query, query.numbers) for query in tape.size_queries],
             "second_forward": tape.second_forward,
+            "loops": [[loop.begin, loop.end, loop.count] for loop in tape.loops],
         }
 
     def _write(self, *columns: array[int] | bytes) -> None:
@@ -178,6 +179,7 @@ class _Reader:
                 for kind, words, numbers, blocks in header["queries"]
             ),
             second_forward=header["second_forward"],
+            loops=tuple(Loop(begin=begin, end=end, count=count) for begin, end, count in header["loops"]),
         )
 
     def _read(self, code: str, length: int) -> array[int]:

@@ -19,10 +19,14 @@ class FreeBlocks:
 
     __slots__ = ("_keys", "size_at", "start_at")
 
-    def __init__(self) -> None:
-        self._keys: list[int] = []
-        self.size_at: dict[int, int] = {}
-        self.start_at: dict[int, int] = {}
+    def __init__(self, keys: tuple[int, ...] = ()) -> None:
+        self._keys = list(keys)
+        self.size_at = {key & _ADDRESS: key >> _SHIFT for key in keys}
+        self.start_at = {address + size: address for address, size in self.size_at.items()}
+
+    def keys(self) -> tuple[int, ...]:
+        """The blocks as numbers, which make the same set again."""
+        return tuple(self._keys)
 
     def take(self, size: int) -> tuple[int, int] | None:
         """(address, size) of the smallest block of at least `size` bytes, the lowest of equals; it is taken out."""

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sizer.memory.tape import Tape
-from sizer.memory.timeline import Replay
 from sizer.units import format_bytes
 
 MIN_BLOCK = 512  # kMinBlockSize: every size is rounded up to a multiple
@@ -28,6 +26,11 @@ ROUND_LARGE = 2 * 2**20  # kRoundLarge: rounded up to a multiple of this
 
 _SHIFT = 64
 _ADDRESS = (1 << _SHIFT) - 1
+
+
+def rounded(sizes: Sequence[int]) -> np.ndarray:
+    """Bytes rounded up to a multiple of MIN_BLOCK."""
+    return (np.asarray(sizes, np.int64) + (MIN_BLOCK - 1)) & -MIN_BLOCK
 
 
 def segment_size(size: int) -> int:
@@ -56,13 +59,18 @@ class CudaCache:
 
     A free block is one integer, size << 64 | address: a sorted list of them is in the order of best fit, by size and then address.
     Blocks merge where they touch. A segment belongs to one pool, and a gap keeps it apart from the next.
+    `grown` says of the last run after how many events how much was reserved, `position` is that of the event for which the last
+    segment was asked; `started` is where in a tape the run began.
     """
+
+    small_size, small_segment, large_segment = SMALL_SIZE, SMALL_SEGMENT, LARGE_SEGMENT
 
     def __init__(self, capacity: int | None = None):
         self.capacity = capacity
         self.reserved = 0
         self.retries = 0
-        self.position = 0  # of the event that last asked for a segment, or gave all free ones back
+        self.started = self.position = 0
+        self.grown: list[tuple[int, int]] = [(0, 0)]
         self._small: list[int] = []
         self._large: list[int] = []
         self._size_at: dict[int, int] = {}  # start of a free block -> its size
@@ -70,23 +78,20 @@ class CudaCache:
         self._segments: dict[int, int] = {}  # start -> size
         self._next_address = MIN_BLOCK
 
-    def place(self, tape: Tape) -> Replay:
-        """What becomes of the blocks (bytes) of a tape, up to the first that finds no room.
+    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+        """Bytes as requests are rounded up (round_size); 0 stays 0, for which nothing is asked."""
+        return rounded(sizes)
+
+    def run(self, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
+        """Whether events (see Tape) found room; by block `taken` are the bytes asked for, rounded, which become those really taken.
 
         Here the time of all replays goes: one loop that calls nothing of its own but for a new segment.
         """
-        order, empties = tape.order, tape.empties()
-        taken: list[int] = ((np.asarray(tape.sizes, np.int64) + (MIN_BLOCK - 1)) & -MIN_BLOCK).tolist()
-        addresses = [0] * len(taken)
-        reserved: list[int] = []
         small, large, size_at, start_at = self._small, self._large, self._size_at, self._start_at
-        for position, event in enumerate(order):
+        self.grown = [(0, self.reserved)]
+        for position, event in enumerate(events):
             if event >= 0:
                 if not (size := taken[event]):
-                    if event in empties:
-                        reserved += [self.reserved] * (position - len(reserved))
-                        self.position = position
-                        self.release_cached()
                     continue
                 pool = small if size <= SMALL_SIZE else large
                 index = bisect_left(pool, size << _SHIFT)
@@ -95,11 +100,11 @@ class CudaCache:
                     address, have = key & _ADDRESS, key >> _SHIFT
                     del size_at[address], start_at[address + have]
                 else:
-                    reserved += [self.reserved] * (position - len(reserved))
                     self.position = position
                     segment = self._new_segment(segment_size(size))
                     if segment is None:
-                        return self._failed(order, taken, addresses, reserved)
+                        return False
+                    self.grown.append((position, self.reserved))
                     address, have = segment
                 addresses[event] = address
                 if have == size:
@@ -126,18 +131,29 @@ class CudaCache:
                 size_at[start] = size = end - start
                 start_at[end] = start
                 insort(pool, size << _SHIFT | start)
-        reserved += [self.reserved] * (len(order) - len(reserved))
-        return Replay(taken=taken, addresses=addresses, reserved=reserved, retries=self.retries, failed_at=None)
+        return True
 
-    def _failed(self, order: Sequence[int], taken: list[int], addresses: list[int], reserved: list[int]) -> Replay:
-        """What was placed before the request that found no room."""
-        for event in order[self.position :]:
-            if event >= 0:
-                taken[event] = 0
-        reserved.append(self.reserved)
-        return Replay(
-            taken=taken, addresses=addresses, reserved=reserved, retries=self.retries, failed_at=self.position
-        )
+    def small_pool(self) -> tuple[int, ...]:
+        """The free blocks of the small pool."""
+        return tuple(self._small)
+
+    def set_small_pool(self, blocks: tuple[int, ...]) -> None:
+        """Make these the free blocks of the small pool."""
+        for key in self._small:
+            address, size = key & _ADDRESS, key >> _SHIFT
+            del self._size_at[address], self._start_at[address + size]
+        self._small[:] = blocks
+        for key in blocks:
+            address, size = key & _ADDRESS, key >> _SHIFT
+            self._size_at[address], self._start_at[address + size] = size, address
+
+    def would_take(self, size: int) -> int | None:
+        """The bytes that a large block of `size` would take of what is cached; None where there is no room."""
+        index = bisect_left(self._large, size << _SHIFT)
+        if index == len(self._large):
+            return None
+        have = self._large[index] >> _SHIFT
+        return size if have - size > SMALL_SIZE else have
 
     def _new_segment(self, size: int) -> tuple[int, int] | None:
         """(address, size) of a new segment, if need be after all free ones went back to the driver; None: no room."""

@@ -20,10 +20,11 @@ class Estimate:
     """Bytes that one dtype needs at one batch size; the attributes are the keys of the public JSON.
 
     `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes; `frozen_bytes` are those weights that are not trained,
-    where a part of a model is trained alone. `activations_bytes` is what the forward pass leaves alive. `peak_*` are the
-    allocator's counters, rounding and library workspaces included. `process_bytes` is what nvidia-smi would show for the process,
-    `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins` (see sizer.memory.fit). Where
-    `out_of_memory` is not None it says what would fail on this device; all else is for a device large enough.
+    where a part of a model is trained alone. `activations_bytes` is what the forward pass leaves alive, `kv_cache_bytes` what a
+    generation's cache holds at its end. `peak_*` are the allocator's counters, rounding and library workspaces included.
+    `process_bytes` is what nvidia-smi would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose
+    parts are `margins` (see sizer.memory.fit). Where `out_of_memory` is not None it says what would fail on this device; all else
+    is for a device large enough.
     """
 
     dtype: str
@@ -51,6 +52,7 @@ class Estimate:
     out_of_memory: OutOfMemory | None = None
     margins: tuple[Margin, ...] = ()
     frozen_bytes: int = 0
+    kv_cache_bytes: int = 0
 
 
 def estimate_tape(
@@ -81,6 +83,7 @@ def estimate_tape(
         gradients_bytes=_alive(tape, live, "backward", "gradient") if training else 0,
         optimizer_bytes=_alive(tape, live, "optimizer", "optimizer state") if training else 0,
         activations_bytes=_activations(tape, live, training),
+        kv_cache_bytes=live[tape.marks[-1][1]]["kv cache"] if tape.marks else 0,
         peak_allocated_bytes=timeline.peak_allocated_bytes,
         peak_reserved_bytes=timeline.peak_reserved_bytes,
         peak_requested_bytes=timeline.peak_requested_bytes,

@@ -11,9 +11,13 @@ device's memory for each range).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+import numpy as np
 
 from sizer.memory.blocks import FreeBlocks
-from sizer.memory.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
+from sizer.memory.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, rounded
+from sizer.memory.replay import run_events
 from sizer.units import format_bytes
 
 
@@ -29,11 +33,15 @@ def describe() -> tuple[str, ...]:
 
 
 class ExpandableCache:
-    """The two expandable ranges; `reserved` is the bytes mapped."""
+    """The two expandable ranges; `reserved` is the bytes mapped, `grown` and `position` are as in CudaCache."""
+
+    small_size, small_segment, large_segment = SMALL_SIZE, SMALL_SEGMENT, LARGE_SEGMENT
 
     def __init__(self, capacity: int | None = None):
         self.capacity = capacity
         self.retries = 0
+        self.started = self.position = 0
+        self.grown: list[tuple[int, int]] = [(0, 0)]
         self._small = _Range(self, SMALL_SEGMENT)
         self._large = _Range(self, LARGE_SEGMENT)
 
@@ -66,6 +74,26 @@ class ExpandableCache:
         """Unmap every page of both ranges that is free as a whole (release_cached_blocks)."""
         self._small.unmap_free()
         self._large.unmap_free()
+
+    def rounded(self, sizes: Sequence[int]) -> np.ndarray:
+        """Bytes as requests are rounded up (round_size); 0 stays 0, for which nothing is asked."""
+        return rounded(sizes)
+
+    def run(self, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
+        """Whether events found room, as CudaCache has it."""
+        return run_events(self, events, taken, addresses)
+
+    def small_pool(self) -> tuple[int, ...]:
+        """The free blocks of the small pool."""
+        return self._small.free.keys()
+
+    def set_small_pool(self, blocks: tuple[int, ...]) -> None:
+        """Make these the free blocks of the small pool."""
+        self._small.free = FreeBlocks(blocks)
+
+    def would_take(self, size: int) -> int | None:
+        """The bytes that a large block of `size` would take of what is mapped; None where there is no room."""
+        return size if self._large.free.largest() >= size else None
 
     def has_room(self, size: int) -> bool:
         """Whether the device can map another `size` bytes."""

@@ -66,6 +66,7 @@ class TapeFamily:
                 tape.op_names,
                 tape.marks,
                 tape.second_forward,
+                *tape.loops,
                 tape.size_queries,
                 sorted(tape.resolved),
             )

@@ -26,15 +26,24 @@ from sizer.memory.bounds import (
     without_models,
 )
 from sizer.memory.family import TapeFamily
+from sizer.memory.loops import repeated_events
 from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import Tape
-from sizer.memory.timeline import Timeline, peak_bytes, read_failure, read_timeline, running_bytes
+from sizer.memory.timeline import (
+    Timeline,
+    peak_bytes,
+    peak_requested_bytes,
+    read_failure,
+    read_timeline,
+    running_bytes,
+)
 from sizer.memory.unbounded import Unbounded, replay_unbounded
 
 Fits = bool | Literal["uncertain"]
 
 LARGEST_BATCH = 2**20
+MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size of a search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +121,15 @@ def largest_batch(
 
     The answer is the same whatever was asked before: verdicts that are `known` are not computed again, and decide nothing else.
     It assumes that what fits at one batch fits at every smaller one, which fragmentation can break by an item or two.
-    For work that is not affine in the batch these are the largest of the batches that were traced, and the reason says so.
+    For work that is not affine in the batch these are the largest of the batches that were traced, for a long generation the
+    largest that was replayed and the largest whose tensors the device would hold; the reason says so.
     Raises NotAffineError where the family has no tape at a batch that the search comes upon.
     """
     known = known or {}
     if not family.lines:
         return _largest_traced(known, dtype)
+    if _is_long(family):
+        return _largest_tried(family, gpu, known, dtype, oracle)
 
     def room(batch: int, work: Callable[[Tape, Gpu], Room]) -> int:
         return work(family.at(batch, oracle), gpu)[1] if batch else 0
@@ -156,7 +168,7 @@ def find_largest_batch(
             family, gpu, dtype=dtype, oracle=oracle, known=known, expandable_segments=expandable_segments
         )
 
-    if not family.lines:
+    if not family.lines or _is_long(family):
         return search_it()
     key = f"{dtype} {gpu} {oracle_name} {expandable_segments} {family.digest()}"
     return replays.find(key, MaxBatch, search_it)
@@ -172,6 +184,32 @@ def _largest_traced(verdicts: Mapping[int, Fits], dtype: str) -> MaxBatch:
         batch=sure,
         possible_batch=possible,
         reason=f"only the batches that were traced one by one were tried: {tried or 'none'}",
+    )
+
+
+def _is_long(family: TapeFamily) -> bool:
+    """Whether the work is a generation of so many steps that a search would replay them for minutes."""
+    return any(repeated_events(line.tape) > MOST_SEARCHED for _, line in family.lines)
+
+
+def _largest_tried(
+    family: TapeFamily, gpu: Gpu, known: Mapping[int, Fits], dtype: str, oracle: SizeOracle | None
+) -> MaxBatch:
+    """The largest batch that fits of those tried, and the largest whose tensors would: replays of a long generation take long."""
+    capacity = gpu.total_bytes - gpu.context_low_bytes
+    ceiling = _batch_bound(family, capacity, with_modelled=False)
+    near = max((batch for batch, fits in known.items() if fits is not False), default=1)
+    possible = search(
+        lambda batch: peak_requested_bytes(without_models(family.at(batch, oracle))) <= capacity, ceiling, start=near
+    )
+    sure = max((batch for batch, fits in known.items() if fits is True), default=None)
+    if possible < family.smallest:
+        return no_batch(dtype, gpu, family.smallest)
+    return MaxBatch(
+        dtype=dtype,
+        batch=sure,
+        possible_batch=possible,
+        reason="a long generation is tried at the batch sizes asked for alone; beyond the second figure tensors alone are too much",
     )
 
 

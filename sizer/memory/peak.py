@@ -195,6 +195,8 @@ _DURING = {
     "backward": "in the backward pass",
     "optimizer": "in the optimizer's step",
     "step2": "after the second step",
+    "prefill": "while the prompt is read",
+    "decode": "while tokens are generated",
 }
 
 

@@ -13,6 +13,7 @@ from sizer.memory.column import Column
 from sizer.memory.estimate import Estimate, describe_range
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
 from sizer.memory.fit import MaxBatch
+from sizer.memory.kv_cache import KvCache
 from sizer.memory.table import write_csv
 from sizer.memory.tape import CATEGORIES, PHASES
 
@@ -36,11 +37,11 @@ class Focus:
 class Report:
     """The answer to one query. Attributes are the keys of the public JSON; `model.class_name` is its "model.class".
 
-    `versions` are those installed, `target` those whose rules were followed. `failures` says per dtype why its step could not be
-    traced. `request` echoes the query's values as understood. `notes` are facts about this answer, `cautions` those of them to be
-    read with the figures, `assumptions` what was chosen (kernels, backends), `uncounted` what is missing; `explanation` says how
-    it was all computed. `focus` is the estimate to look at first, None where there is none yet. `pending` are the dtypes that are
-    still to come, none in a whole answer.
+    `versions` are those installed, `target` those whose rules were followed. `failures` says per dtype why its step could not
+    be traced. `request` echoes the query's values as understood. `notes` are facts about this answer, `cautions` those of
+    them to be read with the figures, `assumptions` what was chosen (kernels, backends), `uncounted` what is missing;
+    `explanation` says how it was all computed. `kv_caches` are those of a generation, by dtype. `focus` is the estimate to
+    look at first, None where there is none yet. `pending` are the dtypes that are still to come, none in a whole answer.
     """
 
     schema: int = SCHEMA
@@ -60,6 +61,7 @@ class Report:
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     explanation: Explanation | None = None
+    kv_caches: tuple[KvCache, ...] = ()
 
     def find(self, dtype: str, batch: int) -> Estimate | None:
         """The estimate of a dtype at a batch size, None where there is none."""
@@ -143,6 +145,7 @@ def build_report(
     uncounted: Iterable[str] = (),
     explanation: Explanation | None = None,
     formulas: Mapping[str, Formula] | None = None,
+    kv_caches: Iterable[KvCache] = (),
 ) -> Report:
     """The report (bytes) of what was counted and traced: the `columns` of each dtype, side by side.
 
@@ -172,6 +175,7 @@ def build_report(
         target=dict(target or {}),
         assumptions=tuple(assumptions),
         uncounted=tuple(dict.fromkeys([*uncounted, *stand_ins])),
+        kv_caches=tuple(kv_caches),
         explanation=explanation
         and replace(
             explanation,

@@ -20,9 +20,23 @@ CATEGORIES = (
     "input",
     "workspace",
     FROZEN,
+    "kv cache",
 )
-PHASES = ("load", "forward", "backward", "optimizer", "step2")
+PHASES = ("load", "forward", "backward", "optimizer", "step2", "prefill", "decode")
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A step of a tape that comes again `count` times after itself: the events from `begin` to `end` of its order.
+
+    The step stands behind one that is the same in all but its sizes; by as many bytes as these grew they grow each time
+    (sizer.memory.loops). What follows in the tape follows the last of them, whose blocks go by the step's own numbers.
+    """
+
+    begin: int
+    end: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +54,9 @@ class Tape:
     size_queries: what the size of some blocks is asked of a library by; until it is resolved, `sizes` holds a model.
     resolved: the blocks whose size is a library's answer.
     second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
+    loops: steps that come again, ascending; the other columns hold each of them once (`sizer.memory.loops.written`: all of them).
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
-    a block of 0 bytes, released at once, whose op is EMPTY_CACHE.
+    a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one.
     """
 
     batch: int
@@ -57,6 +72,7 @@ class Tape:
     size_queries: tuple[SizeQuery, ...] = ()
     resolved: frozenset[int] = frozenset()
     second_forward: int | None = None
+    loops: tuple[Loop, ...] = ()
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:
         """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
+from sizer.memory.looped import unplaced
+from sizer.memory.moments import Moments, read_moments
+from sizer.memory.replay import Replay, changes_of
 from sizer.memory.tape import CATEGORIES, Tape
 
 CURVE_POINTS = 160
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
-
-    `addresses` are per block, the allocator's own; those of blocks that took nothing mean nothing.
-    `failed_at` is the position of the first request that could not be met, None where all were; the last of
-    `reserved` is then what was still held after every free segment went back.
-    """
-
-    taken: list[int]
-    addresses: list[int]
-    reserved: list[int]
-    retries: int
-    failed_at: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,29 +76,30 @@ class Timeline:
 
 def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
     """The timeline (bytes) of a tape whose blocks an allocator has placed."""
-    end = len(tape.order) if replayed.failed_at is None else replayed.failed_at
-    order = tape.order[:end]
-    changes = _changes(order, replayed.taken)
-    allocated = _levels(changes)
-    position = int(allocated.argmax())  # number of events done; the last of them made the peak
-    positions = _curve_positions(tape, allocated, position)
-    splits = _by_category(tape, order, changes, positions)
-    curve = tuple(
-        CurvePoint(position=at, phase=_phase(tape, at - 1), by_category=split)
-        for at, split in zip(positions, splits, strict=True)
-    )
-    block = order[position - 1] if position else None
+    moments = read_moments(tape, replayed)
+    peak = int(moments.levels.argmax())  # the last event before it made the peak
+    numbers = _curve_moments(moments, peak)
+    splits = moments.by_category(tape, replayed, numbers)
+    event = int(moments.events[peak])
+    block = tape.order[event] if event >= 0 else None
     return Timeline(
-        phases=_phases(tape, allocated, replayed.reserved),
-        peak_allocated_bytes=int(allocated[position]),
-        peak_reserved_bytes=max(replayed.reserved, default=0),
-        peak_requested_bytes=peak_bytes(order, tape.sizes),
-        peak_phase=_phase(tape, position - 1),
+        phases=_phases(tape, moments),
+        peak_allocated_bytes=int(moments.levels[peak]),
+        peak_reserved_bytes=max([int(moments.reserved.max()), *replayed.reserved[-1:]]),
+        peak_requested_bytes=peak_requested_bytes(tape, until=replayed),
+        peak_phase=_phase(tape, event),
         peak_op="" if block is None else tape.op_names[tape.ops[block]],
         peak_module="" if block is None else tape.module_names[tape.modules[block]],
-        at_peak=dict(zip(CATEGORIES, splits[positions.index(position)], strict=True)),
-        curve=curve,
-        reserved_at_peak_bytes=replayed.reserved[position - 1] if position else 0,
+        at_peak=dict(zip(CATEGORIES, splits[numbers.index(peak)], strict=True)),
+        curve=tuple(
+            CurvePoint(
+                position=int(moments.positions[number]),
+                phase=_phase(tape, int(moments.events[number])),
+                by_category=split,
+            )
+            for number, split in zip(numbers, splits, strict=True)
+        ),
+        reserved_at_peak_bytes=int(moments.reserved[peak]),
         retries=replayed.retries,
         out_of_memory=read_failure(tape, replayed),
     )
@@ -121,38 +110,42 @@ def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
     if replayed.failed_at is None:
         return None
     block = tape.order[replayed.failed_at]
+    refused = replayed.loops[-1].refused if replayed.loops else None
+    requested, allocated = refused or (tape.sizes[block], int(read_moments(tape, replayed).levels[-1]))
     return OutOfMemory(
         op=tape.op_names[tape.ops[block]],
         module=tape.module_names[tape.modules[block]],
         phase=_phase(tape, replayed.failed_at),
-        requested_bytes=tape.sizes[block],
-        allocated_bytes=running_bytes(tape.order[: replayed.failed_at], replayed.taken)[-1],
+        requested_bytes=requested,
+        allocated_bytes=allocated,
         reserved_bytes=replayed.reserved[-1] if replayed.reserved else 0,
     )
 
 
 def running_bytes(order: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """Bytes alive before the first event and after each one, where block i counts `sizes[i]` bytes."""
-    return _levels(_changes(order, sizes)).tolist()
+    return _levels(changes_of(order, sizes)).tolist()
 
 
 def peak_bytes(order: Sequence[int], sizes: Sequence[int]) -> int:
     """The most bytes that are ever alive, where block i counts `sizes[i]` bytes."""
-    return int(_levels(_changes(order, sizes)).max())
+    return int(_levels(changes_of(order, sizes)).max())
+
+
+def peak_requested_bytes(tape: Tape, *, until: Replay | None = None) -> int:
+    """The most tensor bytes (as requested, not rounded) that are ever alive, in steps of loops too; up to the request that another
+    replay was refused."""
+    return int(read_moments(tape, unplaced(tape, until=until)).levels.max())
 
 
 def live_by_category(tape: Tape) -> dict[str, dict[str, int]]:
     """Tensor bytes (as requested, not rounded) alive at each phase's end: phase -> category -> bytes."""
-    splits = _by_category(tape, tape.order, _changes(tape.order, tape.sizes), [end for end, _ in tape.marks])
+    asked = unplaced(tape)
+    moments = read_moments(tape, asked)
+    splits = moments.by_category(tape, asked, list(moments.phase_ends))
     return {
         phase: dict(zip(CATEGORIES, split, strict=True)) for (_, phase), split in zip(tape.marks, splits, strict=True)
     }
-
-
-def _changes(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-    """By how many bytes each event changes what is alive (int64)."""
-    events, sizes = np.asarray(order, np.int64), np.asarray(sizes, np.int64)
-    return np.where(events >= 0, sizes[events], -sizes[~events])
 
 
 def _levels(changes: np.ndarray) -> np.ndarray:
@@ -160,42 +153,32 @@ def _levels(changes: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(changes)))
 
 
-def _phases(tape: Tape, allocated: np.ndarray, reserved: list[int]) -> tuple[PhaseUse, ...]:
+def _phases(tape: Tape, moments: Moments) -> tuple[PhaseUse, ...]:
     """One row per phase that was begun; a phase cut short by a lack of memory ends where the work did."""
-    rows, begin, last = [], 0, len(allocated) - 1
-    for mark, phase in tape.marks:
-        end = min(mark, last)
+    rows, begin = [], 0
+    for (_, phase), end in zip(tape.marks, moments.phase_ends, strict=False):
         rows.append(
             PhaseUse(
                 phase=phase,
-                allocated_bytes=int(allocated[end]),
-                peak_allocated_bytes=int(allocated[begin : end + 1].max()),
-                reserved_bytes=reserved[end - 1] if end else 0,
+                allocated_bytes=int(moments.levels[end]),
+                peak_allocated_bytes=int(moments.levels[begin : end + 1].max()),
+                reserved_bytes=int(moments.reserved[end]),
             )
         )
-        if mark > last:
-            break
         begin = end
     return tuple(rows)
 
 
-def _curve_positions(tape: Tape, allocated: np.ndarray, peak: int) -> list[int]:
-    """At most CURVE_POINTS positions, ascending: start, phase ends, the peak, and the highest point of equal slices."""
-    last = len(allocated) - 1
-    chosen = {0, peak, last} | {min(mark, last) for mark, _ in tape.marks}
+def _curve_moments(moments: Moments, peak: int) -> list[int]:
+    """At most CURVE_POINTS moments, ascending: start, phase ends, the peak, and the highest of equal slices of the events."""
+    last = len(moments.levels) - 1
+    chosen = {0, peak, last, *moments.phase_ends}
     slices = CURVE_POINTS - len(chosen)
-    width = max(1, -(-len(allocated) // slices))
-    for begin in range(0, len(allocated), width):
-        chosen.add(begin + int(allocated[begin : begin + width].argmax()))
+    count = int(moments.positions[-1]) + 1
+    width = max(1, -(-count // slices))
+    bounds = np.searchsorted(moments.positions, range(0, count + width, width)).tolist()
+    chosen |= {begin + int(moments.levels[begin:end].argmax()) for begin, end in pairwise(bounds) if begin < end}
     return sorted(chosen)
-
-
-def _by_category(tape: Tape, order: Sequence[int], changes: np.ndarray, positions: list[int]) -> list[tuple[int, ...]]:
-    """Bytes alive per category after so many events, for each position."""
-    events = np.asarray(order, np.int64)
-    categories = np.frombuffer(tape.categories, np.uint8)[np.where(events >= 0, events, ~events)]
-    columns = [_levels(np.where(categories == one, changes, 0))[positions] for one in range(len(CATEGORIES))]
-    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _phase(tape: Tape, event: int) -> str:

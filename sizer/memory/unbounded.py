@@ -75,6 +75,7 @@ def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
         tape.module_names,
         tape.marks,
         tape.second_forward,
+        *tape.loops,
         engines_limit(tape),
     )
     found = hashlib.blake2b(repr(texts).encode(), digest_size=20)

@@ -20,10 +20,11 @@ INIT_SCALE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What to do with a blueprint: mode "training" or "inference", dtype of the contract, optimizer and implementation.
+    """What to do with a blueprint: a key of MODES, dtype of the contract, optimizer and implementation.
 
     `accumulate` is how many forward and backward passes a step of the optimizer has. With `tell_frozen` the weights that are not
-    trained are a category of their own.
+    trained are a category of their own. In a generation there are `new` tokens after the prompt, over a cache of transformers'
+    implementation `cache`.
     """
 
     mode: str
@@ -32,6 +33,8 @@ class Work:
     optimizer_impl: str | None = None
     accumulate: int = 1
     tell_frozen: bool = False
+    new: int = 1
+    cache: str = "dynamic"
 
     @property
     def trains(self) -> bool:

@@ -34,6 +34,7 @@ CATEGORIES = """
 | temporary | made and released within a phase: intermediate results, copies in another dtype |
 | input | the batch itself and its targets |
 | workspace | scratch memory inside kernels: cuBLAS, cuDNN, attention, sorting, oneDNN |
+| kv cache | keys and values, or states, that a generation keeps of the prompt and of every token it has made |
 | allocator cache | reserved from the device and not in use at that moment: rounding and fragmentation |
 | outside PyTorch | the driver's context, loaded kernels, library handles |
 """
@@ -58,7 +59,8 @@ LIMITS = f"""
   published; "may or may not fit" means that the device's memory lies inside it. Windows, and libraries that allocate beside
   PyTorch, may take more.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
-- **Compiled models, quantised weights, generation with a cache, several devices** are not covered yet.
+- **Generation** is transformers' own, token by token: what a server with paged attention holds is another matter.
+- **Compiled models, quantised weights, several devices** are not covered yet.
 """
 
 

@@ -20,7 +20,7 @@ from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES, Source
 from sizer.config_json import MAX_CONFIG_BYTES, canonical_config, encode_config
 from sizer.errors import ConfigError
-from sizer.query_values import ATTENTIONS, DTYPES
+from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import (
     Request,
     format_query,
@@ -65,6 +65,7 @@ def fill(request: Request) -> None:
     state["attention"], state["checkpointing"] = request.attention, request.checkpointing
     state["gpu"] = CUSTOM if is_custom(request.gpu) else request.gpu
     state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
+    state["new"], state["cache"] = str(request.new), request.cache
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
     look_at(request.focus)
@@ -85,8 +86,11 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     key = st.selectbox("Model source", list(SOURCES), format_func=_title, key="source", on_change=_forget, **KEEP)
     source = SOURCES[key]
     name = _ASK_MODEL[source.entry](source, names)
-    mode = MODES[_choose("Task", list(MODES), key="mode", format_func=lambda mode: MODES[mode].title)]
-    values = {"mode": mode.key} | _ask_sizes(source) | _ask_task(source, mode, for_device)
+    modes = [mode for mode in MODES if mode not in source.refuses_modes]
+    if st.session_state["mode"] not in modes:
+        st.session_state["mode"] = modes[0]
+    mode = MODES[_choose("Task", modes, key="mode", format_func=lambda mode: MODES[mode].title)]
+    values = {"mode": mode.key} | _ask_sizes(source, mode) | _ask_task(source, mode, for_device)
     if not name.strip():
         return None
     arch = encode_config(canonical_config(name)) if source.entry == "config" else name.strip()
@@ -166,12 +170,15 @@ def _forget_upload() -> None:
     st.session_state.pop(UPLOAD_REFUSED, None)
 
 
-def _ask_sizes(source: Source) -> dict[str, str]:
+def _ask_sizes(source: Source, mode: Mode) -> dict[str, str]:
     chosen = st.pills("Dtypes", DTYPES, selection_mode="multi", key="dtype", help=DTYPE_HELP, **KEEP)
     batches = st.text_input("Batch sizes", key="batch", help="Whole numbers with commas between.", **KEEP)
     values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.strip()}
-    takes = _sizes_of(source)
-    return values | {key: _text(*SIZES[key], key=key) for key in takes}
+    values |= {key: _text(*SIZES[key], key=key) for key in _sizes_of(source)}
+    if mode.generates:
+        values["new"] = _text("New tokens", NEW_HELP, key="new", placeholder="512")
+        values["cache"] = _choose("KV cache", CACHES, key="cache", help=CACHE_HELP)
+    return values
 
 
 def _sizes_of(source: Source) -> list[str]:
@@ -290,6 +297,10 @@ ADAPTER_FIELDS = {  # label, help, and what holds where the field is empty, by k
 ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
+)
+NEW_HELP = "Tokens that are generated for each sequence, after the prompt, which has the sequence length."
+CACHE_HELP = (
+    "transformers' cache_implementation: one that grows with every token, or one that is made for all of them at once."
 )
 MEMORY_HELP = "As PyTorch reports it, for example 24GiB or 24084MiB: torch.cuda.get_device_properties(0).total_memory."
 TORCH_HELP = f"The version whose rules are followed: {format_version(OLDEST)} or newer."

@@ -23,14 +23,19 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     by_smi = report.gpu.maker == "NVIDIA" and not report.gpu.unified
     seen = "as nvidia-smi shows it" if by_smi else "for the whole process"
     needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
+    return f"{work(request, report, estimate)} in {estimate.dtype} needs {needs}; {verdict(report, estimate)}."
+
+
+def work(request: Request, report: Report, estimate: Estimate) -> str:
+    """What is done, with what, at which batch size."""
+    mode, name = MODES[request.mode], subject(request, report)
+    if mode.generates:
+        prompt = report.request.get("sequence_length")
+        after = f" after a prompt of {prompt:,}" if isinstance(prompt, int) else ""
+        return f"{mode.headline} {request.new:,} tokens{after} with {name} at batch {estimate.batch}"
     part = trained_part(request.train, request.adapter, request.adapter_rank)
-    model = subject(request, report)
-    what = f"{part} {'of' if request.train == 'head' else 'on'} {model}" if part else model
-    return (
-        f"{MODES[request.mode].headline} {what} at batch {estimate.batch}{sample_size(report)} "
-        f"in {estimate.dtype} needs {needs}; "
-        f"{verdict(report, estimate)}."
-    )
+    what = f"{part} {'of' if request.train == 'head' else 'on'} {name}" if part else name
+    return f"{mode.headline} {what} at batch {estimate.batch}{sample_size(report)}"
 
 
 def sample_size(report: Report) -> str:

@@ -16,6 +16,7 @@ COLOURS: dict[str, str] = {
     "temporary": "#F0E442",
     "input": "#CC79A7",
     "workspace": "#D55E00",
+    "kv cache": "#7A4A12",
     "allocator cache": "#C4CBD2",
     "outside PyTorch": "#5F6A75",
 }

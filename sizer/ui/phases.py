@@ -8,6 +8,8 @@ PHASE_TITLES = {
     "backward": "backward",
     "optimizer": "optimizer",
     "step2": "second step",
+    "prefill": "prefill",
+    "decode": "decode",
 }
 PHASE_ENDS = {
     "load": "the model is on the device",
@@ -15,6 +17,8 @@ PHASE_ENDS = {
     "backward": "gradients exist, activations are freed",
     "optimizer": "the optimizer has created its state",
     "step2": "one more whole step, the steady state",
+    "prefill": "the prompt is read, the first token is there",
+    "decode": "all tokens are there",
 }
 _INSIDE = {
     "load": "loading",
@@ -22,6 +26,8 @@ _INSIDE = {
     "backward": "the backward pass",
     "optimizer": "the optimizer step",
     "step2": "the second step",
+    "prefill": "reading the prompt",
+    "decode": "generating",
 }
 
 

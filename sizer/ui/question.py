@@ -21,6 +21,7 @@ PRESSED = "edit_pressed"  # session state: how often the button was
 EXAMPLES = {
     "Train ResNet-50 on an RTX 4090": "arch=torchvision:resnet50&gpu=rtx-4090",
     "Fine-tune Llama 3.1 8B on 24 GB": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4,8&seq=2048&gpu=rtx-4090",
+    "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&new=512&gpu=l40s",
     "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",
 }
 
@@ -81,6 +82,8 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.sequence_length:,} tokens"
     if request.image_size is not None:
         yield f"{request.image_size[0]} × {request.image_size[1]} pixels"
+    if mode.generates:
+        yield f"{request.new:,} new tokens, {request.cache} cache"
     if "optimizer" not in mode.unused:
         yield f"{request.optimizer} {request.optimizer_impl or ''}".rstrip()
     if part := trained_part(request.train, request.adapter, request.adapter_rank):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import streamlit as st
 
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES, FROZEN
@@ -78,7 +79,8 @@ def _say_capacity(gpu: Gpu, tallest: int) -> None:
 
 
 def _show_step(report: Report, estimate: Estimate) -> None:
-    st.markdown(f"**Memory over one step**, {estimate.dtype}, batch {estimate.batch}, allocated")
+    over = "the generation" if MODES[report.request["mode"]].generates else "one step"
+    st.markdown(f"**Memory over {over}**, {estimate.dtype}, batch {estimate.batch}, allocated")
     if not estimate.curve:
         st.caption("This report holds no curve.")
         return
@@ -92,6 +94,7 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
     names = [
         "Phases",
         "At the peak",
+        *(["KV cache"] if report.kv_caches else []),
         "Modules",
         "Tensors",
         "Assumptions",
@@ -105,6 +108,9 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
             st.caption("Phases are known where a step was traced.")
         else:
             tables.show_phases(focus)
+    if report.kv_caches:
+        with tabs["KV cache"]:
+            tables.show_kv_cache(report, focus)
     with tabs["Modules"]:
         tables.show_modules(report.model)
     with tabs["Tensors"]:

@@ -9,6 +9,7 @@ from pandas.io.formats.style import Styler
 from sizer.memory.census import Census, TensorRow
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import MaxBatch
+from sizer.memory.kv_cache import PAGED_NOTE
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.focus import ask_peak_kind, look_at
@@ -17,6 +18,7 @@ from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.ui.scale import GIBIBYTES, scale_for
+from sizer.units import format_bytes
 
 LARGEST = "Largest batch"
 LEGEND = (
@@ -122,6 +124,28 @@ def show_phases(estimate: Estimate) -> None:
     st.caption(
         f"Allocated memory in {scale.name}: at the end of each phase, and the most inside it; reserved at its end."
     )
+
+
+def show_kv_cache(report: Report, focus: Estimate | None) -> None:
+    """Show what one sequence's cache takes by its context, in the dtype in focus, and how many a paged server would hold."""
+    caches = {cache.dtype: cache for cache in report.kv_caches}
+    cache = caches.get(focus.dtype if focus else "", report.kv_caches[0])
+    scale = scale_for([row.sequence_bytes for row in cache.rows])
+    st.markdown(f"**{cache.token_bytes:,} bytes a token and sequence** in {cache.dtype}, as transformers caches it")
+    rows = [
+        {
+            "Context": row.context,
+            "One sequence": scale.of(row.sequence_bytes),
+            **{f"{number} sequences": scale.of(number * row.sequence_bytes) for number in (8, 32, 128)},
+            "Sequences, paged": row.paged_sequences,
+        }
+        for row in cache.rows
+    ]
+    sizes = ("One sequence", *(f"{number} sequences" for number in (8, 32, 128)))
+    columns = dict.fromkeys(sizes, st.column_config.NumberColumn(format="%.2f"))
+    st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=columns)
+    said = PAGED_NOTE.format(budget=format_bytes(cache.paged_budget_bytes))
+    st.caption(f"In {scale.name}. Sequences, paged: {said}.")
 
 
 def show_modules(model: Census) -> None:

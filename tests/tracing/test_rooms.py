@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
     "trace": (*_BELOW, "cuda", "rules", "recorder", "steps"),
+    "generation": (*_BELOW, "recorder", "steps", "trace"),
 }
 
 

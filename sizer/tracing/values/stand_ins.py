@@ -171,6 +171,19 @@ def masked_fill(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) 
     return out
 
 
+def absorbed(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """`x & 0` and `x | True`: known whatever the other values are. By this `generate` ends at its length whatever its EOS finds."""
+    out = func(*args, **kwargs)
+    recorder.values.follow(func, args, kwargs, out)
+    if out.device.type == "meta" and recorder.values.get(out) is None and out.numel() <= LARGEST_ASSUMED:
+        absorbing = func.overloadpacket in (_aten.bitwise_or, _aten.logical_or)
+        operands = [recorder.values.get(tensor) for tensor in tensors_of(args)]
+        whole = [real for real in operands if real is not None and real.numel()]
+        if any(bool((real == absorbing).all()) for real in whole if real.dtype == torch.bool or not absorbing):
+            recorder.values.remember(out, torch.full(out.shape, absorbing, dtype=out.dtype, device="cpu"))
+    return out
+
+
 HANDLERS: dict[Any, Handler] = {
     _aten._local_scalar_dense.default: scalar,
     _aten.any.default: any_of,
@@ -195,6 +208,10 @@ HANDLERS: dict[Any, Handler] = {
     _aten.eq.Tensor: not_a_number,
     _aten.eq.Scalar: infinite,
     _aten.ne.Scalar: infinite,
+    _aten.bitwise_and.Tensor: absorbed,
+    _aten.bitwise_or.Tensor: absorbed,
+    _aten.logical_and.default: absorbed,
+    _aten.logical_or.default: absorbed,
     _aten.masked_fill.Tensor: masked_fill,
     _aten.masked_fill_.Tensor: masked_fill,
     _aten._amp_foreach_non_finite_check_and_unscale_.default: finite_check,

@@ -1,0 +1,146 @@
+"""transformers' own `generate`, watched token by token: greedy, one token for each sequence and step, to the length asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+
+from sizer.architecture.blueprint import Example
+
+# Told the number of tokens that each sequence has got (0 when the prompt was read), and the cache; returns True to go on.
+OnToken = Callable[[int, object], bool]
+
+# What a decoder is given beside its prompt: `generate` makes it itself.
+_MADE_BY_GENERATE = ("decoder_input_ids", "decoder_attention_mask", "labels")
+_GROWING = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # [batch, tokens]
+
+
+def generates(cls: type[PreTrainedModel]) -> bool:
+    """Whether a class generates text token by token, with transformers' own `generate` and none of its own."""
+    return cls.can_generate() and getattr(cls, "generate", None) is GenerationMixin.generate
+
+
+def generate(module: nn.Module, example: Example, *, new: int, cache: str, on_token: OnToken) -> None:
+    """Generate `new` tokens for each sequence of the example, whatever their values are: no token ends a sequence.
+
+    `cache` is transformers' name of the implementation, "dynamic" or "static". Nothing is compiled, where `generate` would compile
+    the decoding steps over a static cache on a GPU.
+    """
+    before = vars(module).get("_previous_max_cache_length")  # a static cache is never smaller than the one before it
+    config = _config(module, new=new, cache=cache)
+    inputs = {name: value for name, value in example.kwargs.items() if name not in _MADE_BY_GENERATE}
+    try:
+        with _watched(module, on_token), mock.patch.object(module, "generation_config", config), _quiet():
+            module.generate(**inputs, generation_config=config)
+    finally:
+        if before is None:
+            vars(module).pop("_previous_max_cache_length", None)
+
+
+def is_text(example: Example) -> bool:
+    """Whether the prompts of an example are nothing but tokens."""
+    return example.kwargs.keys() <= {*_GROWING, *_MADE_BY_GENERATE}
+
+
+def lengthened(example: Example, more: int) -> Example:
+    """The example with prompts that are longer by `more` tokens, each the last one once more; where that is negative, shorter."""
+
+    def longer(name: str, value: Any) -> Any:
+        if name not in _GROWING or not isinstance(value, Tensor) or not more:
+            return value
+        return value[:, :more] if more < 0 else torch.cat([value, value[:, -1:].expand(-1, more)], dim=1)
+
+    return Example(kwargs={name: longer(name, value) for name, value in example.kwargs.items()})
+
+
+def cache_tensors(cache: object) -> list[Tensor]:
+    """The tensors that a cache holds, layer by layer; of the caches of an encoder-decoder those of both."""
+    return list(_tensors(cache, set()))
+
+
+def window_lengths(cache: object) -> tuple[int, ...]:
+    """The numbers of tokens at which layers of a cache are full, ascending; empty where all keep every token."""
+    found = set()
+    for layer in getattr(cache, "layers", None) or ():
+        if getattr(layer, "is_sliding", False):
+            found.add(int(getattr(layer, "sliding_window", None) or layer.max_cache_len))
+    return tuple(sorted(found))
+
+
+def _config(module: nn.Module, *, new: int, cache: str) -> GenerationConfig:
+    """Greedy search to a length, with the special tokens that the model's own config names."""
+    own = module.generation_config
+    return GenerationConfig(
+        max_new_tokens=new,
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        eos_token_id=None,
+        pad_token_id=own.pad_token_id if isinstance(own.pad_token_id, int) else 0,
+        bos_token_id=own.bos_token_id,
+        decoder_start_token_id=own.decoder_start_token_id if own.decoder_start_token_id is not None else 0,
+        cache_implementation=None if cache == "dynamic" else cache,
+        disable_compile=True,
+    )
+
+
+@contextmanager
+def _watched(module: nn.Module, on_token: OnToken) -> Iterator[None]:
+    """Within the context `on_token` is told of each token of a sequence, and `generate` ends where it returns False.
+
+    `_has_unfinished_sequences` is what `generate` asks before each step and after the last one (generation/utils.py, _sample).
+    """
+    seen: dict[str, Any] = {"tokens": 0, "cache": None}
+
+    def keep_cache(_: nn.Module, args: Any, output: Any) -> None:
+        seen["cache"] = getattr(output, "past_key_values", None)
+        if seen["cache"] is None:
+            seen["cache"] = getattr(output, "cache_params", None)
+
+    def has_unfinished(*args: Any, **kwargs: Any) -> bool:
+        wanted = on_token(seen["tokens"], seen["cache"])
+        seen["tokens"] += 1
+        return wanted
+
+    handle = module.register_forward_hook(keep_cache)
+    try:
+        with mock.patch.object(module, "_has_unfinished_sequences", has_unfinished):
+            yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' advice on prompts and lengths, which are Sizer's own."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item, seen)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item, seen)
+    elif type(value).__module__.startswith("transformers.") and not isinstance(value, (nn.Module, type)):
+        for item in vars(value).values():
+            yield from _tensors(item, seen)

@@ -1,0 +1,251 @@
+"""Steps of a tape that come again and again, as the steps of a generation do: kept once, with how often and how they grow."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from sizer.memory.size_queries import by_block, gather
+from sizer.memory.tape import Loop, Tape
+
+
+class NotRepeatedError(ValueError):
+    """Steps of a tape do not follow from each other: their events differ, or their sizes do not grow by the same bytes."""
+
+
+DEPTH = 2  # steps for which a block may live on: what a step is given stays until the next one is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """What comes again in a loop of a tape.
+
+    events: int64, the events of the step that comes again; blocks: int64, the blocks that it allocates, in order.
+    sizes: int64, their bytes in the step that the tape holds; growth: int64, by how many bytes they grow each time.
+    earlier: (block, steps, place) for each block that the step releases and has not made: so many steps before, it was the one
+        with that place among their blocks.
+    moves: (block, later block), by which the names of blocks go over to their successors each time the step comes again: what
+        the later one names is then named by the earlier one. To be done in their order.
+    """
+
+    count: int
+    events: np.ndarray
+    blocks: np.ndarray
+    sizes: np.ndarray
+    growth: np.ndarray
+    earlier: tuple[tuple[int, int, int], ...]
+    moves: tuple[tuple[int, int], ...]
+
+    def sizes_at(self, time: int) -> np.ndarray:
+        """The bytes of the blocks when the step comes again for the `time`-th time, from 1; those in the tape at 0 and before."""
+        return self.sizes + time * self.growth
+
+
+def repetitions(tape: Tape) -> Iterator[tuple[Loop, Repetition]]:
+    """Every loop of a tape with what comes again in it. Raises NotRepeatedError where a loop is none."""
+    for loop in tape.loops:
+        yield loop, find_repetition(tape, loop)
+
+
+def find_repetition(tape: Tape, loop: Loop) -> Repetition:
+    """What comes again in a loop, read from its step and those before. Raises NotRepeatedError where these differ."""
+    length = loop.end - loop.begin
+    before, step = (
+        _Step(tape, [end - steps * length for steps in reversed(range(DEPTH + 2))]) for end in (loop.begin, loop.end)
+    )
+    if step.shape != before.shape or [*step.sources] != [*before.sources]:
+        raise NotRepeatedError(f"the step at event {loop.begin} is not the one before it once more")
+    if (unknown := next((block for block, (_, place) in step.earlier.items() if place < 0), None)) is not None:
+        raise NotRepeatedError(f"{tape.describe(unknown)} is released in a step, and was not made in those before")
+    named = [step.blocks, *reversed(step.blocks_before)]  # by the number of steps before
+    moves = {
+        (named[back][place], named[back - 1][place]): back
+        for steps, place in step.earlier.values()
+        for back in range(steps, 0, -1)
+    }
+    blocks = np.asarray(step.blocks, np.int64)
+    sizes = np.asarray(tape.sizes, np.int64)
+    return Repetition(
+        count=loop.count,
+        events=np.asarray(tape.order[loop.begin : loop.end], np.int64),
+        blocks=blocks,
+        sizes=sizes[blocks],
+        growth=sizes[blocks] - sizes[np.asarray(before.blocks, np.int64)],
+        earlier=tuple((block, steps, place) for block, (steps, place) in step.earlier.items()),
+        moves=tuple(sorted(moves, key=lambda move: -moves[move])),
+    )
+
+
+Event = int | tuple[int, int]
+
+
+class _Step:
+    """A step of a tape in words that do not depend on where it stands; `bounds` of its order are where the DEPTH steps before it
+    begin, where it begins itself, and where it ends.
+
+    `shape` are its events: the allocation or release of the n-th block that it makes (n, or ~n), or the release of the n-th
+    block that was made so many steps before, (steps, n); n is -1 where none of these made it. `earlier` says that by block.
+    """
+
+    def __init__(self, tape: Tape, bounds: Sequence[int]) -> None:
+        *before, own = pairwise(max(0, bound) for bound in bounds)
+        self.blocks_before = [[event for event in tape.order[slice(*step)] if event >= 0] for step in before]
+        made_before = {
+            block: (DEPTH - number, place)
+            for number, blocks in enumerate(self.blocks_before)
+            for place, block in enumerate(blocks)
+        }
+        places: dict[int, int] = {}
+        self.blocks: list[int] = []
+        self.earlier: dict[int, tuple[int, int]] = {}
+        self.shape: list[Event] = []
+        for event in tape.order[slice(*own)]:
+            if event >= 0:
+                places[event] = len(self.blocks)
+                self.shape.append(len(self.blocks))
+                self.blocks.append(event)
+            elif ~event in places:
+                self.shape.append(~places[~event])
+            else:
+                self.earlier[~event] = made_before.get(~event, (0, -1))
+                self.shape.append(self.earlier[~event])
+        self.sources = ((tape.ops[b], tape.modules[b], tape.categories[b]) for b in self.blocks)
+
+
+def check_affine(tape: Tape, loop: Loop) -> None:
+    """Raise NotRepeatedError unless a loop's step and the two before it lie on one line, event for event and byte for byte."""
+    length = loop.end - loop.begin
+    earlier = replace(loop, begin=loop.begin - length, end=loop.begin)
+    last, first = find_repetition(tape, loop), find_repetition(tape, earlier)
+    if (last.growth != first.growth).any():
+        block = int(last.blocks[np.flatnonzero(last.growth != first.growth)[0]])
+        raise NotRepeatedError(f"{tape.describe(block)} does not grow by the same bytes from step to step")
+
+
+def check_follows(tape: Tape, bounds: tuple[int, int]) -> None:
+    """Raise NotRepeatedError unless the step at these bounds is what the loop that ends where it begins would come to next."""
+    begin, end = bounds
+    loop = next((loop for loop in tape.loops if loop.end == begin), None)
+    if loop is None:
+        return
+    again = find_repetition(tape, loop)
+    found = find_repetition(tape, Loop(begin=begin, end=end, count=0))
+    if found.sizes.tolist() != again.sizes_at(loop.count + 1).tolist():
+        raise NotRepeatedError(f"the step at event {begin}, traced by itself, is not what the steps before it lead to")
+
+
+def append_step(tape: Tape, other: Tape, bounds: Sequence[int], *, follows: Sequence[int]) -> Tape:
+    """The tape with a step of another tape of the same work behind it.
+
+    `bounds` of the other tape's order are where the DEPTH steps before the step begin, where it begins, and where it ends;
+    `follows` of the tape's where the DEPTH steps before it begin. Raises NotRepeatedError where it releases what was not made in
+    these.
+    """
+    step = _Step(other, bounds)
+    first, at = len(tape.sizes), len(tape.order)
+    made_before = [[event for event in tape.order[begin:end] if event >= 0] for begin, end in pairwise([*follows, at])]
+    order, sizes, ops, modules = tape.order[:], tape.sizes[:], tape.ops[:], tape.modules[:]
+    op_names, module_names = dict.fromkeys(tape.op_names), dict.fromkeys(tape.module_names)
+    for kind in step.shape:
+        if isinstance(kind, int):
+            order.append(first + kind if kind >= 0 else ~(first + ~kind))
+            continue
+        steps, place = kind
+        if not 0 <= place < len(made_before[-steps]):
+            raise NotRepeatedError("a step releases what was not made in those before")
+        order.append(~made_before[-steps][place])
+    sizes.extend([other.sizes[block] for block in step.blocks])
+    op_names.update(dict.fromkeys(other.op_names[other.ops[block]] for block in step.blocks))
+    module_names.update(dict.fromkeys(other.module_names[other.modules[block]] for block in step.blocks))
+    place_of_op = {name: place for place, name in enumerate(op_names)}
+    place_of_module = {name: place for place, name in enumerate(module_names)}
+    ops.extend([place_of_op[other.op_names[other.ops[block]]] for block in step.blocks])
+    modules.extend([place_of_module[other.module_names[other.modules[block]]] for block in step.blocks])
+    queries = by_block(other.size_queries)
+    own = {place: queries[block] for place, block in enumerate(step.blocks, first) if block in queries}
+    return replace(
+        tape,
+        order=order,
+        sizes=sizes,
+        categories=tape.categories + bytes(other.categories[block] for block in step.blocks),
+        ops=ops,
+        modules=modules,
+        op_names=tuple(op_names),
+        module_names=tuple(module_names),
+        marks=tuple((len(order) if place == at else place, phase) for place, phase in tape.marks),
+        size_queries=gather(by_block(tape.size_queries) | own),
+        stand_ins=tuple(dict.fromkeys(tape.stand_ins + other.stand_ins)),
+    )
+
+
+def written(tape: Tape) -> Tape:
+    """The tape with every step of its loops written out, as a trace of them all would have it.
+
+    Blocks are numbered in the order of their allocation, as a log numbers them.
+    """
+    for loop in reversed(tape.loops):
+        tape = _write(tape, loop, find_repetition(tape, loop))
+    return tape
+
+
+def _write(tape: Tape, loop: Loop, again: Repetition) -> Tape:
+    """The tape with its last loop written out."""
+    made, length = len(again.blocks), loop.end - loop.begin
+    first, more = int(again.blocks[0]), loop.count * made
+    relative = {block: place for place, block in enumerate(again.blocks.tolist())}
+    relative |= {block: place - steps * made for block, steps, place in again.earlier}
+    relative = np.asarray([relative[event if event >= 0 else ~event] for event in again.events.tolist()], np.int64)
+    times = np.arange(1, loop.count + 1, dtype=np.int64)[:, None]
+    numbers = relative[None, :] + (first + times * made)
+    events = np.where(again.events >= 0, numbers, ~numbers).ravel()
+    tail = np.asarray(tape.order[loop.end :], np.int64)
+    named = np.where(tail >= 0, tail, ~tail)
+    now = np.where(named >= first, named + more, named)
+    for block, later in again.moves:
+        if later >= first:  # of the last step but one
+            now[named == block] = later + more - made
+    tail = np.where(tail >= 0, now, ~now)
+    place = first + made
+
+    def column(values: array[int]) -> array[int]:
+        again_there = values[first:place] * loop.count
+        return values[:place] + again_there + values[place:]
+
+    sizes = tape.sizes[:place]
+    sizes.frombytes((again.sizes + times * again.growth).astype(np.int64).tobytes())
+    sizes.extend(tape.sizes[place:])
+    order = tape.order[: loop.end]
+    order.frombytes(events.tobytes())
+    order.frombytes(tail.astype(np.int64).tobytes())
+    moved = {block: tuple([block + time * made for time in range(loop.count + 1)]) for block in range(first, place)}
+    queries = by_block(tape.size_queries)
+    resolved = set()
+    for block in tape.resolved:
+        resolved.update(moved.get(block, (block + more * (block >= place),)))
+    return replace(
+        tape,
+        order=order,
+        sizes=sizes,
+        categories=tape.categories[:place] + tape.categories[first:place] * loop.count + tape.categories[place:],
+        ops=column(tape.ops),
+        modules=column(tape.modules),
+        marks=tuple((at + loop.count * length * (at >= loop.end), phase) for at, phase in tape.marks),
+        size_queries=gather(
+            {
+                other: query
+                for block, query in sorted(queries.items())
+                for other in moved.get(block, (block + more * (block >= place),))
+            }
+        ),
+        resolved=frozenset(resolved),
+        loops=tape.loops[:-1],
+    )
+
+
+def repeated_events(tape: Tape) -> int:
+    """How many events the loops of a tape add to it."""
+    return sum(loop.count * (loop.end - loop.begin) for loop in tape.loops)

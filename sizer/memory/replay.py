@@ -1,0 +1,120 @@
+"""What an allocator did with a tape: the value between the allocators and the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sizer.memory.tape import CATEGORIES
+
+
+class Cache(Protocol):
+    """An allocator that is asked event by event. Requests are of more than 0 bytes; addresses are the allocator's own."""
+
+    capacity: int | None
+    reserved: int
+    retries: int
+    position: int
+    grown: list[tuple[int, int]]
+
+    def allocate(self, size: int) -> tuple[int, int] | None:
+        """(address, bytes really taken), or None where the device has no memory left."""
+
+    def release(self, address: int, size: int) -> None:
+        """Take back the block at `address` that took `size` bytes."""
+
+    def release_cached(self) -> None:
+        """Give back to the device what no block uses (`torch.cuda.empty_cache()`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopReplay:
+    """What an allocator did with the steps of a loop, in bytes, a row for each of those that tell; each has as many `events`.
+
+    times: which of the repetitions a row is of, from 1.
+    peak_after: after how many events of the step most was allocated. peaks, levels: allocated then, and at the step's end,
+    [times, categories]. reserved_at_peak, reserved: reserved then. refused: of the first request that could not be met its
+    bytes, and those that were allocated; it came in the step after the last row.
+    """
+
+    events: int
+    times: np.ndarray
+    peak_after: np.ndarray
+    peaks: np.ndarray
+    levels: np.ndarray
+    reserved_at_peak: np.ndarray
+    reserved: np.ndarray
+    refused: tuple[int, int] | None = None
+
+    @property
+    def done(self) -> int:
+        """How often the step came again."""
+        return int(self.times[-1]) if len(self.times) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
+
+    `addresses` are per block, the allocator's own; those of blocks that took nothing mean nothing.
+    `failed_at` is the position of the first request that could not be met, None where all were; the last of
+    `reserved` is then what was still held after every free segment went back.
+    Of a tape with loops all is as the tape holds its steps, but for the blocks of a loop's step, which are those of the last time;
+    `changes` are the bytes by which each event changed what is allocated, `loops` the steps that came again. Where the request
+    that could not be met was in one of these, it is the last of `loops` that says so, and nothing follows it.
+    """
+
+    taken: list[int]
+    addresses: list[int]
+    reserved: list[int]
+    retries: int
+    failed_at: int | None
+    changes: np.ndarray
+    loops: tuple[LoopReplay, ...] = ()
+
+
+def changes_of(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+    """By how many bytes each event changes what is alive (int64), where block i counts `sizes[i]` bytes."""
+    events, sizes = np.asarray(order, np.int64), np.asarray(sizes, np.int64)
+    return np.where(events >= 0, sizes[events], -sizes[~events])
+
+
+def sums_by_category(changes: np.ndarray, categories: np.ndarray) -> np.ndarray:
+    """Bytes together by category, in the order of CATEGORIES."""
+    # whole numbers below 2**53, which float64 holds
+    return np.bincount(categories, weights=changes, minlength=len(CATEGORIES)).astype(np.int64)
+
+
+def reserved_after(grown: Sequence[tuple[int, int]], count: int) -> list[int]:
+    """The bytes reserved after each of `count` events, where from the event at a position on so many were, as `grown` says."""
+    reserved: list[int] = []
+    for (_, held), (until, _) in zip(grown, [*grown[1:], (count, 0)], strict=True):
+        reserved += [held] * (until - len(reserved))
+    return reserved
+
+
+def run_events(cache: Cache, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
+    """Whether events (see Tape) found room; by block `taken` are the bytes asked for, which become those really taken.
+
+    `grown` of the cache then says after how many events how much was reserved, `position` which event found no room.
+    """
+    allocate, release = cache.allocate, cache.release
+    held = cache.reserved
+    cache.grown = [(0, held)]
+    for position, event in enumerate(events):
+        if event >= 0:
+            if size := taken[event]:
+                block = allocate(size)
+                if block is None:
+                    cache.position = position
+                    return False
+                addresses[event], taken[event] = block
+        elif size := taken[~event]:
+            release(addresses[~event], size)
+        if cache.reserved != held:
+            held = cache.reserved
+            cache.grown.append((position, held))
+    return True
