@@ -17,7 +17,7 @@ from sizer.request import Request
 EXAMPLES = {
     "Train ResNet-50 on an RTX 4090": "arch=torchvision:resnet50&gpu=rtx-4090",
     "Fine-tune Llama 3.1 8B on 24 GB": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4,8&seq=2048&gpu=rtx-4090",
-    "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&new=512&gpu=l40s",
+    "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&gpu=l40s",
     "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",
 }
 
