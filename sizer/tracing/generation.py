@@ -176,7 +176,7 @@ def _run(
     with unchanged(module), repeatable(), recording(recorder), explained(recorder, module):
         placed = place(example, weight_dtype(work.dtype), recorder.place)
         with torch.no_grad(), autocast(device.kind, work.dtype)(), on_cpu if device.kind == "cpu" else nullcontext():
-            generate(module.eval(), placed, new=work.new - after, cache=work.cache, on_token=on_token)
+            generate(module.eval(), placed, new=max(tokens, work.new - after), cache=work.cache, on_token=on_token)
         recorder.log.marks.append((ends[-1], "decode"))
         tape = recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
     prompt = 1 if module.config.is_encoder_decoder else example.kwargs["input_ids"].shape[1]

@@ -1,0 +1,49 @@
+"""Generations with each cache: the estimate's peaks against PyTorch's own CUDA code, to the byte."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sizer.catalogue.gpus import GPUS
+from sizer.memory.allocator import replay
+from sizer.tracing.cuda.size_oracle import size_oracle_of
+from sizer.tracing.device import Device
+from sizer.tracing.generation import trace_generation
+from tests.null_driver.conftest import Run
+from tests.tracing.generations import generation, work
+
+# head, cache, dtype, sequences, prompt, new tokens
+CASES = [
+    ("LlamaForCausalLM", "dynamic", "bfloat16", 2, 24, 24),
+    ("LlamaForCausalLM", "dynamic", "bfloat16", 64, 200, 24),
+    ("LlamaForCausalLM", "static", "bfloat16", 64, 200, 24),
+    ("LlamaForCausalLM", "dynamic", "float32", 8, 64, 24),
+    ("GPT2LMHeadModel", "dynamic", "float16", 16, 64, 24),
+    ("GPT2LMHeadModel", "static", "float32", 4, 64, 24),
+    ("MistralForCausalLM", "dynamic", "bfloat16", 4, 118, 24),
+    ("Gemma2ForCausalLM", "dynamic", "bfloat16", 8, 56, 24),
+    ("DeepseekV3ForCausalLM", "dynamic", "bfloat16", 4, 24, 24),
+    ("BartForConditionalGeneration", "dynamic", "float32", 8, 64, 24),
+]
+
+
+@pytest.mark.parametrize(("gpu", "expandable"), [("h100-80gb", False), ("rtx-3060-12gb", True)])
+def test_generations_take_what_pytorchs_own_code_does(run_on_null: Run, gpu: str, expandable: bool) -> None:
+    setting = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
+    truth = run_on_null(
+        "tests.null_driver.generations", json.dumps(CASES), gpu=gpu, management=expandable, **setting
+    )
+    wrong = {}
+    for case, theirs in zip(CASES, truth, strict=True):
+        head, cache, dtype, batch, prompt, new = case
+        blueprint, module = generation(head, prompt=prompt)
+        device = Device("cuda", GPUS[gpu].capability)
+        asked = work(new, cache=cache, dtype=dtype)
+        tape = trace_generation(blueprint, module, asked, batch=batch, device=device)
+        found = replay(tape.resolve(size_oracle_of(GPUS[gpu])), backend="cuda", expandable_segments=expandable)
+        mine = [found.peak_allocated_bytes, found.peak_reserved_bytes]
+        if mine != theirs:
+            wrong[case] = (mine, theirs)
+    assert wrong == {}

@@ -1,0 +1,77 @@
+"""The bytes of a generation's cache by its own tensors: against figures that others published, for every preset that generates."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sizer.architecture import make_blueprint
+from sizer.catalogue.gpus import GPUS
+from sizer.catalogue.presets import PRESETS
+from sizer.errors import RequestError
+from sizer.memory.codec import decode, encode
+from sizer.memory.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
+from sizer.request import parse_query
+from sizer.tracing.generation import trace_kv_cache
+from sizer.tracing.trace import build
+from tests.tracing.generations import device, generation, work
+
+# Bytes a token in bfloat16: 61 layers of (512 + 64) elements; 60 layers of 128 heads of 64, keys and values, which transformers
+# caches for every head; 32 layers of 2 * 8 * 128; 28 layers of 2 * 8 * 128. vLLM and SGLang print the last two as
+# 131,128 and 114,667 (their logs' token counts against the memory they had).
+PUBLISHED = {"deepseek-v3": 70_272, "falcon-40b": 1_966_080, "llama-3-8b": 131_072, "qwen3-1.7b": 114_688}
+
+
+def segments(query: str) -> tuple[KvSegment, ...]:
+    blueprint = make_blueprint(parse_query(f"{query}&mode=generate&seq=64"))
+    return trace_kv_cache(blueprint, build(blueprint), work(8), device=device())
+
+
+@pytest.mark.parametrize(("preset", "token_bytes"), [(key, size) for key, size in PUBLISHED.items() if key in PRESETS])
+def test_bytes_a_token_are_the_published_ones(preset: str, token_bytes: int) -> None:
+    (line,) = segments(f"arch=hf:{preset}")
+    assert (line.token_bytes, line.constant_bytes) == (token_bytes, 0)
+
+
+def test_a_window_ends_the_growth_of_its_layers() -> None:
+    # of 2 layers one keeps 64 tokens: 2 * 2 heads * 64 elements * 2 bytes = 512 bytes a token and layer, and its window as a number
+    blueprint, module = generation("Gemma2ForCausalLM")
+    found = trace_kv_cache(blueprint, module, work(8), device=device())
+    assert found == (
+        KvSegment(start=0, constant_bytes=8, token_bytes=1024),
+        KvSegment(start=64, constant_bytes=8 + 64 * 512, token_bytes=512),
+    )
+    assert [sequence_bytes(found, context) for context in (10, 63, 64, 1000)] == [
+        8 + 10 * 1024, 8 + 63 * 1024, 8 + 64 * 1024, 8 + 64 * 512 + 1000 * 512
+    ]  # fmt: skip
+
+
+def test_a_state_that_does_not_grow_is_a_constant() -> None:
+    blueprint, module = generation("MambaForCausalLM")
+    (line,) = trace_kv_cache(blueprint, module, work(8), device=device())
+    assert line.token_bytes == 0 < line.constant_bytes
+
+
+def test_a_model_that_reads_its_prompt_in_an_encoder_has_no_line() -> None:
+    blueprint, module = generation("T5ForConditionalGeneration")
+    assert trace_kv_cache(blueprint, module, work(8), device=device()) == ()
+
+
+def test_what_a_paged_server_holds_is_counted_in_blocks() -> None:
+    gpu = GPUS["a100-40gb"]
+    found = build_kv_cache(
+        (KvSegment(start=0, constant_bytes=100, token_bytes=10),), dtype="bfloat16", weights_bytes=2**30, gpu=gpu
+    )
+    budget = gpu.total_bytes * 90 // 100 - 2**30
+    first = found.rows[0]
+    assert (first.context, first.sequence_bytes, first.paged_bytes) == (1024, 10_340, 10_340)
+    assert (found.paged_budget_bytes, first.paged_sequences) == (budget, budget // 10_340)
+    assert decode(KvCache, json.loads(json.dumps(encode(found))), "cache") == found
+    none = build_kv_cache(found.segments, dtype="bfloat16", weights_bytes=2**50, gpu=gpu)
+    assert {row.paged_sequences for row in none.rows} == {0}
+
+
+def test_a_model_without_a_language_models_head_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"does not generate text by transformers' own generate"):
+        make_blueprint(parse_query("arch=hf:bert-base-uncased&mode=generate"))
