@@ -36,7 +36,7 @@ def test_smaller_batches_are_accumulated():
     row = next(row for row in list(levers(parse_query(TRANSFORMER)))[-1].rows if row.key == "batch")
     asked = parse_query(row.query)
     assert (asked.batches, asked.accumulate) == ((3,), 2)  # of 4 samples: two passes of up to 3
-    served = parse_query("arch=hf:gpt2&seq=64&mode=inference&dtype=float16&batch=4&gpu=custom:1GiB@7.5")
+    served = parse_query("arch=hf:gpt2&seq=64&mode=inference&dtype=float16&batch=4&gpu=custom:2GiB@7.5")
     row = next(row for row in list(levers(served))[-1].rows if row.key == "batch")
     assert parse_query(row.query).accumulate == 1
 
