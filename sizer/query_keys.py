@@ -50,7 +50,7 @@ from sizer.query_values import (
 from sizer.versions import OLDEST, format_version
 
 ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
-REQUEST = Any  # a Request, which is made of this table
+AnyRequest = Any  # a Request, which is made of this table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,11 @@ class Key:
     """
 
     read: Callable[[str], dict[str, object]]
-    write: Callable[[REQUEST], str | None]
-    is_default: Callable[[REQUEST], bool]
+    write: Callable[[AnyRequest], str | None]
+    is_default: Callable[[AnyRequest], bool]
     allowed: str
     otherwise: str = ""
-    needs: Callable[[REQUEST], str] = lambda request: ""
+    needs: Callable[[AnyRequest], str] = lambda request: ""
 
 
 def _field(
@@ -76,11 +76,11 @@ def _field(
     *,
     allowed: str,
     otherwise: str = "",
-    needs: Callable[[REQUEST], str] = lambda request: "",
+    needs: Callable[[AnyRequest], str] = lambda request: "",
 ) -> Key:
     """The key of one field of Request."""
 
-    def write_field(request: REQUEST) -> str | None:
+    def write_field(request: AnyRequest) -> str | None:
         value = getattr(request, name)
         return None if value is None else write(value)
 
@@ -94,22 +94,22 @@ def _field(
     )
 
 
-def _default_of(request: REQUEST, name: str) -> object:
+def _default_of(request: AnyRequest, name: str) -> object:
     return next(field.default for field in fields(request) if field.name == name)
 
 
-def _training(request: REQUEST) -> str:
+def _training(request: AnyRequest) -> str:
     return "" if MODES[request.mode].trains else "mode=training"
 
 
-def _generation(request: REQUEST) -> str:
+def _generation(request: AnyRequest) -> str:
     return "" if MODES[request.mode].generates else "mode=generate"
 
 
-def _of_adapters(key: str) -> Callable[[REQUEST], str]:
+def _of_adapters(key: str) -> Callable[[AnyRequest], str]:
     """What a key needs that some adapters take."""
 
-    def needs(request: REQUEST) -> str:
+    def needs(request: AnyRequest) -> str:
         if request.train != "adapter":
             return "train=adapter"
         if key == "adapter" or key in ADAPTERS[request.adapter].arguments:
@@ -144,7 +144,7 @@ def _read_focus(text: str) -> tuple[str, int]:
         raise RefusedValueError("a dtype, a colon, a batch size", "focus=bfloat16:8") from None
 
 
-def _write_arch(request: REQUEST) -> str:
+def _write_arch(request: AnyRequest) -> str:
     if request.config is not None:
         return f"{request.source}:{encode_config(request.config)}"
     revision = f"@{request.revision}" if request.revision is not None else ""

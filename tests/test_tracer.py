@@ -69,9 +69,17 @@ def test_what_is_only_a_replay_traces_nothing(traces, query, others):
         assert plain(found) == plain(estimate(parse_query(with_keys(query, change)))), change
 
 
+def test_passes_beyond_those_that_are_traced_trace_nothing(traces):
+    shelf, query = Shelf(), f"{RESNET}&dtype=float32&batch=2&train=head"
+    few = estimate(parse_query(f"{query}&accumulate=2"), kept=shelf)
+    traces.clear()
+    assert estimate(parse_query(f"{query}&accumulate=64"), kept=shelf).estimates == few.estimates
+    assert traces == []
+
+
 @pytest.mark.parametrize(
     "change",
-    ["seq=16", "optimizer=sgd", "gpu=t4", "torch=2.6", "mode=inference"],
+    ["seq=16", "optimizer=sgd", "gpu=t4", "torch=2.6", "mode=inference", "train=head", "accumulate=2"],
 )
 def test_another_work_is_traced_anew(traces, change):
     shelf, query = Shelf(), f"{GPT2}&dtype=float32&batch=2"

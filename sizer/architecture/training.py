@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from sizer.architecture.adapters import adapted_layers, add_adapter
+from sizer.architecture.adapters import adapted_layers, add_adapter, base_of
 from sizer.catalogue.adapters import ADAPTERS
 from sizer.errors import BuildError
 from sizer.request import Request
@@ -76,12 +76,22 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
         return (f"Only the head trains: {share}", *_tied(module))
     row = ADAPTERS[request.adapter]
     if row.learns_prompt:
-        return (f"{row.title} with {request.adapter_rank} virtual tokens: {share}", *_checkpointed(request))
+        return (f"{row.title} with {request.adapter_rank} virtual tokens: {share}", *_prepared(module, request))
     layers = adapted_layers(module)
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in layers))
     names = f"{', '.join(kinds[:MANY])}{', …' if len(kinds) > MANY else ''}"
     rank = f", rank {request.adapter_rank}" if "r" in row.arguments else ""
-    return (f"{row.title}{rank}, on {len(layers)} layers ({names}), in float32: {share}", *_checkpointed(request))
+    whole = (
+        f" {', '.join(kept)} trains whole, as PEFT has it for this task." if (kept := _trained_whole(module)) else ""
+    )
+    told = f"{row.title}{rank}, on {len(layers)} layers ({names}), in float32: {share}{whole}"
+    return (told, *_prepared(module, request))
+
+
+def _trained_whole(module: nn.Module) -> list[str]:
+    """The parts of which PEFT trains a copy beside the adapter, a classifier say (`modules_to_save`)."""
+    copies = (name.partition(".modules_to_save.") for name, _ in module.named_parameters())
+    return list(dict.fromkeys(path.rpartition(".")[2] for path, found, _ in copies if found))
 
 
 def _tied(module: nn.Module) -> tuple[str, ...]:
@@ -92,8 +102,8 @@ def _tied(module: nn.Module) -> tuple[str, ...]:
     return (f"The head is tied to {', '.join(tied)}, which trains with it.",) if tied else ()
 
 
-def _checkpointed(request: Request) -> tuple[str, ...]:
-    if not request.checkpointing:
+def _prepared(module: nn.Module, request: Request) -> tuple[str, ...]:
+    if not request.checkpointing or not hasattr(base_of(module), "enable_input_require_grads"):
         return ()
     return (
         "Checkpointing is not reentrant, transformers' default; PEFT makes the embeddings' output require a gradient.",

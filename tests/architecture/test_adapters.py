@@ -114,6 +114,26 @@ def test_checkpointing_is_on_before_and_peft_prepares_for_it():
     assert not made(f"{arch(LLAMA)}&train=adapter").get_input_embeddings()._forward_hooks
 
 
+def said(query: str) -> tuple[str, ...]:
+    request = parse_query(query)
+    blueprint = make_blueprint(request)
+    return blueprint.describe(build(blueprint, checkpointing=request.checkpointing))
+
+
+@needs_peft
+def test_it_says_what_is_trained():
+    (lora, prepared) = said(f"{arch(LLAMA)}&train=adapter&targets=q_proj,v_proj&checkpointing=1")
+    assert lora.startswith("LoRA, rank 16, on 6 layers (q_proj, v_proj), in float32: 39,936 of ")  # 3*16*(512 + 320)
+    assert prepared.startswith("Checkpointing is not reentrant")
+    (lora,) = said(f"{arch(BERT)}&train=adapter&targets=query")
+    assert lora.endswith("the others are frozen. classifier trains whole, as PEFT has it for this task.")
+    (prompt,) = said(f"{arch(LLAMA)}&train=adapter&adapter=prompt&r=8")
+    assert prompt.startswith("Prompt tuning with 8 virtual tokens: 2,048 of ")
+    assert (
+        len(said("arch=torchvision:vit_b_32&train=adapter&targets=0&checkpointing=1")) == 1
+    )  # no embeddings to prepare
+
+
 @needs_peft
 @pytest.mark.parametrize(
     ("query", "message"),
@@ -175,11 +195,9 @@ def test_a_detection_models_head_is_all_but_its_backbone():
 
 
 def test_a_tied_head_is_said():
-    request = parse_query(f"{arch(GPT2)}&train=head")
-    blueprint = make_blueprint(request)
-    said = blueprint.describe(build(blueprint))
-    assert said[1:] == ("The head is tied to transformer.wte.weight, which trains with it.",)
-    assert "64,000 of" in said[0]  # 1,000 * 64
+    trained, tied = said(f"{arch(GPT2)}&train=head")
+    assert tied == "The head is tied to transformer.wte.weight, which trains with it."
+    assert "64,000 of" in trained  # 1,000 * 64
 
 
 def test_a_model_without_a_head_is_refused():
