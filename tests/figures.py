@@ -127,7 +127,8 @@ def _timm() -> Figures:
 SENTENCES: dict[str, Callable[[], Figures]] = {
     "one of {} presets": _presets,
     "the {} devices of the catalogue": _devices,
-    "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, timm ≥ {} where its models are asked for, and peft ≥ {} for adapters": _floors,
+    "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, timm ≥ {} where its models are asked for, and peft ≥ {} for "
+    "adapters": _floors,
     "holds {} figures with their sources, of which {} are repeated": _published,
     "within 1 % for {} of {} with today's libraries (torch {}, transformers {}), for {} of {} with those of the runs' "
     "time": _nearness,
