@@ -75,3 +75,13 @@ def test_subject_holds_no_stranger():
     assert subject(Request(source="hub", name="www.x.example/y"), report) == "this ResNet"
     strange = replace(report, model=census("x", "Res[Net](http://x.example)"))
     assert subject(Request(source="config", config="{}"), strange) == "this model"
+
+
+def test_a_generation_is_told_by_its_tokens():
+    asked = Request(source="hf", name="llama-3.1-8b", mode="generate", dtypes=("bfloat16",), batches=(32,), new=512)
+    report = report_for(asked)
+    report = replace(report, request=report.request | {"sequence_length": 2048})
+    said = sentence(asked, report, report.estimates[0])
+    assert said.startswith(
+        "Generating 512 tokens after a prompt of 2,048 with Llama 3.1 8B at batch 32 in bfloat16 needs "
+    )

@@ -57,5 +57,5 @@ def test_link_refused_as_a_whole_says_so():
     assert link.request == RESNET
     assert [str(refusal) for refusal in link.refusals] == [
         f"query has too many keys: given {MAX_KEYS + 1}, allowed each key once: v, arch, head, mode, dtype, batch, seq, image, "
-        "optimizer, optimizer_impl, attention, checkpointing, gpu, expandable, torch, focus; drop the rest"
+        "new, cache, optimizer, optimizer_impl, attention, checkpointing, gpu, expandable, torch, focus; drop the rest"
     ]
