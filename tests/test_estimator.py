@@ -200,3 +200,28 @@ def test_no_batch_size_is_traced_twice() -> None:
     estimate(parse_query("arch=hf:gpt2&seq=64&batch=1,2&dtype=float32"), progress=told.append)
     # the line from 2 and 3; the logits of a batch of 1 are contiguous without a copy, so it is off the line; 5 checks that
     assert [text for text in told if "tracing" in text] == [f"tracing float32 at batch {n}" for n in (2, 3, 1, 5)]
+
+
+def test_a_generation_says_what_its_cache_holds() -> None:
+    # keys and values of 12 layers of 768 elements in bfloat16: 36,864 bytes a token; the last of the tokens is not in it
+    query = "arch=hf:gpt2&mode=generate&seq=32&new=16&dtype=bfloat16&batch=1,3"
+    report = estimate(parse_query(query))
+    for row in report.estimates:
+        assert row.kv_cache_bytes == row.batch * (32 + 15) * 36_864
+        assert row.at_peak["kv cache"] >= row.batch * 32 * 36_864
+        assert sum(row.at_peak.values()) == row.peak_allocated_bytes
+        assert [use.phase for use in row.phases] == ["load", "prefill", "decode"]
+    (cache,) = report.kv_caches
+    assert cache.token_bytes == 36_864
+    assert (report.request["new"], report.request["cache"]) == (16, "dynamic")
+    assert Report.from_dict(report.to_dict()) == report
+    other = estimate(parse_query("arch=hf:gpt2&mode=inference&seq=32&dtype=bfloat16&batch=1"))
+    assert not other.kv_caches and "new" not in other.request
+
+
+def test_a_generation_beyond_a_table_of_positions_is_refused() -> None:
+    with pytest.raises(
+        RequestError, match=r"a table of positions: given 600 tokens after a prompt of 512, allowed 1024"
+    ):
+        estimate(parse_query("arch=hf:gpt2&mode=generate&seq=512&new=600&dtype=float32&batch=1"))
+    assert estimate(parse_query("arch=hf:gpt2&mode=generate&dtype=float32&batch=1")).request["sequence_length"] == 512

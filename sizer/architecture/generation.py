@@ -66,10 +66,14 @@ def cache_tensors(cache: object) -> list[Tensor]:
 
 
 def window_lengths(cache: object) -> tuple[int, ...]:
-    """The numbers of tokens at which layers of a cache are full, ascending; empty where all keep every token."""
+    """The numbers of tokens at which layers of a cache are full, ascending; empty where all grow with every token.
+
+    A layer of a static cache is full at its end: transformers then pads masks no more.
+    """
+    whole = getattr(cache, "self_attention_cache", cache)
     found = set()
-    for layer in getattr(cache, "layers", None) or ():
-        if getattr(layer, "is_sliding", False):
+    for layer in getattr(whole, "layers", None) or ():
+        if getattr(layer, "is_sliding", False) or (whole is cache and hasattr(layer, "max_cache_len")):
             found.add(int(getattr(layer, "sliding_window", None) or layer.max_cache_len))
     return tuple(sorted(found))
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from sizer.catalogue.gpus import Backend
 from sizer.memory import cuda, expandable, mps
-from sizer.memory.looped import Pools, place
+from sizer.memory.loop_runner import Pools
+from sizer.memory.looped import place
 from sizer.memory.replay import Cache, Replay, run_events
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import Timeline, read_timeline

@@ -21,5 +21,6 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - a slow meta kernel: SHORTCUTS, `meta/shortcuts.py` and `meta/norm_shortcuts.py`;
 - a dtype under autocast: the lists of `meta/autocast_lists.py`;
 - which attention backend CUDA chooses: CONDITIONS, `cuda/attention_backend.py`;
+- which steps of a generation are traced, and how the others follow from them: `generation.py`;
 - a Python function that must be replaced while a trace runs: `trace.recording`, which enters all such contexts.
 """

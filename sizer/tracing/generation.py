@@ -146,6 +146,8 @@ def _run(
 
     `module` is what `build` returned, cast to the work's dtype.
     """
+    if after and module.config.is_encoder_decoder:
+        raise NotRepeatedError("a window fills in a decoder, whose prompt cannot be made longer")
     example = lengthened(blueprint.example(batch, False), after)
     device.dtype = work.dtype
     recorder = Recorder(device)

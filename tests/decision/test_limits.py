@@ -5,17 +5,21 @@ from __future__ import annotations
 import pytest
 
 from sizer.decision.limits import limits
+from sizer.decision.peak import peak, snapshot
+from sizer.device.trial.launch import start
+from sizer.errors import RequestError
 from sizer.estimator import estimate
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import Limit, LimitReport
 from sizer.request import parse_query
 from tests.decision.questions import CNN, LANGUAGE, SERVED, TOO_LARGE, TWO_LAYERS, VISION, anew, fits_by_its_own_trace
 
-FIELDS = {"batch": "batches", "seq": "sequence_length", "image": "image_size"}
+GENERATED = "arch=hf:gpt2&mode=generate&seq=32&new=24&dtype=float32&batch=16&gpu=custom:2GiB@8.0"
+FIELDS = {"new": "new", "batch": "batches", "seq": "sequence_length", "image": "image_size"}
 
 
 def value_of(limit: Limit, value: int) -> dict:
-    wrapped = {"batch": (value,), "seq": value, "image": (value, value)}[limit.key]
+    wrapped = {"batch": (value,), "seq": value, "new": value, "image": (value, value)}[limit.key]
     return {FIELDS[limit.key]: wrapped}
 
 
@@ -23,10 +27,14 @@ def last(query: str) -> LimitReport:
     return list(limits(parse_query(query)))[-1]
 
 
-@pytest.mark.parametrize("query", [CNN, SERVED], ids=["CNN", "language model"])
-def test_what_is_said_to_fit_does_and_one_more_does_not(query):
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [(CNN, ["batch", "image"]), (SERVED, ["batch", "seq"]), (GENERATED, ["batch", "seq", "new"])],
+    ids=["CNN", "language model", "generation"],
+)
+def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):
     found = last(query)
-    assert [limit.key for limit in found.limits] == (["batch", "image"] if query == CNN else ["batch", "seq"])
+    assert [limit.key for limit in found.limits] == keys
     for limit in found.limits:
         assert limit.cell == anew(limit.query)
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.value)) is True
@@ -70,3 +78,20 @@ def test_it_grows_and_survives_the_way_to_the_page():
     assert [len(report.limits) for report in grown] == [0, 1, 2]
     assert [report.pending for report in grown] == [("batch", "seq"), ("seq",), ()]
     assert decode(LimitReport, encode(grown[-1])) == grown[-1]
+
+
+def test_how_many_tokens_fit_is_read_where_memory_ends() -> None:
+    query = "arch=hf:smollm2-135m&mode=generate&seq=64&new=32&dtype=float32&batch=64&gpu=custom:2GiB@8.0"
+    (tokens,) = (limit for limit in last(query).limits if limit.key == "new")
+    assert tokens.title == "Most new tokens"
+    assert fits_by_its_own_trace(query, new=tokens.value) is True
+    assert fits_by_its_own_trace(query, new=tokens.value + 1) is not True
+
+
+def test_what_a_generation_has_no_answer_for_is_refused_by_name() -> None:
+    query = parse_query(GENERATED)
+    for answer, what in ((peak, "every tensor alive at the peak"), (snapshot, "a memory snapshot")):
+        with pytest.raises(RequestError, match=rf"^{what}: not for a generation: given mode=generate"):
+            list(answer(query))
+    with pytest.raises(RequestError, match=r"^a measurement: not for a generation"):
+        start(GENERATED, "cpu")

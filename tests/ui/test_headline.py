@@ -87,3 +87,13 @@ def test_the_headline_names_what_is_trained():
         request = replace(RESNET, **keys)
         report = report_for(request)
         assert sentence(request, report, report.estimates[0]).startswith(begin)
+
+
+def test_a_generation_is_told_by_its_tokens():
+    asked = Request(source="hf", name="llama-3.1-8b", mode="generate", dtypes=("bfloat16",), batches=(32,), new=512)
+    report = report_for(asked)
+    report = replace(report, request=report.request | {"sequence_length": 2048})
+    said = sentence(asked, report, report.estimates[0])
+    assert said.startswith(
+        "Generating 512 tokens after a prompt of 2,048 with Llama 3.1 8B at batch 32 in bfloat16 needs "
+    )
