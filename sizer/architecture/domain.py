@@ -50,6 +50,9 @@ def check_value(where: str, value: object, words: frozenset[str] = frozenset(), 
     if key == "id2label":
         _check_labels(where, value)
         return
+    if key == "architectures":
+        _check_names(where, value)
+        return
     bounds = _bounds(key, default)
     if bounds is None or value is None:
         return
@@ -106,6 +109,11 @@ def _check_labels(where: str, value: object) -> None:
         raise _out_of_range(where, "something else", "an object of number: label")
     if len(value) > MAX_LABELS:
         raise _out_of_range(where, f"{len(value):,} labels", f"at most {MAX_LABELS:,}")
+
+
+def _check_names(where: str, value: object) -> None:
+    if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        raise _out_of_range(where, quote(value), "a list of class names")
 
 
 def _out_of_range(where: str, given: str, allowed: str) -> ConfigError:
