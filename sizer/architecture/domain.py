@@ -11,7 +11,7 @@ import re
 from sizer.errors import ConfigError, quote
 from sizer.query_values import MAX_IMAGE
 
-MAX_LAYERS = 2048
+MAX_LAYERS = 1024  # with twice as many PyTorch overruns the stack as it takes a graph of training apart (Llama, 2.15)
 MAX_SIZE = 2**27  # two such sizes multiplied, times eight bytes, still fit in 64 bits
 MAX_LABELS = 100_000
 

@@ -302,7 +302,7 @@ def test_known_keys_are_no_methods():
         ),
         ({"model_type": "qwen2", "layer_types": [{"model_type": "rwkv"}]}, "layer_types.model_type is refused"),
         ({"model_type": "llama", "num_hidden_layers": -1}, "num_hidden_layers = -1, allowed whole numbers from 1"),
-        ({"model_type": "llama", "num_hidden_layers": 10**9}, "allowed whole numbers from 1 to 2,048"),
+        ({"model_type": "llama", "num_hidden_layers": 10**9}, "allowed whole numbers from 1 to 1,024"),
         ({"model_type": "llama", "hidden_size": True}, "hidden_size = true, allowed numbers"),
         ({"model_type": "llama", "hidden_size": "4096"}, "hidden_size = '4096', allowed numbers"),
         ({"model_type": "gpt2", "hidden_size": 2**40}, "hidden_size = 1099511627776"),
