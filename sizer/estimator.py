@@ -224,13 +224,25 @@ class Estimator:
             implementation=request.optimizer_impl,
             gpu=self.gpu,
             expandable_segments=request.expandable_segments,
+            answered=self._answered(),
         )
+
+    def _answered(self) -> bool:
+        """Whether cuDNN answered a question about convolutions, where one was asked."""
+        tapes = [column.first for column in self._columns.values() if column.first is not None]
+        asked = [(tape, query) for tape in tapes for query in tape.size_queries if query.kind == CUDNN]
+        return not asked or any(not tape.resolved.isdisjoint(query.blocks) for tape, query in asked)
 
     def _unanswered(self, traced: Mapping[str, Traced]) -> tuple[str, ...]:
         """What to say of the workspaces of convolutions where nobody is there to be asked for all of them."""
         queries = (query for one in traced.values() for tape in one.family.tapes() for query in tape.size_queries)
-        resolved = oracle_name(self.gpu) is not None and without_cublaslt() is None
-        return (convolutions(self.gpu),) if not resolved and any(query.kind == CUDNN for query in queries) else ()
+        answered = self._answered()
+        resolved = answered and oracle_name(self.gpu) is not None and without_cublaslt() is None
+        return (
+            (convolutions(self.gpu, answered=answered),)
+            if not resolved and any(query.kind == CUDNN for query in queries)
+            else ()
+        )
 
 
 def versions() -> dict[str, str]:

@@ -160,7 +160,10 @@ class Tracer:
         if found is not None and _covers(found, (batch,)):
             if found.failure:
                 raise TraceError(found.failure)
-            return found.family.at(batch)
+            try:
+                return found.family.at(batch)
+            except ValueError as error:  # so large that no integer of 64 bits holds its bytes
+                raise TraceError(str(error)) from error
         alone = self._find(dtype, at_batch=batch)
         if alone is None:
             device = self.device()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import pytest
 
@@ -15,6 +16,8 @@ from sizer.estimator import estimate
 from sizer.memory.report import Report
 from sizer.query_values import DTYPES
 from sizer.request import parse_query
+from sizer.tracing.cuda.convolution import CUDNN
+from sizer.tracing.cuda.size_oracle import KINDS
 from tests.architecture.rare_configs import RARE
 
 QUERIES = [
@@ -173,6 +176,35 @@ def test_a_model_that_takes_one_sample_at_a_time_is_estimated_for_one() -> None:
     config = {"model_type": "tvp", **RARE["tvp"]}
     assert [row.batch for row in of_config(config, "batch=1").estimates] == [1]
     assert "batch=1 can be estimated" in of_config(config, "batch=1,2").failures["float32"]
+
+
+@pytest.mark.parametrize("gpu", ["a100-80gb", "cpu"])
+def test_more_bytes_than_a_replay_can_add_up_are_a_reason_not_a_crash(gpu: str) -> None:
+    # wte [2**27, 2**27] float32: weights, gradient, two moments and what foreach holds, 2**56 bytes each and twice 2**60 or more
+    config = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 2**27, "vocab_size": 2**27, "n_positions": 16}
+    query = f"arch=config:{encode_config(json.dumps(config))}&dtype=float32&seq=8&batch="
+    for batches in ("1", "1,2"):
+        report = estimate(parse_query(f"{query}{batches}&gpu={gpu}"))
+        assert not report.estimates
+        assert report.model.parameters > 2**54
+        assert re.search(
+            r"would allocate 1.\de\+19 bytes in all: allowed less than 2\*\*62", report.failures["float32"]
+        )
+
+
+def test_cudnn_is_not_named_as_the_source_where_it_answered_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = parse_query("arch=torchvision:resnet18&image=64&dtype=float32&batch=2&mode=inference")
+    asked = estimate(request)
+    assert not asked.uncounted
+    assert any("engines that cuDNN" in line for line in asked.explanation.modelled)
+    monkeypatch.setitem(KINDS, CUDNN, lambda *question: None)
+    silent = estimate(request)
+    said = (
+        "workspaces of convolutions: modelled, since cuDNN has no plan for them; the range of the process allows for it"
+    )
+    assert silent.uncounted == (said,)
+    assert said in silent.explanation.modelled
+    assert not any("engines that cuDNN" in line for line in silent.explanation.modelled)
 
 
 def test_checkpointing_lowers_activations() -> None:

@@ -11,7 +11,7 @@ import re
 from sizer.errors import ConfigError, quote
 from sizer.query_values import MAX_IMAGE
 
-MAX_LAYERS = 2048
+MAX_LAYERS = 1024  # with twice as many PyTorch overruns the stack as it takes a graph of training apart (Llama, 2.15)
 MAX_SIZE = 2**27  # two such sizes multiplied, times eight bytes, still fit in 64 bits
 MAX_LABELS = 100_000
 
@@ -49,6 +49,9 @@ def check_value(where: str, value: object, words: frozenset[str] = frozenset(), 
     _check_type(where, value, words)
     if key == "id2label":
         _check_labels(where, value)
+        return
+    if key == "architectures":
+        _check_names(where, value)
         return
     bounds = _bounds(key, default)
     if bounds is None or value is None:
@@ -106,6 +109,11 @@ def _check_labels(where: str, value: object) -> None:
         raise _out_of_range(where, "something else", "an object of number: label")
     if len(value) > MAX_LABELS:
         raise _out_of_range(where, f"{len(value):,} labels", f"at most {MAX_LABELS:,}")
+
+
+def _check_names(where: str, value: object) -> None:
+    if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        raise _out_of_range(where, quote(value), "a list of class names")
 
 
 def _out_of_range(where: str, given: str, allowed: str) -> ConfigError:

@@ -12,6 +12,8 @@ from sizer.config_json import read_config
 from sizer.errors import ConfigError
 from sizer.request import Request
 
+NOTE_LIMIT = 10_000  # characters; an answer takes no text of more than sizer.memory.codec.LIMIT_TEXT
+
 
 def from_preset(request: Request, config: dict | None) -> Blueprint:
     """The blueprint of a preset, with the head of its checkpoint unless another is asked for."""
@@ -35,5 +37,15 @@ def from_config(request: Request, config: dict | None) -> Blueprint:
         attention=request.attention,
         mode=request.mode,
     )
-    dropped = (f"not read from the config: {', '.join(clean.dropped)}",) if clean.dropped else ()
+    dropped = (f"not read from the config: {_listed(clean.dropped)}",) if clean.dropped else ()
     return replace(blueprint, notes=(*clean.notes, *dropped, *blueprint.notes))
+
+
+def _listed(keys: tuple[str, ...]) -> str:
+    """The keys with commas between, as many of them as a note has room for, and how many more there are."""
+    room = NOTE_LIMIT
+    for count, key in enumerate(keys):
+        room -= len(key) + 2
+        if room < 0:
+            return f"{', '.join(keys[:count])} and {len(keys) - count:,} more"
+    return ", ".join(keys)

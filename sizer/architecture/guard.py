@@ -132,7 +132,7 @@ class _Cleaning:
             _check_text(key, value, where)
             return value
         if set(value) == {_FLOAT_TAG}:
-            return _TAGGED.get(value[_FLOAT_TAG])
+            return _tagged(value[_FLOAT_TAG], where)
         if "model_type" in value:
             return self.clean(value, class_of_type(value["model_type"], f"{where}.model_type"), f"{where}.")
         return self._mapping(value, where)
@@ -146,6 +146,13 @@ class _Cleaning:
                 result[key] = self._plain(key, item, f"{where}.{key}")
                 check_value(f"{where}.{key}", result[key])
         return result
+
+
+def _tagged(name: object, where: str) -> float:
+    if isinstance(name, str) and name in _TAGGED:
+        return _TAGGED[name]
+    given = f"{where}.{_FLOAT_TAG} = {quote(name)}"
+    raise ConfigError("config has a number that is not known", given=given, allowed=", ".join(_TAGGED))
 
 
 def _is_never(key: str) -> bool:

@@ -39,6 +39,7 @@ from sizer.errors import BuildError, ConfigError, RequestError, SizerError, Trac
 
 ERROR_LIMIT = 400
 GENERATION = "transformers' generate, greedy and not compiled; no token ends a sequence, so that all get as many as were asked for."
+_LONG_VALUE = re.compile(r"([\[{][^\]}]{40})[^\]}]{20,}|(\S{60})\S+")
 OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
 
 
@@ -245,7 +246,10 @@ def _checkpoint(module: nn.Module) -> None:
 
 
 def _short(error: Exception) -> str:
-    """An error's text in one line, clipped and without paths of this machine: the first line names a key, the others say why."""
+    """An error's text in one line without paths of this machine; long values in it are clipped, so that the reason behind them
+    is still there, and so is the line itself, in its middle."""
     line = " ".join(str(error).split()) or type(error).__name__
     line = re.sub(r"(/[\w.\-]+){2,}/?", "...", line)
-    return line if len(line) <= ERROR_LIMIT else f"{line[:ERROR_LIMIT]}..."
+    line = _LONG_VALUE.sub(r"\1\2...", line)
+    half = ERROR_LIMIT // 2
+    return line if len(line) <= ERROR_LIMIT else f"{line[:half]} ... {line[-half:]}"

@@ -23,6 +23,8 @@ REFUSED_TYPES = {"rwkv": "it compiles code of its own when it is built"}
 _READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict", "from_dict")
 # What backbone_utils.consolidate_backbone_kwargs_to_config (transformers 5.23) reads for every class with a backbone.
 BACKBONE_KEYS = frozenset({"backbone", "backbone_kwargs", "use_timm_backbone"})
+# Where transformers' get_text_config looks for a config inside a config (configuration_utils.py, 5.23).
+_TEXT_PARTS = frozenset({"text_encoder", "decoder", "generator", "text_config"})
 # config.name, self.config.name, getattr(config, "name", ...)
 _TAKEN = re.compile(r"""config(?:\.|,\s*["'])([A-Za-z]\w*)""")
 
@@ -80,13 +82,14 @@ def known_keys(cls: type) -> frozenset[str]:
     """The keys that a config class takes: its fields, their other names, its settable properties, what it reads and sets,
     and what the code of its models reads (Qwen3-MoE's `head_dim` and DeBERTa's `conv_kernel_size` are declared nowhere).
 
-    A config of several parts also takes the keys of its text part: older files hold them flat.
+    A config of several parts also takes the keys of its text part: older files hold them flat. A text part that only the code
+    of the models reads is that of a larger model beside them: on this class it would be taken for the whole.
     """
     properties = {
         name for name, value in inspect.getmembers(cls, inspect.isdatadescriptor) if getattr(value, "fset", None)
     }
     keys = {"model_type", "num_labels", *field_rows(cls), *cls.attribute_map, *properties, *_words_read(cls)}
-    keys |= keys_set(_usual(cls)) | _words_of_models(cls)
+    keys |= keys_set(_usual(cls)) | (_words_of_models(cls) - _TEXT_PARTS.difference(cls.sub_configs))
     if "backbone_config" in cls.sub_configs:
         keys |= BACKBONE_KEYS
     methods = {name for name in keys - properties if inspect.isroutine(inspect.getattr_static(cls, name, None))}

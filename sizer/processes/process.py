@@ -54,7 +54,11 @@ class ChildProcess:
     """
 
     def __init__(self, module: str, *arguments: str, name: str, accelerators: bool = False):
-        self.home = tempfile.mkdtemp(prefix="sizer-")
+        try:
+            self.home = tempfile.mkdtemp(prefix="sizer-")
+        except OSError as error:
+            todo = "set TMPDIR to a folder that can be written"
+            raise JobError(f"{name} has no folder for temporary files ({error.strerror})", todo=todo) from error
         try:
             self._process = subprocess.Popen(
                 python_command(module, *arguments),

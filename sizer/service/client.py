@@ -23,7 +23,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, SizerError, quote
-from sizer.memory.codec import decode
+from sizer.memory.codec import LIMIT_TEXT, decode
 from sizer.memory.decision import DeviceReport, LeverReport, LimitReport
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
@@ -159,6 +159,13 @@ class JobClient:
         # The focus changes no figure of a report; it is what the other answers are about.
         question = format_query(replace(request, focus=None), complete=True) if task == "estimate" else canonical
         digest = None if config_text is None else hashlib.sha256(config_text.encode("utf-8", "surrogatepass")).digest()
+        if len(canonical) > LIMIT_TEXT:
+            raise ConfigError(
+                "config is too large for a link",
+                given=f"a query of {len(canonical):,} characters",
+                allowed=f"at most {LIMIT_TEXT:,}",
+                todo="keep only the architecture's keys",
+            )
         message = {"task": task, "query": canonical, "config_text": config_text}
         self._check_size(message)
         from_hub = request if SOURCES[request.source].fetched and config_text is None else None

@@ -14,7 +14,11 @@ from sizer.errors import JobError
 def preload(names: tuple[str, ...]) -> dict[str, str]:
     """Imports the modules, so that children need not; the versions of those that have one. Raises JobError."""
     gc.disable()
-    tempfile.gettempdir()  # writes a file on its first call, which jobs may not: see sizer.processes.sandbox.confine
+    try:
+        tempfile.gettempdir()  # writes a file on its first call, which jobs may not: see sizer.processes.sandbox.confine
+    except FileNotFoundError as error:
+        todo = "set TMPDIR to a folder that can be written"
+        raise JobError("there is no folder for temporary files", todo=todo) from error
     for name in names:
         try:
             importlib.import_module(name)

@@ -32,12 +32,14 @@ def explain(
     implementation: str | None = None,
     gpu: Gpu | None = None,
     expandable_segments: bool = False,
+    answered: bool = True,
 ) -> Explanation:
     """The explanation of a report, but for its workspaces, stand-ins and margins.
 
     `traced` is what was traced of each dtype. `gpu` is the device where it is one of the catalogue. `optimizer` is None where none
-    steps. What is said to be exact, modelled or not counted is read off the
-    tapes, the rules of the device, and the limitations that the modules of these rules name in their docstrings.
+    steps. `answered` is False where cuDNN was asked about this work and had no answer. What is said to be exact, modelled or not
+    counted is read off the tapes, the rules of the device, and the limitations that the modules of these rules name in their
+    docstrings.
     """
     dtypes = tuple(traced)
     kernels = list(_kernels(traced))
@@ -47,7 +49,7 @@ def explain(
         rules=rules_of(device),
         kernels=tuple(kernels),
         exact=tuple(_exact(traced.values())),
-        modelled=tuple(_modelled(device, gpu)),
+        modelled=tuple(_modelled(device, gpu, answered)),
         allocator=describe(device.kind, expandable_segments=expandable_segments),
     )
 
@@ -65,11 +67,11 @@ def _exact(traced: Collection[Traced]) -> Iterator[str]:
         yield f"traced by itself: batch {', '.join(map(str, single))}"
 
 
-def _modelled(device: Device, gpu: Gpu | None) -> Iterator[str]:
+def _modelled(device: Device, gpu: Gpu | None, answered: bool) -> Iterator[str]:
     """What is a model, and what is left out."""
     held = rules_for(device).held
     if device.kind == "cuda":
-        yield convolutions(gpu)
+        yield convolutions(gpu, answered=answered)
     if modelled := sorted(
         {str(op).rpartition(".")[0] for op in held if op in DECIDED_BY_CUDNN and op not in convolution.HELD}
     ):
@@ -106,9 +108,12 @@ def rules_of(device: Device) -> str:
     return f"CUDA capability {major}.{minor} in PyTorch {version}"
 
 
-def convolutions(gpu: Gpu | None) -> str:
-    """Where the workspaces of convolutions on CUDA come from, in words."""
-    if who := gpu and oracle_name(gpu):
+def convolutions(gpu: Gpu | None, *, answered: bool = True) -> str:
+    """Where the workspaces of convolutions on CUDA come from, in words; `answered` as in `explain`."""
+    who = gpu and oracle_name(gpu)
+    if who and not answered:
+        return "workspaces of convolutions: modelled, since cuDNN has no plan for them; the range of the process allows for it"
+    if who:
         products = (
             "matrix products that it leaves to cuBLASLt are taken to need no workspace there"
             if (missing := without_cublaslt()) is None

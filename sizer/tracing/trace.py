@@ -17,6 +17,7 @@ from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.subclasses import parts_of
 from sizer.errors import TraceError
+from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
 from sizer.tracing.cuda.encoder import fast_path_on
@@ -98,7 +99,14 @@ def trace(
                     _log(recorder, steps, short=short)
             finally:
                 module.zero_grad(set_to_none=True)
+        _check_size(recorder, batch)
         return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+
+
+def _check_size(recorder: Recorder, batch: int) -> None:
+    """Raise TraceError where the bytes of all blocks are more than replays, which add them up in 64 bits, can hold."""
+    if (total := sum(recorder.log.sizes)) >= LIMIT_BYTES:
+        raise TraceError(f"batch {batch} would allocate {total:.1e} bytes in all", allowed="less than 2**62")
 
 
 def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:

@@ -302,7 +302,7 @@ def test_known_keys_are_no_methods():
         ),
         ({"model_type": "qwen2", "layer_types": [{"model_type": "rwkv"}]}, "layer_types.model_type is refused"),
         ({"model_type": "llama", "num_hidden_layers": -1}, "num_hidden_layers = -1, allowed whole numbers from 1"),
-        ({"model_type": "llama", "num_hidden_layers": 10**9}, "allowed whole numbers from 1 to 2,048"),
+        ({"model_type": "llama", "num_hidden_layers": 10**9}, "allowed whole numbers from 1 to 1,024"),
         ({"model_type": "llama", "hidden_size": True}, "hidden_size = true, allowed numbers"),
         ({"model_type": "llama", "hidden_size": "4096"}, "hidden_size = '4096', allowed numbers"),
         ({"model_type": "gpt2", "hidden_size": 2**40}, "hidden_size = 1099511627776"),
@@ -357,6 +357,13 @@ def test_known_keys_are_no_methods():
             "given backbone_kwargs: 'checkpoint_path'",
         ),
         ({"architecture": "hf-hub:x", "pretrained_cfg": {}}, "given architecture = 'hf-hub:x'"),
+        (
+            {"model_type": "llama", "rms_norm_eps": {"__float__": [1]}},
+            r"given rms_norm_eps.__float__ = \[1\], allowed Inf",
+        ),
+        ({"model_type": "llama", "rope_parameters": {"rope_theta": {"__float__": {}}}}, "rope_theta.__float__ = {}"),
+        ({"model_type": "llama", "rms_norm_eps": {"__float__": "x"}}, "given rms_norm_eps.__float__ = 'x'"),
+        ({"model_type": "llama", "architectures": 5}, "given architectures = 5, allowed a list of class names"),
     ],
 )
 def test_refusals_say_what_was_given(raw: dict, why: str):
@@ -364,6 +371,18 @@ def test_refusals_say_what_was_given(raw: dict, why: str):
         clean_config(raw)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 320
+
+
+@pytest.mark.parametrize(
+    ("model_type", "part"),
+    [("clip_text_model", "text_config"), ("qwen2_vl_text", "text_config"), ("trocr", "decoder")],
+)
+def test_the_text_part_of_a_larger_model_does_not_reach_a_part_of_it(model_type: str, part: str):
+    # The code beside the class reads config.text_config; get_text_config would take it for the whole.
+    for value in ({}, {"model_type": "llama"}, 5):
+        clean = clean_config({"model_type": model_type, part: value})
+        assert (clean.config, clean.dropped) == ({"model_type": model_type}, (part,))
+    assert part in known_keys(CONFIG_MAPPING["clip" if part == "text_config" else "encoder-decoder"])
 
 
 def test_timm_files_are_named_by_their_architecture():

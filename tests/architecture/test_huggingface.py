@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from sizer.architecture.from_config import NOTE_LIMIT, from_config
 from sizer.architecture.heads import fitting_heads
 from sizer.architecture.huggingface import huggingface_blueprint, read_architecture
 from sizer.architecture.stand_in_loss import stand_in_loss
 from sizer.device.trial.limits import one_thread
 from sizer.errors import BuildError, ConfigError, RequestError, TraceError
+from sizer.memory.codec import LIMIT_TEXT
+from sizer.request import Request
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY
 
 # Lengths that keep a real step on two cores short: tokens, samples of sound. The others run at their usual length.
@@ -213,6 +216,21 @@ def test_an_unknown_type_is_refused():
 def test_a_refused_value_is_named():
     with pytest.raises(ConfigError, match=r"transformers refused this config: .*hidden_size"):
         huggingface_blueprint({**LLAMA, "hidden_size": "large"}, name="x")
+
+
+def test_the_reason_for_a_refusal_stands_at_its_end_however_long_the_value():
+    with pytest.raises(
+        ConfigError, match=r"field 'pad_token_id'.*\.\.\.\] doesn't match any type in .*expected int"
+    ) as caught:
+        huggingface_blueprint({**LLAMA, "pad_token_id": ["x"] * 500}, name="x")
+    assert len(str(caught.value)) < 520
+
+
+def test_keys_that_were_not_read_are_listed_up_to_a_length_that_an_answer_may_have():
+    config = {**BERT, **{f"key_{number:0200}": 1 for number in range(1_000)}}
+    note = from_config(Request(source="config", name="x"), config).notes[0]
+    assert note.startswith("not read from the config: key_000") and note.endswith(" and 952 more")
+    assert len(note) < NOTE_LIMIT + 100 < LIMIT_TEXT
 
 
 def test_a_build_that_fails_says_so_in_one_short_line():

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.server
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import offered_sources
+from sizer.config_json import encode_config
 from sizer.errors import ConfigError, HubError, JobError, RequestError, TraceError
 from sizer.memory.report import Report
 from sizer.service import client as client_module
@@ -111,6 +115,21 @@ def test_config_that_is_far_too_long_is_refused_at_once(make_client):
     with pytest.raises(ConfigError, match="config is too large"):
         submit(client, "echo", "x" * 10_000)
     assert submit(client, "echo", "x" * 9_000).result(timeout=30)["argument"] == "x" * 9_000
+
+
+def test_query_that_no_answer_could_repeat_is_refused_before_it_is_worked_on(make_client):
+    # Noise, which zlib does not make small: 32 strings of 4,000 characters of base64 hold 3,000 random bytes each.
+    noise = random.Random(0)
+    texts = [base64.b64encode(noise.randbytes(3_000)).decode() for _ in range(32)]
+    query = f"arch=config:{encode_config(json.dumps({'model_type': 'llama', 'texts': texts}))}"
+    with pytest.raises(ConfigError, match=r"too large for a link: given a query of 1\d\d,\d{3} .* at most 100,000"):
+        make_client().submit(query)
+
+
+def test_no_folder_for_temporary_files_is_told_in_one_sentence(make_client, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(JobError, match=r"the job server has no folder for temporary files \(No such .*; set TMPDIR to"):
+        submit(make_client(), "echo")
 
 
 def test_config_for_anything_but_a_hub_model_is_refused_not_ignored(make_client):
