@@ -124,6 +124,10 @@ def check_affine(tape: Tape, loop: Loop) -> None:
     if (last.growth != first.growth).any():
         block = int(last.blocks[np.flatnonzero(last.growth != first.growth)[0]])
         raise NotRepeatedError(f"{tape.describe(block)} does not grow by the same bytes from step to step")
+    asked = by_block(tape.size_queries)
+    for block, before in zip(last.blocks.tolist(), first.blocks.tolist(), strict=True):
+        if asked.get(block) != asked.get(before):  # a library's answers are on no line
+            raise NotRepeatedError(f"{tape.describe(block)} has another size query in each step")
 
 
 def check_follows(tape: Tape, bounds: tuple[int, int]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sizer.memory.allocator import replay
 from sizer.memory.loops import DEPTH, NotRepeatedError, check_affine, check_follows, written
+from sizer.memory.size_queries import SizeQuery
 from sizer.memory.tape import Loop, Tape
 from sizer.memory.timeline import live_by_category
 from sizer.tracing.generation import _run, trace_generation
@@ -103,6 +104,16 @@ def test_steps_that_do_not_grow_alike_are_no_loop() -> None:
         check_affine(steps(10, 20, 30, 41), Loop(begin=5, end=7, count=9))
     with pytest.raises(NotRepeatedError, match="was not made in those before"):
         check_affine(steps(*range(10, 100, 10), released=DEPTH + 1), Loop(begin=13, end=15, count=9))
+
+
+def test_steps_that_ask_a_library_for_other_sizes_are_no_loop() -> None:
+    def with_queries(*numbers: int) -> Tape:
+        queries = [SizeQuery(kind="x", words=(), numbers=(n,), blocks=(block,)) for block, n in enumerate(numbers, 2)]
+        return replace(steps(10, 20, 30, 40), size_queries=tuple(queries))
+
+    check_affine(with_queries(7, 7), Loop(begin=5, end=7, count=9))
+    with pytest.raises(NotRepeatedError, match="has another size query in each step"):
+        check_affine(with_queries(7, 8), Loop(begin=5, end=7, count=9))
 
 
 def test_a_step_traced_by_itself_must_be_what_the_loop_leads_to() -> None:
