@@ -69,12 +69,14 @@ def find_repetition(tape: Tape, loop: Loop) -> Repetition:
     }
     blocks = np.asarray(step.blocks, np.int64)
     sizes = np.asarray(tape.sizes, np.int64)
+    asked = by_block(tape.size_queries)  # a library's answers are on no line: they stay as they are
+    grows = np.asarray([block not in asked for block in step.blocks], bool)
     return Repetition(
         count=loop.count,
         events=np.asarray(tape.order[loop.begin : loop.end], np.int64),
         blocks=blocks,
         sizes=sizes[blocks],
-        growth=sizes[blocks] - sizes[np.asarray(before.blocks, np.int64)],
+        growth=(sizes[blocks] - sizes[np.asarray(before.blocks, np.int64)]) * grows,
         earlier=tuple((block, steps, place) for block, (steps, place) in step.earlier.items()),
         moves=tuple(sorted(moves, key=lambda move: -moves[move])),
     )
