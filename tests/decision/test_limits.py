@@ -14,7 +14,7 @@ from sizer.memory.decision import Limit, LimitReport
 from sizer.request import parse_query
 from tests.decision.questions import CNN, LANGUAGE, SERVED, TOO_LARGE, TWO_LAYERS, VISION, anew, fits_by_its_own_trace
 
-GENERATED = "arch=hf:gpt2&mode=generate&seq=32&new=24&dtype=float32&batch=16&gpu=custom:2GiB@8.0"
+GENERATED = f"{TWO_LAYERS}&mode=generate&seq=256&new=12&dtype=float32&batch=16&gpu=custom:2GiB@8.0"
 FIELDS = {"new": "new", "batch": "batches", "seq": "sequence_length", "image": "image_size"}
 
 
