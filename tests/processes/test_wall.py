@@ -31,7 +31,10 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     user = [str(NOBODY)] if request.param == "nobody" else []
     command = [sys.executable, "-m", "tests.processes.attacks", str(folder), *user]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120, cwd=Path(__file__).parents[2])
-    return {"nobody": bool(user), **json.loads(done.stdout)}
+    results = json.loads(done.stdout)
+    if isinstance(walled := results["connect"]["walled"], dict):
+        pytest.skip(f"this system cannot raise the wall: {walled['missing']}")
+    return {"nobody": bool(user), **results}
 
 
 @ONLY_LINUX
