@@ -1,9 +1,8 @@
 """What a child process gives up before it reads anything that a stranger wrote.
 
-Two layers. The kernel's limits hold whatever the code does: address space, CPU time, file size, a deadline, death with
-the parent. An audit hook then refuses, by name, what Python code could try: sockets, programs, files opened to write.
-It cannot be taken out again. Only data comes from strangers (a config), never code: native code that means harm is not
-the threat, a library that helpfully downloads, caches or compiles is.
+The kernel's limits hold whatever the code does: address space, CPU time, file size, a deadline, death with the parent. An
+audit hook then refuses, by name, what Python code could try: sockets, programs, files opened to write. It stops a library that
+helpfully downloads, caches or compiles, and says so in words; code that means harm lifts it, and is stopped by `wall`.
 
 *Known limitations*: macOS does not enforce RLIMIT_AS; Windows has none of the limits of `resource` (the parent's wall
 clock and the audit hook remain). RLIMIT_NPROC does not bind root: there the audit hook alone refuses new processes.
@@ -49,8 +48,8 @@ def confine(seconds: float, *, limits: Limits | None = None, parent: int | None 
     """
     sys.dont_write_bytecode = not compiles
     tempfile.gettempdir()  # its first call writes a test file; later ones only return the name, and are still allowed
-    if parent is not None and sys.platform == "linux":
-        _die_with(parent)
+    if parent is not None:
+        die_with(parent)
     if os.name == "posix":
         import resource
 
@@ -100,8 +99,10 @@ def _lower(limit: int, value: int, *, above: int = 0) -> None:
     resource.setrlimit(limit, (min(value, ceiling), ceiling))
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, however that happens."""
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, however that happens. Linux alone can."""
+    if sys.platform != "linux":
+        return
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -11,10 +11,12 @@ import os
 import sys
 from base64 import b64decode
 from collections.abc import Callable
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
+from sizer.errors import JobError
 from sizer.processes.child import Channel, redirect_to_null, run_job
 from sizer.processes.sandbox import Limits, confine
+from sizer.processes.wall import raise_wall, readable_folders
 from sizer.processes.wire import from_line
 from sizer.service.settings import Settings
 
@@ -29,14 +31,22 @@ def load_function(name: str) -> Callable[[dict, Channel], dict]:
     return getattr(importlib.import_module(module), function)
 
 
-def run_forked(job: dict, settings: Settings, descriptor: int, parent: int) -> NoReturn:
-    """Run a job in the process that os.fork just made, write to the pipe `descriptor`, and end the process."""
+def run_forked(settings: Settings, source: int, sink: int, *, parent: int) -> NoReturn:
+    """Run the job that `source` holds in the process that os.fork just made, write to the pipe `sink`, and end the process."""
     try:
         os.setpgid(0, 0)
-        _run(job, settings, _detach(descriptor), parent)
+        with open(source, "rb") as file:
+            job = _read(file)
+        _run(job, settings, _detach(sink), parent)
         os._exit(0)
     finally:
         os._exit(1)
+
+
+def _read(file: BinaryIO) -> dict:
+    job = from_line(file.readline())
+    job["kept"] = {name: b64decode(data) for name, data in job["kept"].items()}
+    return job
 
 
 def _detach(descriptor: int) -> int:
@@ -55,6 +65,9 @@ def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
             headroom_bytes=settings.headroom_bytes,
         )
         confine(settings.wall_seconds + GRACE_SECONDS, limits=limits, parent=parent)
+        missing = raise_wall((*readable_folders(), *settings.readable))
+        if settings.wall == "required" and "seccomp" in missing:
+            raise JobError(f"the job could not be confined (seccomp: {missing['seccomp']})", todo="try again")
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
         return load_function(settings.function)(job, channel)
@@ -65,8 +78,7 @@ def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
 def main() -> None:
     """Run the job on stdin; its progress and result go to what was stdout."""
     settings = Settings.from_arguments(sys.argv[1:])
-    job = from_line(sys.stdin.buffer.readline())
-    job["kept"] = {name: b64decode(data) for name, data in job["kept"].items()}
+    job = _read(sys.stdin.buffer)
     descriptor = os.dup(1)
     redirect_to_null(0, 1, 2)
     _run(job, settings, descriptor, os.getppid())

@@ -11,8 +11,9 @@ import atexit
 import base64
 import functools
 import hashlib
-import itertools
 import json
+import logging
+import secrets
 import threading
 import time
 import zlib
@@ -28,6 +29,7 @@ from sizer.memory.decision import DeviceReport, LeverReport, LimitReport
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.placement.report import PlacementReport
+from sizer.processes.wall import LAYERS
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
 from sizer.request import Request, format_query, parse_query
 from sizer.service.cache import Cache
@@ -36,6 +38,7 @@ from sizer.service.job import Job, Read, SharedJob, View
 from sizer.service.settings import Settings
 
 MAX_SNAPSHOT_BYTES = 2**28
+_log = logging.getLogger(__name__)
 
 Fetch = Callable[[str, str | None], bytes]
 
@@ -64,16 +67,21 @@ class JobClient:
         self._read = read
         self._cache = Cache(ttl_seconds, max_entries, clock)
         self._lock = threading.RLock()
-        self._numbers = itertools.count(1)
         self._shared_jobs: dict[tuple, SharedJob] = {}
         self._connection: Connection | None = None
         self._versions: dict[str, str] | None = None
+        self._missing_layers: dict[str, str] | None = None
         self._closed = False
 
     @property
     def versions(self) -> dict[str, str] | None:
         """The versions of torch, torchvision and transformers in the job server; None until one has started."""
         return self._versions
+
+    @property
+    def missing_layers(self) -> dict[str, str] | None:
+        """The layers of the wall around jobs (`sizer.processes.wall`) that are not to be had, each with why; None until known."""
+        return self._missing_layers
 
     def start(self) -> None:
         """Start the job server now rather than at the first job: it needs some seconds to import torch."""
@@ -218,7 +226,7 @@ class JobClient:
 
     def _dispatch(self, shared: SharedJob) -> None:
         shared.connection = self._connect()
-        shared.number = next(self._numbers)
+        shared.number = secrets.randbits(128)  # the token of its answers: nobody else can guess it
         shared.progress = "waiting" if shared.connection.ready else "starting the job server"
         shared.connection.send({"run": shared.number, **shared.message})
 
@@ -235,6 +243,7 @@ class JobClient:
     def _receive(self, connection: Connection, message: dict) -> None:
         """Handle a message of the server, on the connection's thread. Raises KeyError, TypeError where it makes no sense."""
         if "ready" in message:
+            self._set_missing_layers(message["missing"])
             return self._set_versions(message["ready"])
         with self._lock:
             shared = self._find(connection, message["id"])
@@ -248,6 +257,11 @@ class JobClient:
             self._take(shared, shared.take_partial, message["partial"])
         else:
             self._take(shared, lambda data: self._finish(shared, value=shared.read(data)), message["result"])
+
+    def _set_missing_layers(self, missing: dict[str, str]) -> None:
+        for layer, why in missing.items():
+            _log.warning("jobs run without %s (%s): %s", layer, LAYERS[layer], why)
+        self._missing_layers = missing
 
     def _set_versions(self, versions: dict[str, str]) -> None:
         with self._lock:

@@ -1,38 +1,37 @@
-"""The two ways to run a job in a process of its own: a fork of the preloaded server, or a fresh Python (Windows)."""
+"""The two ways to run a job in a process of its own: a fork of the preloaded template, or a fresh Python (Windows)."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
+import tempfile
 from base64 import b64encode
 
 from sizer.processes.process import kill, kill_group, python_command
 from sizer.processes.wire import to_line
-from sizer.service.child import run_forked
 from sizer.service.settings import Settings
+from sizer.service.template import Template
 
 REAP_SECONDS = 0.005
 
 
 class ForkedJob:
-    """A copy of this process, in a process group of its own. Raises OSError where the system refuses to fork."""
+    """A copy of the template, in a process group of its own. Raises OSError where the system refuses to fork."""
 
-    def __init__(self, job: dict, settings: Settings):
-        parent = os.getpid()
+    def __init__(self, job: dict, settings: Settings, template: Template):
+        self._template = template
         source, sink = os.pipe()
         self._limit = settings.result_bytes
         self._source = os.fdopen(source, "rb", buffering=0)
         self._transport: asyncio.ReadTransport | None = None
         try:
-            self._process = os.fork()
-            if self._process == 0:
-                run_forked(job, settings, sink, parent)
+            with tempfile.TemporaryFile() as work:
+                work.write(_line_of(job))
+                work.seek(0)
+                self._process = template.fork(work.fileno(), sink)
         finally:
             os.close(sink)
-        with contextlib.suppress(OSError):  # the child does it, too; the second of the two may fail
-            os.setpgid(self._process, self._process)
 
     async def open(self) -> asyncio.StreamReader:
         """The child's output. Raises OSError where the process could not be started."""
@@ -47,16 +46,17 @@ class ForkedJob:
         A child that had ended by itself keeps the exit status it had.
         """
         kill_group(self._process)
-        while (ended := os.waitpid(self._process, os.WNOHANG))[0] == 0:
+        while (status := self._template.status(self._process)) is None:
             await asyncio.sleep(REAP_SECONDS)
+            kill_group(self._process)  # where it had not made its group yet
         (self._transport or self._source).close()
-        return os.waitstatus_to_exitcode(ended[1])
+        return os.waitstatus_to_exitcode(status)
 
 
 class SpawnedJob:
     """The same in a fresh Python process, which imports everything again."""
 
-    def __init__(self, job: dict, settings: Settings):
+    def __init__(self, job: dict, settings: Settings, template: Template | None = None):
         self._job = job
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
@@ -70,8 +70,7 @@ class SpawnedJob:
             limit=self._settings.result_bytes,
             start_new_session=os.name == "posix",
         )
-        kept = {name: b64encode(data).decode("ascii") for name, data in self._job["kept"].items()}
-        self._process.stdin.write(to_line({**self._job, "kept": kept}))
+        self._process.stdin.write(_line_of(self._job))
         self._process.stdin.close()
         return self._process.stdout
 
@@ -80,3 +79,8 @@ class SpawnedJob:
             return 0
         kill(self._process)
         return await self._process.wait()
+
+
+def _line_of(job: dict) -> bytes:
+    kept = {name: b64encode(data).decode("ascii") for name, data in job["kept"].items()}
+    return to_line({**job, "kept": kept})

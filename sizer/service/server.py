@@ -6,13 +6,16 @@ It reads requests and writes answers as JSON lines, and ends, with its children,
 
     client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null}      {"cancel": 7}
                        {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
-    server -> client   {"ready": {"torch": "..."}}, {"fatal": error}, {"refused": "why a line was not understood"}
+    server -> client   {"ready": {"torch": "..."}, "missing": {"landlock": "why"}}, {"fatal": error},
+                       {"refused": "why a line was not understood"}
                        {"id": 7, "progress": "..."}, {"id": 7, "partial": {...}}, {"id": 7, "result": {...}},
                        {"id": 7, "error": error}
 
-What a child asks to be kept ("keep") stays here: the next job on the same architecture is given it.
+What a child asks to be kept ("keep") stays here: the next job on the same architecture is given it. Children are forked from
+the template (`sizer.service.template`), which sees none of this; "missing" are the layers of their wall that the system lacks.
+A job's number is a random one that no child is told: it is the token by which the client knows an answer.
 
- One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
+One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
 Windows, each job is a fresh process, which imports torch again: slower, the same protocol.
 
 *Known limitations*: the "spawn" way is tested on Linux only. While it imports torch, the server answers nothing.
@@ -33,19 +36,27 @@ from collections.abc import AsyncIterator, Callable
 from sizer.errors import JobError, SizerError
 from sizer.processes.child import write
 from sizer.processes.environment import HOME_VARIABLE
+from sizer.processes.wall import LAYERS, raise_wall, readable_folders
 from sizer.processes.wire import error_to_wire, from_line, to_line
 from sizer.service.job_process import ForkedJob, SpawnedJob
 from sizer.service.preload import preload
-from sizer.service.settings import Settings
+from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore, architecture_of, code_digest
+from sizer.service.template import Template
 
 
 class Server:
     """Takes requests one message at a time; each job runs as a task that owns one child."""
 
-    def __init__(self, settings: Settings, send: Callable[[bytes], None], versions: dict[str, str]):
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        send: Callable[[bytes], None],
+        versions: dict[str, str],
+        template: Template | None,
+    ):
+        self._settings, self._template = settings, template
         self._tapes = TapeStore(settings.tapes)
         self._versions = json.dumps([versions, code_digest()])
         self._send = send
@@ -112,7 +123,7 @@ class Server:
         self._reply(number, progress="started")
         architecture = job["query"] and architecture_of(job["query"], job["config_text"], self._versions)
         kept = self._tapes.of(architecture) if architecture else {}
-        child = self._launch({**job, "kept": kept}, self._settings)
+        child = self._launch({**job, "kept": kept}, self._settings, self._template)
         try:
             async with asyncio.timeout(self._settings.wall_seconds):
                 answered = await self._relay(number, await child.open(), architecture)
@@ -194,6 +205,28 @@ def _explain_end(status: int, settings: Settings) -> JobError:
     return JobError(f"the job crashed ({name})", todo="please report this query as a bug")
 
 
+def missing_layers(settings: Settings) -> dict[str, str]:
+    """The layers of a job's wall that this system does not have, each with why; found out in a child."""
+    if not hasattr(os, "fork"):
+        return raise_wall(())
+    source, sink = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            write(sink, to_line(raise_wall((*readable_folders(), *settings.readable))))
+        finally:
+            os._exit(0)
+    os.close(sink)
+    with open(source, "rb") as pipe:
+        line = pipe.readline()
+    os.waitpid(child, 0)
+    return from_line(line) if line else dict.fromkeys(LAYERS, "it could not be tried")
+
+
+def _unwalled(why: str) -> JobError:
+    todo = f"run it on Linux with seccomp, or set {UNWALLED_VARIABLE}=1"
+    return JobError(f"public mode needs seccomp to confine jobs, which is not to be had here ({why})", todo=todo)
+
+
 def main() -> None:
     """Run the job server until stdin ends."""
     settings = Settings.from_arguments(sys.argv[1:])
@@ -210,9 +243,14 @@ def main() -> None:
             send(to_line({"fatal": error_to_wire(error)}))
             sys.exit(1)
         sys.stdout.flush()
-        send(to_line({"ready": versions}))
+        missing = missing_layers(settings)
+        if settings.wall == "required" and "seccomp" in missing:
+            send(to_line({"fatal": error_to_wire(_unwalled(missing["seccomp"]))}))
+            sys.exit(1)
+        template = Template(settings) if settings.launch == "fork" else None
+        send(to_line({"ready": versions, "missing": missing}))
         lines = read_pipe if settings.launch == "fork" else read_thread
-        asyncio.run(Server(settings, send, versions).serve(lines(settings.request_bytes)))
+        asyncio.run(Server(settings, send, versions, template).serve(lines(settings.request_bytes)))
     if home := os.environ.get(HOME_VARIABLE):
         shutil.rmtree(home, ignore_errors=True)
 

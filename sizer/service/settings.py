@@ -16,6 +16,17 @@ from sizer.service.tapes import default_folder
 from sizer.units import GIB, MIB
 
 Launch = Literal["fork", "spawn"]
+Wall = Literal["wanted", "required"]
+_CHOICES = {"launch": ("fork", "spawn"), "wall": ("wanted", "required")}
+_OFF = ("", "0")
+PUBLIC_VARIABLE = "SIZER_PUBLIC"  # anything but 0: strangers use this app
+UNWALLED_VARIABLE = "SIZER_PUBLIC_WITHOUT_SECCOMP"  # 1: and it may run where the kernel cannot confine jobs
+
+
+def wanted_wall() -> Wall:
+    """Whether jobs may run where the kernel has no seccomp: not in public mode, unless told so."""
+    public = os.environ.get(PUBLIC_VARIABLE, "") not in _OFF
+    return "required" if public and os.environ.get(UNWALLED_VARIABLE) != "1" else "wanted"
 
 
 def preloaded() -> tuple[str, ...]:
@@ -42,7 +53,9 @@ class Settings:
     `preload` are the modules that the server imports before it forks its first job.
     `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
     `tapes` is the folder where what jobs traced is kept for later servers, empty for none.
-    `launch` is "fork" (a copy of the preloaded server per job) or "spawn" (a fresh process, where there is no fork).
+    `readable` are files and folders that a job may read beside the interpreter's and the packages'.
+    `wall` is "required" where no job may run without seccomp.
+    `launch` is "fork" (a copy of the preloaded template per job) or "spawn" (a fresh process, where there is no fork).
     """
 
     max_jobs: int = field(default_factory=usable_cpus)
@@ -56,6 +69,8 @@ class Settings:
     function: str = "sizer.service.tasks:run"
     preload: tuple[str, ...] = field(default_factory=preloaded)
     tapes: str = field(default_factory=default_folder)
+    readable: tuple[str, ...] = ()
+    wall: Wall = field(default_factory=wanted_wall)
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 
     def to_arguments(self) -> list[str]:
@@ -70,8 +85,8 @@ class Settings:
         for one in fields(cls):
             value = getattr(default, one.name)
             parse = _to_names if isinstance(value, tuple) else type(value)
-            choices = ("fork", "spawn") if one.name == "launch" else None
-            parser.add_argument(f"--{one.name.replace('_', '-')}", type=parse, default=value, choices=choices)
+            name = f"--{one.name.replace('_', '-')}"
+            parser.add_argument(name, type=parse, default=value, choices=_CHOICES.get(one.name))
         return cls(**vars(parser.parse_args(arguments)))
 
 

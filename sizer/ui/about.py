@@ -7,6 +7,8 @@ import streamlit as st
 
 from sizer.catalogue.contexts import ANY, BYTES_PER_THREAD
 from sizer.catalogue.gpus import GPUS
+from sizer.processes.wall import LAYERS
+from sizer.ui import service
 from sizer.ui.charts import legend
 from sizer.ui.palette import COLOURS
 from sizer.ui.peak_kinds import PEAK_KINDS
@@ -79,9 +81,21 @@ def show_about() -> None:
         st.markdown(CATEGORIES)
         st.header("What is not counted", anchor=False)
         st.markdown(LIMITS)
+        st.header("How a question runs", anchor=False)
+        _show_wall(service.get_client().missing_layers)
         show_tutorial()
     st.header("Devices", anchor=False)
     _show_devices()
+
+
+def _show_wall(missing: dict[str, str] | None) -> None:
+    """Show what the kernel keeps a job from; `missing` are the layers that are not to be had here, None where nobody knows yet."""
+    st.markdown("A config is read, and its model built and traced, in a process of its own, which the kernel confines:")
+    if missing is None:
+        st.text("Not known yet: the job server is starting.")
+        return
+    for layer, what in LAYERS.items():
+        st.text(f"{layer}: {what}" if layer not in missing else f"{layer}: missing here ({missing[layer]})")
 
 
 def _show_devices() -> None:

@@ -26,3 +26,9 @@ def wait_until(holds: Callable[[], object]) -> object:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
     return value
+
+
+def template_of(server: int) -> int:
+    """The process that a job server forks its jobs from: its only child."""
+    (process,) = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return int(process)

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import mmap
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -136,13 +137,21 @@ def make_folder(argument, progress) -> dict:
 
 
 def write_file_in_c(argument, progress) -> dict:
-    """What the audit hook does not see: the kernel's limit still refuses every byte."""
-    descriptor = ctypes.CDLL(None).open(argument.encode(), os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.write(descriptor, b"x")
-    except OSError as error:
-        return {"errno": errno.errorcode[error.errno]}
-    return {"errno": None}
+    """What the audit hook does not see."""
+    opened = ctypes.CDLL(None, use_errno=True).open(argument.encode(), os.O_WRONLY | os.O_CREAT, 0o600)
+    return {"errno": errno.errorcode[ctypes.get_errno()] if opened < 0 else None}
+
+
+def scan_memory(argument, progress) -> dict:
+    """The marks of every "CONFIG-OF-<mark>" in this process's memory: its own config, and whatever else it was left."""
+    marks, pattern = set(), re.compile(b"CONFIG-OF-([0-9a-f]{16})")
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            (low, high), access = (int(end, 16) for end in line.split()[0].split("-")), line.split()[1]
+            if access.startswith("rw") and "[v" not in line:
+                memory.seek(low)
+                marks |= {mark.decode() for mark in pattern.findall(memory.read(high - low))}
+    return {"marks": sorted(marks)}
 
 
 def connect(argument, progress) -> dict:

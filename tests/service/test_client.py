@@ -24,18 +24,19 @@ from sizer.memory.report import Report
 from sizer.service import client as client_module
 from sizer.service.client import JobClient, shared_client
 from sizer.service.settings import Settings
-from tests.processes.running import is_running, wait_until
+from tests.processes.running import is_running, template_of, wait_until
 
 FUNCTION = "tests.service.scripted:run"
 
 
 @pytest.fixture
-def make_client():
+def make_client(tmp_path):
     """Makes clients whose jobs run scripts; results stay plain data."""
     clients = []
 
     def make(*, settings: dict | None = None, **options) -> JobClient:
-        chosen = Settings(**{"function": FUNCTION, "preload": (), "max_jobs": 2, **(settings or {})})
+        scripts = {"function": FUNCTION, "preload": (), "max_jobs": 2, "readable": (str(tmp_path),)}
+        chosen = Settings(**scripts | (settings or {}))
         clients.append(JobClient(chosen, **{"read": dict, **options}))
         return clients[-1]
 
@@ -155,6 +156,12 @@ def test_identical_requests_in_flight_are_one_job(make_client, pipe):
     assert first is second
 
 
+def test_no_job_can_guess_the_number_by_which_another_is_answered(make_client):
+    client = make_client()
+    first, second = (submit(client, "echo", index).shared.number for index in range(2))
+    assert abs(first - second) > 2**64  # of 128 random bits; as near by chance once in 2**63
+
+
 def test_different_questions_and_configs_are_different_jobs(make_client):
     client = make_client()
     jobs = [
@@ -267,7 +274,8 @@ def test_server_keeps_nothing_of_the_jobs_that_are_over(make_client):
                 job.result(timeout=30)
         else:
             job.result(timeout=30)
-    children = Path(f"/proc/{server}/task/{server}/children")
+    template = template_of(server)
+    children = Path(f"/proc/{template}/task/{template}/children")
     wait_until(lambda: children.read_text() == "")  # zombies would be among them
     # At most: the first job's pipe may still have been open when they were counted.
     wait_until(lambda: len(os.listdir(f"/proc/{server}/fd")) <= opened)
@@ -504,7 +512,8 @@ def test_every_torchvision_model_is_listed_with_its_family(with_torch):
 
 def test_server_forks_from_a_single_thread(with_torch):
     submit(with_torch, "echo").result(timeout=120)
-    assert len(os.listdir(f"/proc/{with_torch._connection.process_id}/task")) == 1
+    for process in (server := with_torch._connection.process_id, template_of(server)):
+        assert len(os.listdir(f"/proc/{process}/task")) == 1
 
 
 def test_tensor_beyond_the_limit_is_out_of_memory(with_torch):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 
 from sizer.processes.environment import environment
 from sizer.processes.wire import error_from_wire, to_line
-from sizer.service.settings import Settings
-from tests.processes.running import is_running, wait_until
+from sizer.service.settings import PUBLIC_VARIABLE, UNWALLED_VARIABLE, Settings
+from tests.processes.running import is_running, template_of, wait_until
 
 FUNCTION = "tests.service.scripted:run"
 LAUNCHES = ("fork", "spawn")
@@ -25,7 +26,8 @@ class RawServer:
     def __init__(self, home: Path, **settings):
         home.mkdir(exist_ok=True)
         self.numbers = itertools.count(1000)
-        self.settings = Settings(**{"function": FUNCTION, "preload": (), "max_jobs": 2, **settings})
+        scripts = {"function": FUNCTION, "preload": (), "max_jobs": 2, "readable": (str(home), str(home.parent))}
+        self.settings = Settings(**scripts | settings)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "sizer.service.server", *self.settings.to_arguments()],
             stdin=subprocess.PIPE,
@@ -86,7 +88,7 @@ def either(request, tmp_path_factory):
     """A server of each kind, with a small memory limit."""
     limits = {"memory_bytes": 2**29, "headroom_bytes": 2**28, "result_bytes": 2**20}
     with RawServer(tmp_path_factory.mktemp("home"), launch=request.param, **limits) as server:
-        assert set(server.read()["ready"]) == {"sizer"}
+        assert server.read().keys() == {"ready", "missing"}
         yield server
 
 
@@ -235,9 +237,40 @@ def test_no_file_is_written(either, tmp_path):
     assert not target.exists()
 
 
-def test_kernel_refuses_every_byte_where_the_audit_hook_does_not_see(either, tmp_path):
-    assert either.finish("write_file_in_c", str(tmp_path / "file")) == {"errno": "EFBIG"}
-    assert (tmp_path / "file").stat().st_size == 0
+def test_kernel_refuses_the_file_where_the_audit_hook_does_not_see(either, tmp_path):
+    assert either.finish("write_file_in_c", str(tmp_path / "file")) == {"errno": "EACCES"}
+    assert not (tmp_path / "file").exists()
+
+
+def test_job_finds_its_own_config_in_its_memory_and_no_earlier_ones(either):
+    own = {}
+    for mark in ("0123456789abcdef", "fedcba9876543210"):
+        own[mark] = either.finish("scan_memory", f"CONFIG-OF-{mark}")["marks"]
+    assert own == {mark: [mark] for mark in own}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_missing_layer_is_told_and_where_one_is_required_nothing_starts(tmp_path, monkeypatch, launch):
+    (tmp_path / "sitecustomize.py").write_text('import platform\nplatform.machine = lambda: "riscv64"\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with RawServer(tmp_path / "home", launch=launch, wall="wanted") as server:
+        assert server.read()["missing"]["seccomp"] == "no table of system calls for riscv64"
+        assert server.finish("echo", "a")["argument"] == "a"
+    with RawServer(tmp_path / "home", launch=launch, wall="required") as server:
+        error = error_from_wire(server.read()["fatal"])
+        assert server.process.wait(30) == 1
+    assert str(error).startswith("public mode needs seccomp to confine jobs, which is not to be had here (no table")
+
+
+@pytest.mark.parametrize(
+    ("public", "without", "wall"),
+    [(None, None, "wanted"), ("0", None, "wanted"), ("1", None, "required"), ("what", None, "required"),
+     ("1", "1", "wanted"), ("1", "what", "required")],
+)  # fmt: skip
+def test_public_mode_requires_the_wall_unless_told_otherwise(monkeypatch, public, without, wall):
+    for name, value in ((PUBLIC_VARIABLE, public), (UNWALLED_VARIABLE, without)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert Settings().wall == wall
 
 
 def test_no_network(either):
@@ -363,6 +396,14 @@ def test_jobs_die_with_a_server_that_is_killed(start):
     wait_until(lambda: not is_running(process))
 
 
+def test_server_ends_where_what_it_forks_jobs_from_has_ended(start):
+    server = start(launch="fork")
+    process = server.hold(1)
+    os.kill(template_of(server.process.pid), signal.SIGKILL)
+    wait_until(lambda: not is_running(process))
+    assert server.process.wait(30) == 1
+
+
 def test_server_ends_in_order_although_nobody_reads_its_answers(start):
     server = start()
     process = server.hold()
@@ -399,7 +440,7 @@ def test_what_a_library_prints_at_import_stays_out_of_the_answers(tmp_path, monk
     (tmp_path / "noisy.py").write_text('print("hello")\n__version__ = "1.2"\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with RawServer(tmp_path / "home", preload=("noisy",)) as server:
-        assert server.read() == {"ready": {"sizer": server_version(), "noisy": "1.2"}}
+        assert server.read()["ready"] == {"sizer": server_version(), "noisy": "1.2"}
         assert server.finish("echo", "a")["argument"] == "a"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from sizer.errors import SizerError
 from sizer.memory.peak import PeakReport
@@ -53,6 +54,8 @@ class ScriptedJob:
 
 class ScriptedClient:
     """Answers each query with `answer`, or raises it where it is an error; keeps what was asked in `requests`."""
+
+    missing_layers: ClassVar = {}  # of the wall around jobs
 
     def __init__(self, answer: Answer | SizerError, *, progress: Iterable[str] = ()):
         self._answer = answer

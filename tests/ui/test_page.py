@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
 from sizer.memory.caveats import UNQUANTISED
+from sizer.processes.wall import LAYERS
 from sizer.request import Request, parse_query
 from sizer.ui import service
 from sizer.units import format_bytes
@@ -669,6 +670,7 @@ def test_about_page_and_back(client, open_page):
         "Devices",
     ]
     assert "never in place: assign what it returns" in markup(page)
+    assert [text.value.partition(":")[0] for text in page.text] == list(LAYERS)
     page.query_params.clear()  # what the browser does on its way to another page
     page.switch_page("pages/estimate.py").run()
     assert page.selectbox(key="gpu").value == "t4"
