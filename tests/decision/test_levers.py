@@ -99,7 +99,7 @@ def keys_of(query: str) -> set[str]:
 
 
 def test_what_does_not_apply_is_not_offered():
-    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq", "lora"}
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq", "lora", "static", "new"}
     offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
     assert offered.isdisjoint({"image", "fused", "checkpointing", "expandable"})
@@ -160,6 +160,9 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
     """Runs the lines as they stand, around a model that has what they name."""
 
     class Model(nn.Linear):
+        def generate(self, inputs: object, **settings: object) -> None:
+            assert settings
+
         def set_attn_implementation(self, name: str) -> None:
             assert name == "sdpa"
 

@@ -9,6 +9,7 @@ from sizer.device.record.measurement import PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.memory.allocator import Replay, replay_events
 from sizer.memory.cuda import MIN_BLOCK, CudaCache
+from sizer.memory.looped import place
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import read_timeline
 from sizer.request import parse_query
@@ -34,14 +35,19 @@ class RecordedCache(CudaCache):
         self._starts = dict(zip(ordered, starts, strict=False))
         self._count = len(segments)
 
+    @property
+    def _event(self) -> int:
+        """The position in the tape's order of the event at work."""
+        return self.started + self.position
+
     def _new_segment(self, size: int) -> tuple[int, int] | None:
         self._give_back()
         if not self._left:
-            raise UnlikeDeviceError(f"event {self.position}: a segment of {size} bytes that the device did not need")
+            raise UnlikeDeviceError(f"event {self._event}: a segment of {size} bytes that the device did not need")
         given = self._left[0]
-        if (given.position, given.bytes) != (self.position, size):
+        if (given.position, given.bytes) != (self._event, size):
             raise UnlikeDeviceError(
-                f"event {self.position}: a segment of {size} bytes where the device got its next of {given.bytes} "
+                f"event {self._event}: a segment of {size} bytes where the device got its next of {given.bytes} "
                 f"at event {given.position}"
             )
         self._next_address = self._starts[self._count - len(self._left)]
@@ -51,7 +57,7 @@ class RecordedCache(CudaCache):
     def _give_back(self) -> None:
         """Where the device gave segments back just now, all that are free go, as many bytes as there."""
         freed = 0
-        while self._left and self._left[0].action == "free" and self._left[0].position == self.position:
+        while self._left and self._left[0].action == "free" and self._left[0].position == self._event:
             freed += self._left.pop(0).bytes
         if freed:
             before = self.reserved
@@ -59,7 +65,7 @@ class RecordedCache(CudaCache):
             self.retries += 1
             if before - self.reserved != freed:
                 raise UnlikeDeviceError(
-                    f"event {self.position}: {before - self.reserved} bytes given back where the device gave back {freed}"
+                    f"event {self._event}: {before - self.reserved} bytes given back where the device gave back {freed}"
                 )
 
     def finish(self) -> None:
@@ -109,6 +115,6 @@ def _place(tape: Tape, kind: str, segments: tuple[Segment, ...]) -> Replay:
     if any(segment.stream for segment in segments):
         raise ValueError("the recording has several streams; the replay knows one")
     cache = RecordedCache(segments)
-    replayed = cache.place(tape)
+    replayed = place(tape, cache)
     cache.finish()
     return replayed

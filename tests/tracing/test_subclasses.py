@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -68,21 +67,3 @@ def test_what_it_does_inside_is_seen() -> None:
     load = next(use for use in report.estimates[0].phases if use.phase == "load")
     # int8 numbers times float32 scales: the CPU copies the numbers to float32 first, 64*256*4 bytes as the result has
     assert forward.peak_allocated_bytes - load.allocated_bytes == 2 * 64 * 256 * 4
-
-
-def test_torchaos_int8_weights() -> None:
-    quantization = pytest.importorskip("torchao.quantization")
-
-    def quantised() -> Callable[[], None]:
-        model = nn.Linear(1024, 512, bias=False, device="cuda", dtype=torch.bfloat16)
-        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
-        x = torch.zeros(4, 1024, device="cuda", dtype=torch.bfloat16)
-
-        def step() -> None:
-            with torch.no_grad():
-                model(x)
-
-        return step
-
-    # a byte an element, and for each row a scale in float32 and a zero point in int8
-    assert size_step(quantised).estimates[0].weights_bytes == 1024 * 512 + 512 * (4 + 1)

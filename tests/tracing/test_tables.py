@@ -25,7 +25,7 @@ def test_an_operator_in_two_tables_is_refused_by_name():
 def test_an_operator_in_two_families_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rules.copies, "RESULTS", {**rules.copies.RESULTS, aten.native_layer_norm.default: None})
     with pytest.raises(ValueError, match=r"name aten.native_layer_norm.default twice"):
-        rules._rules.__wrapped__("cpu", None, installed_version())
+        rules._rules.__wrapped__("cpu", installed_version())
 
 
 @pytest.mark.parametrize("kind", KINDS)
