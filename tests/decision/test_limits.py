@@ -81,7 +81,7 @@ def test_it_grows_and_survives_the_way_to_the_page():
 
 
 def test_how_many_tokens_fit_is_read_where_memory_ends() -> None:
-    query = "arch=hf:smollm2-135m&mode=generate&seq=64&new=32&dtype=float32&batch=64&gpu=custom:2GiB@8.0"
+    query = f"{TWO_LAYERS}&mode=generate&seq=64&new=16&dtype=float32&batch=100&gpu=custom:2GiB@8.0"
     (tokens,) = (limit for limit in last(query).limits if limit.key == "new")
     assert tokens.title == "Most new tokens"
     assert fits_by_its_own_trace(query, new=tokens.value) is True
