@@ -31,17 +31,21 @@ def show_report(request: Request, report: Report) -> None:
     """Show everything a report says, the most important first."""
     remarks.show_failures(report)
     focus = report.focus and report.find(report.focus.dtype, report.focus.batch)
-    if focus is None:
-        show_counts(report)
-        if report.pending:
-            tables.show_fits(request, report, None)
-    else:
+    if focus is not None:
         request = replace(request, focus=(focus.dtype, focus.batch))  # links lead to what is looked at
+    with st.container():  # one block above the table, so that nothing of the counts stays behind the first estimates
+        if focus is None:
+            show_counts(report)
+        else:
+            _show_focus(request, report, focus)
+    if focus is not None:
         _show_estimates(request, report, focus)
+    elif report.pending:
+        tables.show_fits(request, report, None)
     _show_details(request, report, focus)
 
 
-def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
+def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
     show_headline(request, report, focus)
     show_capacity(report, focus)
     show_figures(report, focus)
@@ -50,6 +54,9 @@ def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         show_measure_link(request)
         offer_comparison(request)
+
+
+def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
     kind = tables.show_fits(request, report, focus)
     with st.container():  # there from the first, so that what follows stays where it is
         if not report.pending:
