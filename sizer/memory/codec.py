@@ -8,6 +8,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Callable
 
 LIMIT_TEXT = 100_000
 LIMIT_ITEMS = 400_000
@@ -56,95 +57,184 @@ def decode(kind: object, value: object, where: str = "report") -> typing.Any:
 
     Raises DecodeError where a key is missing or unknown, a type is another, or a text, list or number passes its limit.
     """
+    try:
+        return _decoder(kind)(value)
+    except _Refused as refused:
+        raise DecodeError(f"{where}{refused.path}{refused}") from None
+
+
+class _Refused(Exception):
+    """What was found and what is allowed; `path` is where, from the value that is decoded down."""
+
+    path = ""
+
+    def under(self, step: str) -> _Refused:
+        """The same, from one value further up."""
+        self.path = step + self.path
+        return self
+
+
+_Decoder = Callable[[object], typing.Any]
+
+
+@functools.cache
+def _decoder(kind: object) -> _Decoder:
+    """What makes values of a type: a report has tens of thousands of a dozen types."""
     if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, value, where)
+        return functools.partial(_decode_dataclass, kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
-        return _decode_tuple(arguments, value, where)
+        if len(arguments) != 2 or arguments[1] is not Ellipsis:
+            return functools.partial(_decode_fixed, tuple(map(_decoder, arguments)))
+        return _decode_integers if arguments[0] is int else functools.partial(_decode_tuple, _decoder(arguments[0]))
     if origin is dict:
-        _require(isinstance(value, dict), where, value, "an object")
-        _require(len(value) <= LIMIT_ITEMS, where, len(value), f"at most {LIMIT_ITEMS} keys")
-        return {
-            decode(str, key, f"{where} key"): decode(arguments[1], item, f"{where}.{str(key)[:80]}")
-            for key, item in value.items()
-        }
+        return functools.partial(_decode_dict, _decoder(arguments[1]))
     if origin is typing.Literal:
-        allowed = any(type(value) is type(one) and value == one for one in arguments)
-        _require(allowed, where, value, f"one of {arguments}")
-        return value
+        return functools.partial(_decode_literal, arguments)
     if origin in (typing.Union, types.UnionType):
-        return _decode_union(arguments, value, where)
-    return _decode_scalar(kind, value, where)
-
-
-def _decode_dataclass(kind: type, value: object, where: str) -> object:
-    _require(isinstance(value, dict), where, value, "an object")
-    hints, fields = _hints(kind), dataclasses.fields(kind)
-    unknown = value.keys() - {_key(field) for field in fields}
-    _require(not unknown, where, sorted(map(str, unknown))[:3], f"only the keys of {kind.__name__}")
-    missing = {_key(field) for field in fields if _is_required(field)} - value.keys()
-    _require(not missing, where, "nothing", f"the keys {', '.join(sorted(missing))}")
-    found = kind(
-        **{
-            field.name: decode(hints[field.name], value[_key(field)], f"{where}.{_key(field)}")
-            for field in fields
-            if _key(field) in value
-        }
+        return functools.partial(_decode_union, arguments)
+    if kind is None or kind is types.NoneType:
+        return _decode_none
+    return {str: _decode_text, int: _decode_integer, float: _decode_float}.get(
+        kind, functools.partial(_decode_plain, kind)
     )
-    known = next((field.default for field in fields if field.name == "schema"), None)
-    if known is not None and found.schema != known:
-        raise DecodeError(f"{where}.schema was {found.schema}; allowed is {known}: read it with another version")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layout:
+    """Of a dataclass: by key its field and what decodes it, the keys that must be there, and the schema that is known."""
+
+    fields: dict[str, tuple[str, _Decoder]]
+    required: frozenset[str]
+    schema: object
+
+
+@functools.cache
+def _layout(kind: type) -> _Layout:
+    hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
+    return _Layout(
+        {_key(field): (field.name, _decoder(hints[field.name])) for field in fields},
+        frozenset(_key(field) for field in fields if _is_required(field)),
+        next((field.default for field in fields if field.name == "schema"), None),
+    )
+
+
+def _decode_dataclass(kind: type, value: object) -> object:
+    _require(isinstance(value, dict), value, "an object")
+    layout = _layout(kind)
+    if unknown := value.keys() - layout.fields.keys():
+        _require(False, sorted(map(str, unknown))[:3], f"only the keys of {kind.__name__}")
+    if missing := layout.required - value.keys():
+        _require(False, "nothing", f"the keys {', '.join(sorted(missing))}")
+    found = {}
+    for key, (name, decoder) in layout.fields.items():
+        if key in value:
+            try:
+                found[name] = decoder(value[key])
+            except _Refused as refused:
+                raise refused.under(f".{key}") from None
+    made = kind(**found)
+    if layout.schema is not None and made.schema != layout.schema:
+        raise _Refused(f".schema was {made.schema}; allowed is {layout.schema}: read it with another version")
+    return made
+
+
+def _decode_dict(decoder: _Decoder, value: object) -> dict:
+    _require(isinstance(value, dict), value, "an object")
+    _require(len(value) <= LIMIT_ITEMS, len(value), f"at most {LIMIT_ITEMS} keys")
+    found = {}
+    for key, item in value.items():
+        try:
+            _decode_text(key)
+        except _Refused as refused:
+            raise refused.under(" key") from None
+        try:
+            found[key] = decoder(item)
+        except _Refused as refused:
+            raise refused.under(f".{key[:80]}") from None
     return found
 
 
-def _decode_tuple(arguments: tuple, value: object, where: str) -> tuple:
-    _require(isinstance(value, (list, tuple)), where, value, "a list")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        _require(len(value) <= LIMIT_ITEMS, where, len(value), f"at most {LIMIT_ITEMS} items")
-        if arguments[0] is int:
-            return _decode_integers(value, where)
-        return tuple(decode(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    _require(len(value) == len(arguments), where, value, f"{len(arguments)} items")
-    return tuple(decode(kind, item, where) for kind, item in zip(arguments, value, strict=True))
+def _decode_tuple(decoder: _Decoder, value: object) -> tuple:
+    _require(isinstance(value, (list, tuple)), value, "a list")
+    _require(len(value) <= LIMIT_ITEMS, len(value), f"at most {LIMIT_ITEMS} items")
+    found = []
+    try:
+        for item in value:
+            found.append(decoder(item))
+    except _Refused as refused:
+        raise refused.under(f"[{len(found)}]") from None
+    return tuple(found)
 
 
-def _decode_integers(value: list | tuple, where: str) -> tuple[int, ...]:
+def _decode_integers(value: object) -> tuple[int, ...]:
+    _require(isinstance(value, (list, tuple)), value, "a list")
+    _require(len(value) <= LIMIT_ITEMS, len(value), f"at most {LIMIT_ITEMS} items")
     for item in value:
         if type(item) is not int or not 0 <= item < LIMIT_INTEGER:
-            raise DecodeError(f"{where} holds {_clip(item)}; allowed are integers from 0 to 2**63 - 1")
+            raise _Refused(f" holds {_clip(item)}; allowed are integers from 0 to 2**63 - 1")
     return tuple(value)
 
 
-def _decode_union(arguments: tuple, value: object, where: str) -> object:
-    for kind in arguments:
-        try:
-            return decode(kind, value, where)
-        except DecodeError:
-            continue
-    names = ", ".join(getattr(kind, "__name__", str(kind)) for kind in arguments)
-    raise DecodeError(f"{where} was {_clip(value)}; allowed are {names}")
+def _decode_fixed(decoders: tuple[_Decoder, ...], value: object) -> tuple:
+    _require(isinstance(value, (list, tuple)), value, "a list")
+    _require(len(value) == len(decoders), value, f"{len(decoders)} items")
+    return tuple([decoder(item) for decoder, item in zip(decoders, value, strict=True)])
 
 
-def _decode_scalar(kind: object, value: object, where: str) -> object:
-    if kind is None or kind is types.NoneType:
-        _require(value is None, where, value, "null")
-        return None
-    if kind is float and type(value) is int and abs(value) < LIMIT_INTEGER:
-        value = float(value)
-    _require(type(value) is kind, where, value, getattr(kind, "__name__", str(kind)))
-    if kind is str:
-        _require(len(value) <= LIMIT_TEXT, where, f"{len(value)} characters", f"at most {LIMIT_TEXT} characters")
-        _require(not _SURROGATE.search(value), where, ascii(value), "text without lone surrogates")
-    if kind is int:
-        _require(0 <= value < LIMIT_INTEGER, where, value, "an integer from 0 to 2**63 - 1")
-    if kind is float:
-        _require(math.isfinite(value), where, value, "a finite number")
+def _decode_literal(allowed: tuple, value: object) -> object:
+    _require(any(type(value) is type(one) and value == one for one in allowed), value, f"one of {allowed}")
     return value
 
 
-def _require(holds: bool, where: str, found: object, allowed: str) -> None:
+def _decode_union(kinds: tuple, value: object) -> object:
+    for kind in kinds:
+        try:
+            return _decoder(kind)(value)
+        except _Refused:
+            continue
+    names = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+    raise _Refused(f" was {_clip(value)}; allowed are {names}")
+
+
+def _decode_none(value: object) -> None:
+    _require(value is None, value, "null")
+
+
+def _decode_text(value: object) -> str:
+    if type(value) is not str:
+        _require(False, value, "str")
+    if len(value) > LIMIT_TEXT:
+        _require(False, f"{len(value)} characters", f"at most {LIMIT_TEXT} characters")
+    if _SURROGATE.search(value):
+        _require(False, ascii(value), "text without lone surrogates")
+    return value
+
+
+def _decode_integer(value: object) -> int:
+    if type(value) is not int:
+        _require(False, value, "int")
+    if not 0 <= value < LIMIT_INTEGER:
+        _require(False, value, "an integer from 0 to 2**63 - 1")
+    return value
+
+
+def _decode_float(value: object) -> float:
+    if type(value) is int and abs(value) < LIMIT_INTEGER:
+        return float(value)
+    _require(type(value) is float, value, "float")
+    _require(math.isfinite(value), value, "a finite number")
+    return value
+
+
+def _decode_plain(kind: object, value: object) -> object:
+    _require(type(value) is kind, value, getattr(kind, "__name__", str(kind)))
+    return value
+
+
+def _require(holds: bool, found: object, allowed: str) -> None:
     if not holds:
-        raise DecodeError(f"{where} was {_clip(found)}; allowed is {allowed}")
+        raise _Refused(f" was {_clip(found)}; allowed is {allowed}")
 
 
 def _clip(value: object) -> str:
@@ -162,8 +252,3 @@ def _key(field: dataclasses.Field) -> str:
 
 def _is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, object]:
-    return typing.get_type_hints(kind)
