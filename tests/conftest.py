@@ -34,10 +34,21 @@ def pytest_configure() -> None:
     os.environ.setdefault(FOLDER_VARIABLE, "")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of SLOW."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --exhaustive."""
+    parser.addoption("--exhaustive", action="store_true", help="run every test, as where CI is set")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests of SLOW; leaves out those marked exhaustive unless they are asked for or CI is set."""
+    if not (config.getoption("exhaustive") or os.environ.get("CI")):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         name = item.path.relative_to(FOLDER).with_suffix("").as_posix()
+        # For --dist loadgroup: what a file's tests share is made once, and the browser's files share one app.
+        item.add_marker(pytest.mark.xdist_group("browser" if name.startswith("browser/") else name))
         if name in SLOW or name.split("/")[0] in SLOW:
             item.add_marker(pytest.mark.slow)
 

@@ -25,7 +25,10 @@ QUERIES = [
     "arch=torchvision:resnet18&image=64&mode=inference",
     "arch=hf:gpt2&seq=64&gpu=rtx-3060-12gb",
     "arch=hf:bert-base-uncased&seq=64&gpu=h100-80gb&dtype=bfloat16,amp-bfloat16",
-    "arch=hf:t5-small&seq=32&gpu=t4&optimizer=adafactor&dtype=float32,float16,amp-float16",
+    pytest.param(
+        "arch=hf:t5-small&seq=32&gpu=t4&optimizer=adafactor&dtype=float32,float16,amp-float16",
+        marks=pytest.mark.exhaustive,
+    ),
     "arch=torchvision:mobilenet_v3_small&gpu=cpu&dtype=float32",
     "arch=torchvision:vit_b_32&gpu=m2-ultra-64gb&dtype=float32,float16",
 ]
@@ -178,7 +181,7 @@ def test_a_model_that_takes_one_sample_at_a_time_is_estimated_for_one() -> None:
     assert "batch=1 can be estimated" in of_config(config, "batch=1,2").failures["float32"]
 
 
-@pytest.mark.parametrize("gpu", ["a100-80gb", "cpu"])
+@pytest.mark.parametrize("gpu", [pytest.param("a100-80gb", marks=pytest.mark.exhaustive), "cpu"])
 def test_more_bytes_than_a_replay_can_add_up_are_a_reason_not_a_crash(gpu: str) -> None:
     # wte [2**27, 2**27] float32: weights, gradient, two moments and what foreach holds, 2**56 bytes each and twice 2**60 or more
     config = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 2**27, "vocab_size": 2**27, "n_positions": 16}

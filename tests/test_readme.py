@@ -16,7 +16,14 @@ def _figures(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "lines"), [*examples(TEXT)], ids=lambda value: value[:40] if isinstance(value, str) else ""
+    ("command", "lines"),
+    [
+        pytest.param(
+            command, lines, marks=pytest.mark.exhaustive if "llama" in command or " measure " in command else ()
+        )
+        for command, lines in examples(TEXT)
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_the_examples_print_what_is_written(command: str, lines: list[str]) -> None:
     printed = renew(lines, run(command))

@@ -149,7 +149,11 @@ def test_a_report_grows_from_the_counts_on():
         (f"{GPT2}&batch=1,4", Focus(dtype="bfloat16", batch=4)),
         (f"{GPT2}&dtype=float16,float32&batch=2", Focus(dtype="float16", batch=2)),
         # 1.5 B parameters with AdamW: 25 GB in float32, 12.5 GB in bfloat16, of 14.6 GiB on a T4
-        ("arch=hf:gpt2-xl&seq=8&gpu=t4&dtype=float32,bfloat16&batch=1,512", Focus(dtype="bfloat16", batch=1)),
+        pytest.param(
+            "arch=hf:gpt2-xl&seq=8&gpu=t4&dtype=float32,bfloat16&batch=1,512",
+            Focus(dtype="bfloat16", batch=1),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_what_is_looked_at_first(query, focus):

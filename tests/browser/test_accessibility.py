@@ -35,7 +35,9 @@ def findings(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=pytest.mark.exhaustive if path[0] != "?" else ()) for path in PAGES]
+)
 def test_axe_finds_nothing_grave_in_either_theme(context: BrowserContext, app_url: str, path: str):
     page = (
         context.new_page()
@@ -65,6 +67,7 @@ def test_a_phone_shows_the_question_without_the_form(page: Page, app_url: str):
     expect(page.get_by_text(question)).to_be_in_viewport(timeout=ANSWER_MS)
 
 
+@pytest.mark.exhaustive
 def test_a_phone_opens_the_form_from_the_page(page: Page, app_url: str):
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{app_url}/?{SMALL}")

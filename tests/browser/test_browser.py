@@ -8,6 +8,7 @@ import json
 import re
 from urllib.request import urlopen
 
+import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from tests.browser.conftest import ANSWER_MS, fit
@@ -133,6 +134,7 @@ def test_a_cell_is_looked_at_by_pointer_and_by_keys_and_stays(page: Page, app_ur
     assert headline(page, "in float32") == first
 
 
+@pytest.mark.exhaustive
 def test_back_goes_back(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}&gpu=t4")
     before = headline(page, "Tesla T4")
@@ -143,6 +145,7 @@ def test_back_goes_back(page: Page, app_url: str):
     expect(page.get_by_role("combobox", name=re.compile("Device"))).to_have_value("Tesla T4 (16 GB)")
 
 
+@pytest.mark.exhaustive
 def test_refused_keys_leave_the_rest(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}&gpu=t5&mode=inference")
     headline(page, "Inference with resnet18")
@@ -196,6 +199,7 @@ def test_pasted_config(page: Page, context: BrowserContext, app_url: str):
         assert json.loads(other.get_by_label("or paste it").input_value()) == LLAMA
 
 
+@pytest.mark.exhaustive
 def test_uploaded_config(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "resnet18")
@@ -224,6 +228,7 @@ def test_other_page_and_back_keeps_the_form(page: Page, app_url: str):
     assert "gpu=t4" in page.url
 
 
+@pytest.mark.exhaustive
 def test_fits_a_phone(page: Page, app_url: str):
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{app_url}/?{SMALL}")

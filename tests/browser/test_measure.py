@@ -6,6 +6,7 @@ import json
 import re
 from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from sizer.config_json import encode_config
@@ -88,6 +89,7 @@ def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
     expect(page.get_by_text("1 comparison", exact=True)).to_be_visible()
 
 
+@pytest.mark.exhaustive
 def test_measured_config_of_ones_own(page: Page, app_url: str):
     go_to_measure(page, app_url, TINY).click()
     assert result(page).startswith("Measured on cpu: peak ")
@@ -101,6 +103,7 @@ def test_measured_config_of_ones_own(page: Page, app_url: str):
     assert comparison["measurement"]["tensors"]["weights_bytes"] == 4 * LLAMA_PARAMETERS
 
 
+@pytest.mark.exhaustive
 def test_stop_and_measure_again(page: Page, app_url: str):
     button = go_to_measure(page, app_url, TINY.replace("batch=2", "batch=3"))
     button.click()

@@ -29,7 +29,11 @@ def last(query: str) -> LimitReport:
 
 @pytest.mark.parametrize(
     ("query", "keys"),
-    [(CNN, ["batch", "image"]), (SERVED, ["batch", "seq"]), (GENERATED, ["batch", "seq", "new"])],
+    [
+        (CNN, ["batch", "image"]),
+        (SERVED, ["batch", "seq"]),
+        pytest.param(GENERATED, ["batch", "seq", "new"], marks=pytest.mark.exhaustive),
+    ],
     ids=["CNN", "language model", "generation"],
 )
 def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):

@@ -64,7 +64,7 @@ def _levels(tape: Tape, taken: array, reserved: array, end: int) -> list[tuple[i
     return levels
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))])
 @pytest.mark.parametrize("expandable", [False, True])
 def test_every_counter_after_every_event_is_pytorchs_own(run_on_null, seed, expandable):
     events = _events(seed, largest=192 * MIB)
@@ -78,7 +78,7 @@ def test_every_counter_after_every_event_is_pytorchs_own(run_on_null, seed, expa
     assert _levels(tape, placement.taken, placement.reserved, EVENTS) == [tuple(row) for row in truth["rows"]]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))])
 def test_where_memory_runs_out_and_how_often_the_cache_was_given_back(run_on_null, seed):
     # 1 GiB for blocks up to 192 MiB: cached segments have to go before it fails
     events = _events(seed, largest=192 * MIB)

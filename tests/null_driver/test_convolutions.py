@@ -18,7 +18,10 @@ from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments
 COUNT = 60
 
 
-@pytest.mark.parametrize("gpu", ["t4", "a100-40gb", "b200"])
+@pytest.mark.parametrize(
+    "gpu",
+    ["t4", pytest.param("a100-40gb", marks=pytest.mark.exhaustive), pytest.param("b200", marks=pytest.mark.exhaustive)],
+)
 def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
     capability = GPUS[gpu].capability
     asked = cases(7, COUNT, capability)

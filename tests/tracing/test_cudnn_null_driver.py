@@ -23,7 +23,7 @@ from tests.tracing.convolutions import CASES, most, once, run
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("gpu", ["h100-80gb", "t4"])
+@pytest.mark.parametrize("gpu", ["t4", pytest.param("h100-80gb", marks=pytest.mark.exhaustive)])
 def test_events_are_pytorchs_own(gpu: str, tmp_path: Path) -> None:
     environment = {**os.environ, **build(tmp_path, HARDWARE[gpu]), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.tracing.convolutions"]

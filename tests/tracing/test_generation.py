@@ -19,9 +19,14 @@ from sizer.tracing.generation import _run, trace_generation
 from tests.tracing.generations import CONFIGS, WITH_STATIC_CACHE, device, generation, work
 
 CASES = [
+    ("LlamaForCausalLM", "static", "sdpa", "bfloat16"),
+    ("Gemma2ForCausalLM", "dynamic", "sdpa", "bfloat16"),
+    ("MistralForCausalLM", "dynamic", "eager", "float32"),
+    ("MambaForCausalLM", "dynamic", "sdpa", "bfloat16"),
+]
+OTHERS = [
     *((head, "dynamic", "sdpa", "bfloat16") for head in CONFIGS),
     *((head, "static", "sdpa", "bfloat16") for head in WITH_STATIC_CACHE),
-    ("MistralForCausalLM", "dynamic", "eager", "float32"),
 ]
 
 # small blocks alone; blocks of the cache that become large on the way; large ones throughout; windows that fill
@@ -49,7 +54,10 @@ def rows(tape: Tape) -> list[tuple[str, str, int, int]]:
     ]
 
 
-@pytest.mark.parametrize(("head", "kind", "attention", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("head", "kind", "attention", "dtype"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS if case not in CASES)],
+)
 def test_a_written_generation_is_the_traced_one(head: str, kind: str, attention: str, dtype: str) -> None:
     blueprint, module = generation(head, attention=attention)
     asked = work(256, cache=kind, dtype=dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torchvision
 
@@ -11,8 +13,18 @@ from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
 
+# resnet for resnet18, resnet50, …: of each family one in every run
+FAMILIES: dict[str, list[str]] = {}
+for _name in torchvision.models.list_models():
+    FAMILIES.setdefault(re.split(r"[\d_]", _name)[0], []).append(_name)
+NAMES = [
+    pytest.param(name, marks=pytest.mark.exhaustive if name != names[0] else ())
+    for names in FAMILIES.values()
+    for name in names
+]
 
-@pytest.mark.parametrize("name", torchvision.models.list_models())
+
+@pytest.mark.parametrize("name", NAMES)
 def test_training_step(name: str) -> None:
     blueprint = vision_blueprint(name, image_size=None, checkpointing=False)
     module = build(blueprint)

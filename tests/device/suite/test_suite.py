@@ -273,6 +273,7 @@ def test_the_command_refuses_by_name(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_the_command_measures_and_records_on_the_cpu(tmp_path, capsys):
     assert main(["suite", "--device", "cpu", "--only", "mobilenet_v2", "--record", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()

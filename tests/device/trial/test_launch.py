@@ -58,6 +58,7 @@ def test_a_language_model_with_its_time_and_recording() -> None:
     assert said[0] in ("starting", "starting PyTorch") and "timing steps" in said
 
 
+@pytest.mark.exhaustive
 def test_a_picture_model_without() -> None:
     job = start(RESNET, "cpu", timing=False, record=False)
     measured = job.result()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -22,6 +22,11 @@ from tests.device.models import REAL_MODELS
 
 # A CNN's and a transformer's training. The way there and back is the same for all of them, each time two processes.
 BY_COMMAND = [query for query in REAL_MODELS if "resnet18" in query or "minilm" in query]
+OTHERS = [
+    query
+    for query in REAL_MODELS
+    if any(name in query for name in ("resnet18", "efficientnet", "swin", "t5", "whisper"))
+]
 
 
 class OpenClient:
@@ -44,7 +49,12 @@ def client() -> Iterator[OpenClient]:
     client.close()
 
 
-@pytest.mark.parametrize("query", BY_COMMAND)
+def some_in_every_run(queries: Iterable[str]) -> list:
+    """Those of OTHERS are left to --exhaustive."""
+    return [pytest.param(query, marks=pytest.mark.exhaustive if query in OTHERS else ()) for query in queries]
+
+
+@pytest.mark.parametrize("query", some_in_every_run(BY_COMMAND))
 def test_measured_by_the_command_held_against_its_estimate_and_kept(
     query: str, client: OpenClient, capsys, tmp_path, monkeypatch
 ):
@@ -56,7 +66,7 @@ def test_measured_by_the_command_held_against_its_estimate_and_kept(
     assert len(Ledger(tmp_path / "ledger.sqlite3").rows()) == 1
 
 
-@pytest.mark.parametrize("query", [query for query in REAL_MODELS if query not in BY_COMMAND])
+@pytest.mark.parametrize("query", some_in_every_run(query for query in REAL_MODELS if query not in BY_COMMAND))
 def test_measured_and_held_against_its_estimate(query: str):
     measured = measure_request(parse_query(query), open_reader("cpu"), timing=False)
     check(hold(query, measured).comparison, REAL_MODELS[query])
