@@ -97,6 +97,8 @@ class Estimator:
     def reports(self) -> Iterator[Report]:
         """The report as it grows: the counts, then dtype by dtype its first batch size, all of them, and the largest that fits.
 
+        A batch of 1 that is looked at first stands there before anything else is traced.
+
         The dtype in focus comes first, and what a report proposes to look at is its own choice, so that whoever asks the same with
         another focus can share it. The last report is whole. Raises what `estimate` raises.
         """
@@ -105,9 +107,14 @@ class Estimator:
         dtypes = self._in_order()
         for done, dtype in enumerate(dtypes):
             self._progress(f"{dtype}, {done + 1} of {len(dtypes)}")
+            if done == 0 and self._looks_at_one(dtype, batches) and (begun := self._tracer.begin(dtype)) is not None:
+                self._traced[dtype] = begun
+                self._columns[dtype] = next(self._column(dtype, begun, (1,)))
+                yield self._report(dtypes)
             traced = self._tracer.trace(dtype, batches)
             self._traced[dtype] = traced
             if traced.failure and not (batches == (1,) and traced.family.exact):
+                self._columns.pop(dtype, None)
                 continue
             for column in self._column(dtype, traced, batches):
                 self._columns[dtype] = column
@@ -132,6 +139,15 @@ class Estimator:
         counted, dtypes = self._tracer.counted, self.request.dtypes
         language = counted.sequence_length is not None and counted.image_size is None
         return "bfloat16" if language and "bfloat16" in dtypes else dtypes[0]
+
+    def _looks_at_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
+        """Whether a batch of 1 is what is looked at first: where the weights alone are more than the device holds, too."""
+        if 1 not in batches:
+            return False
+        if self.request.focus is not None:
+            return self.request.focus == (dtype, 1)
+        itemsize = 2 if dtype in ("bfloat16", "float16") else 4
+        return batches == (1,) or self._tracer.counted.census.parameters * itemsize > self.gpu.total_bytes
 
     def _column(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> Iterator[Column]:
         """The column of a dtype as it grows; float16 has that of bfloat16 where it has its tapes."""

@@ -107,6 +107,7 @@ class Tracer:
         self._progress = progress or (lambda text: None)
         self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known
         self._traced: dict[str, Traced] = {}  # by the names that they are kept under
+        self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
         self._lender: Tracer | None = None
 
     def device(self) -> Device:
@@ -150,6 +151,18 @@ class Tracer:
             found = self._trace(dtype, batches, found or Traced())
             self._keep(self._name(dtype), found)
         return found
+
+    def begin(self, dtype: str) -> Traced | None:
+        """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there."""
+        if dtype == "float16" or self.counted.smallest > 1 or self._find(dtype) is not None:
+            return None  # float16 may have bfloat16's tapes
+        device = self.device()
+        try:
+            tape = self._run(dtype, 1, device)
+        except TraceError:
+            return None  # `trace` says why
+        self._begun[dtype] = device, tape
+        return Traced(family=TapeFamily(exact=(tape,)), kernels=device.kernels())
 
     def trace_cell(self, dtype: str, batch: int) -> Tape:
         """The tape at one batch size, its size queries not resolved: traced there alone where no line is kept.
@@ -265,18 +278,17 @@ class Tracer:
         return trace(blueprint, module, work, batch=batch, device=device, short=short, block_notes=block_notes)
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
-        device = self.device()
+        device, begun = self._begun.pop(dtype, None) or (self.device(), None)
 
         def at(batch: int, *, short: bool = False) -> Tape:
             return self._run(dtype, batch, device, short=short)
 
-        one = cache(lambda: at(1))
         failure = note = ""
         try:
-            family = self._family(at, one, batches, device)
+            family = self._family(at, batches, device, begun)
         except NotAffineError as error:
             note = f"traced at each batch size by itself, because {error}"
-            exact = {tape.batch: tape for tape in before.family.exact}
+            exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}
             try:
                 exact |= {batch: at(batch) for batch in batches if batch not in exact}
             except TraceError as missing:
@@ -286,7 +298,7 @@ class Tracer:
             failure, family = str(error), TapeFamily()
             if tuple(batches) == (1,):
                 try:
-                    family = TapeFamily(exact=(one(),))  # of a model that takes one sample at a time
+                    family = TapeFamily(exact=(begun or at(1),))  # of a model that takes one sample at a time
                 except TraceError as missing:
                     failure = str(missing)
         return Traced(
@@ -299,11 +311,15 @@ class Tracer:
         )
 
     def _family(
-        self, at: Callable[..., Tape], one: Callable[[], Tape], batches: Collection[int], device: Device
+        self, at: Callable[..., Tape], batches: Collection[int], device: Device, begun: Tape | None
     ) -> TapeFamily:
-        """The lines over the batch size, with batch 1 where it is off them. Raises NotAffineError, TraceError."""
+        """The lines over the batch size, with batch 1 where it is off them. Raises NotAffineError, TraceError.
+
+        `begun` is the tape at batch 1 where that was traced before, unless the module has kept something from this first step.
+        """
         one_is_possible = self.counted.smallest == 1
         line = _affine(at, FITTED_AT)
+        one = cache(lambda: begun if begun is not None and _lasting(begun) == _lasting(line.tape) else at(1))
         if device.kind not in self._exceptional:
             checked = one if 1 in batches else lambda: at(1, short=True)
             self._exceptional[device.kind] = _is_exceptional(line, at, checked if one_is_possible else None)
@@ -389,6 +405,11 @@ def _covers(traced: Traced, batches: Collection[int]) -> bool:
     """Whether nothing is left to trace for these batch sizes."""
     known = {tape.batch for tape in traced.family.exact}
     return bool(traced.family.lines) or known.issuperset(batches) or bool(traced.failure and tuple(batches) != (1,))
+
+
+def _lasting(tape: Tape) -> int:
+    """How many blocks are never released."""
+    return 2 * len(tape.sizes) - len(tape.order)
 
 
 def _affine(at: Callable[..., Tape], batches: tuple[int, int]) -> AffineTape:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sizer import tracer
+from sizer.config_json import encode_config
 from sizer.errors import RequestError, TraceError
 from sizer.estimator import Estimator, estimate
 from sizer.memory.report import Focus, Report
 from sizer.request import parse_query
+from tests.architecture.rare_configs import RARE
 from tests.decision.questions import TWO_LAYERS
 
 RESNET = "arch=torchvision:resnet18&image=64"
@@ -140,6 +144,32 @@ def test_a_report_grows_from_the_counts_on():
         joined = report.without(known).after(joined)
         known |= {(row.dtype, row.batch) for row in report.estimates}
     assert joined == reports[-1]
+
+
+# 2.0 B parameters, whose weights in half precision are 4 GB
+HUGE = f"arch=config:{encode_config(json.dumps({'model_type': 'gpt2', 'n_layer': 2, 'n_embd': 8192, 'n_head': 64}))}"
+
+
+@pytest.mark.parametrize(
+    "query", [f"{GPT2}&batch=1,4&focus=bfloat16:1", f"{GPT2}&batch=1", f"{HUGE}&seq=8&batch=1,4&gpu=custom:2GiB@8.0"]
+)
+def test_a_batch_of_one_that_is_looked_at_stands_before_the_others_are_traced(traces, query):
+    reports = Estimator(parse_query(f"{query}&dtype=bfloat16")).reports()
+    next(reports)
+    first = next(reports)
+    assert traces == [("bfloat16", 1)]
+    assert first.pending == ("bfloat16",)
+    *_, last = reports
+    assert first.estimates == last.estimates[:1]
+    assert first.focus == Focus(dtype="bfloat16", batch=1)
+
+
+def test_what_a_module_keeps_from_its_first_step_is_in_no_tape():
+    # Its memory of the video is made in the first step that it ever does.
+    config = encode_config(json.dumps({"model_type": "sam2_video", **RARE["sam2_video"]}))
+    query = f"arch=config:{config}&mode=inference&dtype=bfloat16&batch="
+    begun, anew = (estimate(parse_query(f"{query}{batches}")) for batches in ("1,2&focus=bfloat16:1", "1,2"))
+    assert begun.estimates == anew.estimates
 
 
 @pytest.mark.parametrize(
