@@ -38,6 +38,11 @@ class Task:
     loss: Callable[[nn.Module, Example], Tensor]
 
 
+def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros of which one is held, however many pictures there are: a trace reads none of them."""
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
 def predict(module: nn.Module, example: Example) -> object:
     """What the module returns for the example's inputs."""
     return module(*example.args, **example.kwargs)
@@ -52,7 +57,7 @@ def classification(
     """
 
     def example(batch: int, training: bool, size: Size) -> Example:
-        pixels = torch.zeros(batch, channels, *([frames] if frames else []), *size)
+        pixels = _zeros(batch, channels, *([frames] if frames else []), *size)
         return Example(args=(pixels,), targets=torch.arange(batch) % classes if training else None)
 
     def loss(module: nn.Module, example: Example) -> Tensor:
@@ -70,8 +75,8 @@ def segmentation() -> Task:
     """Cross entropy per pixel over images (B, 3, H, W), targets (B, H, W); an auxiliary head's loss counts half."""
 
     def example(batch: int, training: bool, size: Size) -> Example:
-        targets = torch.zeros(batch, *size, dtype=torch.int64) if training else None
-        return Example(args=(torch.zeros(batch, 3, *size),), targets=targets)
+        targets = _zeros(batch, *size, dtype=torch.int64) if training else None
+        return Example(args=(_zeros(batch, 3, *size),), targets=targets)
 
     def loss(module: nn.Module, example: Example) -> Tensor:
         output = predict(module, example)
@@ -131,8 +136,8 @@ def optical_flow() -> Task:
     """RAFT's sequence loss over pairs of images (B, 3, H, W); targets are flows (B, 2, H, W) and valid pixels (B, H, W)."""
 
     def example(batch: int, training: bool, size: Size) -> Example:
-        pair = (torch.zeros(batch, 3, *size), torch.zeros(batch, 3, *size))
-        targets = (torch.zeros(batch, 2, *size), torch.ones(batch, *size, dtype=torch.bool)) if training else None
+        pair = (_zeros(batch, 3, *size), _zeros(batch, 3, *size))
+        targets = (_zeros(batch, 2, *size), torch.ones(batch, *size, dtype=torch.bool)) if training else None
         return Example(args=pair, targets=targets)
 
     def loss(module: nn.Module, example: Example) -> Tensor:

@@ -63,7 +63,7 @@ def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]
 
     def walk(value: Any, cast: bool) -> Any:
         if isinstance(value, Tensor):
-            return move(value.to(dtype) if cast and value.dtype.is_floating_point else value)
+            return move(_as_dtype(value, dtype) if cast and value.dtype.is_floating_point else value)
         if isinstance(value, dict):
             return {key: walk(item, False) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
@@ -72,6 +72,13 @@ def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]
 
     kwargs = {name: walk(value, cast=name != "labels") for name, value in example.kwargs.items()}
     return Example(args=walk(example.args, cast=True), kwargs=kwargs, targets=walk(example.targets, cast=False))
+
+
+def _as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in another dtype; one number that stands for many still does."""
+    if tensor.dim() and not any(tensor.stride()):
+        return tensor[(0,) * tensor.dim()].to(dtype).expand(tensor.shape)
+    return tensor.to(dtype)
 
 
 class Steps:
@@ -108,7 +115,12 @@ class Steps:
         self._cast = autocast(kind or device.type, work.dtype)
         if move is None:
             # On the CPU `.to` would not copy: a clone stands for the batch that a data loader just made.
-            move = torch.clone if device.type == "cpu" else (lambda tensor: tensor.to(device))
+            whole = torch.contiguous_format
+            move = (
+                (lambda tensor: tensor.clone(memory_format=whole))
+                if device.type == "cpu"
+                else (lambda tensor: tensor.contiguous().to(device))
+            )
         self.example = place(example, weight_dtype(work.dtype), move)
         self.loss: Tensor | None = None
         self.output: object = None

@@ -12,6 +12,7 @@ from sizer.architecture.vision import resized, vision_blueprint
 from sizer.architecture.vision_tasks import classification, detection, optical_flow, segmentation
 from sizer.device.trial.limits import one_thread
 from sizer.errors import RequestError
+from sizer.tracing.steps import place
 
 # Per name the smallest sensible image; what a backward pass on two real CPU cores can do in about a second.
 SMALL = {
@@ -46,7 +47,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_real_training_step_reaches_every_parameter(name):
     blueprint = vision_blueprint(name, image_size=SMALL[name], checkpointing=False)
-    example = blueprint.example(2, True)
+    example = place(blueprint.example(2, True), torch.float32, torch.Tensor.contiguous)
     for tensor in flatten(example.args):
         tensor.uniform_(generator=torch.Generator().manual_seed(1))
     with one_thread():

@@ -9,6 +9,7 @@ from sizer.architecture.checkpointing import checkpoint_blocks, repeated_blocks
 from sizer.architecture.vision import vision_blueprint
 from sizer.device.trial.limits import one_thread
 from sizer.errors import RequestError
+from sizer.tracing.steps import place
 
 
 class Block(nn.Module):
@@ -102,7 +103,7 @@ def test_a_list_that_grows_after_the_call_does_not_change_what_is_run_again():
 @pytest.mark.parametrize("name", ["resnet18", "swin_t"])
 def test_a_real_model_has_the_same_gradients(name):
     blueprint = vision_blueprint(name, image_size=(40, 40), checkpointing=True)
-    example = blueprint.example(2, True)
+    example = place(blueprint.example(2, True), torch.float32, torch.Tensor.contiguous)
     example.args[0].uniform_(generator=torch.Generator().manual_seed(0))
     results = []
     for switch in (lambda module: None, blueprint.checkpoint):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -43,7 +44,14 @@ def app_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def app_url(app_folder: Path) -> Iterator[str]:
-    """The address of `streamlit run app.py` on a free port of the loopback interface, one for all files."""
+    """The address of the app, one for all files."""
+    with running_app(app_folder) as address:
+        yield address
+
+
+@contextmanager
+def running_app(app_folder: Path) -> Iterator[str]:
+    """The address of `streamlit run app.py` on a free port of the loopback interface; its log and its ledger are in the folder."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
