@@ -33,12 +33,18 @@ LLAMA_PARAMETERS = 100 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 32 + 2 * 16) + 16
 
 
 def headline(page: Page, words: str) -> str:
-    """The headline, once it is there with these words."""
+    """The headline, once it is there with these words and the answer is whole."""
     found = page.get_by_test_id("stHeading").filter(has_text=words)
     expect(found).to_be_visible(timeout=ANSWER_MS)
-    expect(page.get_by_test_id("glide-cell-1-0").first).to_be_attached()  # a grid draws its cells a moment later
+    table(page)
     wait_for_the_whole(page)
     return found.inner_text()
+
+
+WHOLE = """() => {
+    const rows = [...document.querySelector("[data-testid=stDataFrame]")?.querySelectorAll("tr") ?? []];
+    return rows.length > 1 && rows.every(row => !row.textContent.includes("…"));
+}"""  # a grid draws its cells a moment after it is there
 
 
 def wait_for_the_whole(page: Page) -> None:
@@ -47,7 +53,8 @@ def wait_for_the_whole(page: Page) -> None:
 
 
 def table(page: Page) -> list[list[str]]:
-    """The cells of the dtype × batch table, its first row the batch sizes."""
+    """The cells of the dtype × batch table, its first row the batch sizes, once nothing of it is to come any more."""
+    page.wait_for_function(WHOLE, timeout=ANSWER_MS)
     return cells_of(page.get_by_test_id("stDataFrame").first)
 
 
