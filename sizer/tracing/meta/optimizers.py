@@ -55,7 +55,7 @@ def _one(name: str, implementation: str | None, parameters: list[nn.Parameter]) 
 
 @contextmanager
 def optimizers_on(kind: str) -> Iterator[None]:
-    """Within the context, optimizers over meta parameters take the implementation that they take on this kind of device.
+    """Within the context, optimizers and clipping over meta tensors take the implementation that they take on this kind of device.
 
     On CUDA most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
     (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate nothing.
@@ -65,9 +65,13 @@ def optimizers_on(kind: str) -> Iterator[None]:
         return None
 
     foreach = ["cuda", "meta"] if kind == "cuda" else ["cuda"]
+    clips = ["cuda"] if kind == "mps" else ["cuda", "meta"]  # torch.nn.utils.clip_grad, on the CPU too
     fused = ["meta", "cuda", "mps", "cpu", "xpu"]
     with ExitStack() as stack:
         stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: foreach))
+        stack.enter_context(
+            mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: clips)
+        )
         stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: fused))
         for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
             stack.enter_context(mock.patch.object(torch, kernel, nothing))
