@@ -28,8 +28,9 @@ from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.empty_cache import emptied_caches_seen
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
+from sizer.tracing.meta.resizing import resizes_seen
 from sizer.tracing.meta.rnnt import transducers_on
-from sizer.tracing.meta.streams import one_stream
+from sizer.tracing.meta.streams import streams_seen
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.rules import kernels_installed
 from sizer.tracing.steps import Steps, Work, weight_dtype
@@ -161,7 +162,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(boxes_assumed(recorder))
         stack.enter_context(lengths_assumed(recorder.values))
         stack.enter_context(transducers_on(recorder))
-        stack.enter_context(one_stream(recorder.stand_in))
+        stack.enter_context(streams_seen(recorder.log, device.kind, recorder.stand_in, recorder.await_stream))
+        stack.enter_context(resizes_seen(recorder.resized))
         if device.kind == "cpu":
             stack.enter_context(random_states_seen(recorder.see_new))
         stack.enter_context(recorder.paths)
