@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.catalogue.gpus import Gpu
 from sizer.distributed.devices import PER_HOST, devices_answer
-from sizer.errors import RequestError
+from sizer.errors import RequestError, TraceError
 
 _FAKE = "fake_on_meta"
 _DEVICES = ("cpu", "cuda", "meta")
@@ -109,10 +109,24 @@ def _sharding_patched() -> Iterator[None]:
 
 @contextmanager
 def _fully_shard_patched() -> Iterator[None]:
-    """FSDP2 refuses parameters on meta where training begins (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
+    """FSDP2 refuses parameters on meta where training begins (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py), and leaves
+    them there where it should take them to the host."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-    with mock.patch.object(FSDPParamGroup, "_validate_no_meta_params", _nothing):
+    def refuse_offload(group: FSDPParamGroup) -> None:
+        if isinstance(group.offload_policy, CPUOffloadPolicy):
+            raise TraceError(
+                "CPUOffloadPolicy cannot be traced yet",
+                given="fully_shard(..., offload_policy=CPUOffloadPolicy())",
+                allowed="parameters on the device",
+                todo="leave offload_policy out",
+            )
+
+    with (
+        mock.patch.object(FSDPParamGroup, "_validate_no_meta_params", _nothing),
+        mock.patch.object(FSDPParamGroup, "_validate_cpu_offload_params", refuse_offload),
+    ):
         yield
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from tests.distributed.steps import Step, ddp, fsdp, llama
+from tests.distributed.steps import Step, ddp, fsdp, llama, tensor_parallel
 
 FLOAT, HALF = torch.float32, torch.bfloat16
 
@@ -33,7 +33,7 @@ CASES = {
     "fsdp, two passes, one reduced": Case(setup=partial(fsdp, accumulate=2, sync_last=True)),
     "fsdp, prefetched": Case(setup=partial(fsdp, make=partial(llama, layers=4), prefetch=2)),
     "fsdp, clipped": Case(setup=partial(fsdp, clip=True)),
-    "fsdp, fused": Case(setup=partial(fsdp, fused=True)),
+    "fsdp, fused": Case(setup=partial(fsdp, optimized="fused")),
     "fsdp, checkpointing": Case(setup=partial(fsdp, checkpointing=True, halves=(HALF, FLOAT))),
     "fsdp, 64 ranks": Case(setup=fsdp, world=64),
     "fsdp, 1024 ranks": Case(setup=fsdp, world=1024),
@@ -49,8 +49,11 @@ CASES = {
     "ddp, buckets of 1 MB": Case(setup=partial(ddp, options={"bucket_cap_mb": 1})),
     "ddp, two passes, one reduced": Case(setup=partial(ddp, accumulate=2, sync_last=True)),
     "ddp, finds unused": Case(setup=partial(ddp, options={"find_unused_parameters": True})),
-    "ddp, weights in bfloat16": Case(setup=partial(ddp, dtype=HALF, fused=True)),
+    "ddp, weights in bfloat16": Case(setup=partial(ddp, dtype=HALF, optimized="fused")),
     "ddp, clipped": Case(setup=partial(ddp, clip=True)),
+    "tensor parallel": Case(setup=partial(tensor_parallel, optimized="loop")),
+    "tensor parallel, bfloat16": Case(setup=partial(tensor_parallel, dtype=HALF, optimized="loop"), world=4),
+    "tensor parallel within fsdp": Case(setup=partial(tensor_parallel, degree=4, optimized="loop")),
     "zero1": Case(setup=partial(ddp, sharded=True)),
     "zero1, parameters as views": Case(setup=partial(ddp, sharded="view")),
 }

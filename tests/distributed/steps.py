@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 
 Step = Callable[[], None]
@@ -45,11 +47,13 @@ def looped(
     accumulate: int = 1,
     last_only: Callable[[bool], Any] | None = None,
     clip: bool = False,
-    fused: bool = False,
+    optimized: str = "foreach",
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Step:
     """A step of AdamW over `accumulate` passes; `last_only` is told of each whether it is the last, and may return a context."""
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=not fused, fused=fused)
+    optimizer = optimizer or torch.optim.AdamW(
+        model.parameters(), lr=1e-4, foreach=optimized == "foreach", fused=optimized == "fused"
+    )
     tokens = torch.zeros(batch, TOKENS, dtype=torch.long, device=device)
 
     def step() -> None:
@@ -83,7 +87,8 @@ def fsdp(
     with torch.device("cpu" if offload else device):
         model = make().to(dtype)
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
         model.train()
     options: dict[str, Any] = {
         "mesh": mesh_of(device, *(mesh or (dist.get_world_size(),))),
@@ -127,4 +132,30 @@ def ddp(
         )
     if sync_last:
         how["last_only"] = lambda last: None if last else model.no_sync()
+    return looped(model, device, **how)
+
+
+def tensor_parallel(
+    device: str,
+    *,
+    make: Callable[[], nn.Module] | None = None,
+    dtype: torch.dtype = torch.float32,
+    degree: int | None = None,
+    **how: Any,
+) -> Step:
+    """Tensor parallel by columns and rows of the layers' matrices; with a degree below the world's size FSDP2 over the others."""
+    world = dist.get_world_size()
+    mesh = dist.init_device_mesh(
+        device, (world // (degree or world), degree or world), mesh_dim_names=("shard", "tensor")
+    )
+    with torch.device(device):
+        model = (make or partial(llama, key_heads=8))().to(dtype)
+    columns, rows = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
+    plan = {f"*.{name}": ColwiseParallel() for name in columns} | {f"*.{name}": RowwiseParallel() for name in rows}
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh["tensor"], plan)
+        if degree:
+            fully_shard(layer, mesh=mesh["shard"])
+    if degree:
+        fully_shard(model, mesh=mesh["shard"])
     return looped(model, device, **how)

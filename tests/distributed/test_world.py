@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 import sizer
 from sizer.catalogue.gpus import GPUS
 from sizer.distributed.world import world_of
-from sizer.errors import RequestError
+from sizer.errors import RequestError, TraceError
 
 GPU = "h100-80gb"
 
@@ -114,7 +114,7 @@ def test_nothing_of_it_stays(fails: bool) -> None:
     sizer.size_step(sharded, gpu=GPU, world=2)  # what PyTorch imports lazily is there
     before = _what_is_patched()
     if fails:
-        with pytest.raises(sizer.errors.TraceError, match=r"no such data"):
+        with pytest.raises(TraceError, match=r"no such data"):
             sizer.size_step(failing, gpu=GPU, world=2)
     else:
         sizer.size_step(sharded, gpu=GPU, world=2)
@@ -133,6 +133,15 @@ def test_nothing_of_it_stays(fails: bool) -> None:
 def test_worlds_that_cannot_be_are_refused(asked: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         sizer.size_step(sharded, **{"gpu": GPU} | asked)
+
+
+def test_offload_is_refused_by_name() -> None:
+    def offloading() -> Callable[[], None]:
+        model = fully_shard(nn.Linear(4, 4, device="cuda"), offload_policy=CPUOffloadPolicy())
+        return lambda: model(torch.zeros(2, 4, device="cuda")).sum().backward()
+
+    with pytest.raises(TraceError, match=r"^CPUOffloadPolicy cannot be traced yet"):
+        sizer.size_step(offloading, gpu=GPU, world=2)
 
 
 def test_a_world_within_a_world_is_refused() -> None:

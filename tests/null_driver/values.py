@@ -51,6 +51,8 @@ class KnownValues(TorchFunctionMode):
         if func in _COUNTED and all(self._is_known(t) for t in _tensors((args, kwargs))):
             return self._counted(func, args, kwargs)
         out = func(*args, **kwargs)
+        if any(map(is_traceable_wrapper_subclass, _tensors(out))):
+            return out
         results = [t for t in _tensors(out) if t.is_cuda]
         given = _tensors((args, kwargs))
         if func in _FINITE and not all(self._is_known(t) for t in given):
