@@ -15,6 +15,8 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.distributed.devices import Accelerator
+from sizer.distributed.world import world_of
 from sizer.errors import RefusedValueError, RequestError
 from sizer.estimator import cautions, target, versions
 from sizer.memory.archive import Traced
@@ -27,10 +29,11 @@ from sizer.query_values import read_torch
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
+from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
-from sizer.tracing.watch import OnMeta, StepWatcher
+from sizer.tracing.watch import StepWatcher
 from sizer.versions import parse_version
 
 Loss = Callable[[Any], Tensor]
@@ -183,9 +186,7 @@ def _world(size: int | None, rank: int, gpu: Gpu) -> AbstractContextManager[None
         raise RequestError(
             "gpu", given=gpu.key, allowed="a GPU of CUDA's where there is a world", todo="give one, as h100-80gb"
         )
-    from sizer.distributed.world import world_of
-
-    return world_of(size, rank, gpu)
+    return world_of(size, rank, Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name))
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:

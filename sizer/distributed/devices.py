@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
-from sizer.catalogue.gpus import Gpu
-
 PER_HOST = 8  # GPUs of one machine; a launcher sets LOCAL_RANK to a rank's number among them
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """What code may ask of the GPUs: compute capability, memory in bytes and name, of which the last two may be unknown."""
+
+    capability: tuple[int, int]
+    total_bytes: int | None = None
+    name: str | None = None
+
+
 @contextmanager
-def devices_answer(gpu: Gpu, local_rank: int) -> Iterator[None]:
+def devices_answer(gpu: Accelerator, local_rank: int) -> Iterator[None]:
     """Within the context torch.cuda and torch.accelerator answer for a host with GPUs of a kind; streams are the trace's own.
 
     `torch.meta`, which PyTorch looks for as the module of the devices of a mesh over meta tensors (`_get_device_handle` of
@@ -28,7 +36,8 @@ def devices_answer(gpu: Gpu, local_rank: int) -> Iterator[None]:
         return None
 
     major, minor = gpu.capability
-    properties = SimpleNamespace(name=gpu.name, major=major, minor=minor, total_memory=gpu.total_bytes)
+    told = {"major": major, "minor": minor, "name": gpu.name, "total_memory": gpu.total_bytes}
+    properties = SimpleNamespace(**{name: value for name, value in told.items() if value is not None})
     of_accelerators = {
         "is_available": lambda: True,
         "device_count": lambda: PER_HOST,
@@ -46,7 +55,7 @@ def devices_answer(gpu: Gpu, local_rank: int) -> Iterator[None]:
         "device_count": lambda: PER_HOST,
         "current_device": lambda: local_rank,
         "set_device": nothing,
-        "get_device_name": lambda device=None: gpu.name,
+        "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: gpu.capability,
         "is_bf16_supported": lambda *args, **kwargs: gpu.capability >= (8, 0),

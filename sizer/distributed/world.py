@@ -15,8 +15,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.catalogue.gpus import Gpu
-from sizer.distributed.devices import PER_HOST, devices_answer
+from sizer.distributed.devices import PER_HOST, Accelerator, devices_answer
 from sizer.errors import RequestError, TraceError
 
 _FAKE = "fake_on_meta"
@@ -24,7 +23,7 @@ _DEVICES = ("cpu", "cuda", "meta")
 
 
 @contextmanager
-def world_of(size: int, rank: int, gpu: Gpu) -> Iterator[None]:
+def world_of(size: int, rank: int, accelerator: Accelerator) -> Iterator[None]:
     """Within the context this process is one rank of a world, as `torchrun` would start it: torch.distributed is initialized, and
     nobody answers. Code that initializes it again finds it done.
 
@@ -40,7 +39,7 @@ def world_of(size: int, rank: int, gpu: Gpu) -> Iterator[None]:
     _import_scripted()
     local_rank = rank % PER_HOST
     with ExitStack() as stack:
-        stack.enter_context(devices_answer(gpu, local_rank))
+        stack.enter_context(devices_answer(accelerator, local_rank))
         stack.enter_context(_environment(size, rank, local_rank))
         stack.enter_context(_process_group(size, rank))
         for patched in (_sharding_patched, _fully_shard_patched, _replicated_patched):

@@ -231,7 +231,7 @@ class Recorder(TorchDispatchMode):
         for part in () if tensor is None else parts_of(tensor):
             if (block := self.block_of(part)) is None:
                 self._enter(part, op, module, category)
-            elif category == "input":
+            elif category == "input" or self.log.category(block) == "temporary":
                 self.log.classify(block, category)
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:

@@ -150,8 +150,9 @@ def tensor_parallel(
     )
     with torch.device(device):
         model = (make or partial(llama, key_heads=8))().to(dtype)
-    columns, rows = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
-    plan = {f"*.{name}": ColwiseParallel() for name in columns} | {f"*.{name}": RowwiseParallel() for name in rows}
+    columns = *(f"self_attn.{name}_proj" for name in "qkv"), "mlp.gate_proj", "mlp.up_proj"
+    plan = {name: ColwiseParallel() for name in columns}
+    plan |= {name: RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
     for layer in model.model.layers:
         parallelize_module(layer, mesh["tensor"], plan)
         if degree:

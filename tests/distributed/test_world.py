@@ -12,11 +12,12 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 import sizer
-from sizer.catalogue.gpus import GPUS
+from sizer.distributed.devices import Accelerator
 from sizer.distributed.world import world_of
 from sizer.errors import RequestError, TraceError
 
 GPU = "h100-80gb"
+H100 = Accelerator(capability=(9, 0), total_bytes=80 * 2**30, name="H100")
 
 
 def replicated() -> Callable[[], None]:
@@ -69,7 +70,7 @@ def test_each_rank_holds_its_part(world: int, rank: int, rows: int, biases: int)
 
 
 def test_code_is_told_of_its_world() -> None:
-    with world_of(16, 11, GPUS[GPU]):
+    with world_of(16, 11, H100):
         assert (dist.get_world_size(), dist.get_rank(), torch.cuda.current_device(), torch.cuda.device_count()) == (
             16,
             11,
@@ -79,7 +80,7 @@ def test_code_is_told_of_its_world() -> None:
         assert {name: os.environ[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
             "WORLD_SIZE": "16", "RANK": "11", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8",
         }  # fmt: skip
-        assert torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory == GPUS[GPU].total_bytes
+        assert torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory == H100.total_bytes
         assert torch.accelerator.current_accelerator().type == "cuda"
 
 
@@ -146,7 +147,7 @@ def test_offload_is_refused_by_name() -> None:
 
 def test_a_world_within_a_world_is_refused() -> None:
     with (
-        world_of(2, 0, GPUS[GPU]),
+        world_of(2, 0, H100),
         pytest.raises(RequestError, match=r"^world: given 2, with torch.distributed initialized"),
     ):
         sizer.size_step(sharded, gpu=GPU, world=2)

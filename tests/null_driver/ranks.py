@@ -25,7 +25,7 @@ from tests.null_driver.values import KnownValues
 def counters(case: Case) -> list[list[int]]:
     """Allocated and reserved bytes, and the most of both since the last time: after setup, after the first and the second step."""
     torch.cuda.init()
-    dist.init_process_group("fake", rank=case.rank, world_size=case.world, store=FakeStore(), pg_options=_answers())
+    dist.init_process_group("fake", rank=case.rank, world_size=case.world, store=FakeStore(), pg_options=answers())
     found = []
     with repeatable(), KnownValues():
         torch.cuda.reset_peak_memory_stats()
@@ -38,7 +38,7 @@ def counters(case: Case) -> list[list[int]]:
     return found
 
 
-def _answers() -> object | None:
+def answers() -> object | None:
     """Options with which collectives have results, as if all ranks were as this one, None where there are none (PyTorch 2.11)."""
     options = FakeProcessGroup.Options()
     if not hasattr(options, "simulate_uniform_ranks"):

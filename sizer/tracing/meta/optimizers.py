@@ -29,28 +29,36 @@ class Optimizers:
         return [
             value
             for optimizer in self.optimizers
-            for state in optimizer.state.values()
+            for state in getattr(optimizer, "optim", optimizer).state.values()  # of a rank's part, the optimizer inside
             for value in state.values()
             if isinstance(value, torch.Tensor)
         ]
 
 
-def build_optimizers(name: str, implementation: str | None, module: nn.Module) -> Optimizers:
-    """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device."""
+def build_optimizers(name: str, implementation: str | None, module: nn.Module, *, sharded: bool = False) -> Optimizers:
+    """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device.
+
+    `sharded` are those whose state lies over the ranks of a world (ZeroRedundancyOptimizer).
+    """
     parameters = [p for p in module.parameters() if p.requires_grad]
     if name == "none" or not parameters:
         return Optimizers([])
     if name != "muon":
-        return Optimizers([_one(name, implementation, parameters)])
+        return Optimizers([_one(name, implementation, parameters, sharded)])
     matrices, rest = [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
-    made = [_one("muon", None, matrices)] if matrices else []
-    return Optimizers([*made, *([_one("adamw", implementation, rest)] if rest else [])])
+    made = [_one("muon", None, matrices, sharded)] if matrices else []
+    return Optimizers([*made, *([_one("adamw", implementation, rest, sharded)] if rest else [])])
 
 
-def _one(name: str, implementation: str | None, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], sharded: bool) -> torch.optim.Optimizer:
     row = OPTIMIZERS[name]
     how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
-    return getattr(torch.optim, row.class_name)(parameters, **row.options, **how)
+    kind = getattr(torch.optim, row.class_name)
+    if not sharded:
+        return kind(parameters, **row.options, **how)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(parameters, kind, **row.options, **how)
 
 
 @contextmanager
