@@ -66,12 +66,18 @@ def size_module(
 
 
 def size_step(
-    setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2, torch: str | None = None
+    setup: Callable[[], Callable[[], Any]],
+    *,
+    gpu: str = "a100-80gb",
+    steps: int = 2,
+    torch: str | None = None,
+    world: int | None = None,
+    rank: int = 0,
 ) -> Report:
-    """The report (bytes) on a step of yours, written as for a real device; see sizer.custom.size_step."""
+    """The report (bytes) on a step of yours, written as for a real device, or for one rank of many; see sizer.custom.size_step."""
     from sizer import custom
 
-    return custom.size_step(setup, gpu=gpu, steps=steps, torch=torch)
+    return custom.size_step(setup, gpu=gpu, steps=steps, torch=torch, world=world, rank=rank)
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.distributed.devices import Accelerator
+from sizer.distributed.world import world_of
 from sizer.errors import RefusedValueError, RequestError
 from sizer.estimator import cautions, target, versions
 from sizer.memory.archive import Traced
@@ -26,10 +29,11 @@ from sizer.query_values import read_torch
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
+from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
-from sizer.tracing.watch import OnMeta, StepWatcher
+from sizer.tracing.watch import StepWatcher
 from sizer.versions import parse_version
 
 Loss = Callable[[Any], Tensor]
@@ -82,7 +86,13 @@ def size_module(
 
 
 def size_step(
-    setup: Callable[[], Callable[[], Any]], *, gpu: str = "a100-80gb", steps: int = 2, torch: str | None = None
+    setup: Callable[[], Callable[[], Any]],
+    *,
+    gpu: str = "a100-80gb",
+    steps: int = 2,
+    torch: str | None = None,
+    world: int | None = None,
+    rank: int = 0,
 ) -> Report:
     """The report (bytes) of a step of yours, whatever it does, written as for a real device.
 
@@ -92,8 +102,13 @@ def size_step(
     `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
     that are not allowed, TraceError where the step cannot be traced, with the operator and module.
 
-    *Known limitations*: tensors that are neither parameter, buffer, gradient nor optimizer state and live after `setup` count
-    as input. With several optimizers "backward" ends at the first one's step.
+    With a `world` of so many ranks the step is that of the one with number `rank`, as torchrun would start it: torch.distributed is
+    initialized, torch.cuda answers as on a host with eight GPUs, and DDP, FSDP2 and DTensor run as they are (sizer.distributed).
+
+    *Known limitations*: what NCCL holds is not counted: its buffers, and inputs of asynchronous collectives until they are waited
+    for; what other ranks would send is unknown; the backward pass runs on the stream that asks for it. Tensors that are neither
+    parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several optimizers "backward" ends
+    at the first one's step.
     """
     if steps < 1:
         raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")
@@ -101,7 +116,7 @@ def size_step(
     device = _device(place, torch)
     recorder = Recorder(device)
     watcher = StepWatcher(recorder)
-    with repeatable(), recording(recorder), watcher.watching(), explained(recorder):
+    with _world(world, rank, place), repeatable(), recording(recorder), watcher.watching(), explained(recorder):
         with on_meta("meta"), OnMeta():
             step = setup()
         watcher.loaded()
@@ -154,6 +169,24 @@ def _torch(text: str) -> str:
         return read_torch(text)
     except RefusedValueError as refused:
         raise RequestError(refusals=[refused.at("torch", text)]) from None
+
+
+def _world(size: int | None, rank: int, gpu: Gpu) -> AbstractContextManager[None]:
+    if size is None:
+        if rank:
+            raise RequestError(
+                "rank", given=str(rank), allowed="0 without a world", todo="give world=, the number of ranks"
+            )
+        return nullcontext()
+    if size < 1:
+        raise RequestError("world", given=str(size), allowed="1 or more", todo="give the number of ranks")
+    if not 0 <= rank < size:
+        raise RequestError("rank", given=str(rank), allowed=f"0 to {size - 1}", todo="give a rank of the world")
+    if gpu.backend != "cuda":
+        raise RequestError(
+            "gpu", given=gpu.key, allowed="a GPU of CUDA's where there is a world", todo="give one, as h100-80gb"
+        )
+    return world_of(size, rank, Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name))
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 
 from sizer import versions as pytorch
 from sizer.catalogue.adapters import PACKAGE
-from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import GENERATION_KEYS, MODES
+from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
 from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
 from sizer.memory.archive import Traced
@@ -19,7 +19,7 @@ from sizer.memory.column import Column, read_column
 from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
-from sizer.request import Request, format_query
+from sizer.request import Request, format_query, gpu_of
 from sizer.tracer import Kept, Progress, Tracer, answers_of, cheapest_first
 from sizer.tracing.cuda import builds
 from sizer.tracing.cuda.convolution import CUDNN
@@ -79,7 +79,7 @@ class Estimator:
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.request, self.gpu = request, gpu or find_gpu(request.gpu)
+        self.request, self.gpu = request, gpu or gpu_of(request)
         if request.expandable_segments and self.gpu.backend != "cuda":
             raise RequestError(
                 "expandable",
@@ -204,7 +204,7 @@ class Estimator:
             pending=pending,
             failures={dtype: one.failure for dtype, one in traced.items() if dtype not in columns},
             notes=(*counted.notes, *notes),
-            cautions=cautions(device, self.gpu),
+            cautions=(*_of_each_rank(request), *cautions(device, self.gpu)),
             target=target(device),
             assumptions=tuple(dict.fromkeys(str(kernel) for one in traced.values() for kernel in one.kernels)),
             uncounted=(*counted.uncounted, *self._unanswered(traced)),
@@ -280,8 +280,25 @@ def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
     return (*said, unsupported) if unsupported else said
 
 
+def _of_each_rank(request: Request) -> Iterator[str]:
+    """What to know of figures that are those of one of several ranks."""
+    if request.parallel == "none":
+        return
+    title, world = PARALLELS[request.parallel].title, request.world
+    together = ", ".join(f"{batch * world:,}" for batch in request.batches[:3])
+    more = ", …" if len(request.batches) > 3 else ""
+    yield (
+        f"these are the figures of each of {world:,} ranks of {title}; the batch is of one rank, all ranks together have "
+        f"{together}{more} samples, and what NCCL holds is a range from published figures"
+    )
+    if request.parallel == "zero1":
+        yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the first rank"
+
+
 def _echo(request: Request) -> dict[str, object]:
     echo = asdict(request)
-    for name in ("config", "focus", *(() if MODES[request.mode].generates else GENERATION_KEYS)):
+    unused = () if MODES[request.mode].generates else GENERATION_KEYS
+    unused += () if request.parallel != "none" else PARALLEL_KEYS
+    for name in ("config", "focus", *unused):
         echo.pop(name)
     return echo

@@ -14,6 +14,7 @@ from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.config_json import encode_config
 from sizer.errors import RefusedValueError, suggest
@@ -28,6 +29,7 @@ from sizer.query_values import (
     MAX_NEW,
     MAX_RANK,
     MAX_SEQUENCE_LENGTH,
+    MAX_WORLD,
     MIN_IMAGE,
     check_length,
     choice,
@@ -40,6 +42,7 @@ from sizer.query_values import (
     read_head,
     read_image_size,
     read_new,
+    read_reshard,
     read_sequence_length,
     read_share,
     read_switch,
@@ -115,6 +118,16 @@ def _of_adapters(key: str) -> Callable[[AnyRequest], str]:
         if key == "adapter" or key in ADAPTERS[request.adapter].arguments:
             return ""
         return f"adapter={' or '.join(row.key for row in ADAPTERS.values() if key in row.arguments)}"
+
+    return needs
+
+
+def _of_parallels(key: str) -> Callable[[AnyRequest], str]:
+    """What a key needs that some ways of parallel training take."""
+    taking = [row.key for row in PARALLELS.values() if key in row.keys]
+
+    def needs(request: AnyRequest) -> str:
+        return "" if request.parallel in taking else f"parallel={' or '.join(taking)}"
 
     return needs
 
@@ -261,6 +274,32 @@ KEYS: dict[str, Key] = {
         whole_number(MAX_ACCUMULATE, "accumulate=4"),
         allowed=f"forward and backward passes to an optimizer's step, 1 to {MAX_ACCUMULATE}",
         needs=_training,
+    ),
+    "parallel": Key(
+        read=lambda text: {"parallel": choice(PARALLELS)(text)},
+        write=lambda request: None if request.parallel == "none" else request.parallel,
+        is_default=lambda request: request.parallel == "none",
+        allowed=f"{', '.join(PARALLELS)}: how several GPUs train the model together; every figure is that of one rank",
+        otherwise="none",
+        needs=_training,
+    ),
+    "ranks": _field(
+        "ranks",
+        whole_number(MAX_WORLD, "ranks=8"),
+        allowed="GPUs among which data are parallel; those that share one copy of the weights, where hsdp has several",
+        needs=_of_parallels("ranks"),
+    ),
+    "replicate": _field(
+        "replicate",
+        whole_number(MAX_WORLD, "replicate=2"),
+        allowed="groups of ranks, each with a copy of the weights, with parallel=hsdp",
+        needs=_of_parallels("replicate"),
+    ),
+    "reshard": _field(
+        "reshard",
+        read_reshard,
+        allowed="1, 0, or the size of a smaller group: FSDP2's reshard_after_forward",
+        needs=_of_parallels("reshard"),
     ),
     "focus": _field(
         "focus",

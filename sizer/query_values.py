@@ -16,6 +16,7 @@ MAX_RANK, MAX_ALPHA, MAX_ACCUMULATE = 4096, 65_536, 65_536
 MAX_SEQUENCE_LENGTH = 1_048_576
 MIN_IMAGE, MAX_IMAGE = 16, 4096
 MAX_NEW = 32_768
+MAX_WORLD = 16_384  # ranks: FSDP2 lists the shards of every parameter for each
 CACHES = ("dynamic", "static")
 _NO_CACHE = {
     "quantized": "it is held by a package of its own, optimum-quanto or hqq, whose kernels cannot be traced",
@@ -136,6 +137,11 @@ def format_image_size(size: tuple[int, int]) -> str:
     """Height and width in pixels, one number where they are equal."""
     height, width = size
     return str(height) if height == width else f"{height}x{width}"
+
+
+def read_reshard(text: str) -> int:
+    """FSDP2's `reshard_after_forward`: 1, 0, or the size of a smaller group."""
+    return 0 if text == "0" else _read_integer(text, 1, MAX_WORLD, "reshard=1")
 
 
 def read_torch(text: str) -> str:

@@ -15,12 +15,14 @@ from urllib.parse import unquote_plus
 
 from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.parallel import beside_nccl
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
-from sizer.query_values import DTYPES, check_length
+from sizer.query_values import DTYPES, MAX_WORLD, check_length
 
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
@@ -39,7 +41,8 @@ class Request:
     `train` is one of TRAINS, `adapter` a key of ADAPTERS, whose fields count where `train` is "adapter" and where it takes them;
     `adapter_alpha` None stands for twice the rank. `accumulate` is how many forward and backward passes an optimizer's step has.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
-    prompt, which has `sequence_length`) and `cache` are of modes that generate.
+    prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
+    GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`.
     """
 
     source: str
@@ -69,6 +72,15 @@ class Request:
     focus: tuple[str, int] | None = None
     new: int = 512
     cache: str = "dynamic"
+    parallel: str = "none"
+    ranks: int = 8
+    replicate: int = 1
+    reshard: int = 1
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return 1 if self.parallel == "none" else self.ranks * self.replicate
 
 
 def parse_query(text: str) -> Request:
@@ -108,6 +120,22 @@ def check_not_generating(request: Request, what: str) -> None:
             allowed=", ".join(mode.key for mode in MODES.values() if not mode.generates),
             todo="ask for mode=inference, which reads the prompt, or size_step with your own loop",
         )
+
+
+def check_one_rank(request: Request, what: str) -> None:
+    """Raise RequestError for one rank of several: `what` says of which answer there is none for it."""
+    if request.parallel != "none":
+        raise RequestError(
+            f"{what}: not for one rank of several",
+            given=f"parallel={request.parallel}",
+            allowed="one GPU",
+            todo="leave parallel out",
+        )
+
+
+def gpu_of(request: Request) -> Gpu:
+    """The GPU that a request is for, as its process has it: with what NCCL holds, where there are several ranks."""
+    return beside_nccl(find_gpu(request.gpu), request.parallel, request.world)
 
 
 def format_query(request: Request, *, complete: bool = False) -> str:
@@ -216,12 +244,42 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
             allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which does no step",
             todo="remove it for PyTorch's own choice, or choose another optimizer",
         )
+    if request.parallel != "none":
+        yield from _refused_in_parallel(request, gpu)
     if request.expandable_segments and gpu.backend != "cuda":
         yield Refusal(
             key="expandable",
             given=f"'1' with gpu={request.gpu}",
             allowed="1 with a CUDA device, whose allocator alone has expandable segments",
             todo="remove it, or choose another gpu",
+        )
+
+
+def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
+    """What no world of ranks can be."""
+    if gpu.backend != "cuda":
+        yield Refusal(
+            key="parallel",
+            given=f"{request.parallel!r} with gpu={request.gpu}",
+            allowed="a CUDA device, between which NCCL communicates",
+            todo="remove it, or choose another gpu",
+        )
+    if request.world > MAX_WORLD:
+        yield Refusal(
+            key="replicate",
+            given=f"{request.replicate} groups of {request.ranks} ranks",
+            allowed=f"at most {MAX_WORLD:,} ranks",
+            todo=f"ask for replicate={MAX_WORLD // request.ranks}",
+        )
+    if request.reshard > 1 and (request.reshard >= request.ranks or request.ranks % request.reshard):
+        fitting = max(
+            size for size in range(1, min(request.reshard, request.ranks - 1) + 1) if not request.ranks % size
+        )
+        yield Refusal(
+            key="reshard",
+            given=f"{request.reshard} with ranks={request.ranks}",
+            allowed="1, 0, or less than ranks and a divisor of it",
+            todo=f"ask for reshard={fitting}",
         )
 
 

@@ -20,6 +20,7 @@ from sizer.architecture.census import take_census
 from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
+from sizer.distributed.plan import Plan
 from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
 from sizer.memory.archive import Traced, pack, unpack
@@ -392,7 +393,15 @@ def work_of(request: Request, dtype: str) -> Work:
         tell_frozen=request.train != "all",
         new=request.new,
         cache=request.cache,
+        plan=plan_of(request),
     )
+
+
+def plan_of(request: Request) -> Plan | None:
+    """How a request spreads its model over ranks, None where there is one."""
+    if request.parallel == "none":
+        return None
+    return Plan(parallel=request.parallel, ranks=request.ranks, replicate=request.replicate, reshard=request.reshard)
 
 
 def answers_of(gpu: Gpu) -> str:

@@ -220,6 +220,27 @@ def test_mixed_precision_with_a_gradient_scaler() -> None:
     assert report.uncounted == ("the value of a tensor was taken as 1.0",)  # loss.item()
 
 
+def test_gradients_are_clipped_together_as_on_the_device() -> None:
+    def clipped(**how: Any) -> Callable[[], Callable[[], None]]:
+        def setup() -> Callable[[], None]:
+            model = nn.Sequential(*(nn.Linear(64, 64, device="cuda") for _ in range(4)))
+            x = torch.zeros(2, 64, device="cuda")
+
+            def step() -> None:
+                model(x).sum().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0, **how)
+                model.zero_grad()
+
+            return step
+
+        return setup
+
+    together, alone = size_step(clipped(foreach=True)), size_step(clipped(foreach=False))
+    assert together.estimates == size_step(clipped()).estimates  # what PyTorch chooses on CUDA
+    assert together.estimates != alone.estimates
+    assert size_step(clipped(), gpu="cpu").estimates == size_step(clipped(foreach=True), gpu="cpu").estimates
+
+
 def adversarial() -> Callable[[], None]:
     generator, critic = nn.Linear(4, 8).cuda(), nn.Linear(8, 1).cuda()
     of_generator, of_critic = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())

@@ -223,6 +223,30 @@ def test_checkpointing_that_is_not_there_is_refused() -> None:
         estimate(parse_query("arch=torchvision:alexnet&checkpointing=1&batch=2&dtype=float32"))
 
 
+def test_a_rank_holds_its_share_and_the_report_says_so() -> None:
+    query = "arch=hf:gpt2&seq=64&dtype=float32&batch=1,2&gpu=h100-80gb"
+    alone, sharded, both = (
+        estimate(parse_query(f"{query}{keys}")) for keys in ("", "&parallel=fsdp&ranks=16", "&parallel=ddp&ranks=16")
+    )
+    whole, share = alone.estimates[0], sharded.estimates[0]
+    # each parameter's first dimension is cut into 16, rounded up: 768 and 3,072 rows evenly, 50,257 tokens into 3,142
+    padded = 3142 * 16 - 50257
+    assert share.weights_bytes == (whole.weights_bytes + 4 * 768 * padded) // 16
+    assert share.buffers_bytes == whole.buffers_bytes
+    assert both.estimates[0].weights_bytes == whole.weights_bytes
+    # what DDP holds beside: a bucket for each gradient
+    assert both.estimates[0].at_peak["workspace"] >= whole.weights_bytes
+    assert sharded.cautions[0].startswith(
+        "these are the figures of each of 16 ranks of FSDP2; the batch is of one rank, all"
+    )
+    assert "have 16, 32 samples" in sharded.cautions[0] and sharded.cautions[0] in sharded.notes
+    assert (sharded.request["parallel"], sharded.request["ranks"]) == ("fsdp", 16)
+    assert "parallel" not in alone.request and not alone.cautions
+    assert sharded.gpu.context_bytes - alone.gpu.context_bytes == 1_060 * 10**6
+    assert sharded.max_batch[0].batch > alone.max_batch[0].batch
+    assert share.peak_allocated_bytes < whole.peak_allocated_bytes < both.estimates[0].peak_allocated_bytes
+
+
 def test_progress_is_told() -> None:
     told: list[str] = []
     estimate(parse_query("arch=torchvision:resnet18&image=64&batch=2&dtype=float32"), progress=told.append)

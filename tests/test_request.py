@@ -12,6 +12,7 @@ from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, TRAINS
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES
 from sizer.config_json import decode_config, encode_config
@@ -21,7 +22,9 @@ from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import (
     DEFAULT_BATCHES,
     Request,
+    check_one_rank,
     format_query,
+    gpu_of,
     parse_query,
 )
 
@@ -312,9 +315,9 @@ def test_the_complete_form_writes_defaults_too():
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
     written = [
         [field.partition("=")[0] for field in format_query(parse_query(f"{most}&{more}"), complete=True).split("&")]
-        for more in ("mode=generate", "train=adapter&alpha=8")
+        for more in ("mode=generate", "train=adapter&alpha=8", "parallel=hsdp")
     ]
-    assert set(written[0]) | set(written[1]) == set(KEYS)
+    assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)
 
 
@@ -400,6 +403,61 @@ def test_a_cache_that_cannot_be_traced_is_refused_with_the_reason(cache, reason)
         parse_query(f"{LLAMA}&mode=generate&cache=sliding")
 
 
+RANKS_REFUSED = [
+    ("ranks=4", "ranks: given '4' without parallel=ddp or zero1 or fsdp or hsdp"),
+    ("parallel=ddp&reshard=0", "reshard: given '0' without parallel=fsdp or hsdp"),
+    ("parallel=fsdp&replicate=2", "replicate: given '2' without parallel=hsdp"),
+    ("mode=inference&parallel=fsdp", "parallel: given 'fsdp' without mode=training"),
+    ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp; did you mean"),
+    ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
+    ("parallel=ddp&gpu=cpu", "parallel: given 'ddp' with gpu=cpu, allowed a CUDA device"),
+    (
+        "parallel=hsdp&ranks=4096&replicate=8",
+        "replicate: given 8 groups of 4096 ranks, allowed at most 16,384 ranks; ask for replicate=4",
+    ),
+    (
+        "parallel=fsdp&ranks=12&reshard=5",
+        "reshard: given 5 with ranks=12, allowed 1, 0, or less than ranks and a divisor of it; ask for reshard=4",
+    ),
+    ("parallel=fsdp&ranks=4&reshard=4", "reshard: given 4 with ranks=4, allowed 1, 0, or less than ranks"),
+]
+
+
+@pytest.mark.parametrize(("keys", "said"), RANKS_REFUSED)
+def test_worlds_that_cannot_be_are_refused_with_the_nearest_that_can(keys: str, said: str):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        parse_query(f"{LLAMA}&{keys}")
+
+
+def test_ranks_are_asked_for_with_how_they_work_together():
+    plain, grouped = parse_query(LLAMA), parse_query(f"{LLAMA}&parallel=hsdp&ranks=4&replicate=2&reshard=2")
+    assert (plain.parallel, plain.world) == ("none", 1)
+    assert (grouped.parallel, grouped.world, grouped.reshard) == ("hsdp", 8, 2)
+    assert parse_query(f"{LLAMA}&parallel=fsdp").world == 8
+    assert format_query(parse_query(f"{LLAMA}&parallel=fsdp&ranks=8&reshard=1")) == f"{LLAMA}&parallel=fsdp"
+    assert format_query(parse_query(f"{LLAMA}&parallel=none")) == LLAMA
+
+
+def test_what_nccl_holds_is_a_part_of_the_process():
+    alone, two, many, grouped = (
+        gpu_of(parse_query(f"{LLAMA}{keys}"))
+        for keys in ("", "&parallel=ddp&ranks=2", "&parallel=fsdp", "&parallel=hsdp&replicate=2")
+    )
+    assert alone == GPUS[parse_query(LLAMA).gpu]
+    assert gpu_of(parse_query(f"{LLAMA}&parallel=fsdp&ranks=1")) == alone
+    # bytes beside the context: 544 MB of two ranks, 688 of more; 1.06 and 2 GB for each communicator, of which HSDP has two
+    assert [gpu.context_low_bytes - alone.context_low_bytes for gpu in (two, many)] == [544 * 10**6, 688 * 10**6]
+    assert [gpu.context_bytes - alone.context_bytes for gpu in (many, grouped)] == [1_060 * 10**6, 2_120 * 10**6]
+    assert [gpu.context_high_bytes - alone.context_high_bytes for gpu in (many, grouped)] == [2 * 10**9, 4 * 10**9]
+
+
+@pytest.mark.parametrize("what", ["a measurement", "a memory snapshot"])
+def test_what_ranks_have_no_answer_for_is_refused_by_name(what: str):
+    check_one_rank(parse_query(LLAMA), what)
+    with pytest.raises(RequestError, match=f"^{what}: not for one rank of several: given parallel=fsdp"):
+        check_one_rank(parse_query(f"{LLAMA}&parallel=fsdp"), what)
+
+
 def random_request(rng: random.Random) -> Request:
     source = rng.choice(("torchvision", "hf", "hub", "config"))
     optimizer = rng.choice(list(OPTIMIZERS))
@@ -426,13 +484,21 @@ def random_request(rng: random.Random) -> Request:
         gpu=(gpu := rng.choice(list(GPUS))),
         expandable_segments=GPUS[gpu].backend == "cuda" and rng.choice((False, True)),
         torch=rng.choice((None, "2.11", "2.15", "3.0")),
-        **(random_training(rng) if MODES[mode].trains else {}),
+        **(random_training(rng, gpu) if MODES[mode].trains else {}),
     )
 
 
-def random_training(rng: random.Random) -> dict[str, object]:
+def random_ranks(rng: random.Random) -> dict[str, object]:
+    choices = {"ranks": (8, 2, 1, 64), "replicate": (1, 4), "reshard": (1, 0)}
+    parallel = rng.choice(list(PARALLELS))
+    return {"parallel": parallel} | {key: rng.choice(choices[key]) for key in PARALLELS[parallel].keys}
+
+
+def random_training(rng: random.Random, gpu: str) -> dict[str, object]:
     train = rng.choice(list(TRAINS))
     fields = {"train": train, "accumulate": rng.choice((1, 1, 4, 65_536))}
+    if GPUS[gpu].backend == "cuda":
+        fields |= random_ranks(rng)
     if train != "adapter":
         return fields
     adapter = rng.choice(list(ADAPTERS))

@@ -24,7 +24,7 @@ PROJECT = Path(sizer.__file__).parent.parent
 GROUND = ("errors", "units", "versions")
 QUERY = (*GROUND, "config_json", "catalogue", "query_values", "query_keys", "request")
 BUILT = (*QUERY, "memory", "architecture")
-TRACED = (*BUILT, "tracing", "tracer")
+TRACED = (*BUILT, "distributed", "tracing", "tracer")
 ESTIMATED = (*TRACED, "estimator")
 PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
 SHOWS = (*QUERY, "memory", "questions", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
@@ -41,8 +41,9 @@ ROOMS = {
     "memory": (*GROUND, "catalogue"),
     "questions": (*QUERY, "memory"),
     "architecture": (*QUERY, "memory"),
-    "tracing": (*GROUND, "catalogue", "memory", "architecture"),
-    "tracer": (*BUILT, "tracing"),
+    "distributed": (*GROUND, "catalogue", "architecture"),
+    "tracing": (*GROUND, "catalogue", "memory", "architecture", "distributed"),
+    "tracer": (*BUILT, "distributed", "tracing"),
     "estimator": TRACED,
     "decision": TRACED,
     "custom": ESTIMATED,

@@ -14,5 +14,6 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
         return
     names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        yield from parts_of(getattr(tensor, name))
+    for part in (getattr(tensor, name) for name in names):
+        if isinstance(part, Tensor):  # a DTensor names its mesh among them since PyTorch 2.15
+            yield from parts_of(part)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.memory.affine import NotAffineError
@@ -14,7 +13,7 @@ from sizer.memory.estimate import Estimate, estimate_tape
 from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in, no_batch
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
-from sizer.request import Request, format_query, parse_query
+from sizer.request import Request, format_query, gpu_of, parse_query
 from sizer.tracer import Counted, Kept, Progress, Tracer, answers_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.trace import PASSES
@@ -44,7 +43,7 @@ class Cells:
     def estimate(self, request: Request) -> Estimate:
         """The estimate of a question."""
         if request not in self._estimates:
-            (dtype,), gpu, expandable = request.dtypes, find_gpu(request.gpu), request.expandable_segments
+            (dtype,), gpu, expandable = request.dtypes, gpu_of(request), request.expandable_segments
             tape = self.tape(request)
             self._estimates[request] = estimate_tape(
                 tape,
@@ -66,7 +65,7 @@ class Cells:
         """Whether a question's work fits its device."""
         if request in self._estimates:
             return self._estimates[request].fits
-        return fits_in(self.tape(request), find_gpu(request.gpu), expandable_segments=request.expandable_segments)
+        return fits_in(self.tape(request), gpu_of(request), expandable_segments=request.expandable_segments)
 
     def tape(self, request: Request) -> Tape:
         """The tape of a question, its size queries resolved for its device."""
@@ -74,7 +73,7 @@ class Cells:
         tracer = self.tracer(request)
         if batch < tracer.counted.smallest:
             tracer.check_batch_of_one()
-        return tracer.trace_cell(dtype, batch).resolve(size_oracle_of(find_gpu(request.gpu)))
+        return tracer.trace_cell(dtype, batch).resolve(size_oracle_of(gpu_of(request)))
 
     def noted(self, request: Request) -> tuple[Tape, BlockNotes]:
         """The tape of a question as `tape` gives it, with what it does not hold of its blocks: always a new trace."""
@@ -83,11 +82,11 @@ class Cells:
         if batch < tracer.counted.smallest:
             tracer.check_batch_of_one()
         tape, notes = tracer.trace_noted(dtype, batch)
-        return tape.resolve(size_oracle_of(find_gpu(request.gpu))), notes
+        return tape.resolve(size_oracle_of(gpu_of(request))), notes
 
     def largest_batch(self, request: Request) -> MaxBatch:
         """The largest batch size of a question, whatever its own; where the work is not affine in it, its own if that fits."""
-        (dtype,), (batch,), gpu = request.dtypes, request.batches, find_gpu(request.gpu)
+        (dtype,), (batch,), gpu = request.dtypes, request.batches, gpu_of(request)
         known, smallest = self._estimates.get(request), self.tracer(request).counted.smallest
         if batch == smallest and known is not None and known.fits is False:
             return no_batch(dtype, gpu, smallest)
@@ -119,7 +118,7 @@ class Cells:
 
     def tracer(self, request: Request) -> Tracer:
         """The tracer of a question; those on the same module share it."""
-        gpu = find_gpu(request.gpu)
+        gpu = gpu_of(request)
         key = replace(
             request,
             dtypes=("float32",),

@@ -10,6 +10,7 @@ from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.parallel import PARALLEL_KEYS
 from sizer.catalogue.sources import SOURCES
 from sizer.request import Request
 from sizer.tracer import Counted
@@ -92,7 +93,7 @@ def _with_head(request: Request, known: Counted) -> Request | None:
 
 def _without_training(request: Request, known: Counted) -> Request:
     plain = Request(source=request.source)
-    trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate")
+    trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", *PARALLEL_KEYS)
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
     return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters)})
 

@@ -14,7 +14,7 @@ from sizer.memory.allocator import replay_events
 from sizer.memory.decision import Limit, LimitReport
 from sizer.memory.fit import search
 from sizer.query_values import MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
-from sizer.request import Request, format_query
+from sizer.request import Request, format_query, gpu_of
 from sizer.tracer import Counted, Kept, Progress
 
 
@@ -184,7 +184,7 @@ def _tokens_before_failure(request: Request, cells: Cells) -> int | None:
         tape = cells.tape(request)
     except CANNOT:
         return None
-    gpu = find_gpu(request.gpu)
+    gpu = gpu_of(request)
     capacity = gpu.total_bytes - gpu.context_high_bytes
     found = replay_events(tape, gpu.backend, capacity, request.expandable_segments).loops
     if len(found) != len(tape.loops) or not found or found[-1].refused is None:

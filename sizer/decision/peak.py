@@ -11,7 +11,7 @@ from sizer.decision.script import write_script
 from sizer.errors import BuildError, RequestError
 from sizer.memory.peak import PeakReport, find_peak
 from sizer.memory.snapshot import write_snapshot
-from sizer.request import Request, check_not_generating, format_query
+from sizer.request import Request, check_not_generating, check_one_rank, format_query
 from sizer.tracer import Kept, Progress
 
 
@@ -28,6 +28,7 @@ def peak(
     """
     request = one_cell(request)
     check_not_generating(request, "every tensor alive at the peak")
+    check_one_rank(request, "every tensor alive at the peak")
     cells = Cells(request, config=config, kept=kept, progress=progress)
     tape, notes = cells.noted(request)
     report = find_peak(
@@ -58,6 +59,7 @@ def snapshot(
     """
     request = one_cell(request)
     check_not_generating(request, "a memory snapshot")
+    check_one_rank(request, "a memory snapshot")
     gpu = find_gpu(request.gpu)
     if gpu.backend != "cuda":
         what = "PyTorch has memory snapshots of CUDA's allocator alone"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.allocator import PlainMemory
+from sizer.memory.allocator import OnePool, PlainMemory
 from sizer.memory.cuda import CudaCache
 from sizer.memory.expandable import ExpandableCache
 from sizer.memory.looped import place
 from sizer.memory.mps import MpsHeaps
-from sizer.memory.replay import Cache
+from sizer.memory.streams import stream_of
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import running_bytes
 
@@ -71,13 +71,15 @@ def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool)
         )
     if gpu.backend == "cuda":
         return _place(tape, ExpandableCache(capacity))
-    return _place(tape, MpsHeaps(capacity) if gpu.backend == "mps" else PlainMemory(capacity))
+    return _place(tape, OnePool(MpsHeaps(capacity) if gpu.backend == "mps" else PlainMemory(capacity)))
 
 
-def _place(tape: Tape, allocator: Cache) -> Addresses:
+def _place(tape: Tape, allocator: ExpandableCache | OnePool) -> Addresses:
     count, retries, empties = len(tape.sizes), 0, tape.empties()
     found = Addresses(addresses=[0] * count, taken=[0] * count)
     for position, event in enumerate(tape.order):
+        if tape.streams:
+            allocator.use(stream_of(tape, event if event >= 0 else ~event))
         if event < 0:
             if size := found.taken[~event]:
                 allocator.release(found.addresses[~event], size)

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, replace
 
 from sizer.memory.size_queries import AffineSizeQuery, by_block, fit_size_queries, gather
+from sizer.memory.streams import stream_of
 from sizer.memory.tape import Tape
 
 LIMIT_BYTES = 2**62
@@ -136,6 +137,8 @@ def _beginning(tape: Tape, other: Tape) -> Tape:
         categories=tape.categories[:blocks],
         ops=tape.ops[:blocks],
         modules=tape.modules[:blocks],
+        streams=tape.streams[:blocks],
+        awaited=frozenset(block for block in tape.awaited if block < blocks),
         marks=tape.marks[: len(other.marks)],
         size_queries=gather(
             {block: question for block, question in by_block(tape.size_queries).items() if block < blocks}
@@ -165,8 +168,8 @@ def _counterparts(tape: Tape, known: int) -> list[int | None]:
     return repeated
 
 
-def _shape(tape: Tape, block: int) -> tuple[int, int, int]:
-    return tape.ops[block], tape.modules[block], tape.sizes[block]
+def _shape(tape: Tape, block: int) -> tuple[int, int, int, int]:
+    return tape.ops[block], tape.modules[block], tape.sizes[block], stream_of(tape, block)
 
 
 def _check_same_work(one: Tape, other: Tape) -> None:
@@ -174,7 +177,14 @@ def _check_same_work(one: Tape, other: Tape) -> None:
     ops, modules = one.op_names[: len(other.op_names)], one.module_names[: len(other.module_names)]
     if ops == other.op_names and modules == other.module_names:
         same_columns = one.ops == other.ops and one.modules == other.modules and one.categories == other.categories
-        if same_columns and one.order == other.order and one.marks == other.marks and one.loops == other.loops:
+        same_streams = one.streams == other.streams and one.awaited == other.awaited
+        if (
+            same_columns
+            and same_streams
+            and one.order == other.order
+            and one.marks == other.marks
+            and one.loops == other.loops
+        ):
             return
     for position, (event, counterpart) in enumerate(zip(one.order, other.order, strict=False)):
         if event != counterpart or (event >= 0 and _row(one, event) != _row(other, event)):
@@ -211,5 +221,6 @@ def _event_text(tape: Tape, event: int) -> str:
     return f"an allocation by {tape.describe(event)}" if event >= 0 else f"the release of {tape.describe(~event)}"
 
 
-def _row(tape: Tape, block: int) -> tuple[str, str, int]:
-    return tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]], tape.categories[block]
+def _row(tape: Tape, block: int) -> tuple[str, str, int, int, bool]:
+    names = tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]
+    return *names, tape.categories[block], stream_of(tape, block), block in tape.awaited

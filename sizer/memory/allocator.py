@@ -27,7 +27,7 @@ def replay(
 
     Source: see sizer.memory.cuda, .expandable and .mps. The CPU's allocator keeps no cache and does not round, so there
     reserved is allocated.
-    *Known limitations*: one stream, one process, default allocator settings.
+    *Known limitations*: one process, default allocator settings; other streams have always done what a block waits for.
     """
     return read_timeline(tape, replay_events(tape, backend, capacity_bytes, expandable_segments))
 
@@ -122,6 +122,9 @@ class OnePool:
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
         """The bytes as they are: the cache rounds them itself."""
         return np.asarray(sizes, np.int64)
+
+    def use(self, stream: int) -> None:
+        """Do nothing: its blocks are not kept apart by streams."""
 
     def run(self, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
         """Whether events found room, as CudaCache has it."""

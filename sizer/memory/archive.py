@@ -20,7 +20,7 @@ from sizer.memory.size_queries import AffineSizeQuery, SizeQuery
 from sizer.memory.tape import Loop, Tape
 
 LIMIT_BYTES = 2**28  # of one archive when inflated: Llama-3.1-405B's tapes in one dtype take 13 MB
-_COLUMNS = ("order", "sizes", "categories", "ops", "modules")
+_COLUMNS = ("order", "sizes", "categories", "ops", "modules", "streams")
 _ENDIAN = sys.byteorder
 
 # Of a comparison: what was compared ("capability", "major", "minor"), how ("ge"), with what, and the outcome.
@@ -128,6 +128,8 @@ class _Writer:
             "queries": [_query_row(query, query.numbers) for query in tape.size_queries],
             "second_forward": tape.second_forward,
             "loops": [[loop.begin, loop.end, loop.count] for loop in tape.loops],
+            "streams": len(tape.streams),
+            "awaited": sorted(tape.awaited),
         }
 
     def _write(self, *columns: array[int] | bytes) -> None:
@@ -180,6 +182,8 @@ class _Reader:
             ),
             second_forward=header["second_forward"],
             loops=tuple(Loop(begin=begin, end=end, count=count) for begin, end, count in header["loops"]),
+            streams=self._take(header["streams"]),
+            awaited=frozenset(header["awaited"]),
         )
 
     def _read(self, code: str, length: int) -> array[int]:

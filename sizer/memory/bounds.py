@@ -6,6 +6,7 @@
   up or down. Replays with the engines that cuDNN ranks next say less: they held 31 of 49, and are wider.
 - A workspace that is a model, no library's answer, is taken as anything from nothing to twice the model.
 - Where a training loop calls `zero_grad()` after the forward pass (as Lightning does), gradients live through it.
+- A block that other streams use is free once these have got there: at once, or as late as cached memory is given back.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sizer.memory.streams import streams_behind
 from sizer.memory.tape import CATEGORIES, Tape
 
 # Operators whose workspaces only a closed library (cuDNN) knows and that nobody is asked for: what a tape holds for them is a
@@ -27,6 +29,7 @@ CONTEXT = "what the process holds outside the allocator"
 ENGINES = "engines of another version of cuDNN"
 MODELS = "workspaces that are modelled"
 ZERO_GRAD = "zero_grad() after the forward pass"
+STREAMS = "blocks that wait for other streams"
 
 BETWEEN_VERSIONS = 7  # percent; held to the recorded cases by tests/memory/test_bounds.py
 
@@ -80,6 +83,11 @@ def gradients_kept(tape: Tape) -> Tape:
         return tape
     moved = array("q", np.concatenate((between[~kept], between[kept])).tobytes())
     return replace(tape, order=tape.order[:begin] + moved + tape.order[end:])
+
+
+def at_its_largest(tape: Tape) -> Tape:
+    """The tape with all that makes its work large: twice the models, gradients kept, and other streams behind."""
+    return streams_behind(gradients_kept(with_models_twice(tape)))
 
 
 def modelled_blocks(tape: Tape) -> np.ndarray:

@@ -4,7 +4,7 @@ Rules and constants: c10/cuda/CUDACachingAllocator.cpp (malloc, get_free_block, 
 free_block, try_merge_blocks, release_blocks), read in PyTorch 2.6 and 2.9; c10/core/AllocatorConfig.h, read in
 PyTorch 2.15.
 
-Assumptions: one stream; default settings (no max_split_size, no garbage collection, no rounding to powers of two); a
+Assumptions: default settings (no max_split_size, no garbage collection, no rounding to powers of two); a
 new segment gets a higher address than those before it, which decides between free blocks of equal size only.
 """
 
@@ -58,7 +58,7 @@ class CudaCache:
     """Segments and the free blocks of both pools; `reserved` is the bytes held from the driver.
 
     A free block is one integer, size << 64 | address: a sorted list of them is in the order of best fit, by size and then address.
-    Blocks merge where they touch. A segment belongs to one pool, and a gap keeps it apart from the next.
+    Blocks merge where they touch. A segment belongs to one pool of one stream, and a gap keeps it apart from the next.
     `grown` says of the last run after how many events how much was reserved, `position` is that of the event for which the last
     segment was asked; `started` is where in a tape the run began.
     """
@@ -71,12 +71,16 @@ class CudaCache:
         self.retries = 0
         self.started = self.position = 0
         self.grown: list[tuple[int, int]] = [(0, 0)]
-        self._small: list[int] = []
-        self._large: list[int] = []
+        self._pools: dict[int, tuple[list[int], list[int]]] = {}  # by stream, those for small and large blocks
         self._size_at: dict[int, int] = {}  # start of a free block -> its size
         self._start_at: dict[int, int] = {}  # end of a free block -> its start
         self._segments: dict[int, int] = {}  # start -> size
         self._next_address = MIN_BLOCK
+        self.use(0)
+
+    def use(self, stream: int) -> None:
+        """From here on all that is asked for and released is of this stream."""
+        self._small, self._large = self._pools.setdefault(stream, ([], []))
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
         """Bytes as requests are rounded up (round_size); 0 stays 0, for which nothing is asked."""
@@ -170,10 +174,10 @@ class CudaCache:
 
     def release_cached(self) -> None:
         """Hand every segment that is free as a whole back to the driver (release_cached_blocks)."""
-        whole = [start for start, size in self._size_at.items() if self._segments.get(start) == size]
-        for start in whole:
-            size = self._size_at.pop(start)
-            del self._start_at[start + size], self._segments[start]
-            pool = self._small if size == SMALL_SEGMENT else self._large
-            del pool[bisect_left(pool, size << _SHIFT | start)]
-            self.reserved -= size
+        for pool in (pool for pools in self._pools.values() for pool in pools):
+            whole = {key for key in pool if self._segments.get(key & _ADDRESS) == key >> _SHIFT}
+            pool[:] = [key for key in pool if key not in whole]
+            for key in whole:
+                start, size = key & _ADDRESS, key >> _SHIFT
+                del self._size_at[start], self._start_at[start + size], self._segments[start]
+                self.reserved -= size

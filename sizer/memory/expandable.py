@@ -1,10 +1,10 @@
 """The CUDA caching allocator with PYTORCH_ALLOC_CONF=expandable_segments:True.
 
-One range of addresses per pool, of which pages (2 MiB for small, 20 MiB for large requests) are mapped as they are
+One range of addresses per pool and stream, of which pages (2 MiB for small, 20 MiB for large requests) are mapped as they are
 needed. Rules: c10/cuda/CUDACachingAllocator.cpp (find_expandable_block, map_block, try_allocate_expandable_block,
 get_free_block, unmap_block), read in PyTorch 2.6 and 2.9.
 
-Assumptions: one stream, default settings otherwise, and addresses that never run out (PyTorch reserves 1 1/8 of the
+Assumptions: default settings otherwise, and addresses that never run out (PyTorch reserves 1 1/8 of the
 device's memory for each range).
 """
 
@@ -33,22 +33,24 @@ def describe() -> tuple[str, ...]:
 
 
 class ExpandableCache:
-    """The two expandable ranges; `reserved` is the bytes mapped, `grown` and `position` are as in CudaCache."""
+    """Two expandable ranges for each stream; `reserved` is the bytes mapped, `grown` and `position` are as in CudaCache."""
 
     small_size, small_segment, large_segment = SMALL_SIZE, SMALL_SEGMENT, LARGE_SEGMENT
 
     def __init__(self, capacity: int | None = None):
         self.capacity = capacity
+        self.reserved = 0
         self.retries = 0
         self.started = self.position = 0
         self.grown: list[tuple[int, int]] = [(0, 0)]
-        self._small = _Range(self, SMALL_SEGMENT)
-        self._large = _Range(self, LARGE_SEGMENT)
+        self._ranges: dict[int, tuple[_Range, _Range]] = {}  # by stream, those for small and large blocks
+        self.use(0)
 
-    @property
-    def reserved(self) -> int:
-        """Bytes mapped in both ranges."""
-        return self._small.mapped + self._large.mapped
+    def use(self, stream: int) -> None:
+        """From here on all that is asked for and released is of this stream."""
+        if stream not in self._ranges:
+            self._ranges[stream] = _Range(self, SMALL_SEGMENT), _Range(self, LARGE_SEGMENT)
+        self._small, self._large = self._ranges[stream]
 
     def allocate(self, size: int) -> tuple[int, int] | None:
         """(address, bytes really taken) of a block for `size` > 0 bytes, or None where no memory is left."""
@@ -71,9 +73,9 @@ class ExpandableCache:
         (self._small if size <= SMALL_SIZE else self._large).free.merge(address, size)
 
     def release_cached(self) -> None:
-        """Unmap every page of both ranges that is free as a whole (release_cached_blocks)."""
-        self._small.unmap_free()
-        self._large.unmap_free()
+        """Unmap every page of all ranges that is free as a whole (release_cached_blocks)."""
+        for pages in (pages for ranges in self._ranges.values() for pages in ranges):
+            pages.unmap_free()
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
         """Bytes as requests are rounded up (round_size); 0 stays 0, for which nothing is asked."""
@@ -106,7 +108,6 @@ class _Range:
     def __init__(self, cache: ExpandableCache, page: int):
         self.cache = cache
         self.page = page
-        self.mapped = 0
         self.free = FreeBlocks()
         self.gaps: dict[int, int] = {}  # start -> size of each unmapped gap below `top`
         self.starts: list[int] = []  # the starts of the gaps, ascending
@@ -147,7 +148,7 @@ class _Range:
                 self.free.add(address, begin - address)
             if address + size > end:
                 self.free.add(end, address + size - end)
-            self.mapped -= end - begin
+            self.cache.reserved -= end - begin
             self._add_gap(begin, end - begin)
 
     def _growable(self, address: int, size: int) -> float:
@@ -184,7 +185,7 @@ class _Range:
             del self.starts[bisect_left(self.starts, start)]
             if gap > size:
                 self._add_gap(start + size, gap - size)
-        self.mapped += size
+        self.cache.reserved += size
         self.free.merge(start, size)
         return True
 

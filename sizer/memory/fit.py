@@ -16,13 +16,13 @@ from sizer.memory.bounds import (
     CONTEXT,
     ENGINES,
     MODELS,
+    STREAMS,
     ZERO_GRAD,
     Margin,
+    at_its_largest,
     engines_limit,
     engines_margin,
-    gradients_kept,
     modelled_blocks,
-    with_models_twice,
     without_models,
 )
 from sizer.memory.family import TapeFamily
@@ -76,7 +76,8 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: U
     it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
 
     The range is that of what is uncertain (sizer.memory.bounds): a small or a large context, the engines of another version of
-    cuDNN, and by replays modelled workspaces and gradients that live through the next forward pass.
+    cuDNN, and by replays modelled workspaces, gradients that live through the next forward pass and blocks that wait for other
+    streams.
     `fits` is True where the work with all that makes it large runs on the device, False where the work with all that makes it
     small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would. Where
     that is what makes it fit, the range ends at the device's memory: the process takes all of it and no more.
@@ -239,6 +240,7 @@ def _margins(unbounded: Unbounded, gpu: Gpu) -> tuple[Margin, ...]:
             more_bytes=max(0, unbounded.many_bytes - reserved),
         ),
         Margin(name=ZERO_GRAD, less_bytes=0, more_bytes=max(0, unbounded.kept_bytes - reserved)),
+        Margin(name=STREAMS, less_bytes=0, more_bytes=max(0, unbounded.behind_bytes - reserved)),
     )
     return tuple(margin for margin in found if margin.less_bytes or margin.more_bytes)
 
@@ -250,7 +252,7 @@ def _large(tape: Tape, gpu: Gpu) -> Room:
     """The work with all that makes it large, beside the largest context and what engines may take."""
     capacity = gpu.total_bytes - gpu.context_high_bytes
     capacity -= engines_margin(engines_limit(tape), max(0, capacity) * 100 // (100 + BETWEEN_VERSIONS))
-    return gradients_kept(with_models_twice(tape)), capacity
+    return at_its_largest(tape), capacity
 
 
 def _small(tape: Tape, gpu: Gpu) -> Room:

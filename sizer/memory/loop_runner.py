@@ -25,7 +25,8 @@ MOST_REMEMBERED = 2**15  # stretches
 class Pools(Protocol):
     """An allocator with a pool of small blocks and one of large ones.
 
-    `run` is as in CudaCache. A pool of small blocks is the tuple that `small_pool` gives, and can be set to be one again.
+    `run` is as in CudaCache; what it does concerns the stream last named to `use`.
+    A pool of small blocks is the tuple that `small_pool` gives, and can be set to be one again.
     """
 
     capacity: int | None
@@ -40,6 +41,9 @@ class Pools(Protocol):
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
         """Bytes as they are asked of the pools, 0 for nothing."""
+
+    def use(self, stream: int) -> None:
+        """From here on all that is asked for and released is of this stream."""
 
     def run(self, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
         """Whether the events found room."""

@@ -8,6 +8,7 @@ from sizer.memory.loop_runner import LoopRunner, Pools
 from sizer.memory.loop_sums import Sums, loop_replay
 from sizer.memory.loops import DEPTH, Repetition, repetitions
 from sizer.memory.replay import LoopReplay, Replay, changes_of, reserved_after, sums_by_category
+from sizer.memory.streams import by_stream
 from sizer.memory.tape import CATEGORIES, Tape
 
 
@@ -21,12 +22,9 @@ def place(tape: Tape, pools: Pools) -> Replay:
     level = np.zeros(len(CATEGORIES), np.int64)
     failed_at, begin = None, 0
     for end, again in _stops(tape):
-        pools.started = begin
-        done = pools.run(tape.order[begin:end], taken, addresses)
-        reached = end if done else begin + pools.position
-        reserved += reserved_after(pools.grown, reached - begin)
+        reached = _run(tape, (begin, end), pools, taken, addresses, reserved)
         changes[begin:reached] = changes_of(order[begin:reached], taken)
-        if not done:
+        if reached < end:
             failed_at = reached
             break
         events = order[begin:end]
@@ -58,6 +56,22 @@ def place(tape: Tape, pools: Pools) -> Replay:
         changes=changes,
         loops=tuple(loops),
     )
+
+
+def _run(
+    tape: Tape, bounds: tuple[int, int], pools: Pools, taken: list[int], addresses: list[int], reserved: list[int]
+) -> int:
+    """Up to which of a tape's events in these bounds an allocator found room; `reserved` goes on with the bytes after each."""
+    reached = bounds[0]
+    for begin, end, stream in by_stream(tape, *bounds):
+        pools.use(stream)
+        pools.started = begin
+        done = pools.run(tape.order[begin:end], taken, addresses)
+        reached = end if done else begin + pools.position
+        reserved += reserved_after(pools.grown, reached - begin)
+        if not done:
+            break
+    return reached
 
 
 def _stops(tape: Tape) -> list[tuple[int, Repetition | None]]:

@@ -52,7 +52,10 @@ def repetitions(tape: Tape) -> Iterator[tuple[Loop, Repetition]]:
 
 
 def find_repetition(tape: Tape, loop: Loop) -> Repetition:
-    """What comes again in a loop, read from its step and those before. Raises NotRepeatedError where these differ."""
+    """What comes again in a loop, read from its step and those before. Raises NotRepeatedError where these differ, or where the
+    tape is of several streams."""
+    if tape.streams:
+        raise NotRepeatedError("work of several streams is not held in loops")
     length = loop.end - loop.begin
     before, step = (
         _Step(tape, [end - steps * length for steps in reversed(range(DEPTH + 2))]) for end in (loop.begin, loop.end)
@@ -147,6 +150,8 @@ def append_step(tape: Tape, other: Tape, bounds: Sequence[int], *, follows: Sequ
     `follows` of the tape's where the DEPTH steps before it begin. Raises NotRepeatedError where it releases what was not made in
     these.
     """
+    if tape.streams or other.streams:
+        raise NotRepeatedError("work of several streams is not written from a few steps")
     step = _Step(other, bounds)
     first, at = len(tape.sizes), len(tape.order)
     made_before = [[event for event in tape.order[begin:end] if event >= 0] for begin, end in pairwise([*follows, at])]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sizer.memory.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
 
-# Between the range of small and that of large blocks, which both begin at 0 in sizer.memory.expandable.
+# Between the ranges of small and of large blocks of each stream, which all begin at 0 in sizer.memory.expandable.
 RANGE = 2**44
 
 
@@ -32,18 +32,24 @@ class Segments:
         self.sizes: dict[int, int] = {}
         self.live: dict[int, int] = {}
         self._starts: list[int] = []
+        self._streams: dict[int, int] = {}  # by address of a segment
 
-    def address_of(self, address: int, size: int) -> int:
-        """The address in one space for all blocks of a block that takes `size` bytes."""
+    def address_of(self, address: int, size: int, stream: int) -> int:
+        """The address in one space for all blocks of a block of a stream that takes `size` bytes."""
         return address
+
+    def stream_at(self, address: int) -> int:
+        """The stream of the segment at an address."""
+        return self._streams[address]
 
     def is_small(self, address: int) -> bool:
         """Whether the segment at an address is one of the pool for small requests."""
         return self.sizes[address] == SMALL_SEGMENT
 
-    def allocate(self, address: int, size: int) -> Iterator[SegmentEvent]:
+    def allocate(self, address: int, size: int, stream: int) -> Iterator[SegmentEvent]:
         """Take up a block; yields the segment that was taken from the driver for it, if any."""
         if self.segment_of(address) is None:
+            self._streams[address] = stream
             self.sizes[address] = segment_size(-(-size // MIN_BLOCK) * MIN_BLOCK)
             insort(self._starts, address)
             yield SegmentEvent(action="segment_alloc", address=address, bytes=self.sizes[address])
@@ -70,7 +76,7 @@ class Segments:
 
 
 class ExpandableSegments:
-    """As Segments, where one range of addresses for small and one for large blocks grow page by page."""
+    """As Segments, where one range of addresses for small and one for large blocks of each stream grow page by page."""
 
     def __init__(self) -> None:
         self.live: dict[int, int] = {}
@@ -88,15 +94,19 @@ class ExpandableSegments:
             runs[start] = end - start
         return runs
 
-    def address_of(self, address: int, size: int) -> int:
-        """The address in one space for all blocks of a block that takes `size` bytes."""
-        return address if size <= SMALL_SIZE else RANGE + address
+    def address_of(self, address: int, size: int, stream: int) -> int:
+        """The address in one space for all blocks of a block of a stream that takes `size` bytes."""
+        return (2 * stream + (size > SMALL_SIZE)) * RANGE + address
+
+    def stream_at(self, address: int) -> int:
+        """The stream of the segment at an address."""
+        return address // RANGE // 2
 
     def is_small(self, address: int) -> bool:
         """Whether the segment at an address is one of the range for small requests."""
-        return address < RANGE
+        return address // RANGE % 2 == 0
 
-    def allocate(self, address: int, size: int) -> Iterator[SegmentEvent]:
+    def allocate(self, address: int, size: int, stream: int) -> Iterator[SegmentEvent]:
         """Take up a block; yields the pages that were mapped for it."""
         self.live[address] = size
         for page, length in self._pages_of(address, size):
@@ -116,6 +126,6 @@ class ExpandableSegments:
 
     def _pages_of(self, address: int, size: int) -> Iterator[tuple[int, int]]:
         length = SMALL_SEGMENT if self.is_small(address) else LARGE_SEGMENT
-        base = 0 if self.is_small(address) else RANGE
+        base = address // RANGE * RANGE
         for number in range((address - base) // length, -(-(address - base + size) // length)):
             yield base + number * length, length

@@ -15,6 +15,7 @@ from itertools import pairwise
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.addresses import find_addresses
 from sizer.memory.segments import ExpandableSegments, Segments
+from sizer.memory.streams import stream_of
 from sizer.memory.tape import CATEGORIES, Tape
 
 PROTOCOL = 4  # the highest that the viewer reads
@@ -41,24 +42,24 @@ def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) ->
     blocks: dict[int, int] = {}  # by address the block that is there
     for at, event in enumerate(tape.order[:position]):
         block = event if event >= 0 else ~event
-        size, requested = placed.taken[block], tape.sizes[block]
+        size, requested, stream = placed.taken[block], tape.sizes[block], stream_of(tape, block)
         where = frames.of(block)
         if at in given_back:
             for change in segments.release_free():
-                events.append(_event(change.action, change.address, change.bytes, len(events), where))
+                events.append(_event(change.action, change.address, change.bytes, len(events), where, stream))
         if not size:
             continue
-        address = segments.address_of(placed.addresses[block], size)
+        address = segments.address_of(placed.addresses[block], size, stream)
         if event < 0:
             segments.release(address)
             del blocks[address]
             for action in ("free_requested", "free_completed"):
-                events.append(_event(action, address, requested, len(events), where))
+                events.append(_event(action, address, requested, len(events), where, stream))
             continue
-        for change in segments.allocate(address, size):
-            events.append(_event(change.action, change.address, change.bytes, len(events), where))
+        for change in segments.allocate(address, size, stream):
+            events.append(_event(change.action, change.address, change.bytes, len(events), where, stream))
         blocks[address] = block
-        events.append(_event("alloc", address, requested, len(events), where))
+        events.append(_event("alloc", address, requested, len(events), where, stream))
     return {
         "segments": _segments(segments, blocks, tape, frames),
         "device_traces": [events],
@@ -67,9 +68,9 @@ def make_snapshot(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) ->
     }
 
 
-def _event(action: str, address: int, size: int, number: int, frames: Frames) -> dict:
+def _event(action: str, address: int, size: int, number: int, frames: Frames, stream: int) -> dict:
     """One entry of `device_traces`; a tape has no clock, its events are a microsecond apart."""
-    return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": number, "frames": frames}
+    return {"action": action, "addr": address, "size": size, "stream": stream, "time_us": number, "frames": frames}
 
 
 def _segments(
@@ -88,7 +89,7 @@ def _segments(
                 "allocated_size": used,
                 "active_size": used,
                 "requested_size": sum(tape.sizes[blocks[address]] for address, _ in inside),
-                "stream": 0,
+                "stream": segments.stream_at(start),
                 "segment_type": "small" if segments.is_small(start) else "large",
                 "segment_pool_id": (0, 0),
                 "is_expandable": isinstance(segments, ExpandableSegments),

@@ -55,6 +55,9 @@ class Tape:
     resolved: the blocks whose size is a library's answer.
     second_forward: where in `order` the forward pass of the second step has ended; None where the work has no such place.
     loops: steps that come again, ascending; the other columns hold each of them once (`sizer.memory.loops.written`: all of them).
+    streams: by block the number of the stream for which it was allocated, 0 for the default one; empty where all are of that.
+        A tape of several streams has no loops.
+    awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
     a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one.
     """
@@ -73,6 +76,8 @@ class Tape:
     resolved: frozenset[int] = frozenset()
     second_forward: int | None = None
     loops: tuple[Loop, ...] = ()
+    streams: bytes = b""
+    awaited: frozenset[int] = frozenset()
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:
         """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""
@@ -112,6 +117,7 @@ class Tape:
         """
         count = len(self.sizes)
         columns = {"categories": len(self.categories), "ops": len(self.ops), "modules": len(self.modules)}
+        columns |= {"streams": len(self.streams)} if self.streams else {}
         for name, length in columns.items():
             if length != count:
                 raise ValueError(f"tape column {name} has {length} rows and sizes has {count}: give one per block")
@@ -121,6 +127,8 @@ class Tape:
         _check_range("modules", self.modules, len(self.module_names))
         _check_order(self)
         _check_marks(self)
+        if self.streams and self.loops:
+            raise ValueError("the tape has several streams and loops; loops go with one stream: write them out")
         return self
 
 

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 
 from sizer.catalogue.gpus import Backend
 from sizer.memory.allocator import replay, replay_events
-from sizer.memory.bounds import engines_limit, gradients_kept, modelled_blocks, with_models_twice, without_models
+from sizer.memory.bounds import (
+    at_its_largest,
+    engines_limit,
+    gradients_kept,
+    modelled_blocks,
+    with_models_twice,
+    without_models,
+)
 from sizer.memory.replays import Replays
+from sizer.memory.streams import streams_behind
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import Timeline
 
@@ -19,7 +27,8 @@ class Unbounded:
 
     few, many: the modelled workspaces come to nothing, or to twice the model.
     kept: gradients live through the second forward pass.
-    large: they do, and the modelled workspaces come to twice the model.
+    behind: other streams have not done what blocks wait for.
+    large: all of these, the modelled workspaces at twice the model.
     engines_limit_bytes: how far engines of another version of cuDNN may move it at most.
     See sizer.memory.bounds.
     """
@@ -28,6 +37,7 @@ class Unbounded:
     few_bytes: int
     many_bytes: int
     kept_bytes: int
+    behind_bytes: int
     large_bytes: int
     engines_limit_bytes: int
 
@@ -56,7 +66,8 @@ def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool 
         few_bytes=peak(without_models(tape)),
         many_bytes=peak(twice),
         kept_bytes=kept,
-        large_bytes=kept if twice is tape else peak(gradients_kept(twice)),
+        behind_bytes=peak(streams_behind(tape)),
+        large_bytes=kept if twice is tape and not tape.awaited else peak(at_its_largest(tape)),
         engines_limit_bytes=engines_limit(tape),
     )
 
@@ -76,9 +87,18 @@ def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
         tape.marks,
         tape.second_forward,
         *tape.loops,
+        *sorted(tape.awaited),
         engines_limit(tape),
     )
     found = hashlib.blake2b(repr(texts).encode(), digest_size=20)
-    for column in (tape.order, tape.sizes, tape.categories, tape.ops, tape.modules, modelled_blocks(tape)):
+    for column in (
+        tape.order,
+        tape.sizes,
+        tape.categories,
+        tape.ops,
+        tape.modules,
+        tape.streams,
+        modelled_blocks(tape),
+    ):
         found.update(column)
     return found.hexdigest()

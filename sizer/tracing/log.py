@@ -36,6 +36,9 @@ class BlockLog:
         self.categories: list[int] = []
         self.ops: list[int] = []
         self.modules: list[int] = []
+        self.streams: list[int] = []
+        self.stream = 0  # the one at work
+        self.awaited: set[int] = set()
         self.marks: list[tuple[int, str]] = []
         self.second_forward: int | None = None  # where in the order it has ended
         self._asked: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
@@ -51,6 +54,7 @@ class BlockLog:
         self.categories.append(CATEGORY[category])
         self.ops.append(self._op_names.setdefault(op, len(self._op_names)))
         self.modules.append(self._module_names.setdefault(module, len(self._module_names)))
+        self.streams.append(self.stream)
         self.order.append(block)
         return block
 
@@ -95,4 +99,11 @@ class BlockLog:
             stand_ins=stand_ins,
             size_queries=gather(self._asked),
             second_forward=self.second_forward,
+            streams=self._streams(),
+            awaited=frozenset(self.awaited),
         )
+
+    def _streams(self) -> bytes:
+        """The streams by block, numbered in the order in which they come; nothing where all are the default one."""
+        numbers = {stream: number for number, stream in enumerate(dict.fromkeys([0, *self.streams]))}
+        return bytes(numbers[stream] for stream in self.streams) if len(numbers) > 1 else b""

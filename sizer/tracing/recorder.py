@@ -32,6 +32,8 @@ from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import in_place
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.memo import Memo, makes_tensors
+from sizer.tracing.meta.resizing import RESIZE
+from sizer.tracing.meta.streams import Stream
 from sizer.tracing.modules import ModulePaths, children_first
 from sizer.tracing.rules import rules_for
 from sizer.tracing.values.handler import Handler
@@ -82,8 +84,11 @@ class Recorder(TorchDispatchMode):
         )
         self._plans: dict[Any, _Plan] = {}
         self._live: dict[int, tuple[int, weakref.ref]] = {}
+        self._emptied: set[int] = (
+            set()
+        )  # of these storages those that were resized to 0 bytes: their blocks are released
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
-        self._workspaces: set[tuple[bool, int]] = set()
+        self._workspaces: set[tuple[bool, int, int]] = set()
         device.where = self.paths.current
         self._sole_owner = in_place.sole_owner_use_count()
         self.engine_use_count = in_place.engine_use_count()
@@ -186,6 +191,29 @@ class Recorder(TorchDispatchMode):
                 if (block := self.block_of(part)) is not None:
                     self.log.classify(block, category)
 
+    def resized(self, storage: torch.UntypedStorage, before: int) -> None:
+        """Log that a storage had `before` bytes and has others: it gets a new block, then its old one is released."""
+        key, after = storage._cdata, storage.nbytes()
+        if key not in self._live or before == after:
+            return
+        block, _ = self._live[key]
+        if after:
+            self._emptied.discard(key)
+            new = self.log.allocate(after, RESIZE, self.paths.current(), self.log.category(block))
+            self._live[key] = (new, weakref.ref(storage, lambda _: self._released(key, new)))
+            if self.block_notes is not None and block in self.block_notes.tensors:
+                self.block_notes.tensors[new] = self.block_notes.tensors[block]
+        if before:
+            self.log.release(block)
+        if not after:
+            self._emptied.add(key)
+
+    def await_stream(self, tensor: Tensor, stream: Stream) -> None:
+        """Note that the tensor's block, once released, is free only when another stream has done its work."""
+        block = self.block_of(tensor)
+        if block is not None and self.log.streams[block] != stream.stream_id:
+            self.log.awaited.add(block)
+
     def empty_cache(self) -> None:
         """Log a call of `torch.cuda.empty_cache()`."""
         self.log.release(self.log.allocate(0, EMPTY_CACHE, self.paths.current(), "workspace"))
@@ -203,7 +231,7 @@ class Recorder(TorchDispatchMode):
         for part in () if tensor is None else parts_of(tensor):
             if (block := self.block_of(part)) is None:
                 self._enter(part, op, module, category)
-            elif category == "input":
+            elif category == "input" or self.log.category(block) == "temporary":
                 self.log.classify(block, category)
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
@@ -227,7 +255,11 @@ class Recorder(TorchDispatchMode):
         self._live[key] = (block, weakref.ref(storage, lambda _: self._released(key, block)))
 
     def _released(self, key: int, block: int) -> None:
-        if self._live.pop(key, None) is not None:
+        if self._live.pop(key, None) is None:
+            return
+        if key in self._emptied:
+            self._emptied.discard(key)
+        else:
             self.log.release(block)
 
     def _multiply(self, plan: _Plan, called: Iterable[int], kept: Iterable[int]) -> None:
@@ -239,11 +271,11 @@ class Recorder(TorchDispatchMode):
             self.log.release(block)
 
     def _keep_workspaces(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Log cuBLAS's workspaces that stay from a thread's first product on."""
+        """Log cuBLAS's workspaces that stay from a thread's first product on a stream on."""
         thread = torch._C._current_graph_task_id() != -1
         for size in sizes:
-            if (thread, size) not in self._workspaces:
-                self._workspaces.add((thread, size))
+            if (thread, size, self.log.stream) not in self._workspaces:
+                self._workspaces.add((thread, size, self.log.stream))
                 self.log.allocate(size, plan.name, self.paths.current(), "workspace")
 
     def _follow(self, plan: _Plan, steps: Steps, args: tuple) -> None:

@@ -33,14 +33,24 @@ from sizer.tracing.cuda import (
 from sizer.tracing.cuda import indexing as cuda_indexing
 from sizer.tracing.cuda.cublas import Blas, blas_of
 from sizer.tracing.device import Device
-from sizer.tracing.meta import composite, ctc, dtypes, grouped, in_place, norm_shortcuts, shortcuts, strides
+from sizer.tracing.meta import (
+    collectives,
+    composite,
+    ctc,
+    dtypes,
+    grouped,
+    in_place,
+    norm_shortcuts,
+    shortcuts,
+    strides,
+)
 from sizer.tracing.tables import join
 from sizer.tracing.values import boxes, indexing, routing, stand_ins
 from sizer.tracing.values.handler import Handler
 from sizer.versions import Version
 
 _EVERYWHERE = (
-    stand_ins, indexing, routing, boxes, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, shortcuts,
+    stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, shortcuts,
 )  # fmt: skip
 # The modules whose tables are a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {

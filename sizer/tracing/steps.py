@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.modes import MODES
+from sizer.distributed.plan import Plan
+from sizer.distributed.sharding import tell_whether_last
 from sizer.tracing.meta.optimizers import build_optimizers
 
 # Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
@@ -24,7 +26,7 @@ class Work:
 
     `accumulate` is how many forward and backward passes a step of the optimizer has. With `tell_frozen` the weights that are not
     trained are a category of their own. In a generation there are `new` tokens after the prompt, over a cache of transformers'
-    implementation `cache`.
+    implementation `cache`. With a `plan` it is that of one rank of several.
     """
 
     mode: str
@@ -35,6 +37,7 @@ class Work:
     tell_frozen: bool = False
     new: int = 1
     cache: str = "dynamic"
+    plan: Plan | None = None
 
     @property
     def trains(self) -> bool:
@@ -109,10 +112,13 @@ class Steps:
         self.module = module.train(work.trains)
         # the whole of training's state: inference has neither
         optimizer = work.optimizer if work.trains else "none"
-        self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module)
+        sharded = work.plan is not None and work.plan.parallel == "zero1"
+        self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module, sharded=sharded)
         scales = work.trains and work.dtype == "amp-float16"
         self._scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE, enabled=scales)
-        self._cast = autocast(kind or device.type, work.dtype)
+        # FSDP2 casts by a policy of its own
+        shards = work.plan is not None and work.plan.shards
+        self._cast = nullcontext if shards else autocast(kind or device.type, work.dtype)
         if move is None:
             # On the CPU `.to` would not copy: a clone stands for the batch that a data loader just made.
             whole = torch.contiguous_format
@@ -134,6 +140,7 @@ class Steps:
         at the end. Where a step accumulates, its forward phase ends with the first pass, its backward phase with the last."""
         for number in (1, 2):
             for done in range(1, self._passes + 1):
+                tell_whether_last(self.module, done == self._passes)
                 self.forward()
                 yield number, "forward", done == 1
                 if self._work.trains:
@@ -147,7 +154,8 @@ class Steps:
 
     def step(self) -> None:
         """Does one whole step, after which neither gradients nor output are left."""
-        for _ in range(self._passes):
+        for done in range(1, self._passes + 1):
+            tell_whether_last(self.module, done == self._passes)
             self.forward()
             if self._work.trains:
                 self.backward()

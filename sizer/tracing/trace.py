@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import traceback
@@ -12,24 +13,31 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.subclasses import parts_of
+from sizer.distributed.devices import Accelerator
+from sizer.distributed.sharding import replicate, shard
+from sizer.distributed.world import world_of
 from sizer.errors import TraceError
 from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
+from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.autocast import Autocast
+from sizer.tracing.meta.buckets import buckets_seen
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.empty_cache import emptied_caches_seen
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
+from sizer.tracing.meta.resizing import resizes_seen
 from sizer.tracing.meta.rnnt import transducers_on
-from sizer.tracing.meta.streams import one_stream
+from sizer.tracing.meta.streams import streams_seen
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.rules import kernels_installed
 from sizer.tracing.steps import Steps, Work, weight_dtype
@@ -81,14 +89,17 @@ def trace(
     recorder = Recorder(device)
     recorder.batch_size = batch
     recorder.block_notes = block_notes
-    recorder.load(module, tell_frozen=work.tell_frozen)
-    recorder.log.mark("load")
-    if block_notes is not None:
-        block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
-    with unchanged(module):
+    if work.plan is None:
+        recorder.load(module, tell_frozen=work.tell_frozen)
+    with _world(work, device), unchanged(module):
         with repeatable(), recording(recorder):
             try:
                 with explained(recorder, module):
+                    if work.plan is not None:
+                        module = _on_rank(recorder, module, work)
+                    recorder.log.mark("load")
+                    if block_notes is not None:
+                        block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
                     steps = Steps(
                         *(blueprint, module, example, work),
                         device=_META,
@@ -101,6 +112,34 @@ def trace(
                 module.zero_grad(set_to_none=True)
         _check_size(recorder, batch)
         return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+
+
+@contextmanager
+def _world(work: Work, device: Device) -> Iterator[None]:
+    """The world of which the work is one rank, the first: FSDP2 and ZeRO-1 round up what they give it."""
+    if work.plan is None:
+        yield
+        return
+    with world_of(work.plan.world, 0, Accelerator(capability=device.capability.plain)), OnMeta():
+        yield
+
+
+def _on_rank(recorder: Recorder, module: nn.Module, work: Work) -> nn.Module:
+    """A copy of the module as the rank has it on its device, logged.
+
+    FSDP2 shards it while it is on meta: it is made empty then, so that nothing but its own shards is ever on the device. DDP
+    takes it as it is there, and holds its buckets from then on.
+    """
+    with _disable_current_modes():
+        module = copy.deepcopy(module)
+        if work.plan.shards:
+            shard(module, work.plan, work.dtype)
+    if work.plan.shards:
+        module.to_empty(device=_META)
+    recorder.load(module, tell_frozen=work.tell_frozen)
+    if work.plan.shards:
+        return module
+    return replicate(module)
 
 
 def _check_size(recorder: Recorder, batch: int) -> None:
@@ -161,7 +200,9 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(boxes_assumed(recorder))
         stack.enter_context(lengths_assumed(recorder.values))
         stack.enter_context(transducers_on(recorder))
-        stack.enter_context(one_stream(recorder.stand_in))
+        stack.enter_context(streams_seen(recorder.log, device.kind, recorder.stand_in, recorder.await_stream))
+        stack.enter_context(resizes_seen(recorder.resized))
+        stack.enter_context(buckets_seen(recorder.log))
         if device.kind == "cpu":
             stack.enter_context(random_states_seen(recorder.see_new))
         stack.enter_context(recorder.paths)

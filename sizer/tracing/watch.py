@@ -15,27 +15,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
 
 from sizer.tracing.recorder import Recorder
-
-
-class OnMeta(TorchFunctionMode):
-    """Sends to meta what asks for an accelerator by name: `.cuda()`, `.to("cuda:0")`, `device="mps"`."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in (torch.Tensor.cuda, torch.Tensor.xpu):
-            return args[0].to("meta")
-        kwargs = {name: _on_meta(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_on_meta, args), **kwargs)
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, torch.device) and value.type in ("cuda", "mps", "xpu"):
-        return torch.device("meta")
-    if isinstance(value, str) and value.partition(":")[0] in ("cuda", "mps", "xpu"):
-        return "meta"
-    return value
 
 
 class StepWatcher:
@@ -68,7 +49,8 @@ class StepWatcher:
         """End the setup: what modules hold are parameters and buffers, all else that lives is input."""
         recorder = self.recorder
         for block in recorder.log.alive():
-            recorder.log.classify(block, "input")
+            if recorder.log.category(block) == "temporary":
+                recorder.log.classify(block, "input")
         for child in self._modules.values():
             recorder.classify(child._parameters.values(), "parameter")
             recorder.classify(child._buffers.values(), "buffer")

@@ -16,6 +16,7 @@ from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, format_capab
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES, Source
 from sizer.config_json import MAX_CONFIG_BYTES, canonical_config, encode_config
@@ -66,6 +67,8 @@ def fill(request: Request) -> None:
     state["gpu"] = CUSTOM if is_custom(request.gpu) else request.gpu
     state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
     state["new"], state["cache"] = str(request.new), request.cache
+    state["parallel"], state["ranks"] = request.parallel, str(request.ranks)
+    state["replicate"], state["reshard"] = str(request.replicate), str(request.reshard)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
     look_at(request.focus)
@@ -215,6 +218,8 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
     if for_device:
         values["gpu"] = _ask_gpu()
+        if mode.trains and _on_cuda(values["gpu"]):
+            values |= _ask_ranks()
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
@@ -226,7 +231,7 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
             values["head"] = _text("Head", "A transformers class, for example LlamaForCausalLM.", key="head")
         if for_device:
             values["torch"] = _text("PyTorch", TORCH_HELP, key="torch", placeholder="the installed one")
-        if is_custom(values["gpu"]) or GPUS[values["gpu"]].backend == "cuda":
+        if _on_cuda(values["gpu"]):
             st.toggle("Expandable segments", key="expandable", help=EXPANDABLE_HELP, **KEEP)
             values["expandable"] = "01"[st.session_state["expandable"]]
         if not values.keys() & {"optimizer_impl", "attention", "torch", "expandable"}:
@@ -247,6 +252,21 @@ def _ask_trained_part() -> dict[str, str]:
         label = "Virtual tokens" if key == "r" and row.learns_prompt else label
         values[key] = _text(label, help_text, key=key, placeholder=placeholder)
     return values
+
+
+def _ask_ranks() -> dict[str, str]:
+    """How many of the device train the model together, and the fields that this way of doing so takes."""
+    titles = {key: row.title for key, row in PARALLELS.items()}
+    chosen = st.selectbox("GPUs", list(titles), format_func=titles.get, key="parallel", help=PARALLEL_HELP, **KEEP)
+    values = {"parallel": chosen}
+    for key in PARALLELS[chosen].keys:
+        label, help_text, placeholder = PARALLEL_FIELDS[key]
+        values[key] = _text(label, help_text, key=key, placeholder=placeholder)
+    return values
+
+
+def _on_cuda(gpu: str) -> bool:
+    return is_custom(gpu) or GPUS[gpu].backend == "cuda"
 
 
 def _ask_gpu() -> str:
@@ -294,6 +314,12 @@ ADAPTER_FIELDS = {  # label, help, and what holds where the field is empty, by k
     "targets": ("Adapted layers", f"{ALL_LINEAR}, {ATTENTION}, or names of modules with commas between.", ALL_LINEAR),
     "adapter_dropout": ("Dropout", "Of the adapter's input, from 0 to below 1.", "0"),
 }
+PARALLEL_FIELDS = {  # likewise
+    "ranks": ("Ranks", "GPUs among which data are parallel; with HSDP those of one group.", "8"),
+    "replicate": ("Groups", "Of ranks, each with a copy of the weights.", "1"),
+    "reshard": ("Reshard", "FSDP2's reshard_after_forward: 1, 0, or the size of a smaller group.", "1"),
+}
+PARALLEL_HELP = "How several of the device train the model together; every figure is then that of one of them."
 ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."

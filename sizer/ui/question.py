@@ -11,6 +11,7 @@ import streamlit as st
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.sources import SOURCES
 from sizer.request import Request
 
@@ -90,6 +91,9 @@ def _facts(request: Request) -> Iterator[str]:
         yield part
     if request.accumulate > 1:
         yield f"{request.accumulate} accumulated passes"
+    if request.parallel != "none":
+        groups = f"{request.replicate} × " if request.replicate > 1 else ""
+        yield f"{PARALLELS[request.parallel].title} over {groups}{request.ranks} ranks"
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
 

@@ -2,7 +2,9 @@
 
     python -m tests.null_driver.allocations EVENTS
 
-EVENTS is JSON: a number of bytes allocates the next block, [n] releases block n, null empties the cache. Runs over the null driver.
+EVENTS is JSON: a number of bytes allocates the next block, [bytes, s] does so on stream s; {"release": n} releases block n,
+{"block": n, "stream": s} says that the stream uses it, too (`Tensor.record_stream`); null empties the cache. Runs over the null
+driver, whose events are done at once, or, with NULL_EVENTS_PENDING=1, when they are waited for.
 """
 
 from __future__ import annotations
@@ -13,23 +15,29 @@ import sys
 
 import torch
 
+STREAMS = 4
 COUNTERS = ("allocated_bytes.all.current", "reserved_bytes.all.current", "requested_bytes.all.current")
 
 
 def follow(events: list) -> dict:
     """The counters after every event; where memory ran out, at which."""
-    blocks: list[int | None] = []
+    blocks: list[torch.Tensor | None] = []
     rows: list[list[int]] = []
     failed_at = None
     torch.cuda.init()
+    streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
     for position, event in enumerate(events):
-        if isinstance(event, list):
-            torch.cuda.caching_allocator_delete(blocks[event[0]])
-        elif event is None:
+        if event is None:
             torch.cuda.empty_cache()
+        elif isinstance(event, dict) and "release" in event:
+            blocks[event["release"]] = None
+        elif isinstance(event, dict):
+            blocks[event["block"]].record_stream(streams[event["stream"]])
         else:
+            size, stream = event if isinstance(event, list) else (event, 0)
             try:
-                blocks.append(torch.cuda.caching_allocator_alloc(event, 0))
+                with torch.cuda.stream(streams[stream]):
+                    blocks.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
             except torch.OutOfMemoryError:
                 failed_at = position
                 break

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 LARGEST = 2**21  # elements; token ids, masks, positions and boxes are smaller
 _FACTORIES = frozenset(
@@ -42,9 +44,15 @@ class KnownValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if active_fake_mode() is not None or any(map(is_traceable_wrapper_subclass, _tensors((args, kwargs)))):
+            return func(
+                *args, **kwargs
+            )  # nothing is computed, or by operators of a DTensor's parts, which no function mode sees
         if func in _COUNTED and all(self._is_known(t) for t in _tensors((args, kwargs))):
             return self._counted(func, args, kwargs)
         out = func(*args, **kwargs)
+        if any(map(is_traceable_wrapper_subclass, _tensors(out))):
+            return out
         results = [t for t in _tensors(out) if t.is_cuda]
         given = _tensors((args, kwargs))
         if func in _FINITE and not all(self._is_known(t) for t in given):

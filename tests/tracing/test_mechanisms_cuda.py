@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sizer.catalogue.gpus import GPUS
 from sizer.memory.tape import CATEGORIES, Tape
@@ -214,6 +215,24 @@ def test_the_order_in_which_backends_are_asked() -> None:
     assert order(cuda(HOPPER)) == order(cuda(BLACKWELL)) == ("cudnn", "flash", "efficient", "math")
     assert order(cuda((12, 0))) == ("flash", "efficient", "math")
     assert order(cuda(HOPPER, (2, 6))) == ("flash", "efficient", "math")
+
+
+def test_backends_that_user_code_has_switched_off_are_passed_over() -> None:
+    device, asked = cuda(HOPPER), question()
+    assert choose(device, asked) == "cudnn"
+    for backend, name in ((SDPBackend.FLASH_ATTENTION, "flash"), (SDPBackend.MATH, "math")):
+        with sdpa_kernel(backend):
+            assert choose(device, asked) == name
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert refusal("cudnn", device, asked) == "it is switched off (torch.nn.attention.sdpa_kernel)"
+        with pytest.raises(RuntimeError, match=r"^No available kernel. Aborting execution.$"):
+            choose(device, question(**FLOAT32))
+
+
+def test_the_order_that_user_code_has_set() -> None:
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+        assert order(cuda(HOPPER))[:2] == ("efficient", "flash")
+        assert choose(cuda(HOPPER), question()) == "efficient"
 
 
 def _changed(**changes: Any) -> Attention:

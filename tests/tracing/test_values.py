@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
-from sizer.tracing.values.known import LARGEST_FLOATS, LARGEST_INTEGERS
+from sizer.tracing.values.known import LARGEST_FLOATS, LARGEST_INTEGERS, KnownValues
 from tests.tracing.known import known, under
 
 
@@ -73,6 +73,14 @@ def test_followed(recorder: Recorder, name: str, code: Callable[[], Tensor], exp
     assert known(recorder, tensor) == expected
     assert list(tensor.shape) == list(torch.tensor(expected).shape)
     assert not recorder.notes  # nothing had to be assumed
+
+
+def test_integers_without_values_are_followed_while_constructors_go_to_meta() -> None:
+    values = KnownValues()
+    with torch.device("meta"):  # in force where C++ calls an operator, too: no function mode has been taken off for it
+        made = torch.empty(2, dtype=torch.int64)
+        values.follow(torch.ops.aten.empty.memory_format, ([2],), {"dtype": torch.int64}, made)
+    assert values.get(made).tolist() == [0, 0]
 
 
 ANSWERED: list[tuple[str, Callable[[], Any], Any]] = [

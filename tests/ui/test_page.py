@@ -130,6 +130,21 @@ def test_link_opens_its_question(client, open_page):
     assert address_of(page)["batch"] == "2,3"
 
 
+def test_the_fields_of_several_gpus_are_there_where_they_apply(client, open_page):
+    page = open_page(arch="torchvision:resnet18", parallel="hsdp", ranks="4", replicate="2")
+    asked = Request(source="torchvision", name="resnet18", parallel="hsdp", ranks=4, replicate=2)
+    assert client.requests == [asked]
+    assert parse_query(link_on(page)) == replace(asked, focus=("float32", 128))
+    page.text_input(key="reshard").set_value("2").run()
+    assert client.requests[-1] == replace(asked, reshard=2)
+    page.selectbox(key="parallel").set_value("ddp").run()
+    assert client.requests[-1] == Request(source="torchvision", name="resnet18", parallel="ddp", ranks=4)
+    assert not {"replicate", "reshard"} & {element.key for element in page.text_input}
+    page.selectbox(key="gpu").set_value("cpu").run()
+    assert client.requests[-1] == Request(source="torchvision", name="resnet18", gpu="cpu")
+    assert "parallel" not in {element.key for element in page.selectbox}
+
+
 def test_an_adapters_fields_are_there_where_they_apply(client, open_page):
     page = open_page(arch="torchvision:resnet18", train="adapter", r="8", targets="conv1,conv2")
     asked = Request(

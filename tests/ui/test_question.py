@@ -53,3 +53,9 @@ def test_what_is_trained_is_part_of_the_question():
         "GPT-2 124M · Training · bfloat16 · batch 2 · adamw · DoRA (r 8) · 4 accumulated passes · Tesla T4 (16 GB)"
     )
     assert " · the head · " in summary(parse_query("arch=hf:gpt2&dtype=bfloat16&batch=2&train=head"))
+
+
+def test_ranks_are_part_of_the_question():
+    query = "arch=hf:gpt2&dtype=bfloat16&batch=2&gpu=t4&parallel="
+    assert " · FSDP2 over 16 ranks · " in summary(parse_query(f"{query}fsdp&ranks=16"))
+    assert " · HSDP over 2 × 8 ranks · " in summary(parse_query(f"{query}hsdp&replicate=2"))

@@ -15,7 +15,7 @@ from sizer.memory.codec import DecodeError
 from sizer.processes.outcome import Outcome
 from sizer.processes.process import ChildProcess
 from sizer.processes.wire import clip_progress, error_from_wire, from_line
-from sizer.request import Request, check_not_generating, format_query, parse_query
+from sizer.request import Request, check_not_generating, check_one_rank, format_query, parse_query
 
 WALL_SECONDS = 600.0
 LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included
@@ -156,6 +156,7 @@ def start(
     """
     request = parse_query(query)
     check_not_generating(request, "a measurement")
+    check_one_rank(request, "a measurement")
     _check_one(request)
     if config_text is not None and not SOURCES[request.source].fetched:
         todo = "put the config itself into the query, as arch=config:..."

@@ -12,12 +12,14 @@ from sizer.tracing.cpu import processor
 from sizer.tracing.cpu.products import buffer_bytes
 from sizer.tracing.device import Device
 from sizer.tracing.meta.attention import (
+    NO_KERNEL,
     Attention,
     additive_mask,
     attention_kernel,
     has_rows,
     heads_fit,
     is_dense,
+    is_switched_on,
     math_attention,
 )
 
@@ -32,12 +34,14 @@ def scaled_dot_product_attention(device: Device, a: Attention) -> Tensor:
     trainable_mask = a.mask is not None and a.mask.requires_grad
     shapes = is_dense(device, a) and has_rows(device, a) and heads_fit(device, a)
     why = f"{str(a.query.dtype)[6:]}, head dim {a.query.shape[-1]}"
-    if a.dropout == 0 and shapes and heads and strides and not trainable_mask:
+    if a.dropout == 0 and shapes and heads and strides and not trainable_mask and is_switched_on("flash"):
         device.note_choice("attention", "flash for CPU", why)
         mask = additive_mask(a.mask, a.query.dtype)
         return _aten._scaled_dot_product_flash_attention_for_cpu.default(
             a.query, a.key, a.value, a.dropout, a.is_causal, attn_mask=mask, scale=a.scale
         )[0]
+    if not is_switched_on("math"):
+        raise RuntimeError(NO_KERNEL)
     device.note_choice("attention", "math", why)
     return math_attention(a)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from sizer.tracing.device import Device
-from sizer.tracing.meta.attention import Attention, has_rows, heads_fit, is_dense
+from sizer.tracing.meta.attention import NO_KERNEL, Attention, has_rows, heads_fit, is_dense, is_switched_on
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGEST_GRID = 65535  # batch or heads that cuDNN and flash take
@@ -139,6 +139,12 @@ def _cudnn_mask(device: Device, a: Attention) -> bool:
     return all(size in (1, whole) for size, whole in zip(a.mask.shape, wanted, strict=True))
 
 
+# The order that `sdpa_kernel(..., set_priority=True)` leaves where nobody asked for another (Context.h, sdp_priority_order), by
+# the numbers of torch.nn.attention.SDPBackend.
+_NUMBERS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
+_DEFAULT_ORDER = [1, 2, 0, 3, 4]
+
+
 _SHAPES: tuple[Condition, ...] = (
     ("query, key and value need four dimensions", is_dense),
     ("there are no queries or keys", has_rows),
@@ -190,6 +196,8 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
 
 def refusal(backend: str, device: Device, a: Attention) -> str | None:
     """Why the backend cannot be used, or None where it can."""
+    if not is_switched_on(backend):
+        return "it is switched off (torch.nn.attention.sdpa_kernel)"
     return next((why for why, holds in CONDITIONS[backend] if not holds(device, a)), None)
 
 
@@ -198,15 +206,23 @@ def order(device: Device) -> tuple[str, ...]:
     capabilities 9 and 10, for the cuDNN (9.19 and newer) and CUDA (13) that come with 2.11 and newer.
 
     In 2.6 cuDNN comes after the math path (Context.h, sdp_priority_order), which takes everything; it is first in 2.9 (pull request
-    162073), but not in 2.10, which asks for a newer cuDNN than comes with it."""
+    162073), but not in 2.10, which asks for a newer cuDNN than comes with it. An order that user code has set goes before all."""
+    if (asked := torch._C._get_sdp_priority_order()) != _DEFAULT_ORDER:
+        return tuple(_NUMBERS[number] for number in asked if number in _NUMBERS)
     prefers = device.version == (2, 9) or device.version >= (2, 11)
     first = ("cudnn",) if prefers and _capability(device)[0] in (9, 10) else ()
     return (*first, "flash", "efficient", "math")
 
 
 def choose(device: Device, a: Attention) -> str:
-    """The name of the backend that CUDA would choose: "cudnn", "flash", "efficient" or "math"."""
-    return next(backend for backend in order(device) if refusal(backend, device, a) is None)
+    """The name of the backend that CUDA would choose: "cudnn", "flash", "efficient" or "math".
+
+    Raises RuntimeError, as PyTorch does, where what is switched on takes no such call.
+    """
+    for backend in order(device):
+        if refusal(backend, device, a) is None:
+            return backend
+    raise RuntimeError(NO_KERNEL)
 
 
 def reason(device: Device, a: Attention, backend: str) -> str:

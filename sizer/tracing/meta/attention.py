@@ -17,7 +17,17 @@ from torch import Tensor
 from sizer.tracing.device import Device
 from sizer.tracing.meta.dtypes import check_attention
 
+NO_KERNEL = (
+    "No available kernel. Aborting execution."  # aten/src/ATen/native/transformers/sdp_utils.cpp, select_sdp_backend
+)
+
 _HALVES = (torch.float16, torch.bfloat16)
+_SWITCHES = {
+    "flash": torch.backends.cuda.flash_sdp_enabled,
+    "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+    "math": torch.backends.cuda.math_sdp_enabled,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,11 @@ def attention_kernel(run: Callable[[Device, Attention], Tensor]) -> Callable[...
                                      is_causal=is_causal, scale=scale, grouped=enable_gqa))  # fmt: skip
 
     return kernel
+
+
+def is_switched_on(backend: str) -> bool:
+    """Whether user code leaves a backend on: `sdpa_kernel`, `torch.backends.cuda.enable_*_sdp` (check_runtime_disabled_*)."""
+    return _SWITCHES[backend]()
 
 
 def is_dense(device: Device, a: Attention) -> bool:

@@ -29,33 +29,41 @@ class Optimizers:
         return [
             value
             for optimizer in self.optimizers
-            for state in optimizer.state.values()
+            for state in getattr(optimizer, "optim", optimizer).state.values()  # of a rank's part, the optimizer inside
             for value in state.values()
             if isinstance(value, torch.Tensor)
         ]
 
 
-def build_optimizers(name: str, implementation: str | None, module: nn.Module) -> Optimizers:
-    """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device."""
+def build_optimizers(name: str, implementation: str | None, module: nn.Module, *, sharded: bool = False) -> Optimizers:
+    """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device.
+
+    `sharded` are those whose state lies over the ranks of a world (ZeroRedundancyOptimizer).
+    """
     parameters = [p for p in module.parameters() if p.requires_grad]
     if name == "none" or not parameters:
         return Optimizers([])
     if name != "muon":
-        return Optimizers([_one(name, implementation, parameters)])
+        return Optimizers([_one(name, implementation, parameters, sharded)])
     matrices, rest = [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
-    made = [_one("muon", None, matrices)] if matrices else []
-    return Optimizers([*made, *([_one("adamw", implementation, rest)] if rest else [])])
+    made = [_one("muon", None, matrices, sharded)] if matrices else []
+    return Optimizers([*made, *([_one("adamw", implementation, rest, sharded)] if rest else [])])
 
 
-def _one(name: str, implementation: str | None, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], sharded: bool) -> torch.optim.Optimizer:
     row = OPTIMIZERS[name]
     how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
-    return getattr(torch.optim, row.class_name)(parameters, **row.options, **how)
+    kind = getattr(torch.optim, row.class_name)
+    if not sharded:
+        return kind(parameters, **row.options, **how)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(parameters, kind, **row.options, **how)
 
 
 @contextmanager
 def optimizers_on(kind: str) -> Iterator[None]:
-    """Within the context, optimizers over meta parameters take the implementation that they take on this kind of device.
+    """Within the context, optimizers and clipping over meta tensors take the implementation that they take on this kind of device.
 
     On CUDA most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
     (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate nothing.
@@ -65,9 +73,13 @@ def optimizers_on(kind: str) -> Iterator[None]:
         return None
 
     foreach = ["cuda", "meta"] if kind == "cuda" else ["cuda"]
+    clips = ["cuda"] if kind == "mps" else ["cuda", "meta"]  # torch.nn.utils.clip_grad, on the CPU too
     fused = ["meta", "cuda", "mps", "cpu", "xpu"]
     with ExitStack() as stack:
         stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: foreach))
+        stack.enter_context(
+            mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: clips)
+        )
         stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: fused))
         for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
             stack.enter_context(mock.patch.object(torch, kernel, nothing))

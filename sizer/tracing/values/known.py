@@ -228,7 +228,7 @@ class KnownValues:
         if func in _UNDEFINED and isinstance(out, Tensor) and out.device.type == "meta":
             fresh = out.untyped_storage()._cdata not in self._twins
             if fresh and not out.dtype.is_floating_point and out.numel() <= LARGEST_UNDEFINED:
-                self.remember(out, torch.zeros(out.shape, dtype=out.dtype))
+                self.remember(out, torch.zeros(out.shape, dtype=out.dtype, device="cpu"))
 
     def _follow_mutation(self, func: Any, args: tuple, kwargs: dict, unpredictable: bool) -> None:
         written = _written(func, args, kwargs)

@@ -1,0 +1,54 @@
+"""How many ranks train one model: PyTorch's own ways, and what their communication takes on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sizer.catalogue.gpus import Gpu
+
+# What one communicator of NCCL holds of a GPU's memory: the least, one of 8 H100, and a third of the 6 GB of three.
+NCCL_OF_TWO_BYTES = 544 * 10**6
+NCCL_BYTES = (688 * 10**6, 1_060 * 10**6, 2_000 * 10**6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, and
+    the `keys` of a query that it takes."""
+
+    key: str
+    title: str
+    shards: bool = False
+    communicators: int = 1
+    keys: tuple[str, ...] = ("ranks",)
+
+
+_ROWS = (
+    Parallel(key="none", title="One GPU", communicators=0, keys=()),
+    Parallel(key="ddp", title="DDP"),
+    Parallel(key="zero1", title="ZeRO-1"),
+    Parallel(key="fsdp", title="FSDP2", shards=True, keys=("ranks", "reshard")),
+    Parallel(key="hsdp", title="HSDP", shards=True, communicators=2, keys=("ranks", "replicate", "reshard")),
+)
+
+PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard")
+PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
+
+
+def beside_nccl(gpu: Gpu, parallel: str, ranks: int) -> Gpu:
+    """A GPU as one of so many ranks has it: what NCCL holds, in bytes, is a part of what a process holds outside the allocator.
+
+    Source: what others measured. 544 MB for a group of 2 and 688 for larger ones on A100 (github.com/NVIDIA/nccl/issues/964);
+    1.06 GB for one of 8 H100 (1685), about 1.6 for one communicator and 6 for three (864).
+    *Known limitation*: which algorithms and protocols NCCL takes, over how many channels, is not known.
+    """
+    communicators = PARALLELS[parallel].communicators
+    if not communicators or ranks == 1:
+        return gpu
+    low, usual, high = NCCL_BYTES
+    return replace(
+        gpu,
+        context_low_bytes=gpu.context_low_bytes + (NCCL_OF_TWO_BYTES if ranks == 2 else low),
+        context_bytes=gpu.context_bytes + usual * communicators,
+        context_high_bytes=gpu.context_high_bytes + high * communicators,
+    )

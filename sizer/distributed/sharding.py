@@ -1,0 +1,47 @@
+"""A module as each rank of a world has it: by DDP, or by FSDP2 over the blocks that the model is a stack of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sizer.architecture.checkpointing import repeated_blocks
+from sizer.distributed.plan import Plan
+
+
+def shard(module: nn.Module, plan: Plan, dtype: str) -> None:
+    """Shard a module's parameters by `fully_shard`: each of its repeated blocks, then what is left, as one group.
+
+    A dtype of mixed precision ("amp-bfloat16") is FSDP2's own policy: parameters are gathered and used in it, gradients reduced in
+    float32. A module on meta stays there: `to_empty` then makes what a rank holds, and no rank ever holds the whole.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    sizes, names = ((plan.replicate, plan.ranks), ("replicate", "shard"))
+    if plan.parallel == "fsdp":
+        sizes, names = sizes[1:], names[1:]
+    options: dict[str, Any] = {
+        "mesh": dist.init_device_mesh("cuda", sizes, mesh_dim_names=names),
+        "reshard_after_forward": bool(plan.reshard) if plan.reshard < 2 else plan.reshard,
+    }
+    if dtype.startswith("amp-"):
+        half = getattr(torch, dtype.removeprefix("amp-"))
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+    for block in repeated_blocks(module):
+        fully_shard(block, **options)
+    fully_shard(module, **options)
+
+
+def replicate(module: nn.Module) -> nn.Module:
+    """A module that is on its device, with DDP around it, at its defaults."""
+    return nn.parallel.DistributedDataParallel(module)
+
+
+def tell_whether_last(module: nn.Module, last: bool) -> None:
+    """Tell a module of DDP's whether the pass that begins is the last of those that a step accumulates: only then are gradients
+    reduced, as within `no_sync`. FSDP2 reduces them after every pass."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        module.require_backward_grad_sync = last

@@ -1,0 +1,147 @@
+"""A world of ranks of which one is there: a fake process group, and what torch.distributed asks of meta tensors.
+
+All that is patched of torch.distributed stands here; read in PyTorch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sizer.distributed.devices import PER_HOST, Accelerator, devices_answer
+from sizer.errors import RequestError, TraceError
+
+_FAKE = "fake_on_meta"
+_DEVICES = ("cpu", "cuda", "meta")
+
+
+@contextmanager
+def world_of(size: int, rank: int, accelerator: Accelerator) -> Iterator[None]:
+    """Within the context this process is one rank of a world, as `torchrun` would start it: torch.distributed is initialized, and
+    nobody answers. Code that initializes it again finds it done.
+
+    Raises RequestError where torch.distributed is initialized already.
+    """
+    if dist.is_initialized():
+        raise RequestError(
+            "world",
+            given=f"{size}, with torch.distributed initialized already",
+            allowed="a process without a process group",
+            todo="leave init_process_group() to the step, where it does nothing, or destroy the group before",
+        )
+    _import_scripted()
+    local_rank = rank % PER_HOST
+    with ExitStack() as stack:
+        stack.enter_context(devices_answer(accelerator, local_rank))
+        stack.enter_context(_environment(size, rank, local_rank))
+        stack.enter_context(_process_group(size, rank))
+        for patched in (_sharding_patched, _fully_shard_patched, _replicated_patched):
+            stack.enter_context(patched())
+        yield
+
+
+@contextmanager
+def _environment(size: int, rank: int, local_rank: int) -> Iterator[None]:
+    """The variables that torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+    numbers = {"WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": min(size, PER_HOST)}
+    texts = {name: str(number) for name, number in numbers.items()}
+    with mock.patch.dict(os.environ, texts | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}):
+        yield
+
+
+@contextmanager
+def _process_group(size: int, rank: int) -> Iterator[None]:
+    """PyTorch's own fake process group, for meta tensors, too; user code that makes or destroys one does nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_pg
+
+    with _registered(_create_fake_pg):
+        dist.init_process_group(
+            ",".join(f"{device}:{_FAKE}" for device in _DEVICES), rank=rank, world_size=size, store=FakeStore()
+        )
+        try:
+            with ExitStack() as stack:
+                for name in ("init_process_group", "destroy_process_group"):
+                    stack.enter_context(mock.patch.object(dist, name, _nothing))
+                yield
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _registered(create: Callable[..., Any]) -> Iterator[None]:
+    """Within the context torch.distributed knows a backend that calls `create` for devices of all kinds."""
+    backend, name = dist.Backend, _FAKE.upper()
+    tables = (backend.backend_list, backend.backend_capability, backend.backend_type_map,
+              backend.default_device_backend_map, backend._plugins)  # fmt: skip
+    before = [table.copy() for table in tables]
+    backend.register_backend(_FAKE, create, extended_api=True, devices=list(_DEVICES))
+    try:
+        yield
+    finally:
+        for table, was in zip(tables, before, strict=True):
+            table.clear()
+            (table.extend if isinstance(table, list) else table.update)(was)
+        delattr(backend, name)
+
+
+@contextmanager
+def _sharding_patched() -> Iterator[None]:
+    """DTensor asks fake tensors how an operator's result looks (torch/distributed/tensor/_sharding_prop.py): that is no work."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    ask = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return ask(*args, **kwargs)
+
+    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
+        yield
+
+
+@contextmanager
+def _fully_shard_patched() -> Iterator[None]:
+    """FSDP2 refuses parameters on meta where training begins (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py), and leaves
+    them there where it should take them to the host."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    def refuse_offload(group: FSDPParamGroup) -> None:
+        if isinstance(group.offload_policy, CPUOffloadPolicy):
+            raise TraceError(
+                "CPUOffloadPolicy cannot be traced yet",
+                given="fully_shard(..., offload_policy=CPUOffloadPolicy())",
+                allowed="parameters on the device",
+                todo="leave offload_policy out",
+            )
+
+    with (
+        mock.patch.object(FSDPParamGroup, "_validate_no_meta_params", _nothing),
+        mock.patch.object(FSDPParamGroup, "_validate_cpu_offload_params", refuse_offload),
+    ):
+        yield
+
+
+@contextmanager
+def _replicated_patched() -> Iterator[None]:
+    """DDP compares the ranks' parameters in C++, by what they hold (torch/nn/parallel/distributed.py)."""
+    with mock.patch.object(dist, "_verify_params_across_processes", _nothing):
+        yield
+
+
+def _import_scripted() -> None:
+    """Import what torch.jit.script compiles as it is imported, which it could not among the stand-ins of a trace."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import torch.distributed.optim  # noqa: F401
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None

@@ -1,0 +1,71 @@
+"""Collectives of torch.distributed: nobody answers, and what they allocate is what is noted.
+
+The operators of c10d have no meta kernels; each returns the tensors that it was given and a work that is done. The functional ones
+(torch/distributed/_functional_collectives.py) have kernels that allocate on meta what a device does not. Read in PyTorch 2.11 and
+2.15: torch/csrc/distributed/c10d/Ops.cpp, Functional.cpp.
+
+*Known limitation*: NCCL holds what an asynchronous collective was given until it is waited for; here nothing does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.futures import Future
+
+from sizer.tracing.values.handler import HandlerContext
+from sizer.tracing.values.known import tensors_of
+
+
+def _done(tensors: list[torch.Tensor]) -> Any:
+    """A work that is done, with the tensors as its result: the fake process group's own has no future, which DDP asks for."""
+    from torch._C._distributed_c10d import _create_work_from_future
+
+    future: Future = Future()
+    future.set_result(tensors)
+    return _create_work_from_future(future).boxed()
+
+
+def collective(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """c10d's operators (outputs first): the outputs as they are, and the work. Each rank has broadcast what all of them have."""
+    outputs = tensors_of(args[:1])
+    for tensor in () if func is torch.ops.c10d.broadcast_.default else outputs:
+        recorder.values.forget(tensor)
+    returned = len(func._schema.returns)
+    return (args[0], _done(outputs)) if returned == 2 else _done(outputs) if returned else None
+
+
+def all_reduce(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """_c10d_functional.all_reduce(input, op, group): a contiguous copy, reduced in place."""
+    with recorder:
+        return args[0].clone(memory_format=torch.contiguous_format)
+
+
+def in_place(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """_c10d_functional.wait_tensor(tensor), all_reduce_(input, op, group) and their like: what they were given."""
+    return args[0]
+
+
+def wrapped(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """_c10d_functional._wrap_tensor_autograd(input): on a device the tensor itself, wrapped; its meta kernel makes one."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(args[0])
+
+
+_C10D = (
+    "broadcast_", "allreduce_", "allreduce_coalesced_", "allgather_", "_allgather_base_", "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "reduce_",
+    "gather_", "scatter_", "alltoall_", "alltoall_base_", "barrier", "monitored_barrier_", "send", "recv_", "recv_any_source_",
+    "gather_into_tensor_", "check_for_nan",
+)  # fmt: skip
+_IN_PLACE = ("wait_tensor", "wait_tensors", "all_reduce_", "all_reduce_coalesced_", "broadcast_")
+
+# By name: PyTorch may be built without torch.distributed.
+HANDLERS = {
+    **{f"c10d.{name}.default": collective for name in _C10D},
+    **{f"_c10d_functional.{name}.default": in_place for name in _IN_PLACE},
+    "_c10d_functional.all_reduce.default": all_reduce,
+    "_c10d_functional._wrap_tensor_autograd.default": wrapped,
+}

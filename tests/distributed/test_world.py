@@ -1,0 +1,153 @@
+"""One rank of a world: what its code is told, what is refused, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+import sizer
+from sizer.distributed.devices import Accelerator
+from sizer.distributed.world import world_of
+from sizer.errors import RequestError, TraceError
+
+GPU = "h100-80gb"
+H100 = Accelerator(capability=(9, 0), total_bytes=80 * 2**30, name="H100")
+
+
+def replicated() -> Callable[[], None]:
+    """A training script as torchrun starts it."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl")
+    device = torch.device("cuda", local_rank)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(256, 256, device=device), device_ids=[local_rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.zeros(4, 256, device=device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def sharded() -> Callable[[], None]:
+    model = nn.Linear(256, 256, device="cuda")
+    fully_shard(model, mesh=dist.init_device_mesh("cuda", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.zeros(4, 256, device="cuda")
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_a_script_as_torchrun_starts_it() -> None:
+    estimate = sizer.size_step(replicated, gpu=GPU, world=16, rank=11).estimates[0]
+    # 256 * 256 + 256 elements of 4 bytes, of which every rank holds all
+    assert estimate.weights_bytes == estimate.gradients_bytes == 4 * (256 * 256 + 256)
+
+
+@pytest.mark.parametrize(
+    ("world", "rank", "rows", "biases"), [(1, 0, 256, 256), (8, 0, 32, 32), (3, 0, 86, 86), (3, 2, 84, 84)]
+)
+def test_each_rank_holds_its_part(world: int, rank: int, rows: int, biases: int) -> None:
+    estimate = sizer.size_step(sharded, gpu=GPU, world=world, rank=rank).estimates[0]
+    # FSDP2 shards the first dimension: 256 rows over 3 ranks are 86, 86 and 84, padded to 86 in storage
+    padded = -(-256 // world)
+    assert estimate.weights_bytes == 4 * (padded * 256 + padded)
+    assert estimate.optimizer_bytes == 2 * 4 * (rows * 256 + biases)
+
+
+def test_code_is_told_of_its_world() -> None:
+    with world_of(16, 11, H100):
+        assert (dist.get_world_size(), dist.get_rank(), torch.cuda.current_device(), torch.cuda.device_count()) == (
+            16,
+            11,
+            3,
+            8,
+        )
+        assert {name: os.environ[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
+            "WORLD_SIZE": "16", "RANK": "11", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8",
+        }  # fmt: skip
+        assert torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory == H100.total_bytes
+        assert torch.accelerator.current_accelerator().type == "cuda"
+
+
+def _what_is_patched() -> list[object]:
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    backend = dist.Backend
+    return [
+        dict(vars(torch.cuda)),
+        dict(vars(torch.accelerator)),
+        dict(vars(dist)),
+        dict(vars(FSDPParamGroup)),
+        dict(vars(ShardingPropagator)),
+        dict(vars(backend)) | {"backend_list": [*backend.backend_list], "_plugins": {**backend._plugins}},
+        dict(backend.backend_capability),
+        dict(backend.default_device_backend_map),
+        dict(os.environ),
+        torch._C._get_accelerator,
+        torch.UntypedStorage.resize_,
+        torch.Tensor.record_stream,
+        hasattr(torch, "meta"),
+        dist.is_initialized(),
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_it_stays(fails: bool) -> None:
+    def failing() -> Callable[[], None]:
+        raise ValueError("no such data")
+
+    sizer.size_step(sharded, gpu=GPU, world=2)  # what PyTorch imports lazily is there
+    before = _what_is_patched()
+    if fails:
+        with pytest.raises(TraceError, match=r"no such data"):
+            sizer.size_step(failing, gpu=GPU, world=2)
+    else:
+        sizer.size_step(sharded, gpu=GPU, world=2)
+    assert _what_is_patched() == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"world": 0}, r"^world: given 0, allowed 1 or more"),
+        ({"world": 4, "rank": 4}, r"^rank: given 4, allowed 0 to 3"),
+        ({"rank": 1}, r"^rank: given 1, allowed 0 without a world"),
+        ({"world": 2, "gpu": "cpu"}, r"^gpu: given cpu, allowed a GPU of CUDA's where there is a world"),
+    ],
+)
+def test_worlds_that_cannot_be_are_refused(asked: dict, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        sizer.size_step(sharded, **{"gpu": GPU} | asked)
+
+
+def test_offload_is_refused_by_name() -> None:
+    def offloading() -> Callable[[], None]:
+        model = fully_shard(nn.Linear(4, 4, device="cuda"), offload_policy=CPUOffloadPolicy())
+        return lambda: model(torch.zeros(2, 4, device="cuda")).sum().backward()
+
+    with pytest.raises(TraceError, match=r"^CPUOffloadPolicy cannot be traced yet"):
+        sizer.size_step(offloading, gpu=GPU, world=2)
+
+
+def test_a_world_within_a_world_is_refused() -> None:
+    with (
+        world_of(2, 0, H100),
+        pytest.raises(RequestError, match=r"^world: given 2, with torch.distributed initialized"),
+    ):
+        sizer.size_step(sharded, gpu=GPU, world=2)

@@ -1,0 +1,57 @@
+"""Two steps of the first rank of a query over the null driver, with PyTorch's fake process group: PyTorch's own peaks.
+
+    python -m tests.null_driver.rank_queries QUERIES
+
+QUERIES is a JSON list; prints the most bytes allocated and reserved for each as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from sizer.architecture import make_blueprint
+from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
+from sizer.distributed.sharding import replicate, shard
+from sizer.request import parse_query
+from sizer.tracer import work_of
+from sizer.tracing.steps import Steps, weight_dtype
+from sizer.tracing.trace import repeatable
+from tests.null_driver.ranks import answers
+from tests.null_driver.values import KnownValues
+
+CUDA = torch.device("cuda")
+
+
+def peaks(query: str) -> list[int]:
+    """The most bytes allocated and reserved in two steps of a query's one cell."""
+    request = parse_query(query)
+    blueprint, work, (batch,) = make_blueprint(request), work_of(request, *request.dtypes), request.batches
+    torch.cuda.init()
+    dist.init_process_group("fake", rank=0, world_size=work.plan.world, store=FakeStore(), pg_options=answers())
+    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
+    with repeatable(), KnownValues():
+        if work.plan.shards:
+            shard(module, work.plan, work.dtype)
+            module.to_empty(device=CUDA)
+        else:
+            allocate_parameters(module)
+            module = load(module, CUDA)
+            initialize_parameters(module)
+            module = replicate(module)
+        for _ in Steps(blueprint, module, blueprint.example(batch, True), work, device=CUDA).run():
+            pass
+    return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:  # a fresh allocator for each
+        found = pool.map(peaks, json.loads(sys.argv[1]), chunksize=1)
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # nothing to take down: the device is none

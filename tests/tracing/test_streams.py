@@ -1,0 +1,167 @@
+"""Streams, events and storages that change their size in a step of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import sizer
+from sizer.memory.bounds import STREAMS
+from sizer.memory.tape import Tape
+from sizer.tracing.device import Device
+from sizer.tracing.meta.streams import BACKWARD, PER_PRIORITY
+from sizer.tracing.recorder import Recorder
+from sizer.tracing.trace import recording
+
+MIB = 2**20
+
+
+def tape_of(code: Callable[[], object], kind: str = "cuda") -> Tape:
+    """The tape of code that runs as a trace runs it."""
+    recorder = Recorder(Device(kind, (8, 0) if kind == "cuda" else None))
+    with recording(recorder):
+        kept = code()
+        recorder.log.mark("forward")
+    del kept
+    return recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes)).validate()
+
+
+def empty() -> torch.Tensor:
+    return torch.empty(MIB, dtype=torch.uint8, device="meta")
+
+
+def test_blocks_know_their_streams() -> None:
+    def code() -> list[torch.Tensor]:
+        side, other = torch.cuda.Stream(), torch.cuda.Stream()
+        made = [empty()]
+        with torch.cuda.stream(side):
+            made.append(empty())
+            with torch.cuda.stream(other):
+                made.append(empty())
+            made.append(empty())
+            with torch.cuda.stream(None):
+                made.append(empty())
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            made.append(empty())
+        torch.cuda.set_stream(other)
+        assert torch.cuda.current_stream() == other
+        return [*made, empty()]
+
+    assert tape_of(code).streams == bytes([0, 1, 2, 1, 1, 0, 2])
+    assert tape_of(code, "cpu").streams == b""
+
+
+def test_streams_are_taken_from_a_pool_in_turn() -> None:
+    def code() -> list[torch.Tensor]:
+        made = []
+        for priority in (0, -1):
+            streams = [torch.cuda.Stream(priority=priority) for _ in range(PER_PRIORITY + 1)]
+            assert streams[0] == streams[-1] != streams[1]
+            with streams[0]:
+                made.append(empty())
+            with streams[-1]:
+                made.append(empty())
+        return made
+
+    assert tape_of(code).streams == bytes([1, 1, 2, 2])
+
+
+def test_events_have_happened() -> None:
+    def code() -> None:
+        event, stream = torch.cuda.Event(enable_timing=True), torch.cuda.Stream()
+        event.record(stream)
+        stream.wait_event(event)
+        stream.wait_stream(torch.cuda.current_stream())
+        event.synchronize()
+        assert event.query() and stream.query()
+        assert event.elapsed_time(stream.record_event()) == 0.0
+
+    tape_of(code)
+
+
+def test_a_block_that_another_stream_uses_waits_for_it() -> None:
+    def code() -> list[torch.Tensor]:
+        own, lent = empty(), empty()
+        lent.record_stream(torch.cuda.Stream())
+        own.record_stream(torch.cuda.current_stream())
+        return [own, lent]
+
+    assert tape_of(code).awaited == {1}
+
+
+def prefetching() -> Callable[[], None]:
+    side = torch.cuda.Stream()
+
+    def step() -> None:
+        for _ in range(3):
+            with torch.no_grad(), torch.cuda.stream(side):
+                batch = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+            torch.cuda.current_stream().wait_stream(side)
+            batch.record_stream(torch.cuda.current_stream())
+            del batch
+
+    return step
+
+
+def test_what_waits_for_other_streams_is_a_part_of_the_range() -> None:
+    estimate = sizer.size_step(prefetching).estimates[0]
+    (found,) = (margin for margin in estimate.margins if margin.name == STREAMS)
+    # each step's three batches use one block where the stream is done, six where it never is
+    assert (estimate.peak_reserved_bytes, found.less_bytes, found.more_bytes) == (64 * MIB, 0, 5 * 64 * MIB)
+
+
+def test_a_forward_pass_on_a_second_stream_is_noted() -> None:
+    def setup() -> Callable[[], None]:
+        side, model = torch.cuda.Stream(), nn.Linear(4, 4, device="cuda")
+
+        def step() -> None:
+            with torch.cuda.stream(side):
+                loss = model(torch.zeros(2, 4, device="cuda")).sum()
+            loss.backward()
+
+        return step
+
+    assert sizer.size_step(setup).uncounted == (BACKWARD,)
+    assert sizer.size_step(prefetching).uncounted == ()
+
+
+def test_a_second_stream_has_a_workspace_of_cublas_of_its_own() -> None:
+    def products() -> list[torch.Tensor]:
+        left = torch.empty(512, 512, device="meta")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            other = left @ left
+        return [left @ left, left @ left, other]
+
+    tape = tape_of(products)
+    work = [tape.streams[block] for block, category in enumerate(tape.categories) if category == 7]
+    assert sorted(set(work)) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_storage_that_is_resized_has_another_block(kind: str) -> None:
+    def code() -> torch.Tensor:
+        tensor = empty()
+        storage = tensor.untyped_storage()
+        storage.resize_(MIB)  # nothing changes
+        storage.resize_(0)
+        storage.resize_(0)
+        storage.resize_(2 * MIB)
+        storage.resize_(3 * MIB)  # a new block, a copy, then the old one goes
+        return tensor
+
+    tape = tape_of(code, kind)
+    assert list(tape.order) == [0, ~0, 1, 2, ~1]
+    assert list(tape.sizes) == [MIB, 2 * MIB, 3 * MIB]
+
+
+def test_a_storage_without_bytes_is_not_released_again() -> None:
+    def code() -> torch.Tensor:
+        emptied = empty()
+        emptied.untyped_storage().resize_(0)
+        del emptied
+        return empty()
+
+    assert list(tape_of(code).order) == [0, ~0, 1]
