@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import tempfile
 from base64 import b64encode
 
-from sizer.processes.process import kill, kill_group, python_command
+from sizer.processes.process import kill, kill_group, python_command, signal_group
 from sizer.processes.wire import to_line
 from sizer.service.settings import Settings
 from sizer.service.template import Template
@@ -39,6 +40,19 @@ class ForkedJob:
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._source)
         return reader
+
+    def pause(self) -> bool:
+        """Stops the child where it is; it keeps its memory."""
+        signal_group(self._process, signal.SIGSTOP)
+        return True
+
+    def go_on(self) -> None:
+        """Lets a child that was paused go on."""
+        signal_group(self._process, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends the child; `stop` tells its exit status."""
+        kill_group(self._process)
 
     async def stop(self) -> int:
         """Kills the child with all that it started; its exit status, negative for the signal that ended it.
@@ -73,6 +87,19 @@ class SpawnedJob:
         self._process.stdin.write(_line_of(self._job))
         self._process.stdin.close()
         return self._process.stdout
+
+    def pause(self) -> bool:
+        if os.name != "posix" or self._process is None:
+            return False
+        signal_group(self._process.pid, signal.SIGSTOP)
+        return True
+
+    def go_on(self) -> None:
+        signal_group(self._process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            kill(self._process)
 
     async def stop(self) -> int:
         if self._process is None:

@@ -23,10 +23,19 @@ PUBLIC_VARIABLE = "SIZER_PUBLIC"  # anything but 0: strangers use this app
 UNWALLED_VARIABLE = "SIZER_PUBLIC_WITHOUT_SECCOMP"  # 1: and it may run where the kernel cannot confine jobs
 
 
+def is_public() -> bool:
+    """Whether strangers use this app: any value of the switch but none and 0 says so."""
+    return os.environ.get(PUBLIC_VARIABLE, "") not in _OFF
+
+
 def wanted_wall() -> Wall:
     """Whether jobs may run where the kernel has no seccomp: not in public mode, unless told so."""
-    public = os.environ.get(PUBLIC_VARIABLE, "") not in _OFF
-    return "required" if public and os.environ.get(UNWALLED_VARIABLE) != "1" else "wanted"
+    return "required" if is_public() and os.environ.get(UNWALLED_VARIABLE) != "1" else "wanted"
+
+
+def wanted_spares() -> int:
+    """One in public mode, where nobody should wait for an import of torch; none for one person, whose memory it would take."""
+    return 1 if is_public() else 0
 
 
 def preloaded() -> tuple[str, ...]:
@@ -54,6 +63,8 @@ class Settings:
     `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
     `tapes` is the folder where what jobs traced is kept for later servers, empty for none.
     `readable` are files and folders that a job may read beside the interpreter's and the packages'.
+    `spares` are the servers that are started beforehand, to take the place of one that dies.
+    `silence_seconds` is how long a server may answer nothing before it is taken for dead, `start_seconds` while it starts.
     `wall` is "required" where no job may run without seccomp.
     `launch` is "fork" (a copy of the preloaded template per job) or "spawn" (a fresh process, where there is no fork).
     """
@@ -70,6 +81,9 @@ class Settings:
     preload: tuple[str, ...] = field(default_factory=preloaded)
     tapes: str = field(default_factory=default_folder)
     readable: tuple[str, ...] = ()
+    spares: int = field(default_factory=wanted_spares)
+    silence_seconds: float = 3.0
+    start_seconds: float = 300.0
     wall: Wall = field(default_factory=wanted_wall)
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 
