@@ -35,6 +35,7 @@ from sizer.service.pool import Fetch, JobPool
 from sizer.service.settings import Settings
 
 MAX_SNAPSHOT_BYTES = 2**28
+PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&image=64"  # one of the smallest
 
 
 class JobClient:
@@ -135,6 +136,15 @@ class JobClient:
     def submit_models(self) -> Job:
         """A job with the result {"torchvision": [{"name", "family"}, ...], ...}: what the sources' packages build by name."""
         return self._pool.submit(SharedJob(("models",), {"task": "models"}, _read_models, self._visitor))
+
+    def submit_probe(self) -> Job:
+        """A small real job, run anew each time, which tells whether jobs can be run. Raises as `submit`."""
+        message = {"task": "estimate", "query": PROBE, "config_text": None}
+        return self._pool.submit(SharedJob(("probe",), message, self._read, Visitor()), anew=True)
+
+    def answered_ago(self) -> float | None:
+        """The seconds since a job ended with a result; None where none has."""
+        return self._pool.answered_ago()
 
     def close(self) -> None:
         """End the job server; jobs that run get a JobError. Called by itself when the interpreter ends."""

@@ -2,7 +2,7 @@
 
 A job's rank is in seconds, and the lowest goes first:
 
-    what its visitor has used lately (address and session) + what it has had itself + its size - AGEING * its wait
+    what its visitor has used lately (mean of address and session) + what it has had itself + its size - AGEING * its wait
 
 So nobody starves anybody: who has used nothing goes before who has used much, a short job before a long one, and who has waited
 long before everybody. A job that has had a turn is paused for one whose rank is far lower, wherever it is, and goes on from there
@@ -20,7 +20,7 @@ from sizer.errors import JobError
 AGEING = 0.1  # seconds of rank for each second of waiting
 HALF_LIFE_SECONDS = 300.0  # after which half of what a visitor has used is forgotten
 CELL_SECONDS = 0.25  # of rank, for each dtype and batch size that is asked for
-LEAD = 3.0  # how many times lower the rank of a job must be for which another is paused
+LEAD = 2.0  # how many times lower the rank of a job must be for which another is paused
 TURN_SECONDS = 2.0  # before which no job is paused
 STARTED_PER_PLACE = 2  # jobs that may hold memory for each that may run
 SESSION_JOBS = 8  # that one session may have in the queue
@@ -144,7 +144,7 @@ class FairQueue:
     def _leads(self, first: int, number: int) -> bool:
         """Whether the rank of the first is far lower, what both visitors have used together aside."""
         both = set(_keys(self._entries[first].visitor)) & set(_keys(self._entries[number].visitor))
-        shared = sum(map(self._use_of, both))
+        shared = self._use(both)
         return LEAD * max(self._rank(first) - shared, 0.0) < self._rank(number) - shared
 
     def _too_many(self) -> list[int]:
@@ -160,8 +160,10 @@ class FairQueue:
     def _rank(self, number: int) -> float:
         entry = self._entries[number]
         waited = 0.0 if entry.running else self._now - entry.since
-        used = sum(self._use_of(key) for key in _keys(entry.visitor))
-        return used + entry.had_seconds + entry.size_seconds - AGEING * waited
+        return self._use(_keys(entry.visitor)) + entry.had_seconds + entry.size_seconds - AGEING * waited
+
+    def _use(self, keys: Iterable[tuple[str, ...]]) -> float:
+        return sum(map(self._use_of, keys)) / 2
 
     def _use_of(self, key: tuple[str, ...]) -> float:
         seconds, at = self._used.get(key, (0.0, self._now))

@@ -77,15 +77,22 @@ class JobPool:
         if len(to_line(message)) > self._settings.request_bytes - 200:
             raise ConfigError(f"{what} is too large", allowed=f"{self._settings.request_bytes:,} bytes as a JSON text")
 
-    def submit(self, shared: SharedJob, from_hub: Request | None = None, view: View = lambda value: value) -> Job:
+    def submit(
+        self,
+        shared: SharedJob,
+        from_hub: Request | None = None,
+        view: View = lambda value: value,
+        *,
+        anew: bool = False,
+    ) -> Job:
         """A share in the job that asks what `shared` asks: a new one where nobody asks it yet. Raises as `JobClient.submit`.
 
-        The config of a request `from_hub` is fetched first, in a thread.
+        The config of a request `from_hub` is fetched first, in a thread. An answer that is kept is none where it is asked `anew`.
         """
         with self._lock:
             if self._closed:
                 raise JobError("the job client was closed")
-            if (value := self._cache.get(shared.key)) is not None:
+            if not anew and (value := self._cache.get(shared.key)) is not None:
                 shared.finish(value)
                 return Job(shared, self._cancel, view)
             known = self._shared_jobs.get(shared.key)
