@@ -20,7 +20,8 @@ from sizer.errors import JobError
 AGEING = 0.1  # seconds of rank for each second of waiting
 HALF_LIFE_SECONDS = 300.0  # after which half of what a visitor has used is forgotten
 CELL_SECONDS = 0.25  # of rank, for each dtype and batch size that is asked for
-LEAD = 2.0  # how many times lower the rank of a job must be for which another is paused
+LEAD = 2.0  # how many times lower the rank of a job must be that has not been started, for which another is paused
+MARGIN = 4.0  # how much lower that of a paused one must be
 TURN_SECONDS = 2.0  # before which no job is paused
 STARTED_PER_PLACE = 2  # jobs that may hold memory for each that may run
 SESSION_JOBS = 8  # that one session may have in the queue
@@ -129,7 +130,7 @@ class FairQueue:
         return {number: place for place, number in enumerate(self._waiting())}
 
     def _overtaken(self) -> Iterator[int]:
-        """The jobs whose turn is over, each for one that waits with a rank that is far lower."""
+        """The jobs whose turn is over, each for one that waits with a rank that is lower by enough."""
         running = [number for number, entry in self._entries.items() if entry.running]
         free = self._places - len(running)
         waiting = iter(self._waiting()[max(free, 0) :])
@@ -142,10 +143,11 @@ class FairQueue:
             yield number
 
     def _leads(self, first: int, number: int) -> bool:
-        """Whether the rank of the first is far lower, what both visitors have used together aside."""
+        """Whether the rank of the first is lower by enough, what both visitors have used together aside."""
         both = set(_keys(self._entries[first].visitor)) & set(_keys(self._entries[number].visitor))
         shared = self._use(both)
-        return LEAD * max(self._rank(first) - shared, 0.0) < self._rank(number) - shared
+        own, other = self._rank(first) - shared, self._rank(number) - shared
+        return own + MARGIN < other if self._entries[first].started else LEAD * max(own, 0.0) < other
 
     def _too_many(self) -> list[int]:
         """The paused jobs that may not hold their memory any longer, those that lose least by it."""
