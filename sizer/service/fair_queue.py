@@ -12,7 +12,7 @@ what it has kept, the cells that were done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sizer.errors import JobError
@@ -20,8 +20,9 @@ from sizer.errors import JobError
 AGEING = 0.1  # seconds of rank for each second of waiting
 HALF_LIFE_SECONDS = 300.0  # after which half of what a visitor has used is forgotten
 CELL_SECONDS = 0.25  # of rank, for each dtype and batch size that is asked for
-LEAD = 2.0  # how many times lower the rank of a job must be that has not been started, for which another is paused
-MARGIN = 4.0  # how much lower that of a paused one must be
+# How many times lower the rank of a job must be for which another is paused: of a new one; of a paused one, which costs nothing;
+# of one that was stopped, for which another may have to be stopped.
+NEW_LEAD, PAUSED_LEAD, STOPPED_LEAD = 2.0, 1.5, 4.0
 TURN_SECONDS = 2.0  # before which no job is paused
 STARTED_PER_PLACE = 2  # jobs that may hold memory for each that may run
 SESSION_JOBS = 8  # that one session may have in the queue
@@ -111,43 +112,44 @@ class FairQueue:
     def turns(self, now: float) -> Turns:
         """Whose turn it is now: free places are given away, and jobs are paused for those that lead them by far."""
         self._account(now)
-        paused = list(self._overtaken())
-        for number in paused:
-            self._entries[number].running, self._entries[number].since = False, now
         free = self._places - sum(entry.running for entry in self._entries.values())
-        begun = self._waiting()[: max(free, 0)]
+        overtaken = self._overtaken(after=max(free, 0))
+        begun = [*self._waiting()[: max(free, 0)], *overtaken.values()]
+        for number in overtaken:
+            self._entries[number].running, self._entries[number].since = False, now
         for number in begun:
             entry = self._entries[number]
             entry.running, entry.started, entry.since = True, True, now
         stopped = self._too_many()
         for number in stopped:
             self._entries[number].started, self._entries[number].unkept_seconds = False, 0.0
-        return Turns(pause=tuple(paused), start=tuple(begun), stop=tuple(stopped))
+        return Turns(pause=tuple(overtaken), start=tuple(begun), stop=tuple(stopped))
 
     def ahead(self, now: float) -> dict[int, int]:
         """How many jobs wait before each that waits."""
         self._account(now)
         return {number: place for place, number in enumerate(self._waiting())}
 
-    def _overtaken(self) -> Iterator[int]:
-        """The jobs whose turn is over, each for one that waits with a rank that is lower by enough."""
-        running = [number for number, entry in self._entries.items() if entry.running]
-        free = self._places - len(running)
-        waiting = iter(self._waiting()[max(free, 0) :])
-        for number in sorted(running, key=self._rank, reverse=True):
-            if self._now - self._entries[number].since < TURN_SECONDS or not self._entries[number].wanted:
-                continue
-            first = next(waiting, None)
-            if first is None or not self._leads(first, number):
-                return
-            yield number
+    def _overtaken(self, *, after: int) -> dict[int, int]:
+        """The jobs whose turn is over, with those that they give their places to; the first `after` that wait need none."""
+        running = [number for number, entry in self._entries.items() if entry.running and entry.wanted]
+        over = [number for number in running if self._now - self._entries[number].since >= TURN_SECONDS]
+        waiting = self._waiting()[after:]
+        found: dict[int, int] = {}
+        for number in sorted(over, key=self._rank, reverse=True):
+            first = next((one for one in waiting if self._leads(one, number)), None)
+            if first is not None:
+                waiting.remove(first)
+                found[number] = first
+        return found
 
     def _leads(self, first: int, number: int) -> bool:
         """Whether the rank of the first is lower by enough, what both visitors have used together aside."""
-        both = set(_keys(self._entries[first].visitor)) & set(_keys(self._entries[number].visitor))
+        entry = self._entries[first]
+        lead = PAUSED_LEAD if entry.started else STOPPED_LEAD if entry.had_seconds else NEW_LEAD
+        both = set(_keys(entry.visitor)) & set(_keys(self._entries[number].visitor))
         shared = self._use(both)
-        own, other = self._rank(first) - shared, self._rank(number) - shared
-        return own + MARGIN < other if self._entries[first].started else LEAD * max(own, 0.0) < other
+        return lead * max(self._rank(first) - shared, 0.0) < self._rank(number) - shared
 
     def _too_many(self) -> list[int]:
         """The paused jobs that may not hold their memory any longer, those that lose least by it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
@@ -21,11 +22,18 @@ _CHOICES = {"launch": ("fork", "spawn"), "wall": ("wanted", "required")}
 _OFF = ("", "0")
 PUBLIC_VARIABLE = "SIZER_PUBLIC"  # anything but 0: strangers use this app
 UNWALLED_VARIABLE = "SIZER_PUBLIC_WITHOUT_SECCOMP"  # 1: and it may run where the kernel cannot confine jobs
+FRAMED_BY_VARIABLE = "SIZER_FRAMED_BY"  # origins, with spaces between them
 
 
 def is_public() -> bool:
     """Whether strangers use this app: any value of the switch but none and 0 says so."""
     return os.environ.get(PUBLIC_VARIABLE, "") not in _OFF
+
+
+def framing_origins() -> tuple[str, ...]:
+    """The sites that may show this app in a frame of theirs, beside its own; what is no origin is left out."""
+    given = os.environ.get(FRAMED_BY_VARIABLE, "").split()
+    return tuple(origin for origin in given if re.fullmatch(r"https?://[\w.*-]+(:\d+)?", origin, re.ASCII))
 
 
 def wanted_wall() -> Wall:

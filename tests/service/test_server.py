@@ -52,7 +52,7 @@ class RawServer:
         return json.loads(self.process.stdout.readline())
 
     def submit(self, number: int, script: str, argument: str | None = None, address: str = "") -> None:
-        query = f"arch=hub:script/{script}"
+        query = f"arch=hub:script/{script}&dtype=float32&batch=1"
         message = {"task": "estimate", "query": query, "config_text": argument, "visitor": [address, "session"]}
         self.write(to_line({"run": number, **message}))
 
