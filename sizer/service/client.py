@@ -33,6 +33,7 @@ from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job, Read, SharedJob
 from sizer.service.pool import Fetch, JobPool
 from sizer.service.settings import Settings
+from sizer.service.variables import ANSWERS, read_limit
 
 MAX_SNAPSHOT_BYTES = 2**28
 PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&image=64"  # one of the smallest
@@ -41,7 +42,7 @@ PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&ima
 class JobClient:
     """Runs jobs in a job server, which it starts when first needed and again after its death. For use from any thread.
 
-    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them; errors are not kept. `fetch`
+    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them ($SIZER_ANSWERS); errors are not kept. `fetch`
     (repository, revision -> config bytes) and `read` (the result's plain data -> value) are seams for tests.
 
     *Known limitations*: a report of `hub:org/name` without a commit is kept like any other, though the branch may move.
@@ -54,10 +55,10 @@ class JobClient:
         fetch: Fetch | None = None,
         read: Read = Report.from_dict,
         ttl_seconds: float = 3600.0,
-        max_entries: int = 64,
+        max_entries: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        cache = Cache(ttl_seconds, max_entries, clock)
+        cache = Cache(ttl_seconds, max_entries or read_limit(ANSWERS, 64), clock)
         self._pool = JobPool(settings or Settings(), cache, fetch or _fetch_config)
         self._read = read
         self._visitor = Visitor()

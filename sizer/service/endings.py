@@ -6,6 +6,7 @@ import signal
 
 from sizer.errors import JobError
 from sizer.service.settings import Settings
+from sizer.units import format_bytes
 
 CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS")
 
@@ -25,6 +26,13 @@ def too_large(settings: Settings) -> JobError:
     """It said more than it may."""
     todo = "try fewer dtypes or batch sizes"
     return JobError(f"the job wrote more than {settings.result_bytes:,} bytes", todo=todo)
+
+
+def over_budget(held_bytes: int, settings: Settings) -> JobError:
+    """It held most when all jobs together held more than they may."""
+    held, budget = format_bytes(held_bytes), format_bytes(settings.budget_bytes)
+    todo = "try again in a minute, or a smaller model"
+    return JobError(f"the job was stopped: it held {held} when all jobs together held more than {budget}", todo=todo)
 
 
 def explain_end(status: int, settings: Settings) -> JobError:

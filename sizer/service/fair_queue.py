@@ -109,6 +109,14 @@ class FairQueue:
         entry = self._entries[number]
         entry.running, entry.started, entry.unkept_seconds, entry.since = False, False, 0.0, now
 
+    def stop(self, number: int) -> None:
+        """Take note that a paused job holds no memory any more."""
+        self._entries[number].started, self._entries[number].unkept_seconds = False, 0.0
+
+    def running(self, number: int) -> bool:
+        """Whether it is this job's turn."""
+        return self._entries[number].running
+
     def turns(self, now: float) -> Turns:
         """Whose turn it is now: free places are given away, and jobs are paused for those that lead them by far."""
         self._account(now)
@@ -122,7 +130,7 @@ class FairQueue:
             entry.running, entry.started, entry.since = True, True, now
         stopped = self._too_many()
         for number in stopped:
-            self._entries[number].started, self._entries[number].unkept_seconds = False, 0.0
+            self.stop(number)
         return Turns(pause=tuple(overtaken), start=tuple(begun), stop=tuple(stopped))
 
     def ahead(self, now: float) -> dict[int, int]:

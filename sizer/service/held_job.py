@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from sizer.errors import JobError
+
 
 class Child(Protocol):
     """A process that can be paused where the system can do that: whether it was."""
+
+    id: int
 
     def pause(self) -> bool: ...
 
@@ -28,6 +32,12 @@ class HeldJob:
         self._limit: asyncio.Timeout | None = None
         self._left = 0.0  # seconds, while it is paused
         self._stopped = False
+        self.failure: JobError | None = None  # what it was ended with
+
+    @property
+    def process(self) -> int | None:
+        """The process id of its child, None while it has none."""
+        return None if self._child is None else self._child.id
 
     def hold(self, child: Child, limit: asyncio.Timeout) -> None:
         """Have a child from now on, whose time ends at `limit`."""
@@ -37,6 +47,12 @@ class HeldJob:
         """Have no child any more; whether it was stopped for other jobs."""
         self._child = self._limit = None
         return self._stopped
+
+    def end(self, failure: JobError) -> None:
+        """End the child, and the job with it."""
+        self.failure = failure
+        if self._child is not None:
+            self._child.kill()
 
     def start(self, now: float) -> str:
         """Begin a turn, or let the child go on; what it is doing now."""

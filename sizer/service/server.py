@@ -42,10 +42,11 @@ from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
 from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
 from sizer.request import parse_query
-from sizer.service.endings import explain_end, is_crash, too_large, too_slow
+from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow
 from sizer.service.fair_queue import FairQueue, Visitor
 from sizer.service.held_job import HeldJob
 from sizer.service.job_process import ForkedJob, SpawnedJob
+from sizer.service.memory_budget import private_bytes
 from sizer.service.preload import preload
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
@@ -150,6 +151,25 @@ class Server:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._give_turns()
+            self._keep_budget()
+
+    def _keep_budget(self) -> None:
+        """Stop the paused job that holds most where all hold too much; where none is paused, end the one that holds most."""
+        own = private_bytes(os.getpid())
+        held = {
+            number: max(private_bytes(job.process) - own, 0)
+            for number, job in self._jobs.items()
+            if job.process is not None
+        }
+        if not self._settings.budget_bytes or sum(held.values()) <= self._settings.budget_bytes:
+            return
+        paused = [number for number in held if not self._queue.running(number)]
+        number = max(paused or held, key=held.get)
+        if paused:
+            self._queue.stop(number)
+            self._jobs[number].stop()
+        else:
+            self._jobs[number].end(over_budget(held[number], self._settings))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -183,8 +203,10 @@ class Server:
         except TimeoutError:
             raise too_slow(self._settings) from None
         finally:
-            stopped = held.release()
             status = await asyncio.shield(child.stop())
+            stopped = held.release()
+        if held.failure is not None:
+            raise held.failure
         if answered or stopped:
             return answered
         if held.crashed or not is_crash(status):

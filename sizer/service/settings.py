@@ -13,7 +13,9 @@ from typing import Literal
 
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import offered_sources
+from sizer.service.memory_budget import budget_bytes
 from sizer.service.tapes import default_folder
+from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
 from sizer.units import GIB, MIB
 
 Launch = Literal["fork", "spawn"]
@@ -43,7 +45,7 @@ def wanted_wall() -> Wall:
 
 def wanted_spares() -> int:
     """One in public mode, where nobody should wait for an import of torch; none for one person, whose memory it would take."""
-    return 1 if is_public() else 0
+    return read_limit(SPARES, 1 if is_public() else 0)
 
 
 def preloaded() -> tuple[str, ...]:
@@ -63,9 +65,12 @@ def usable_cpus() -> int:
 class Settings:
     """Limits of the job server; each field is also an option of `python -m sizer.service.server`.
 
+    An operator sets some of them by environment variables (`sizer.service.variables`). Raises JobError where one is out of range.
+
     `memory_bytes` limits a job's address space (RLIMIT_AS). Importing torch takes 3.5 GB of it, with some builds far
     more: a job always gets at least `headroom_bytes` above what the server itself holds.
-    `wall_seconds` counts from the job's start, not its submission.
+    `budget_bytes` is what all jobs may hold together beside what they share with the process they are forked from; 0: no limit.
+    `wall_seconds` counts while the job runs, not while it waits or is paused.
     `max_waiting` jobs wait for a place; more are refused.
     `preload` are the modules that the server imports before it forks its first job.
     `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
@@ -77,11 +82,12 @@ class Settings:
     `launch` is "fork" (a copy of the preloaded template per job) or "spawn" (a fresh process, where there is no fork).
     """
 
-    max_jobs: int = field(default_factory=usable_cpus)
-    max_waiting: int = 64
-    wall_seconds: float = 120.0
-    cpu_seconds: int = 150
-    memory_bytes: int = 8 * GIB
+    max_jobs: int = field(default_factory=lambda: read_limit(JOBS, usable_cpus()))
+    max_waiting: int = field(default_factory=lambda: read_limit(WAITING, 64))
+    wall_seconds: float = field(default_factory=lambda: float(read_limit(JOB_SECONDS, 120)))
+    cpu_seconds: int = field(default_factory=lambda: read_limit(JOB_SECONDS, 120) + 30)
+    memory_bytes: int = field(default_factory=lambda: read_limit(JOB_MEMORY, 8) * GIB)
+    budget_bytes: int = field(default_factory=budget_bytes)
     headroom_bytes: int = 4 * GIB
     result_bytes: int = 32 * MIB
     request_bytes: int = 16 * MIB

@@ -23,6 +23,7 @@ from streamlit import config
 from sizer.service.settings import framing_origins
 from sizer.ui.preview import INDEX
 from sizer.ui.question import PRESS
+from sizer.ui.quotas import Quotas
 
 HIDDEN = re.compile(r"/_stcore/(metrics|agent)(/|$)")  # what visitors have no business with
 _INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -34,6 +35,7 @@ def middleware() -> list[Middleware]:
     return [
         Middleware(Surface, policy=content_policy()),
         Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        Middleware(Quotas),
     ]
 
 

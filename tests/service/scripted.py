@@ -91,6 +91,24 @@ def sleep(argument, progress) -> dict:
     return {}
 
 
+def fill(argument, progress) -> dict:
+    """Holds so many MiB for a moment."""
+    block = b"x" * (int(argument) * 2**20)
+    time.sleep(0.5)
+    return {} if block else None
+
+
+def fill_and_hold(argument, progress) -> dict:
+    block = b"x" * (int(argument) * 2**20)
+    return hold(None, progress) if block else None
+
+
+def fill_and_sleep(argument, progress) -> dict:
+    block = b"x" * (int(argument) * 2**20)
+    progress(f"holding in {os.getpid()}")
+    return sleep("3", progress) if block else None
+
+
 def endless(argument, progress) -> dict:
     while True:
         pass
