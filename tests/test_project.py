@@ -73,6 +73,7 @@ def test_what_the_tests_require_beside():
         "starlette",
         "huggingface_hub",
         "numpy",
+        "yaml",
     }
     assert third_party("tests") <= known
 

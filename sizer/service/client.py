@@ -147,6 +147,10 @@ class JobClient:
         """The seconds since a job ended with a result; None where none has."""
         return self._pool.answered_ago()
 
+    def metrics(self) -> str:
+        """What has become of the jobs so far, in Prometheus' text format: counts and seconds, nothing of what was asked."""
+        return self._pool.metrics()
+
     def close(self) -> None:
         """End the job server; jobs that run get a JobError. Called by itself when the interpreter ends."""
         self._pool.close()

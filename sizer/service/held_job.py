@@ -7,6 +7,8 @@ from typing import Protocol
 
 from sizer.errors import JobError
 
+STARTED = "started"  # the progress of a job whose turn has come
+
 
 class Child(Protocol):
     """A process that can be paused where the system can do that: whether it was."""
@@ -26,7 +28,7 @@ class HeldJob:
     def __init__(self, task: asyncio.Task):
         self.task = task
         self.turn = asyncio.Event()  # set from the start of its turn on
-        self.progress = "started"  # what it said last
+        self.progress = STARTED  # what it said last
         self.crashed = False
         self._child: Child | None = None
         self._limit: asyncio.Timeout | None = None
@@ -73,7 +75,7 @@ class HeldJob:
 
     def stop(self) -> None:
         """End the child; the job will be started again in a later turn."""
-        self.progress = "started"
+        self.progress = STARTED
         if self._child is not None:
             self._stopped = True
             self._child.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from sizer.errors import JobError
@@ -89,6 +90,8 @@ class SharedJob(Outcome):
         self.waiters = 0
         self.losses = 0  # job servers that ended under it
         self.fetching = False
+        self.asked_at = time.monotonic()
+        self.began_at: float | None = None  # when its turn came first
         self.number: int | None = None
         self.connection: Connection | None = None
 

@@ -19,7 +19,9 @@ from sizer.request import Request
 from sizer.service.cache import Cache
 from sizer.service.connection import Connection
 from sizer.service.fair_queue import check_room
+from sizer.service.held_job import STARTED
 from sizer.service.job import Job, SharedJob, View
+from sizer.service.metrics import JobMetrics
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Supervisor
 
@@ -43,6 +45,7 @@ class JobPool:
         self.versions: dict[str, str] | None = None
         self.missing_layers: dict[str, str] | None = None
         self._answered_at: float | None = None
+        self._metrics = JobMetrics()
         self._closed = False
 
     @property
@@ -159,6 +162,8 @@ class JobPool:
             return
         if "progress" in message:
             shared.progress = clip_progress(message["progress"])
+            if message["progress"] == STARTED and shared.began_at is None:
+                shared.began_at = time.monotonic()
         elif "error" in message:
             self._finish(shared, failure=error_from_wire(message["error"]))
         elif "partial" in message:
@@ -204,7 +209,25 @@ class JobPool:
                     self._cache.put(shared.key, value)
                     self._answered_at = time.monotonic()
                     self._supervisor.prosper()
+                self._record(shared, failure)
         shared.finish(value, failure)
+
+    def _record(self, shared: SharedJob, failure: SizerError | None) -> None:
+        now = time.monotonic()
+        began = shared.began_at or now
+        facts = {
+            "task": shared.key[0],
+            "outcome": "result" if failure is None else type(failure).__name__,
+            "waited_seconds": round(began - shared.asked_at, 3),
+            "ran_seconds": round(now - began, 3),
+        }
+        self._metrics.add(**facts)
+        _log.info("a job has ended", extra=facts)
+
+    def metrics(self) -> str:
+        """What has become of the jobs so far, in Prometheus' text format."""
+        with self._lock:
+            return self._metrics.text(present=len(self._shared_jobs))
 
     def _lost(self, connection: Connection, failure: JobError) -> None:
         """Ask the questions of a server that has ended once more; fail those asked too often, and all where it could not start."""

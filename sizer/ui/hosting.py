@@ -1,12 +1,15 @@
-"""What an operator needs of the app beside its pages: its start and its end, and two addresses that say how it is.
+"""What an operator needs of the app beside its pages: its start and its end, and addresses that say how it is.
 
-/healthz answers while this process serves pages; /readyz where a real job has ended well lately, and runs one where none has.
+/healthz answers while this process serves pages; /readyz where a real job has ended well lately, and runs one where none has;
+/metrics says what became of jobs to who brings the token that $SIZER_METRICS_TOKEN holds, and is not there for anybody else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,19 +21,21 @@ from starlette.routing import Route
 
 from sizer.errors import JobError, SizerError
 from sizer.service.client import JobClient, shared_client
+from sizer.service.logs import set_up_logging
 from sizer.service.settings import is_public
 
 LATELY_SECONDS = 60.0
 PROBE_SECONDS = 5.0  # for a job of a second or less, which may have to wait for its turn
 WARM_SECONDS = 180.0
 POLL_SECONDS = 0.05
+TOKEN_VARIABLE = "SIZER_METRICS_TOKEN"
 _NO_CACHE = {"Cache-Control": "no-store"}
 _log = logging.getLogger(__name__)
 
 
 def routes() -> list[Route]:
-    """The two addresses."""
-    return [Route("/healthz", _alive), Route("/readyz", _ready)]
+    """The three addresses."""
+    return [Route("/healthz", _alive), Route("/readyz", _ready), Route("/metrics", _metrics)]
 
 
 @asynccontextmanager
@@ -39,6 +44,7 @@ async def lifespan(app: object) -> AsyncIterator[dict]:
 
     Raises SizerError where none can be run in public mode.
     """
+    set_up_logging()
     client = shared_client()
     try:
         client.start()
@@ -63,6 +69,14 @@ async def _ready(request: HttpRequest) -> PlainTextResponse:
             _log.warning("not ready: %s", error)  # for the operator, not for whoever asks
             return PlainTextResponse("no job has ended well lately\n", status_code=503, headers=_NO_CACHE)
     return PlainTextResponse("ok\n", headers=_NO_CACHE)
+
+
+async def _metrics(request: HttpRequest) -> PlainTextResponse:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not token or not hmac.compare_digest(given.encode(), token.encode()):
+        return PlainTextResponse("not found\n", status_code=404, headers=_NO_CACHE)
+    return PlainTextResponse(shared_client().metrics(), headers=_NO_CACHE)
 
 
 async def _run_probe(client: JobClient, seconds: float) -> None:

@@ -48,15 +48,16 @@ def test_process_that_serves_is_alive_whatever_its_jobs_do(client):
 def test_ready_where_a_job_has_run_lately_and_else_after_one(client, monkeypatch):
     asked = client()
     monkeypatch.setattr(hosting, "PROBE_SECONDS", 60.0)
+    probes, submit = [], asked.submit_probe
+    monkeypatch.setattr(asked, "submit_probe", lambda: probes.append(submit()) or probes[-1])
     assert asked.answered_ago() is None
     assert answer(1) == (200, b"ok\n")
-    first = asked.answered_ago()
     assert answer(1) == (200, b"ok\n")
-    assert asked.answered_ago() > first  # nothing ran meanwhile
+    assert len(probes) == 1
+    assert asked.answered_ago() < hosting.LATELY_SECONDS
     monkeypatch.setattr(hosting, "LATELY_SECONDS", 0.0)
-    before = asked.answered_ago()
     assert answer(1) == (200, b"ok\n")
-    assert asked.answered_ago() < before
+    assert len(probes) == 2
 
 
 def test_not_ready_where_no_job_ends_well_and_the_reason_is_for_the_log_alone(client, monkeypatch, caplog):
@@ -71,6 +72,32 @@ def test_not_ready_where_a_job_takes_too_long(client, monkeypatch, caplog):
     monkeypatch.setattr(hosting, "PROBE_SECONDS", 0.2)
     assert answer(1) == (503, b"no job has ended well lately\n")
     assert "a small job has not ended within 0 s" in caplog.text
+
+
+class Ask:
+    """A request that holds one header."""
+
+    def __init__(self, authorization: str = ""):
+        self.headers = {"authorization": authorization}
+
+
+@pytest.mark.parametrize(
+    ("token", "given", "status"),
+    [
+        ("", "", 404),
+        ("", "Bearer ", 404),
+        ("t", "", 404),
+        ("t", "Bearer u", 404),
+        ("t", "Bearer ü", 404),
+        ("t", "Bearer t", 200),
+    ],
+)
+def test_metrics_are_for_who_brings_the_token(client, monkeypatch, token, given, status):
+    client()
+    monkeypatch.setenv(hosting.TOKEN_VARIABLE, token)
+    response = asyncio.run(hosting.routes()[2].endpoint(Ask(given)))
+    assert response.status_code == status
+    assert (b"sizer_jobs 0" in response.body) is (status == 200)
 
 
 def live(within=lambda: None) -> None:
