@@ -68,6 +68,7 @@ class _Entry:
     since: float  # when it began to wait, or its turn
     running: bool = False
     started: bool = False  # it holds memory, running or paused
+    stopped: bool = False  # it held memory once, which was needed for others
     wanted: bool = True
     had_seconds: float = 0.0
     unkept_seconds: float = 0.0  # of those, what would be lost if it were stopped
@@ -111,7 +112,8 @@ class FairQueue:
 
     def stop(self, number: int) -> None:
         """Take note that a paused job holds no memory any more."""
-        self._entries[number].started, self._entries[number].unkept_seconds = False, 0.0
+        entry = self._entries[number]
+        entry.started, entry.stopped, entry.unkept_seconds = False, True, 0.0
 
     def running(self, number: int) -> bool:
         """Whether it is this job's turn."""
@@ -154,7 +156,7 @@ class FairQueue:
     def _leads(self, first: int, number: int) -> bool:
         """Whether the rank of the first is lower by enough, what both visitors have used together aside."""
         entry = self._entries[first]
-        lead = PAUSED_LEAD if entry.started else STOPPED_LEAD if entry.had_seconds else NEW_LEAD
+        lead = PAUSED_LEAD if entry.started else STOPPED_LEAD if entry.stopped else NEW_LEAD
         both = set(_keys(entry.visitor)) & set(_keys(self._entries[number].visitor))
         shared = self._use(both)
         return lead * max(self._rank(first) - shared, 0.0) < self._rank(number) - shared

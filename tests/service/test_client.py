@@ -283,7 +283,8 @@ def test_server_keeps_nothing_of_the_jobs_that_are_over(make_client):
     submit(client, "echo").result(timeout=30)
     server = client._pool.connection.process_id
     opened = len(os.listdir(f"/proc/{server}/fd"))
-    jobs = [submit(client, script, index) for index in range(5) for script in ("echo", "crash", "endless")]
+    small = {"dtype": "float32", "batch": 1}  # so that they soon go before those that do not end
+    jobs = [submit(client, script, index, **small) for index in range(5) for script in ("echo", "crash", "endless")]
     for job, script in zip(jobs, 5 * ("echo", "crash", "endless"), strict=True):
         if script == "endless":
             job.cancel()
