@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.ui import frame, preview
+from sizer.ui import frame, hosting, preview, surface
 
 # Three bars under a line: memory under a capacity. Inline, so that the browser asks nobody else for it.
 ICON = (
@@ -43,4 +43,9 @@ def show() -> None:
 if __name__ == "__main__":  # as Streamlit runs this file, for each visitor
     show()
 else:  # as its server imports this file, once
-    app = st.App(__file__, routes=preview.routes())
+    app = st.App(
+        __file__,
+        routes=[*preview.routes(), *hosting.routes()],
+        lifespan=hosting.lifespan,
+        middleware=surface.middleware(),
+    )

@@ -18,14 +18,15 @@ SLOW = (
     "browser", "decision", "null_driver",
     "architecture/test_huggingface", "architecture/test_presets", "architecture/test_vision",
     "architecture/test_vision_counts", "device/comparison/test_accuracy", "device/trial/test_launch",
-    "device/trial/test_measure_models", "device/trial/test_trial", "service/test_client", "service/test_server",
+    "device/trial/test_measure_models", "device/trial/test_trial",
+    "service/test_client", "service/test_memory_budget", "service/test_server",
     "test_estimator", "test_measure_command", "test_peak_command", "test_published", "test_readme", "test_tracer",
     "tracing/test_accumulate", "tracing/test_cpu_truth", "tracing/test_cpu_truth_adapters", "tracing/test_cpu_truth_generation",
     "tracing/test_cpu_truth_models", "tracing/test_cpu_truth_optimizers",
     "tracing/test_cudnn_null_driver", "tracing/test_generation", "tracing/test_halves", "tracing/test_order",
     "tracing/test_scratch_cpu",
     "tracing/test_timm_names", "tracing/test_torchvision_names",
-    "ui/test_ledger_page", "ui/test_measure_page", "ui/test_page",
+    "ui/test_hosting", "ui/test_ledger_page", "ui/test_measure_page", "ui/test_page",
 )  # fmt: skip
 
 

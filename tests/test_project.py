@@ -41,16 +41,18 @@ def third_party(*folders: str) -> set[str]:
 IMPORTED_AS = {"PIL": "pillow"}  # packages whose modules have another name
 NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name when they run
 
+NEEDED_BY_STREAMLIT = {"python-multipart"}  # reads uploads; its floor is ours, because it is above what Streamlit asks
+
 
 def test_what_is_required_is_what_is_imported():
     imported = {IMPORTED_AS.get(name, name) for name in third_party("app.py", "pages", "sizer")}
-    assert set(requirements("requirements.txt")) == imported | NEEDED_BY_TRANSFORMERS
+    assert set(requirements("requirements.txt")) == imported | NEEDED_BY_TRANSFORMERS | NEEDED_BY_STREAMLIT
 
 
 def test_the_supported_floor_is_required():
     floors = requirements("requirements.txt")
     assert (floors["torch"], floors["torchvision"]) == ("2.11", "0.26")
-    assert (floors["transformers"], floors["streamlit"]) == ("5.17", "1.60")
+    assert (floors["transformers"], floors["streamlit"]) == ("5.17", "1.61")
 
 
 def test_what_the_tests_require_beside():
@@ -71,6 +73,7 @@ def test_what_the_tests_require_beside():
         "starlette",
         "huggingface_hub",
         "numpy",
+        "yaml",
     }
     assert third_party("tests") <= known
 
@@ -83,6 +86,9 @@ SETTINGS = tomllib.loads((PROJECT / ".streamlit/config.toml").read_text(encoding
     [
         ("server.fileWatcherType", "none"),
         ("server.maxUploadSize", 16),
+        ("server.maxWidgetStateSize", 3),
+        ("server.maxMessageSize", 16),
+        ("server.address", "127.0.0.1"),
         ("server.enableXsrfProtection", True),
         ("server.enableCORS", True),
         ("client.showErrorDetails", "none"),

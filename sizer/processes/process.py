@@ -42,8 +42,13 @@ def kill(process: subprocess.Popen | Process) -> None:
 
 def kill_group(group: int) -> None:
     """Kill every process of a process group; nothing where it has ended."""
+    signal_group(group, signal.SIGKILL)
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to every process of a process group; nothing where it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM where only a zombie is left
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
 
 
 class ChildProcess:

@@ -20,9 +20,8 @@ from sizer.processes.wall import raise_wall, readable_folders
 from sizer.processes.wire import from_line
 from sizer.service.settings import Settings
 
-GRACE_SECONDS = (
-    2.0  # added to the limit: the server kills first, and this ends the process where the server is too busy
-)
+# How many times its limit a job may be there, pauses included, and the seconds beside: this ends it where the server does not.
+LASTING, GRACE_SECONDS = 10.0, 2.0
 
 
 def load_function(name: str) -> Callable[[dict, Channel], dict]:
@@ -64,7 +63,7 @@ def _run(job: dict, settings: Settings, descriptor: int, parent: int) -> None:
             memory_bytes=settings.memory_bytes,
             headroom_bytes=settings.headroom_bytes,
         )
-        confine(settings.wall_seconds + GRACE_SECONDS, limits=limits, parent=parent)
+        confine(LASTING * settings.wall_seconds + GRACE_SECONDS, limits=limits, parent=parent)
         missing = raise_wall((*readable_folders(), *settings.readable))
         if settings.wall == "required" and "seccomp" in missing:
             raise JobError(f"the job could not be confined (seccomp: {missing['seccomp']})", todo="try again")

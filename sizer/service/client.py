@@ -7,13 +7,11 @@ while (report := job.result(timeout=0.1)) is None:
 
 from __future__ import annotations
 
-import atexit
 import base64
+import copy
 import functools
 import hashlib
 import json
-import logging
-import secrets
 import threading
 import time
 import zlib
@@ -23,30 +21,28 @@ from dataclasses import replace
 from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
-from sizer.errors import ConfigError, JobError, RequestError, SizerError, quote
+from sizer.errors import ConfigError, RequestError, quote
 from sizer.memory.codec import LIMIT_TEXT, decode
 from sizer.memory.decision import DeviceReport, LeverReport, LimitReport
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.placement.report import PlacementReport
-from sizer.processes.wall import LAYERS
-from sizer.processes.wire import clip_progress, error_from_wire, to_line
-from sizer.request import Request, format_query, parse_query
+from sizer.request import format_query, parse_query
 from sizer.service.cache import Cache
-from sizer.service.connection import Connection
-from sizer.service.job import Job, Read, SharedJob, View
+from sizer.service.fair_queue import Visitor
+from sizer.service.job import Job, Read, SharedJob
+from sizer.service.pool import Fetch, JobPool
 from sizer.service.settings import Settings
+from sizer.service.variables import ANSWERS, read_limit
 
 MAX_SNAPSHOT_BYTES = 2**28
-_log = logging.getLogger(__name__)
-
-Fetch = Callable[[str, str | None], bytes]
+PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&image=64"  # one of the smallest
 
 
 class JobClient:
     """Runs jobs in a job server, which it starts when first needed and again after its death. For use from any thread.
 
-    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them; errors are not kept. `fetch`
+    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them ($SIZER_ANSWERS); errors are not kept. `fetch`
     (repository, revision -> config bytes) and `read` (the result's plain data -> value) are seams for tests.
 
     *Known limitations*: a report of `hub:org/name` without a commit is kept like any other, though the branch may move.
@@ -59,34 +55,33 @@ class JobClient:
         fetch: Fetch | None = None,
         read: Read = Report.from_dict,
         ttl_seconds: float = 3600.0,
-        max_entries: int = 64,
+        max_entries: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._settings = settings or Settings()
-        self._fetch = fetch or _fetch_config
+        cache = Cache(ttl_seconds, max_entries or read_limit(ANSWERS, 64), clock)
+        self._pool = JobPool(settings or Settings(), cache, fetch or _fetch_config)
         self._read = read
-        self._cache = Cache(ttl_seconds, max_entries, clock)
-        self._lock = threading.RLock()
-        self._shared_jobs: dict[tuple, SharedJob] = {}
-        self._connection: Connection | None = None
-        self._versions: dict[str, str] | None = None
-        self._missing_layers: dict[str, str] | None = None
-        self._closed = False
+        self._visitor = Visitor()
+
+    def on_behalf_of(self, visitor: Visitor) -> JobClient:
+        """This client as a visitor has it, whose jobs are counted as theirs. It shares all else with this one."""
+        client = copy.copy(self)
+        client._visitor = visitor
+        return client
 
     @property
     def versions(self) -> dict[str, str] | None:
         """The versions of torch, torchvision and transformers in the job server; None until one has started."""
-        return self._versions
+        return self._pool.versions
 
     @property
     def missing_layers(self) -> dict[str, str] | None:
         """The layers of the wall around jobs (`sizer.processes.wall`) that are not to be had, each with why; None until known."""
-        return self._missing_layers
+        return self._pool.missing_layers
 
     def start(self) -> None:
         """Start the job server now rather than at the first job: it needs some seconds to import torch."""
-        with self._lock:
-            self._connect()
+        self._pool.start()
 
     def submit(self, query: str, config_text: str | None = None) -> Job:
         """A job that makes the report of a query.
@@ -136,27 +131,29 @@ class JobClient:
         text = json.dumps(measured.to_dict(), separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(text.encode()).digest()
         message = {"task": "compare", "query": None, "config_text": None, "measured": text}
-        self._check_size(message, "measurement")
-        return self._submit_shared(SharedJob(("compare", digest), message, Comparison.from_dict), None)
+        self._pool.check_size(message, "measurement")
+        return self._pool.submit(SharedJob(("compare", digest), message, Comparison.from_dict, self._visitor))
 
     def submit_models(self) -> Job:
         """A job with the result {"torchvision": [{"name", "family"}, ...], ...}: what the sources' packages build by name."""
-        return self._submit_shared(SharedJob(("models",), {"task": "models"}, _read_models), None)
+        return self._pool.submit(SharedJob(("models",), {"task": "models"}, _read_models, self._visitor))
+
+    def submit_probe(self) -> Job:
+        """A small real job, run anew each time, which tells whether jobs can be run. Raises as `submit`."""
+        message = {"task": "estimate", "query": PROBE, "config_text": None}
+        return self._pool.submit(SharedJob(("probe",), message, self._read, Visitor()), anew=True)
+
+    def answered_ago(self) -> float | None:
+        """The seconds since a job ended with a result; None where none has."""
+        return self._pool.answered_ago()
+
+    def metrics(self) -> str:
+        """What has become of the jobs so far, in Prometheus' text format: counts and seconds, nothing of what was asked."""
+        return self._pool.metrics()
 
     def close(self) -> None:
         """End the job server; jobs that run get a JobError. Called by itself when the interpreter ends."""
-        with self._lock:
-            self._closed = True
-            connection, self._connection = self._connection, None
-            shared_jobs = list(self._shared_jobs.values())
-            self._shared_jobs.clear()
-        for shared in shared_jobs:
-            shared.finish(failure=JobError("the job client was closed"))
-        if connection is not None:
-            connection.close()
-        atexit.unregister(self.close)
-
-    # ------------------------------------------------------------------------------------------ from submit to dispatch
+        self._pool.close()
 
     def _submit(self, task: str, query: str, config_text: str | None, read: Read) -> Job:
         request = parse_query(query)
@@ -175,147 +172,10 @@ class JobClient:
                 todo="keep only the architecture's keys",
             )
         message = {"task": task, "query": canonical, "config_text": config_text}
-        self._check_size(message)
+        self._pool.check_size(message)
         from_hub = request if SOURCES[request.source].fetched and config_text is None else None
-        shared = SharedJob((task, question, digest), message, read)
-        return self._submit_shared(shared, from_hub, functools.partial(_look_at, request.focus))
-
-    def _check_size(self, message: dict, what: str = "config") -> None:
-        if len(to_line(message)) > self._settings.request_bytes - 100:
-            raise ConfigError(f"{what} is too large", allowed=f"{self._settings.request_bytes:,} bytes as a JSON text")
-
-    def _submit_shared(self, shared: SharedJob, from_hub: Request | None, view: View = lambda value: value) -> Job:
-        with self._lock:
-            if self._closed:
-                raise JobError("the job client was closed")
-            if (value := self._cache.get(shared.key)) is not None:
-                shared.finish(value)
-                return Job(shared, self._cancel, view)
-            known = self._shared_jobs.get(shared.key)
-            if known is None:
-                self._admit(shared, from_hub)
-            shared = known or shared
-            shared.waiters += 1
-            return Job(shared, self._cancel, view)
-
-    def _admit(self, shared: SharedJob, from_hub: Request | None) -> None:
-        if len(self._shared_jobs) >= self._settings.max_jobs + self._settings.max_waiting:
-            raise JobError(
-                f"too many jobs: {len(self._shared_jobs)} are running or waiting", todo="try again in a minute"
-            )
-        if from_hub is None:
-            self._dispatch(shared)
-        self._shared_jobs[shared.key] = shared
-        if from_hub is not None:
-            shared.progress = clip_progress(f"fetching the config of {from_hub.name}")
-            threading.Thread(target=self._fetch_then_dispatch, args=(shared, from_hub), daemon=True).start()
-
-    def _fetch_then_dispatch(self, shared: SharedJob, request: Request) -> None:
-        try:
-            shared.message["config_text"] = self._fetch(request.name, request.revision).decode("utf-8")
-            self._check_size(shared.message)
-            with self._lock:
-                if self._shared_jobs.get(shared.key) is shared:  # else cancelled meanwhile
-                    self._dispatch(shared)
-        except SizerError as error:
-            self._finish(shared, failure=error)
-        except UnicodeDecodeError:
-            self._finish(shared, failure=ConfigError("config is not UTF-8", given=quote(request.name)))
-        except Exception as error:  # of any kind: whoever waits for the job must get an answer
-            self._finish(shared, failure=JobError(f"the config could not be fetched ({type(error).__name__})"))
-
-    def _dispatch(self, shared: SharedJob) -> None:
-        shared.connection = self._connect()
-        shared.number = secrets.randbits(128)  # the token of its answers: nobody else can guess it
-        shared.progress = "waiting" if shared.connection.ready else "starting the job server"
-        shared.connection.send({"run": shared.number, **shared.message})
-
-    def _connect(self) -> Connection:
-        if self._closed:
-            raise JobError("the job client was closed")
-        if self._connection is None:
-            self._connection = Connection(self._settings, self._receive, self._lost)
-            atexit.register(self.close)
-        return self._connection
-
-    # ------------------------------------------------------------------------------------------------ what comes back
-
-    def _receive(self, connection: Connection, message: dict) -> None:
-        """Handle a message of the server, on the connection's thread. Raises KeyError, TypeError where it makes no sense."""
-        if "ready" in message:
-            self._set_missing_layers(message["missing"])
-            return self._set_versions(message["ready"])
-        with self._lock:
-            shared = self._find(connection, message["id"])
-        if shared is None:  # cancelled meanwhile
-            return
-        if "progress" in message:
-            shared.progress = clip_progress(message["progress"])
-        elif "error" in message:
-            self._finish(shared, failure=error_from_wire(message["error"]))
-        elif "partial" in message:
-            self._take(shared, shared.take_partial, message["partial"])
-        else:
-            self._take(shared, lambda data: self._finish(shared, value=shared.read(data)), message["result"])
-
-    def _set_missing_layers(self, missing: dict[str, str]) -> None:
-        for layer, why in missing.items():
-            _log.warning("jobs run without %s (%s): %s", layer, LAYERS[layer], why)
-        self._missing_layers = missing
-
-    def _set_versions(self, versions: dict[str, str]) -> None:
-        with self._lock:
-            if versions != self._versions:
-                self._cache.clear()  # a report holds for the versions that it was made with
-            self._versions = versions
-
-    def _find(self, connection: Connection, number: int) -> SharedJob | None:
-        found = (
-            shared
-            for shared in self._shared_jobs.values()
-            if shared.number == number and shared.connection is connection
-        )
-        return next(found, None)
-
-    def _take(self, shared: SharedJob, take: Callable[[dict], None], data: dict) -> None:
-        """Take an answer, or a part of one; fail the job where it makes no sense."""
-        try:
-            take(data)
-        except Exception as error:  # of any kind: the data come from a process that has read untrusted input
-            failure = JobError(f"the job's answer is not what was expected ({quote(str(error), 200)})")
-            self._finish(shared, failure=failure)
-            if shared.connection is not None:
-                shared.connection.send({"cancel": shared.number})
-
-    def _finish(self, shared: SharedJob, value: object = None, failure: SizerError | None = None) -> None:
-        with self._lock:
-            if self._shared_jobs.get(shared.key) is shared:
-                del self._shared_jobs[shared.key]
-                if failure is None:
-                    self._cache.put(shared.key, value)
-        shared.finish(value, failure)
-
-    def _lost(self, connection: Connection, failure: JobError) -> None:
-        """Fail the jobs of a connection whose server has ended; the next job starts another."""
-        with self._lock:
-            if self._connection is connection:
-                self._connection = None
-            lost = [shared for shared in self._shared_jobs.values() if shared.connection is connection]
-        for shared in lost:
-            self._finish(shared, failure=failure)
-
-    def _cancel(self, job: Job) -> None:
-        with self._lock:
-            if job.done:
-                return
-            shared, job.cancelled = job.shared, True
-            shared.waiters -= 1
-            if shared.waiters > 0 or self._shared_jobs.get(shared.key) is not shared:
-                return
-            del self._shared_jobs[shared.key]
-            if shared.connection is not None:
-                shared.connection.send({"cancel": shared.number})
-        shared.finish(failure=JobError("the job was cancelled"))
+        shared = SharedJob((task, question, digest), message, read, self._visitor)
+        return self._pool.submit(shared, from_hub, functools.partial(_look_at, request.focus))
 
 
 def _decoder(kind: type) -> Read:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from sizer.errors import JobError, quote
@@ -26,6 +27,7 @@ class Connection:
         lost: Callable[[Connection, JobError], None],
     ):
         self.ready = False
+        self.heard_at = time.monotonic()  # when it said something last
         self._settings = settings
         self._receive, self._lost = receive, lost
         self._failure: JobError | None = None
@@ -48,6 +50,11 @@ class Connection:
             self._process.kill()
         self._reader.join(CLOSE_SECONDS)
 
+    def kill(self, failure: JobError) -> None:
+        """End the server at once; `failure` is the reason that `lost` gets."""
+        self._failure = failure
+        self._process.kill()
+
     @property
     def process_id(self) -> int:
         """The process id of the server."""
@@ -62,6 +69,7 @@ class Connection:
     def _read(self) -> None:
         try:
             for line in self._process.lines(self._settings.result_bytes + 1000):
+                self.heard_at = time.monotonic()
                 self._take(from_line(line))
         except Exception as error:  # of any kind; our own server writes nothing that raises
             self._failure = JobError(f"the job server said something that was not understood ({quote(str(error))})")
@@ -78,6 +86,8 @@ class Connection:
         if "fatal" in message:
             failure = error_from_wire(message["fatal"])
             self._failure = failure if isinstance(failure, JobError) else JobError(str(failure))
-        elif "refused" not in message:  # it refused a line of this client, whose job has got its error from `submit`
+        elif "refused" in message or "pong" in message:
+            return  # it lives; a line that it refused was of a job that has got its error from `submit`
+        else:
             self.ready = self.ready or "ready" in message
             self._receive(self, message)

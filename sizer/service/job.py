@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from sizer.errors import JobError
 from sizer.memory.report import Report
 from sizer.processes.outcome import Outcome
 from sizer.service.connection import Connection
+from sizer.service.fair_queue import Visitor
 
 LEAVE_SECONDS = 2.0  # a page that runs again asks again within far less
 
@@ -75,14 +77,21 @@ class Job:
 
 
 class SharedJob(Outcome):
-    """A job of the server, and what its callers wait for. Everything but `result` happens under the client's lock."""
+    """A job of the server, and what its callers wait for. Everything but `result` happens under the pool's lock.
 
-    def __init__(self, key: tuple, message: dict, read: Read):
+    It counts as the job of the `visitor` who asked first.
+    """
+
+    def __init__(self, key: tuple, message: dict, read: Read, visitor: Visitor):
         super().__init__()
-        self.key, self.message, self.read = key, message, read
+        self.key, self.message, self.read, self.visitor = key, message, read, visitor
         self.partial: object = None
         self.parts = 0
         self.waiters = 0
+        self.losses = 0  # job servers that ended under it
+        self.fetching = False
+        self.asked_at = time.monotonic()
+        self.began_at: float | None = None  # when its turn came first
         self.number: int | None = None
         self.connection: Connection | None = None
 

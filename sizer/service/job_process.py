@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import tempfile
 from base64 import b64encode
 
-from sizer.processes.process import kill, kill_group, python_command
+from sizer.processes.process import kill, kill_group, python_command, signal_group
 from sizer.processes.wire import to_line
 from sizer.service.settings import Settings
 from sizer.service.template import Template
@@ -29,7 +30,7 @@ class ForkedJob:
             with tempfile.TemporaryFile() as work:
                 work.write(_line_of(job))
                 work.seek(0)
-                self._process = template.fork(work.fileno(), sink)
+                self.id = template.fork(work.fileno(), sink)
         finally:
             os.close(sink)
 
@@ -40,15 +41,28 @@ class ForkedJob:
         self._transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._source)
         return reader
 
+    def pause(self) -> bool:
+        """Stops the child where it is; it keeps its memory."""
+        signal_group(self.id, signal.SIGSTOP)
+        return True
+
+    def go_on(self) -> None:
+        """Lets a child that was paused go on."""
+        signal_group(self.id, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends the child; `stop` tells its exit status."""
+        kill_group(self.id)
+
     async def stop(self) -> int:
         """Kills the child with all that it started; its exit status, negative for the signal that ended it.
 
         A child that had ended by itself keeps the exit status it had.
         """
-        kill_group(self._process)
-        while (status := self._template.status(self._process)) is None:
+        kill_group(self.id)
+        while (status := self._template.status(self.id)) is None:
             await asyncio.sleep(REAP_SECONDS)
-            kill_group(self._process)  # where it had not made its group yet
+            kill_group(self.id)  # where it had not made its group yet
         (self._transport or self._source).close()
         return os.waitstatus_to_exitcode(status)
 
@@ -60,6 +74,7 @@ class SpawnedJob:
         self._job = job
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
+        self.id = 0  # until it is started
 
     async def open(self) -> asyncio.StreamReader:
         self._process = await asyncio.create_subprocess_exec(
@@ -70,9 +85,23 @@ class SpawnedJob:
             limit=self._settings.result_bytes,
             start_new_session=os.name == "posix",
         )
+        self.id = self._process.pid
         self._process.stdin.write(_line_of(self._job))
         self._process.stdin.close()
         return self._process.stdout
+
+    def pause(self) -> bool:
+        if os.name != "posix" or self._process is None:
+            return False
+        signal_group(self.id, signal.SIGSTOP)
+        return True
+
+    def go_on(self) -> None:
+        signal_group(self.id, signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            kill(self._process)
 
     async def stop(self) -> int:
         if self._process is None:

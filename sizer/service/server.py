@@ -4,12 +4,16 @@
 
 It reads requests and writes answers as JSON lines, and ends, with its children, when its stdin does:
 
-    client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null}      {"cancel": 7}
+    client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null, "visitor": ["address", "session"]}
+                       {"cancel": 7}, {"ping": 0}
                        {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
     server -> client   {"ready": {"torch": "..."}, "missing": {"landlock": "why"}}, {"fatal": error},
-                       {"refused": "why a line was not understood"}
+                       {"refused": "why a line was not understood"}, {"pong": 0}
                        {"id": 7, "progress": "..."}, {"id": 7, "partial": {...}}, {"id": 7, "result": {...}},
                        {"id": 7, "error": error}
+
+Who runs next, and who is paused for it, is the queue's business (`sizer.service.fair_queue`). A job that was paused goes on where
+it was; one that was stopped for others, or that crashed for the first time, is started again, and goes on from what was kept.
 
 What a child asks to be kept ("keep") stays here: the next job on the same architecture is given it. Children are forked from
 the template (`sizer.service.template`), which sees none of this; "missing" are the layers of their wall that the system lacks.
@@ -28,26 +32,32 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 
-from sizer.errors import JobError, SizerError
+from sizer.errors import JobError, RequestError, SizerError
 from sizer.processes.child import write
 from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
-from sizer.processes.wire import error_to_wire, from_line, to_line
+from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
+from sizer.request import parse_query
+from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow
+from sizer.service.fair_queue import FairQueue, Visitor
+from sizer.service.held_job import HeldJob
 from sizer.service.job_process import ForkedJob, SpawnedJob
+from sizer.service.memory_budget import private_bytes
 from sizer.service.preload import preload
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore, architecture_of, code_digest
 from sizer.service.template import Template
 
+LOOK_SECONDS = 0.25  # between two looks for jobs whose turn is over
+
 
 class Server:
-    """Takes requests one message at a time; each job runs as a task that owns one child."""
+    """Takes requests one message at a time; each job runs as a task that owns one child at a time."""
 
     def __init__(
         self,
@@ -61,20 +71,25 @@ class Server:
         self._versions = json.dumps([versions, code_digest()])
         self._send = send
         self._launch = ForkedJob if settings.launch == "fork" else SpawnedJob
-        self._slots = asyncio.Semaphore(settings.max_jobs)
-        self._jobs: dict[int, asyncio.Task] = {}
+        self._queue = FairQueue(settings.max_jobs, settings.max_jobs + settings.max_waiting)
+        self._jobs: dict[int, HeldJob] = {}
+        self._told: dict[int, int] = {}  # to those that wait: how many are before them
+        self._ending = False
 
     async def serve(self, lines: AsyncIterator[bytes | None]) -> None:
         """Handle lines until they end, then kill all jobs. None stands for a line that was too long."""
+        clock = asyncio.create_task(self._keep_giving_turns())
         try:
             async for line in lines:
                 self._handle(line)
         finally:
-            jobs = list(self._jobs.values())
-            for job in jobs:
-                if not job.cancelling():
-                    job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            self._ending = True
+            clock.cancel()
+            tasks = [job.task for job in self._jobs.values()]
+            for task in tasks:
+                if not task.cancelling():
+                    task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _handle(self, line: bytes | None) -> None:
         try:
@@ -83,56 +98,124 @@ class Server:
             message = from_line(line)
             if message.keys() == {"cancel"}:
                 self._cancel(message["cancel"])
+            elif message.keys() == {"ping"}:
+                self._send(to_line({"pong": 0}))
             else:
-                self._submit(_to_number(message), _to_job(message))
+                self._submit(_to_number(message), _to_job(message), _to_visitor(message))
         except ValueError as error:
             self._send(to_line({"refused": str(error)[:200]}))
 
-    def _submit(self, number: int, job: dict) -> None:
+    def _submit(self, number: int, job: dict, visitor: Visitor) -> None:
         if number in self._jobs:
             raise ValueError(f"job {number} exists already")
-        ahead = sum(not job.cancelling() for job in self._jobs.values()) - self._settings.max_jobs
-        if ahead >= self._settings.max_waiting:
-            busy = JobError(f"the job server is busy: {ahead} jobs are waiting", todo="try again in a minute")
-            return self._reply(number, error=error_to_wire(busy))
-        if ahead >= 0:
-            self._reply(number, progress=f"waiting for a free place ({ahead} before this one)")
-        task = asyncio.get_running_loop().create_task(self._run(number, job))
-        self._jobs[number] = task
-        task.add_done_callback(lambda _: self._jobs.pop(number))
+        try:
+            self._queue.put(number, visitor, _cells_of(job), self._now())
+        except JobError as error:
+            return self._reply(number, error=error_to_wire(error))
+        self._jobs[number] = HeldJob(asyncio.get_running_loop().create_task(self._run(number, job)))
+        self._jobs[number].task.add_done_callback(lambda _: self._forget(number))
+        self._give_turns()
 
     def _cancel(self, number: object) -> None:
-        task = self._jobs.get(number) if isinstance(number, int) else None
-        if task is not None and not task.cancelling():  # else it has ended, and has been answered
-            task.cancel()
+        job = self._jobs.get(number) if isinstance(number, int) else None
+        if job is not None and not job.task.cancelling():  # else it has ended, and has been answered
+            job.task.cancel()
+            self._queue.give_up(number)
             self._reply(number, error=error_to_wire(JobError("the job was cancelled")))
+
+    def _forget(self, number: int) -> None:
+        self._queue.remove(number, self._now())
+        del self._jobs[number]
+        self._give_turns()
+
+    # ---------------------------------------------------------------------------------------------------- whose turn it is
+
+    def _give_turns(self) -> None:
+        """Pause and start jobs as the queue has it, and tell those who wait what is before them, where that is news."""
+        if self._ending:
+            return
+        turns = self._queue.turns(self._now())
+        for number in turns.pause:
+            self._jobs[number].pause(self._now())
+        for number in turns.stop:
+            self._jobs[number].stop()
+        for number in turns.start:
+            self._reply(number, progress=self._jobs[number].start(self._now()))
+        ahead = self._queue.ahead(self._now())
+        for number, places in ahead.items():
+            if self._told.get(number) != places:
+                self._reply(number, progress=f"waiting for a free place ({places} before this one)")
+        self._told = ahead
+
+    async def _keep_giving_turns(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._give_turns()
+            self._keep_budget()
+
+    def _keep_budget(self) -> None:
+        """Stop the paused job that holds most where all hold too much; where none is paused, end the one that holds most."""
+        own = private_bytes(os.getpid())
+        held = {
+            number: max(private_bytes(job.process) - own, 0)
+            for number, job in self._jobs.items()
+            if job.process is not None
+        }
+        if not self._settings.budget_bytes or sum(held.values()) <= self._settings.budget_bytes:
+            return
+        paused = [number for number in held if not self._queue.running(number)]
+        number = max(paused or held, key=held.get)
+        if paused:
+            self._queue.stop(number)
+            self._jobs[number].stop()
+        else:
+            self._jobs[number].end(over_budget(held[number], self._settings))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def _run(self, number: int, job: dict) -> None:
         """Run a job from its place in the queue to its one answer; a cancelled job has been answered already."""
         try:
-            async with self._slots:
-                await self._run_child(number, job)
+            while not await self._run_child(number, job):
+                pass
         except SizerError as error:
             self._reply(number, error=error_to_wire(error))
         except Exception as error:  # of any kind (no process could be started, say): the job must be answered
             failure = JobError(f"the job could not be run ({type(error).__name__}: {error})", todo="try again")
             self._reply(number, error=error_to_wire(failure))
 
-    async def _run_child(self, number: int, job: dict) -> None:
-        """Start the child, forward its lines and stop it; raises JobError where it ends without a result."""
-        self._reply(number, progress="started")
+    async def _run_child(self, number: int, job: dict) -> bool:
+        """Wait for a turn, start the child, forward its lines and stop it; whether it has answered, or is to be started again.
+
+        That is where it was stopped for others, and where it crashed for the first time. Raises JobError where it ended badly.
+        """
+        held = self._jobs[number]
+        while not held.turn.is_set():
+            await held.turn.wait()
         architecture = job["query"] and architecture_of(job["query"], job["config_text"], self._versions)
         kept = self._tapes.of(architecture) if architecture else {}
         child = self._launch({**job, "kept": kept}, self._settings, self._template)
         try:
-            async with asyncio.timeout(self._settings.wall_seconds):
+            async with asyncio.timeout(self._settings.wall_seconds) as limit:
+                held.hold(child, limit)
                 answered = await self._relay(number, await child.open(), architecture)
         except TimeoutError:
-            raise _too_slow(self._settings) from None
+            raise too_slow(self._settings) from None
         finally:
             status = await asyncio.shield(child.stop())
-        if not answered:
-            raise _explain_end(status, self._settings)
+            stopped = held.release()
+        if held.failure is not None:
+            raise held.failure
+        if answered or stopped:
+            return answered
+        if held.crashed or not is_crash(status):
+            raise explain_end(status, self._settings)
+        held.crashed = True
+        held.turn.clear()
+        self._queue.put_back(number, self._now())
+        self._give_turns()
+        return False
 
     async def _relay(self, number: int, reader: asyncio.StreamReader, architecture: str | None) -> bool:
         """Sends on what the child says, and keeps what it asks to keep; False where it ended without a result or an error."""
@@ -143,9 +226,9 @@ class Server:
             except asyncio.IncompleteReadError:
                 return False
             except asyncio.LimitOverrunError:
-                raise _too_large(self._settings) from None
+                raise too_large(self._settings) from None
             if (left := left - len(line)) < 0:
-                raise _too_large(self._settings)
+                raise too_large(self._settings)
             if self._take(number, line, architecture) in ("result", "error"):
                 return True
 
@@ -156,9 +239,12 @@ class Server:
             if key == "keep":
                 if architecture is not None:
                     self._tapes.put(architecture, str(value["name"]), b64decode(value["data"], validate=True))
+                    self._queue.keep(number, self._now())
                 return key
             if key not in ("progress", "partial", "result", "error"):
                 raise ValueError
+            if key == "progress":
+                self._jobs[number].progress = clip_progress(value)
         except (ValueError, TypeError, KeyError):
             raise JobError("the job wrote something that is not an answer", todo="try again") from None
         self._send(b'{"id":%d,%s' % (number, line.lstrip()[1:]))
@@ -181,28 +267,20 @@ def _to_job(message: dict) -> dict:
     return job
 
 
-def _too_slow(settings: Settings) -> JobError:
-    todo = "try a smaller model, a shorter sequence or fewer batch sizes"
-    return JobError(f"the job was stopped after {settings.wall_seconds:g} s (wall clock)", todo=todo)
+def _to_visitor(message: dict) -> Visitor:
+    match message.get("visitor", ["", ""]):
+        case [str(address), str(session)]:
+            return Visitor(address=address, session=session)
+    raise ValueError('"visitor" must be an address and a session')
 
 
-def _too_large(settings: Settings) -> JobError:
-    todo = "try fewer dtypes or batch sizes"
-    return JobError(f"the job wrote more than {settings.result_bytes:,} bytes", todo=todo)
-
-
-def _explain_end(status: int, settings: Settings) -> JobError:
-    """Why a child ended without an answer, from its exit status (negative: the signal)."""
-    if status >= 0:
-        return JobError(f"the job ended without an answer (exit status {status})", todo="try again")
-    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-    if name == "SIGALRM":  # the child's own deadline, where this process was too busy to keep it
-        return _too_slow(settings)
-    if name == "SIGXCPU":
-        return JobError(f"the job used more than {settings.cpu_seconds} s of CPU time", todo="try a smaller model")
-    if name == "SIGKILL":
-        return JobError("the job was killed, probably because the host ran out of memory", todo="try a smaller model")
-    return JobError(f"the job crashed ({name})", todo="please report this query as a bug")
+def _cells_of(job: dict) -> int:
+    """How many dtypes and batch sizes a job asks for."""
+    try:
+        request = parse_query(job["query"] or "")
+    except RequestError:  # the job says why; or it is about something else
+        return 1
+    return len(request.dtypes) * len(request.batches)
 
 
 def missing_layers(settings: Settings) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
@@ -12,7 +13,9 @@ from typing import Literal
 
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import offered_sources
+from sizer.service.memory_budget import budget_bytes
 from sizer.service.tapes import default_folder
+from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
 from sizer.units import GIB, MIB
 
 Launch = Literal["fork", "spawn"]
@@ -21,12 +24,28 @@ _CHOICES = {"launch": ("fork", "spawn"), "wall": ("wanted", "required")}
 _OFF = ("", "0")
 PUBLIC_VARIABLE = "SIZER_PUBLIC"  # anything but 0: strangers use this app
 UNWALLED_VARIABLE = "SIZER_PUBLIC_WITHOUT_SECCOMP"  # 1: and it may run where the kernel cannot confine jobs
+FRAMED_BY_VARIABLE = "SIZER_FRAMED_BY"  # origins, with spaces between them
+
+
+def is_public() -> bool:
+    """Whether strangers use this app: any value of the switch but none and 0 says so."""
+    return os.environ.get(PUBLIC_VARIABLE, "") not in _OFF
+
+
+def framing_origins() -> tuple[str, ...]:
+    """The sites that may show this app in a frame of theirs, beside its own; what is no origin is left out."""
+    given = os.environ.get(FRAMED_BY_VARIABLE, "").split()
+    return tuple(origin for origin in given if re.fullmatch(r"https?://[\w.*-]+(:\d+)?", origin, re.ASCII))
 
 
 def wanted_wall() -> Wall:
     """Whether jobs may run where the kernel has no seccomp: not in public mode, unless told so."""
-    public = os.environ.get(PUBLIC_VARIABLE, "") not in _OFF
-    return "required" if public and os.environ.get(UNWALLED_VARIABLE) != "1" else "wanted"
+    return "required" if is_public() and os.environ.get(UNWALLED_VARIABLE) != "1" else "wanted"
+
+
+def wanted_spares() -> int:
+    """One in public mode, where nobody should wait for an import of torch; none for one person, whose memory it would take."""
+    return read_limit(SPARES, 1 if is_public() else 0)
 
 
 def preloaded() -> tuple[str, ...]:
@@ -46,23 +65,29 @@ def usable_cpus() -> int:
 class Settings:
     """Limits of the job server; each field is also an option of `python -m sizer.service.server`.
 
+    An operator sets some of them by environment variables (`sizer.service.variables`). Raises JobError where one is out of range.
+
     `memory_bytes` limits a job's address space (RLIMIT_AS). Importing torch takes 3.5 GB of it, with some builds far
     more: a job always gets at least `headroom_bytes` above what the server itself holds.
-    `wall_seconds` counts from the job's start, not its submission.
+    `budget_bytes` is what all jobs may hold together beside what they share with the process they are forked from; 0: no limit.
+    `wall_seconds` counts while the job runs, not while it waits or is paused.
     `max_waiting` jobs wait for a place; more are refused.
     `preload` are the modules that the server imports before it forks its first job.
     `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
     `tapes` is the folder where what jobs traced is kept for later servers, empty for none.
     `readable` are files and folders that a job may read beside the interpreter's and the packages'.
+    `spares` are the servers that are started beforehand, to take the place of one that dies.
+    `silence_seconds` is how long a server may answer nothing before it is taken for dead, `start_seconds` while it starts.
     `wall` is "required" where no job may run without seccomp.
     `launch` is "fork" (a copy of the preloaded template per job) or "spawn" (a fresh process, where there is no fork).
     """
 
-    max_jobs: int = field(default_factory=usable_cpus)
-    max_waiting: int = 64
-    wall_seconds: float = 120.0
-    cpu_seconds: int = 150
-    memory_bytes: int = 8 * GIB
+    max_jobs: int = field(default_factory=lambda: read_limit(JOBS, usable_cpus()))
+    max_waiting: int = field(default_factory=lambda: read_limit(WAITING, 64))
+    wall_seconds: float = field(default_factory=lambda: float(read_limit(JOB_SECONDS, 120)))
+    cpu_seconds: int = field(default_factory=lambda: read_limit(JOB_SECONDS, 120) + 30)
+    memory_bytes: int = field(default_factory=lambda: read_limit(JOB_MEMORY, 8) * GIB)
+    budget_bytes: int = field(default_factory=budget_bytes)
     headroom_bytes: int = 4 * GIB
     result_bytes: int = 32 * MIB
     request_bytes: int = 16 * MIB
@@ -70,6 +95,9 @@ class Settings:
     preload: tuple[str, ...] = field(default_factory=preloaded)
     tapes: str = field(default_factory=default_folder)
     readable: tuple[str, ...] = ()
+    spares: int = field(default_factory=wanted_spares)
+    silence_seconds: float = 3.0
+    start_seconds: float = 300.0
     wall: Wall = field(default_factory=wanted_wall)
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 

@@ -22,7 +22,7 @@ from sizer.ui.exports import offer_download
 from sizer.ui.focus import ask_peak_kind
 from sizer.ui.question import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
-from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer
+from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, held
 from sizer.units import counted
 
 ENDED = "compared_answers"  # session state: by query, the answers that have ended
@@ -98,7 +98,7 @@ def _follow(requests: Requests, answers: Answers) -> None:
 
 def _wait(running: Mapping[str, Answer], count: int) -> None:
     """Return when there is more of an answer; every update is also where Streamlit ends this run when there is a newer one."""
-    try:
+    with held(*(answer.job for answer in running.values())):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop, args=(running,))
             line = st.empty()
@@ -106,9 +106,6 @@ def _wait(running: Mapping[str, Answer], count: int) -> None:
         while not any(answer.job.waited(share) or answer.job.parts != answer.parts for answer in running.values()):
             progress = ", ".join(dict.fromkeys(answer.job.progress or "waiting" for answer in running.values()))
             line.text(f"{count - len(running)} of {counted(count, 'question')} · {progress}")
-    finally:
-        for answer in running.values():
-            answer.job.leave()
 
 
 def _stop(running: Mapping[str, Answer]) -> None:

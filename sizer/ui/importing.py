@@ -15,11 +15,15 @@ LIMIT_MIB = 16  # some three hundred comparisons; the server lets no larger file
 WAITING = "import_waiting"  # the text of a file, from its arrival to the run that reads it
 DONE = "import_done"  # what became of the last file: ImportResult, or the error that refused it
 EDITION = "import_edition"  # how many files there were; each gets a widget of its own, so that it is read once
+SWITCHED_OFF = "Importing is disabled in this deployment, which strangers use: its ledger holds what was measured here."
 TITLES = remarks.TITLES | {RequestError: "This file was not imported", JobError: "The file was not imported whole"}
 
 
 def ask_import(page: str) -> ImportResult | None:
     """What became of a file that has just arrived; None where there is none. What was refused is shown until the next one."""
+    if not machine.may_import():
+        st.info(SWITCHED_OFF)
+        return None
     edition = st.session_state.setdefault(f"{EDITION}_{page}", 0)
     key = f"import_{page}_{edition}"
     st.file_uploader(

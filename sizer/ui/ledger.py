@@ -77,6 +77,8 @@ def show_one(number: int) -> None:
             _offer_delete(number)
         if row:
             show_estimate_link(row.query)
+    if row and not machine.may_measure():
+        st.caption("Deleting is disabled in this deployment.")
     comparison = ledger.comparison(number) if row else None
     if comparison is None:
         st.info("The ledger has no such comparison; it may have been deleted.")

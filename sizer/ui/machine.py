@@ -13,15 +13,23 @@ from sizer.device.machine.inventory import find_devices
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial.launch import MeasureJob, start
 from sizer.request import Request, format_query
+from sizer.service.settings import is_public
 
-MEASURING_VARIABLE = "SIZER_MEASURING"  # "off" where strangers use the app: no measuring, no deleting
-OFF = ("off", "0", "no", "false")
+MEASURING_VARIABLE = (
+    "SIZER_MEASURING"  # whether this machine's devices are for whoever opens the app; not set: they are
+)
+ON = ("", "on", "1", "yes", "true")  # any other value is taken for off
 KNOWN_SECONDS = 300  # how long a list of devices is believed
 
 
 def may_measure() -> bool:
     """Whether this app may run models on its own machine, and whoever opens it may delete what was measured."""
-    return os.environ.get(MEASURING_VARIABLE, "").strip().lower() not in OFF
+    return not is_public() and os.environ.get(MEASURING_VARIABLE, "").strip().lower() in ON
+
+
+def may_import() -> bool:
+    """Whether whoever opens this app may add to its ledger what another machine is said to have measured."""
+    return not is_public()
 
 
 def get_devices() -> tuple[DeviceFacts, ...]:

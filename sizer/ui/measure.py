@@ -40,7 +40,7 @@ NO_ACCELERATOR = (
     "PyTorch finds no accelerator on this machine, so what can be measured here is its CPU. To measure on a "
     "GPU, run the command below on a machine that has one and import the result here."
 )
-SWITCHED_OFF = "Measuring is disabled in this deployment. What was measured elsewhere can be imported here."
+SWITCHED_OFF = "Measuring is disabled in this deployment: run the command below where Sizer is installed."
 
 
 def show_measure(request: Request) -> None:

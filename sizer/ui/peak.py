@@ -47,12 +47,11 @@ def _ask(cell: Request) -> PeakReport | SizerError:
     """The answer, with progress in a line meanwhile; leaves the job where Streamlit ends this run for a newer one."""
     job, line = service.get_client().submit_peak(format_query(cell)), st.empty()
     try:
-        while (found := job.result(timeout=service.POLL_SECONDS)) is None:
-            line.text(job.progress or "waiting")
+        with service.held(job):
+            while (found := job.result(timeout=service.POLL_SECONDS)) is None:
+                line.text(job.progress or "waiting")
     except SizerError as error:
         return error
-    finally:
-        job.leave()
     line.empty()
     return found
 

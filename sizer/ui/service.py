@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
 from sizer.errors import JobError, SizerError
 from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.service.client import JobClient, shared_client
+from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job
 from sizer.ui.focus import Cell
 from sizer.units import counted
@@ -26,8 +30,30 @@ STOPPED = "stopped"  # session state: the query whose job the reader stopped
 
 
 def get_client() -> JobClient:
-    """The job client of this process. Tests put another one in its place."""
-    return shared_client()
+    """The job client of this process, on behalf of who looks at the page. Tests put another one in its place."""
+    return shared_client().on_behalf_of(_visitor())
+
+
+def _visitor() -> Visitor:
+    """Who looks at the page; nobody in particular where no page is being run."""
+    context = get_script_run_ctx(suppress_warning=True)
+    if context is None:
+        return Visitor()
+    return Visitor(address=st.context.ip_address or "", session=context.session_id)
+
+
+@contextmanager
+def held(*jobs: Job) -> Iterator[None]:
+    """Wait for jobs within; at the end they are left, and given up at once where their reader has gone."""
+    try:
+        yield
+    except StopException:  # the page was closed; for a newer run of it Streamlit raises RerunException
+        for job in jobs:
+            job.cancel()
+        raise
+    finally:
+        for job in jobs:
+            job.leave()
 
 
 def listed_names() -> dict[str, tuple[str, ...]]:
@@ -118,14 +144,12 @@ def _follow(answer: Answer) -> None:
     if query != answer.query:
         since = time.monotonic()
         st.session_state[BEGAN] = (answer.query, since)
-    try:
+    with held(answer.job):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
             line = st.empty()
         while not answer.job.waited(POLL_SECONDS) and answer.job.parts == answer.parts:
             line.text(how_far(answer, time.monotonic() - since))
-    finally:
-        answer.job.leave()
     st.rerun()
 
 

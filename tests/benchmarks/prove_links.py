@@ -71,7 +71,11 @@ def main(argv: list[str]) -> int:
     only = parser.parse_args(argv).only
     wrong, asked = 0, [query for query in questions() if only in query]
     expect.set_options(timeout=ANSWER_MS)
-    with tempfile.TemporaryDirectory() as folder, running_app(Path(folder)) as app_url, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_app(Path(folder)) as (app_url, _),
+        sync_playwright() as playwright,
+    ):
         browser = playwright.chromium.launch(
             executable_path=str(CHROMIUM) if CHROMIUM.exists() else None, args=ARGUMENTS
         )

@@ -44,19 +44,20 @@ def app_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def app_url(app_folder: Path) -> Iterator[str]:
-    """The address of the app, one for all files."""
-    with running_app(app_folder) as address:
+    """The address of `streamlit run app.py`, one for all files."""
+    with running_app(app_folder) as (address, process):
         yield address
+        assert "libtorch" not in _mapped_files(process), "the app's own process has loaded torch"
 
 
 @contextmanager
-def running_app(app_folder: Path) -> Iterator[str]:
-    """The address of `streamlit run app.py` on a free port of the loopback interface; its log and its ledger are in the folder."""
+def running_app(folder: Path, **environment: str) -> Iterator[tuple[str, subprocess.Popen]]:
+    """`streamlit run app.py` on a free port of the loopback interface: its address and its process. Its log is in `folder`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = app_folder / "log"
-    options = ["--server.headless=true", "--server.address=127.0.0.1", f"--server.port={port}"]
+    log = folder / "log"
+    options = ["--server.headless=true", f"--server.port={port}"]
     with log.open("w") as sink:
         process = subprocess.Popen(
             [sys.executable, "-m", "streamlit", "run", "app.py", *options],
@@ -64,12 +65,11 @@ def running_app(app_folder: Path) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            env=os.environ | APART | {"SIZER_LEDGER": str(app_folder / LEDGER)},
+            env=os.environ | APART | {"SIZER_LEDGER": str(folder / LEDGER)} | environment,
         )
         try:
             _wait_for(f"http://127.0.0.1:{port}/_stcore/health", process, log)
-            yield f"http://127.0.0.1:{port}"
-            assert "libtorch" not in _mapped_files(process), "the app's own process has loaded torch"
+            yield f"http://127.0.0.1:{port}", process
         finally:
             process.terminate()
             process.wait(timeout=30)

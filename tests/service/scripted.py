@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 from sizer import errors
 from sizer.errors import Refusal, RequestError
@@ -26,7 +27,8 @@ def run(job: dict, channel) -> dict:
     if job["task"] == "models":
         only = [{"name": "resnet50", "family": "resnet"}]  # as if each package had only this
         return {"torchvision": only, "timm": only}
-    return SCRIPTS[parse_query(job["query"]).name.removeprefix("script/")](job["config_text"], channel.progress)
+    name = parse_query(job["query"]).name.removeprefix("script/")
+    return cells(job, channel) if name == "cells" else SCRIPTS[name](job["config_text"], channel.progress)
 
 
 def run_or_answer(job: dict, channel) -> dict:
@@ -46,8 +48,17 @@ def report(job: dict, channel) -> dict:
     return report_for(request, failures=failures).to_dict()
 
 
+def hold_always(job: dict, channel) -> dict:
+    return hold(None, channel.progress)
+
+
 def echo(argument, progress) -> dict:
     return {"argument": argument, "process": os.getpid()}
+
+
+def slow_echo(argument, progress) -> dict:
+    time.sleep(0.2)
+    return {"argument": argument}
 
 
 def hold(argument, progress) -> dict:
@@ -58,6 +69,44 @@ def hold(argument, progress) -> dict:
             signal.pause()
     with open(argument) as pipe:
         return {"released": pipe.read(), "process": os.getpid()}
+
+
+def cells(job: dict, channel) -> dict:
+    """As many cells as `config_text` says, each of a quarter of a second unless it was kept: how many were given as kept."""
+    given = set(job["kept"])
+    for cell in range(int(job["config_text"])):
+        if str(cell) not in given:
+            sleep("0.25", channel.progress)
+            channel.keep(str(cell), b"done")
+    return {"given": len(given)}
+
+
+def sleep(argument, progress) -> dict:
+    """Works for so many seconds of its own: those of a pause do not count."""
+    left, before = float(argument), time.monotonic()
+    while left > 0:
+        time.sleep(0.01)
+        now = time.monotonic()
+        left, before = left - min(now - before, 0.05), now
+    return {}
+
+
+def fill(argument, progress) -> dict:
+    """Holds so many MiB for a moment."""
+    block = b"x" * (int(argument) * 2**20)
+    time.sleep(0.5)
+    return {} if block else None
+
+
+def fill_and_hold(argument, progress) -> dict:
+    block = b"x" * (int(argument) * 2**20)
+    return hold(None, progress) if block else None
+
+
+def fill_and_sleep(argument, progress) -> dict:
+    block = b"x" * (int(argument) * 2**20)
+    progress(f"holding in {os.getpid()}")
+    return sleep("3", progress) if block else None
 
 
 def endless(argument, progress) -> dict:

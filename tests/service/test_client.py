@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,8 +23,11 @@ from sizer.config_json import encode_config
 from sizer.errors import ConfigError, HubError, JobError, RequestError, TraceError
 from sizer.memory.report import Report
 from sizer.service import client as client_module
+from sizer.service import supervisor
 from sizer.service.client import JobClient, shared_client
+from sizer.service.fair_queue import Visitor
 from sizer.service.settings import Settings
+from sizer.service.supervisor import Supervisor
 from tests.processes.running import is_running, template_of, wait_until
 
 FUNCTION = "tests.service.scripted:run"
@@ -81,7 +85,7 @@ def test_bad_query_is_refused_before_any_server_starts(make_client):
     client = make_client()
     with pytest.raises(RequestError, match="batch: given '-5'"):
         client.submit("arch=torchvision:resnet50&batch=-5")
-    assert client._connection is None
+    assert client._pool.connection is None
 
 
 def test_error_comes_back_as_its_class_and_fresh_for_each_caller(make_client):
@@ -218,9 +222,9 @@ def test_cache_drops_what_was_used_longest_ago(make_client):
 def test_cache_ends_with_the_versions_it_was_made_with(make_client):
     client = make_client()
     first = submit(client, "echo").result(timeout=30)
-    client._set_versions(client.versions)
+    client._pool.set_versions(client.versions)
     assert submit(client, "echo").result(timeout=0) is first
-    client._set_versions({**client.versions, "torch": "99.0"})
+    client._pool.set_versions({**client.versions, "torch": "99.0"})
     assert submit(client, "echo").result(timeout=30) is not first
 
 
@@ -257,15 +261,30 @@ def test_too_many_different_jobs_are_refused(make_client):
     assert not submit(client, "hold", batch=3).done
 
 
+def test_one_visitor_does_not_fill_the_queue_for_the_others(make_client, pipe):
+    client = make_client(settings={"max_jobs": 1, "max_waiting": 9})
+    greedy = [client.on_behalf_of(Visitor(address="10.0.0.1", session=str(tab))) for tab in range(66)]
+    jobs = [submit(tab, "hold", batch=1 + number) for number, tab in enumerate(greedy[:5])]
+    for number, tab in enumerate(greedy[5:]):
+        with pytest.raises(JobError, match="too many jobs: 5 from your address are running or waiting"):
+            submit(tab, "hold", batch=6 + number)
+    other = client.on_behalf_of(Visitor(address="10.0.0.2", session="0"))
+    # It need not wait for the four that came before it, but for the turn of the one that runs.
+    assert submit(other, "echo").result(timeout=60)["argument"] == ""
+    joined = submit(other, "hold", batch=1)
+    assert joined.shared is jobs[0].shared
+
+
 # ------------------------------------------------------------------------------------------ the server's life and death
 
 
 def test_server_keeps_nothing_of_the_jobs_that_are_over(make_client):
     client = make_client()
     submit(client, "echo").result(timeout=30)
-    server = client._connection.process_id
+    server = client._pool.connection.process_id
     opened = len(os.listdir(f"/proc/{server}/fd"))
-    jobs = [submit(client, script, index) for index in range(5) for script in ("echo", "crash", "endless")]
+    small = {"dtype": "float32", "batch": 1}  # so that they soon go before those that do not end
+    jobs = [submit(client, script, index, **small) for index in range(5) for script in ("echo", "crash", "endless")]
     for job, script in zip(jobs, 5 * ("echo", "crash", "endless"), strict=True):
         if script == "endless":
             job.cancel()
@@ -281,16 +300,114 @@ def test_server_keeps_nothing_of_the_jobs_that_are_over(make_client):
     wait_until(lambda: len(os.listdir(f"/proc/{server}/fd")) <= opened)
 
 
-def test_death_of_the_server_fails_its_jobs_and_the_next_one_starts_another(make_client):
+def test_question_is_asked_again_by_itself_when_its_server_dies(make_client, pipe):
     client = make_client()
-    job = submit(client, "hold")
-    process, server = process_of(job), client._connection.process_id
+    job = submit(client, "hold", pipe)
+    process, server = process_of(job), client._pool.connection.process_id
     os.kill(server, signal.SIGKILL)
+    wait_until(lambda: process_of(job) != process)
+    assert not is_running(process)
+    pipe.write_text("go")
+    assert job.result(timeout=30)["released"] == "go"
+    assert client._pool.connection.process_id != server
+
+
+def test_question_that_loses_too_many_servers_is_given_up(make_client):
+    client = make_client()
+    job, process = submit(client, "hold"), 0
+    for _ in range(3):
+        wait_until(lambda last=process: process_of(job) != last)
+        process = process_of(job)
+        os.kill(client._pool.connection.process_id, signal.SIGKILL)
     with pytest.raises(JobError, match=r"the job server ended \(exit status -9\); try again"):
         job.result(timeout=30)
-    wait_until(lambda: not is_running(process))
     assert submit(client, "echo").result(timeout=30)["argument"] == ""
-    assert client._connection.process_id != server
+
+
+def test_spare_takes_the_place_of_a_server_that_dies(make_client, pipe):
+    client = make_client(settings={"spares": 1})
+    job = submit(client, "hold", pipe)
+    process = process_of(job)
+    (spare,) = wait_until(lambda: [one for one in client._pool._supervisor._spares if one.ready])
+    os.kill(client._pool.connection.process_id, signal.SIGKILL)
+    wait_until(lambda: process_of(job) != process)
+    assert client._pool.connection is spare
+    pipe.write_text("go")
+    assert job.result(timeout=30)["released"] == "go"
+    (another,) = wait_until(lambda: [one for one in client._pool._supervisor._spares if one.ready])
+    assert another is not spare
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_server_that_is_stopped_is_noticed_and_replaced(make_client, pipe, spares):
+    client = make_client(settings={"spares": spares, "silence_seconds": 1.0})
+    job = submit(client, "hold", pipe)
+    process, server = process_of(job), client._pool.connection.process_id
+    os.kill(server, signal.SIGSTOP)
+    wait_until(lambda: process_of(job) != process)
+    assert not is_running(server)
+    pipe.write_text("go")
+    assert job.result(timeout=30)["released"] == "go"
+
+
+def test_process_that_jobs_are_forked_from_is_missed_too(make_client):
+    client = make_client(settings={"silence_seconds": 1.0})
+    process_of(submit(client, "hold"))
+    server = client._pool.connection.process_id
+    os.kill(template_of(server), signal.SIGSTOP)
+    assert submit(client, "echo").result(timeout=30)["argument"] == ""
+    assert not is_running(server)
+
+
+def test_everybody_gets_the_same_bytes_although_servers_are_killed_and_stopped_under_load(make_client):
+    client = make_client(settings={"spares": 1, "silence_seconds": 1.0})
+    expected = {str(index): {"argument": str(index)} for index in range(6)}
+    for number in (signal.SIGKILL, signal.SIGSTOP) * 2:
+        jobs = {text: submit(client, "slow_echo", text, batch=number * 100 + int(text) + 1) for text in expected}
+        server = wait_until(lambda: (one := client._pool.connection) and one.ready and one)
+        os.kill(server.process_id, number)
+        assert {text: job.result(timeout=60) for text, job in jobs.items()} == expected
+
+
+def test_failures_in_a_row_are_paused_for_longer_and_longer(monkeypatch):
+    started, pauses = [], []
+
+    class Server:
+        ready, heard_at = True, time.monotonic()
+
+        def __init__(self, settings, receive, lost):
+            started.append(lost)
+
+        def send(self, message): ...
+
+        def close(self): ...
+
+    class Timer(threading.Timer):
+        def __init__(self, seconds, function):
+            pauses.append(seconds)
+            super().__init__(0.0, function)
+
+    monkeypatch.setattr(supervisor, "Connection", Server)
+    monkeypatch.setattr(supervisor.threading, "Timer", Timer)
+    ended, again = [], threading.Event()
+    watched = Supervisor(
+        Settings(preload=(), silence_seconds=1e9),
+        receive=lambda *_: None,
+        lost=lambda _, failure: ended.append(failure),
+        restarted=again.set,
+    )
+    for number in range(10):
+        if number == 8:
+            watched.prosper()
+        again.clear()
+        server = watched.connection()
+        started[-1](server, JobError("dead"))
+        assert len(ended) == number + 1
+        if number not in (0, 8):
+            assert again.wait(30)
+    watched.close()
+    # The first death is followed by no pause; after eight, and a result, it is the first again.
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 0.5]
 
 
 def test_server_that_cannot_start_says_why(make_client):
@@ -308,7 +425,7 @@ def test_server_that_dies_of_a_bug_leaves_its_last_words(make_client):
 def test_close_ends_everything(make_client):
     client = make_client()
     job = submit(client, "hold")
-    process, connection = process_of(job), client._connection
+    process, connection = process_of(job), client._pool.connection
     home = connection._process.home
     client.close()
     client.close()
@@ -335,10 +452,12 @@ def test_no_process_outlives_the_app(end):
     code = f"""
 import os
 from sizer.service.client import JobClient
+from sizer.service.fair_queue import Visitor
 from sizer.service.settings import Settings
+from sizer.service.supervisor import Supervisor
 from tests.service.test_client import process_of, submit
 client = JobClient(Settings(function={FUNCTION!r}, preload=()), read=dict)
-print(process_of(submit(client, "hold")), client._connection.process_id, client._connection._process.home, flush=True)
+print(process_of(submit(client, "hold")), client._pool.connection.process_id, client._pool.connection._process.home, flush=True)
 {end}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -357,7 +476,7 @@ def test_shared_client_is_one_for_all_threads():
         thread.join()
     assert len(found) == 8
     assert len(set(map(id, found))) == 1
-    assert found[0]._connection is None  # nothing starts before it is needed
+    assert found[0]._pool.connection is None  # nothing starts before it is needed
 
 
 # --------------------------------------------------------------------------------------------------------------- hub
@@ -421,7 +540,7 @@ def test_job_that_is_cancelled_while_fetching_never_runs(make_client):
     assert left.wait(30)
     with pytest.raises(JobError, match="cancelled"):
         job.result()
-    assert client._connection is None
+    assert client._pool.connection is None
 
 
 # ----------------------------------------------------------------------------------------------------------- no torch
@@ -464,6 +583,20 @@ def test_torch_trains_under_the_limits_on_one_thread_and_without_a_gpu(with_torc
     assert result["cuda"] is False
     packages = {source.package for source in offered_sources()} | ({PACKAGE} if find_spec(PACKAGE) else set())
     assert set(with_torch.versions) == {"sizer", "torch", *packages}
+
+
+def test_small_model_is_answered_while_long_grids_of_others_go_on(with_torch):
+    # Mask R-CNN traces each batch size by itself; both places are taken.
+    long = "arch=torchvision:maskrcnn_resnet50_fpn&dtype=float32,bfloat16&batch=1,2,4,8,16"
+    grids = [
+        with_torch.on_behalf_of(Visitor(address=f"10.0.0.{gpu}", session="1")).submit(f"{long}&gpu={gpu}")
+        for gpu in ("a100-80gb", "rtx-4090", "t4")
+    ]
+    other = with_torch.on_behalf_of(Visitor(address="10.0.0.9", session="1"))
+    assert other.submit("arch=torchvision:resnet18&dtype=float32").result(timeout=120) is not None
+    assert sum(not grid.done for grid in grids) >= 2
+    for grid in grids:
+        grid.cancel()
 
 
 def test_hub_model_from_the_fetch_to_the_report(with_torch, monkeypatch):
@@ -512,7 +645,7 @@ def test_every_torchvision_model_is_listed_with_its_family(with_torch):
 
 def test_server_forks_from_a_single_thread(with_torch):
     submit(with_torch, "echo").result(timeout=120)
-    for process in (server := with_torch._connection.process_id, template_of(server)):
+    for process in (server := with_torch._pool.connection.process_id, template_of(server)):
         assert len(os.listdir(f"/proc/{process}/task")) == 1
 
 

@@ -51,9 +51,10 @@ class RawServer:
     def read(self) -> dict:
         return json.loads(self.process.stdout.readline())
 
-    def submit(self, number: int, script: str, argument: str | None = None) -> None:
-        query = f"arch=hub:script/{script}"
-        self.write(to_line({"run": number, "task": "estimate", "query": query, "config_text": argument}))
+    def submit(self, number: int, script: str, argument: str | None = None, address: str = "") -> None:
+        query = f"arch=hub:script/{script}&dtype=float32&batch=1"
+        message = {"task": "estimate", "query": query, "config_text": argument, "visitor": [address, "session"]}
+        self.write(to_line({"run": number, **message}))
 
     def read_until(self, number: int, *keys: str) -> object:
         """The first of the next messages that is about this job and holds one of the keys."""
@@ -223,7 +224,7 @@ def test_cpu_time_ends_a_job_that_loops(start, launch):
 
 
 def test_deadline_ends_a_job_even_where_the_server_does_not(start):
-    # The server is stopped (SIGSTOP), so that only the child's own timer is left: wall clock 0.5 s + grace 2 s.
+    # The server is stopped (SIGSTOP), so that only the child's own timer is left: ten times 0.5 s + grace 2 s.
     server = start(wall_seconds=0.5)
     process = server.hold()
     server.process.send_signal(19)
@@ -331,9 +332,61 @@ def test_jobs_wait_for_a_place_and_too_many_are_refused(start):
     assert server.read_until(2, "progress") == "waiting for a free place (0 before this one)"
     server.submit(3, "echo")
     error = error_from_wire(server.read_until(3, "error"))
-    assert str(error) == "the job server is busy: 1 jobs are waiting; try again in a minute"
+    assert str(error) == "too many jobs: 2 are running or waiting; try again in a minute"
     server.write(to_line({"cancel": 1}))
     assert server.read_until(2, "result")["process"] != held
+
+
+def test_place_in_the_line_is_told_as_it_changes(start):
+    server = start(max_jobs=1)
+    server.hold(1)
+    for number in (2, 3):
+        server.submit(number, "echo")
+        told = server.read_until(number, "progress")
+        assert told == f"waiting for a free place ({number - 2} before this one)"
+    server.write(to_line({"cancel": 2}))
+    assert server.read_until(3, "progress") == "waiting for a free place (0 before this one)"
+    server.write(to_line({"cancel": 1}))
+    assert server.read_until(3, "progress") == "started"
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_long_job_is_paused_for_another_and_goes_on_where_it_was(start, launch):
+    server = start(max_jobs=1, launch=launch)
+    server.submit(1, "cells", "16", address="10.0.0.1")
+    assert server.read_until(1, "progress") == "started"
+    server.submit(2, "echo", address="10.0.0.2")
+    assert server.read_until(2, "progress") == "waiting for a free place (0 before this one)"
+    assert server.read_until(1, "progress") == "waiting for a free place (0 before this one)"
+    assert server.read_until(2, "result")["argument"] is None
+    assert server.read_until(1, "result")["given"] == 0  # the same process did all of it
+
+
+def test_of_too_many_paused_jobs_one_begins_again_from_what_it_kept(start):
+    server = start(max_jobs=1)
+    server.submit(1, "cells", "16", address="10.0.0.1")
+    server.read_until(1, "progress")
+    server.submit(2, "sleep", "6", address="10.0.0.2")  # one may be paused: the second that is, or the first
+    server.read_until(2, "progress")
+    for number in (3, 4):
+        server.submit(number, "sleep", "3", address=f"10.0.0.{number}")
+    results = {}
+    while len(results) < 4:
+        message = server.read()
+        assert "error" not in message
+        if "result" in message:
+            results[message["id"]] = message["result"]
+    assert results[2] == results[3] == results[4] == {}
+    assert 0 < results[1]["given"] < 16
+
+
+def test_time_of_a_pause_is_not_the_jobs_own(start):
+    server = start(max_jobs=1, wall_seconds=5.0)
+    server.submit(1, "sleep", "4", address="10.0.0.1")
+    server.read_until(1, "progress")
+    server.submit(2, "sleep", "4", address="10.0.0.2")
+    assert server.read_until(1, "progress").startswith("waiting")  # after 2 s
+    assert server.read_until(1, "result") == {}
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
@@ -366,6 +419,7 @@ def test_malformed_lines_are_refused_and_never_end_the_server(start, launch):
         b'{"run": true, "task": "estimate"}': '"run" must be a whole number',
         b'{"run": 1}': "must be texts",
         b'{"run": 1, "task": "estimate", "query": 7}': "must be texts",
+        b'{"run": 1, "task": "a", "visitor": [1]}': '"visitor" must be an address and a session',
         b'{"run": NaN}': "NaN is not JSON",
         b'{"run": ' + b"1" * 5000 + b"}": "longer than 1,000 bytes",
         b"[" * 900: "Expecting value",
@@ -387,6 +441,18 @@ def test_end_of_stdin_ends_the_server_and_its_jobs(start, launch):
     server.process.stdin.close()
     assert server.process.wait(30) == 0
     assert not any(map(is_running, processes))
+
+
+def test_job_that_crashed_is_tried_once_more(start, tmp_path):
+    server = start()
+    os.mkfifo(tmp_path / "pipe")
+    process = server.hold(1, str(tmp_path / "pipe"))
+    os.kill(process, signal.SIGSEGV)
+    text = server.read_until(1, "progress")
+    while not text.startswith("holding in "):
+        text = server.read_until(1, "progress")
+    (tmp_path / "pipe").write_text("go")
+    assert server.read_until(1, "result")["process"] not in (process, None)
 
 
 def test_jobs_die_with_a_server_that_is_killed(start):

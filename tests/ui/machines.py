@@ -13,6 +13,7 @@ from sizer.device.record.recording import Measured
 from sizer.errors import SizerError
 from sizer.memory.report import Report
 from sizer.request import Request
+from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import machine as here
 from sizer.ui import service
 from tests.ui.clients import ScriptedClient, ScriptedJob
@@ -76,7 +77,8 @@ def install_machine(
 ) -> ComparingClient:
     """Puts a scripted machine, a ledger and a client in the places of the process's own; returns the client."""
     client = client or ComparingClient()
-    monkeypatch.delenv(here.MEASURING_VARIABLE, raising=False)
+    for variable in (here.MEASURING_VARIABLE, PUBLIC_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(here, "get_devices", machine.get_devices)
     monkeypatch.setattr(here, "start_measurement", machine.start_measurement)
     monkeypatch.setattr(here, "get_ledger", lambda: ledger)

@@ -14,6 +14,7 @@ from sizer.device.machine.demonstration import CACHED, EMPTIED, EMPTYING, Cost, 
 from sizer.device.machine.inventory import PORTABLE, Inventory
 from sizer.device.record.measurement import DeviceFacts, Spread
 from sizer.errors import DeviceError, JobError
+from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import devices, machine
 from sizer.units import GIB, MIB
 from tests.ui.conftest import APP, markup, texts
@@ -191,8 +192,9 @@ def test_a_torch_that_does_not_work_is_said(script):
     ]
 
 
-def test_where_strangers_use_the_app_nothing_runs(script, monkeypatch):
-    monkeypatch.setenv(machine.MEASURING_VARIABLE, "off")
+@pytest.mark.parametrize(("variable", "value"), [(machine.MEASURING_VARIABLE, "off"), (PUBLIC_VARIABLE, "1")])
+def test_where_strangers_use_the_app_nothing_runs(script, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
     page = open_devices()
     assert any("switched off here" in info.value for info in page.info)
     assert not page.button

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.device.ledger.filter import Filter
 from sizer.device.ledger.ledger import Ledger
+from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import machine as here
 from sizer.ui.errors_chart import FIGURES, errors_chart, points_of
 from sizer.ui.ledger import LEDGER, PART, rows_frame, statistics_frame
@@ -192,11 +193,21 @@ def test_deleting_one(filled, open_ledger):
     assert filled.comparison(number) is None
 
 
-def test_nothing_is_deleted_where_strangers_are(filled, open_ledger, monkeypatch):
-    monkeypatch.setenv(here.MEASURING_VARIABLE, "off")
+@pytest.mark.parametrize(("variable", "value"), [(here.MEASURING_VARIABLE, "off"), (PUBLIC_VARIABLE, "1")])
+def test_nothing_is_deleted_where_strangers_are(filled, open_ledger, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
     page = open_ledger(comparison=str(filled.rows()[0].id))
     assert page.main.header
     assert not any(button.key == "ledger_delete" for button in page.button)
+    assert "Deleting is disabled in this deployment." in [caption.value for caption in page.caption]
+
+
+def test_nothing_is_imported_where_strangers_are(filled, open_ledger, monkeypatch):
+    monkeypatch.setenv(PUBLIC_VARIABLE, "1")
+    page = open_ledger()
+    assert listed(page) == ["vit_b_16", "resnet18"]
+    assert not page.get("file_uploader")
+    assert any("Importing is disabled in this deployment" in info.value for info in page.info)
 
 
 # -------------------------------------------------------------------------------------------------- from another machine

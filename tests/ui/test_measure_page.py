@@ -14,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 from sizer.device.ledger.ledger import Ledger
 from sizer.errors import BuildError, DeviceError, JobError
 from sizer.request import parse_query
+from sizer.service.settings import PUBLIC_VARIABLE
 from sizer.ui import importing, measuring
 from sizer.ui import machine as here
 from sizer.units import format_bytes
@@ -159,6 +160,32 @@ def test_measuring_is_switched_off_by_the_environment(monkeypatch, ledger, open_
     assert not any(button.key == "measure" for button in page.button)
     assert "sizer measure" in command(page)
     assert page.get("file_uploader")
+
+
+@pytest.mark.parametrize("value", ["1", "0.0", "what"])
+def test_strangers_neither_measure_nor_import(monkeypatch, ledger, open_measure, value):
+    machine = ScriptedMachine()
+    install_machine(monkeypatch, machine, ledger)
+    monkeypatch.setenv(PUBLIC_VARIABLE, value)
+    page = open_measure(**SMALL)
+    told = [info.value for info in page.info]
+    assert any("Measuring is disabled in this deployment" in text for text in told)
+    assert any("Importing is disabled in this deployment" in text for text in told)
+    assert not any(button.key == "measure" for button in page.button)
+    assert not page.get("file_uploader")
+    assert "sizer measure" in command(page)
+
+
+@pytest.mark.parametrize(
+    ("value", "may"), [("", True), ("on", True), ("1", True), ("off", False), ("0", False), ("what", False)]
+)
+def test_unknown_value_of_a_switch_means_the_safe_side(monkeypatch, value, may):
+    monkeypatch.delenv(PUBLIC_VARIABLE, raising=False)
+    monkeypatch.setenv(here.MEASURING_VARIABLE, value)
+    assert here.may_measure() is may
+    monkeypatch.setenv(PUBLIC_VARIABLE, "what")
+    assert not here.may_measure()
+    assert not here.may_import()
 
 
 def test_step_that_cannot_be_traced_is_not_measured(monkeypatch, ledger, open_measure):

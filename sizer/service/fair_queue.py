@@ -1,0 +1,201 @@
+"""Whose job runs next, which job gives way to another, and who may bring one more: arithmetic alone, no process and no clock.
+
+A job's rank is in seconds, and the lowest goes first:
+
+    what its visitor has used lately (mean of address and session) + what it has had itself + its size - AGEING * its wait
+
+So nobody starves anybody: who has used nothing goes before who has used much, a short job before a long one, and who has waited
+long before everybody. A job that has had a turn is paused for one whose rank is far lower, wherever it is, and goes on from there
+later. A paused job holds its memory: where there are too many, the one that loses least by it is stopped, and begins again from
+what it has kept, the cells that were done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sizer.errors import JobError
+
+AGEING = 0.1  # seconds of rank for each second of waiting
+HALF_LIFE_SECONDS = 300.0  # after which half of what a visitor has used is forgotten
+CELL_SECONDS = 0.25  # of rank, for each dtype and batch size that is asked for
+# How many times lower the rank of a job must be for which another is paused: of a new one; of a paused one, which costs nothing;
+# of one that was stopped, for which another may have to be stopped.
+NEW_LEAD, PAUSED_LEAD, STOPPED_LEAD = 2.0, 1.5, 4.0
+TURN_SECONDS = 2.0  # before which no job is paused
+STARTED_PER_PLACE = 2  # jobs that may hold memory for each that may run
+SESSION_JOBS = 8  # that one session may have in the queue
+MAX_VISITORS = 10_000  # whose use is remembered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Who asks: a network address, empty for this machine's own, and one session from there, empty for a command."""
+
+    address: str = ""
+    session: str = ""
+
+
+def check_room(present: Iterable[Visitor], visitor: Visitor, limit: int) -> None:
+    """Raise JobError where `visitor` may not add a job to those of `present`, of which there may be `limit`.
+
+    One address may hold half of the queue, one session SESSION_JOBS: the rest is for others. The machine's own may hold all.
+    """
+    present = list(present)
+    if len(present) >= limit:
+        raise JobError(f"too many jobs: {len(present)} are running or waiting", todo="try again in a minute")
+    todo = "wait for one of them, or close a page that you need no more"
+    if visitor.session and (own := present.count(visitor)) >= SESSION_JOBS:
+        raise JobError(f"too many jobs: {own} of this session are running or waiting", todo=todo)
+    if visitor.address and (own := sum(one.address == visitor.address for one in present)) >= max(limit // 2, 1):
+        raise JobError(f"too many jobs: {own} from your address are running or waiting", todo=todo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What is to be done, by the numbers of jobs: those to pause, to start or to let go on, and to stop until their next turn."""
+
+    pause: tuple[int, ...]
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    visitor: Visitor
+    size_seconds: float
+    since: float  # when it began to wait, or its turn
+    running: bool = False
+    started: bool = False  # it holds memory, running or paused
+    stopped: bool = False  # it held memory once, which was needed for others
+    wanted: bool = True
+    had_seconds: float = 0.0
+    unkept_seconds: float = 0.0  # of those, what would be lost if it were stopped
+
+
+class FairQueue:
+    """Jobs by number, of which at most `places` run and at most `limit` are there. Times are seconds of any one clock."""
+
+    def __init__(self, places: int, limit: int):
+        self._places, self._limit = places, limit
+        self._entries: dict[int, _Entry] = {}
+        self._used: dict[
+            tuple[str, ...], tuple[float, float]
+        ] = {}  # seconds and when they were right, by address, session
+        self._now = 0.0
+
+    def put(self, number: int, visitor: Visitor, cells: int, now: float) -> None:
+        """Add a job that asks for so many cells. Raises JobError where there is no room for it."""
+        check_room((entry.visitor for entry in self._entries.values() if entry.wanted), visitor, self._limit)
+        self._entries[number] = _Entry(visitor=visitor, size_seconds=CELL_SECONDS * cells, since=now)
+
+    def give_up(self, number: int) -> None:
+        """Take a job that nobody wants any more out of the line; where it runs, it keeps its place until it is removed."""
+        self._entries[number].wanted = False
+
+    def remove(self, number: int, now: float) -> None:
+        """Forget a job, which has ended, but not what it has used."""
+        self._account(now)
+        del self._entries[number]
+
+    def keep(self, number: int, now: float) -> None:
+        """Take note that what a job has done so far is kept."""
+        self._account(now)
+        self._entries[number].unkept_seconds = 0.0
+
+    def put_back(self, number: int, now: float) -> None:
+        """Have a job that ran, and has ended without an answer, wait for another turn."""
+        self._account(now)
+        entry = self._entries[number]
+        entry.running, entry.started, entry.unkept_seconds, entry.since = False, False, 0.0, now
+
+    def stop(self, number: int) -> None:
+        """Take note that a paused job holds no memory any more."""
+        entry = self._entries[number]
+        entry.started, entry.stopped, entry.unkept_seconds = False, True, 0.0
+
+    def running(self, number: int) -> bool:
+        """Whether it is this job's turn."""
+        return self._entries[number].running
+
+    def turns(self, now: float) -> Turns:
+        """Whose turn it is now: free places are given away, and jobs are paused for those that lead them by far."""
+        self._account(now)
+        free = self._places - sum(entry.running for entry in self._entries.values())
+        overtaken = self._overtaken(after=max(free, 0))
+        begun = [*self._waiting()[: max(free, 0)], *overtaken.values()]
+        for number in overtaken:
+            self._entries[number].running, self._entries[number].since = False, now
+        for number in begun:
+            entry = self._entries[number]
+            entry.running, entry.started, entry.since = True, True, now
+        stopped = self._too_many()
+        for number in stopped:
+            self.stop(number)
+        return Turns(pause=tuple(overtaken), start=tuple(begun), stop=tuple(stopped))
+
+    def ahead(self, now: float) -> dict[int, int]:
+        """How many jobs wait before each that waits."""
+        self._account(now)
+        return {number: place for place, number in enumerate(self._waiting())}
+
+    def _overtaken(self, *, after: int) -> dict[int, int]:
+        """The jobs whose turn is over, with those that they give their places to; the first `after` that wait need none."""
+        running = [number for number, entry in self._entries.items() if entry.running and entry.wanted]
+        over = [number for number in running if self._now - self._entries[number].since >= TURN_SECONDS]
+        waiting = self._waiting()[after:]
+        found: dict[int, int] = {}
+        for number in sorted(over, key=self._rank, reverse=True):
+            first = next((one for one in waiting if self._leads(one, number)), None)
+            if first is not None:
+                waiting.remove(first)
+                found[number] = first
+        return found
+
+    def _leads(self, first: int, number: int) -> bool:
+        """Whether the rank of the first is lower by enough, what both visitors have used together aside."""
+        entry = self._entries[first]
+        lead = PAUSED_LEAD if entry.started else STOPPED_LEAD if entry.stopped else NEW_LEAD
+        both = set(_keys(entry.visitor)) & set(_keys(self._entries[number].visitor))
+        shared = self._use(both)
+        return lead * max(self._rank(first) - shared, 0.0) < self._rank(number) - shared
+
+    def _too_many(self) -> list[int]:
+        """The paused jobs that may not hold their memory any longer, those that lose least by it."""
+        count = sum(entry.started for entry in self._entries.values()) - STARTED_PER_PLACE * self._places
+        paused = [number for number, entry in self._entries.items() if entry.started and not entry.running]
+        return sorted(paused, key=lambda number: self._entries[number].unkept_seconds)[: max(count, 0)]
+
+    def _waiting(self) -> list[int]:
+        waiting = (number for number, entry in self._entries.items() if entry.wanted and not entry.running)
+        return sorted(waiting, key=self._rank)
+
+    def _rank(self, number: int) -> float:
+        entry = self._entries[number]
+        waited = 0.0 if entry.running else self._now - entry.since
+        return self._use(_keys(entry.visitor)) + entry.had_seconds + entry.size_seconds - AGEING * waited
+
+    def _use(self, keys: Iterable[tuple[str, ...]]) -> float:
+        return sum(map(self._use_of, keys)) / 2
+
+    def _use_of(self, key: tuple[str, ...]) -> float:
+        seconds, at = self._used.get(key, (0.0, self._now))
+        return seconds * 0.5 ** ((self._now - at) / HALF_LIFE_SECONDS)
+
+    def _account(self, now: float) -> None:
+        """Charge those whose jobs have run since the last time."""
+        past, self._now = self._now, now
+        for entry in self._entries.values():
+            if entry.running:
+                seconds = now - max(past, entry.since)
+                entry.had_seconds += seconds
+                entry.unkept_seconds += seconds
+                for key in _keys(entry.visitor):
+                    self._used[key] = (self._use_of(key) + seconds, now)
+        while len(self._used) > MAX_VISITORS:
+            del self._used[min(self._used, key=self._use_of)]
+
+
+def _keys(visitor: Visitor) -> tuple[tuple[str, ...], ...]:
+    return (visitor.address,), (visitor.address, visitor.session)

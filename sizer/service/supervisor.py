@@ -1,0 +1,141 @@
+"""Keeps a job server that answers: notices one that has died or hangs, starts another, and has a spare at hand where one is wanted.
+
+A server that answers nothing for `silence_seconds`, stopped say, is killed like one that has died. The first death costs nothing
+but the start of another, which the spare has done beforehand; those that follow without a single result between them wait, each
+twice as long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from sizer.errors import JobError
+from sizer.service.connection import Connection
+from sizer.service.settings import Settings
+
+HEARTBEAT_SECONDS = 0.5
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = (
+    0.5,
+    30.0,
+)  # before the start after the second death in a row, and after many
+
+
+class Supervisor:
+    """The job server in use, and its spares. For use from any thread; `receive`, `lost` and `restarted` are called on its own.
+
+    `receive` gets each message of a server, `lost` the server in use that has ended with the reason, `restarted` is called
+    when a server can be had again after a pause.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        receive: Callable[[Connection, dict], None],
+        lost: Callable[[Connection, JobError], None],
+        restarted: Callable[[], None],
+    ):
+        self._settings = settings
+        self._take, self._tell_lost, self._restarted = receive, lost, restarted
+        self._lock = threading.RLock()
+        self._used: Connection | None = None
+        self._spares: list[Connection] = []
+        self._deaths = 0  # without a result since
+        self._pause: threading.Timer | None = None
+        self._closed = threading.Event()
+        self._heart: threading.Thread | None = None
+
+    @property
+    def used(self) -> Connection | None:
+        """The job server in use, None where none has been started."""
+        return self._used
+
+    def connection(self) -> Connection | None:
+        """The job server to ask, started where there is none; None during a pause. Raises JobError where it cannot be started."""
+        with self._lock:
+            if self._used is None and self._pause is None:
+                self._used = self._next()
+            return self._used
+
+    def prosper(self) -> None:
+        """Take note that a job has ended well: the next death is the first again."""
+        self._deaths = 0
+
+    def close(self) -> None:
+        """End all servers."""
+        with self._lock:
+            self._closed.set()
+            connections = [*([self._used] if self._used else []), *self._spares]
+            self._used, self._spares = None, []
+            if self._pause is not None:
+                self._pause.cancel()
+        for connection in connections:
+            connection.close()
+
+    def _next(self) -> Connection:
+        """A spare that is ready, else a new one."""
+        ready = next((spare for spare in self._spares if spare.ready), None)
+        if ready is None:
+            return self._start()
+        self._spares.remove(ready)
+        self._fill_up()
+        return ready
+
+    def _start(self) -> Connection:
+        if self._heart is None:
+            self._heart = threading.Thread(target=self._beat, daemon=True)
+            self._heart.start()
+        return Connection(self._settings, self._receive, self._lost)
+
+    def _fill_up(self) -> None:
+        """Start the spares that are missing."""
+        while not self._closed.is_set() and len(self._spares) < self._settings.spares:
+            self._spares.append(self._start())
+
+    def _receive(self, connection: Connection, message: dict) -> None:
+        if "ready" in message:
+            with self._lock:
+                if connection is self._used:
+                    self._fill_up()
+        self._take(connection, message)
+
+    def _lost(self, connection: Connection, failure: JobError) -> None:
+        """Put another server in the place of one that has ended."""
+        with self._lock:
+            if connection in self._spares:
+                self._spares.remove(connection)  # the next time one is ready, or taken, it is replaced
+                return
+            if connection is self._used:
+                self._used = None
+                if connection.ready:
+                    self._deaths += 1
+                    self._wait_before_next()
+        self._tell_lost(connection, failure)
+
+    def _wait_before_next(self) -> None:
+        if self._deaths > 1 and not self._closed.is_set():
+            seconds = min(FIRST_PAUSE_SECONDS * 2 ** (self._deaths - 2), LONGEST_PAUSE_SECONDS)
+            self._pause = threading.Timer(seconds, self._end_pause)
+            self._pause.daemon = True
+            self._pause.start()
+
+    def _end_pause(self) -> None:
+        with self._lock:
+            self._pause = None
+            if self._closed.is_set():
+                return
+        self._restarted()
+
+    def _beat(self) -> None:
+        """Ask every server for a sign of life, and kill those that have given none for too long."""
+        while not self._closed.wait(HEARTBEAT_SECONDS):
+            with self._lock:
+                connections = [*([self._used] if self._used else []), *self._spares]
+            for connection in connections:
+                limit = self._settings.silence_seconds if connection.ready else self._settings.start_seconds
+                if (silence := time.monotonic() - connection.heard_at) > limit:
+                    connection.kill(JobError(f"the job server has not answered for {silence:.0f} s", todo="try again"))
+                elif connection.ready:
+                    connection.send({"ping": 0})

@@ -1,0 +1,54 @@
+"""The environment variables that an operator sets, in one table: switches, and limits that are whole numbers.
+
+A switch with a value that it does not know is taken to be on the safe side; a limit that is no number in its range is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from sizer.errors import JobError, quote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A variable that holds a whole number, from 1 (or `least`) to `most`. `default` says in words what holds without it."""
+
+    name: str
+    what: str
+    default: str
+    least: int = 1
+    most: int = 10**6
+
+
+JOBS = Limit(name="SIZER_JOBS", what="jobs that run at once", default="one for each CPU", most=256)
+WAITING = Limit(name="SIZER_WAITING", what="jobs that wait; more are refused", default="64")
+JOB_SECONDS = Limit(name="SIZER_JOB_SECONDS", what="seconds that a job may run", default="120")
+JOB_MEMORY = Limit(name="SIZER_JOB_MEMORY_GIB", what="address space of a job, in GiB", default="8", least=4, most=4096)
+MEMORY = Limit(
+    name="SIZER_MEMORY_GIB",
+    what="memory of all jobs together, in GiB",
+    default="half of what the machine, or its control group, has",
+    most=4096,
+)
+ANSWERS = Limit(name="SIZER_ANSWERS", what="finished answers that are kept for an hour", default="64")
+SPARES = Limit(
+    name="SIZER_SPARES", what="job servers started beforehand", default="1 in public mode, else 0", least=0, most=4
+)
+SESSIONS = Limit(name="SIZER_SESSIONS", what="open pages; half of them from one address", default="200")
+SESSION_UPLOADS = Limit(name="SIZER_SESSION_UPLOAD_MIB", what="files that one page holds, in MiB", default="32")
+UPLOADS = Limit(name="SIZER_UPLOAD_MIB", what="files that all pages hold, in MiB", default="128")
+
+LIMITS = (JOBS, WAITING, JOB_SECONDS, JOB_MEMORY, MEMORY, ANSWERS, SPARES, SESSIONS, SESSION_UPLOADS, UPLOADS)
+
+
+def read_limit(limit: Limit, default: int) -> int:
+    """The number that the environment holds, `default` where it holds none. Raises JobError where it is not in its range."""
+    text = os.environ.get(limit.name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and limit.least <= int(text) <= limit.most):
+        allowed = f"a whole number from {limit.least} to {limit.most:,}"
+        raise JobError(f"{limit.name} ({limit.what}) cannot be used", given=quote(text), allowed=allowed)
+    return int(text)
