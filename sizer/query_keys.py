@@ -15,6 +15,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
+from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import encode_config
 from sizer.errors import RefusedValueError, suggest
 from sizer.query_values import (
@@ -117,6 +118,12 @@ def _of_adapters(key: str) -> Callable[[AnyRequest], str]:
         return f"adapter={' or '.join(row.key for row in ADAPTERS.values() if key in row.arguments)}"
 
     return needs
+
+
+def _of_weights(request: AnyRequest) -> str:
+    """What quantised weights need: they are not trained."""
+    trained = MODES[request.mode].trains and request.train != "adapter"
+    return "train=adapter or mode=inference" if WEIGHTS[request.weights].quantizes and trained else ""
 
 
 def _read_version(text: str) -> dict[str, object]:
@@ -255,6 +262,12 @@ KEYS: dict[str, Key] = {
         lambda share: f"{share:g}",
         allowed="0 to below 1, for example 0.05",
         needs=_of_adapters("adapter_dropout"),
+    ),
+    "weights": _field(
+        "weights",
+        choice(WEIGHTS),
+        allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded",
+        needs=_of_weights,
     ),
     "accumulate": _field(
         "accumulate",

@@ -18,6 +18,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES
+from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
 from sizer.query_values import DTYPES, check_length
@@ -37,7 +38,8 @@ class Request:
     architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
     `gpu` is a key that `find_gpu` knows. `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
     `train` is one of TRAINS, `adapter` a key of ADAPTERS, whose fields count where `train` is "adapter" and where it takes them;
-    `adapter_alpha` None stands for twice the rank. `accumulate` is how many forward and backward passes an optimizer's step has.
+    `adapter_alpha` None stands for twice the rank. `weights` is a key of WEIGHTS. `accumulate` is how many forward and backward
+    passes an optimizer's step has.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate.
     """
@@ -65,6 +67,7 @@ class Request:
     adapter_alpha: int | None = None
     adapter_targets: tuple[str, ...] = (ALL_LINEAR,)
     adapter_dropout: float = 0.0
+    weights: str = "checkpoint"
     accumulate: int = 1
     focus: tuple[str, int] | None = None
     new: int = 512
@@ -215,6 +218,13 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
             given=f"{request.optimizer_impl!r} with optimizer={optimizer}, gpu={request.gpu}",
             allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which does no step",
             todo="remove it for PyTorch's own choice, or choose another optimizer",
+        )
+    if WEIGHTS[request.weights].quantizes and gpu.backend != "cuda":
+        yield Refusal(
+            key="weights",
+            given=f"{quote(request.weights)} with gpu={request.gpu}",
+            allowed="checkpoint, full; the others with a CUDA device, whose kernels are known",
+            todo="remove it, or choose another gpu",
         )
     if request.expandable_segments and gpu.backend != "cuda":
         yield Refusal(

@@ -41,7 +41,10 @@ def _devices() -> Figures:
 
 def _floors() -> Figures:
     oldest = floors(REQUIREMENTS.read_text(encoding="utf-8"))
-    return tuple(oldest[name].removesuffix(".0") for name in ("torch", "torchvision", "transformers", "timm", "peft"))
+    return tuple(
+        oldest[name].removesuffix(".0")
+        for name in ("torch", "torchvision", "transformers", "timm", "peft", "bitsandbytes")
+    )
 
 
 def _published() -> Figures:
@@ -127,8 +130,8 @@ def _timm() -> Figures:
 SENTENCES: dict[str, Callable[[], Figures]] = {
     "one of {} presets": _presets,
     "the {} devices of the catalogue": _devices,
-    "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, timm ≥ {} where its models are asked for, and peft ≥ {} for "
-    "adapters": _floors,
+    "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, timm ≥ {} where its models are asked for, peft ≥ {} for "
+    "adapters, and bitsandbytes ≥ {} for quantised weights": _floors,
     "holds {} figures with their sources, of which {} are repeated": _published,
     "within 1 % for {} of {} with today's libraries (torch {}, transformers {}), for {} of {} with those of the runs' "
     "time": _nearness,

@@ -14,6 +14,7 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import decode_config, encode_config
 from sizer.errors import ConfigError, RequestError
 from sizer.query_keys import KEYS
@@ -307,7 +308,7 @@ def test_the_complete_form_writes_defaults_too():
     assert format_query(parse_query(RESNET), complete=True) == (
         "v=1&arch=torchvision:resnet50&mode=training&dtype=float32,bfloat16,float16,amp-bfloat16,amp-float16"
         "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb&expandable=0"
-        "&train=all&accumulate=1"
+        "&train=all&weights=checkpoint&accumulate=1"
     )
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
     written = [
@@ -342,7 +343,7 @@ def test_an_adapter_is_asked_for_by_its_keys():
         *("lora", 16, None),
         (ALL_LINEAR,),
     )
-    defaults = "&adapter=lora&r=16&targets=all-linear&adapter_dropout=0&accumulate=1"
+    defaults = "&adapter=lora&r=16&targets=all-linear&adapter_dropout=0&weights=checkpoint&accumulate=1"
     assert format_query(parse_query(f"{LLAMA}&train=adapter{defaults}")) == f"{LLAMA}&train=adapter"
 
 
@@ -358,6 +359,13 @@ def test_an_adapter_is_asked_for_by_its_keys():
         ("train=adapter&adapter=prompt&alpha=8", "alpha: given '8' without adapter=lora or dora"),
         ("mode=inference&train=head", "train: given 'head' without mode=training"),
         ("mode=inference&accumulate=2", "accumulate: given '2' without mode=training"),
+        (
+            "weights=nf4",
+            "weights: given 'nf4' without train=adapter or mode=inference, allowed weights with train=adapter",
+        ),
+        ("weights=int8&train=head", "weights: given 'int8' without train=adapter or mode=inference"),
+        ("weights=nf4&mode=inference&gpu=cpu", "weights: given 'nf4' with gpu=cpu, allowed checkpoint, full"),
+        ("weights=nf5&mode=inference", "weights: given 'nf5', allowed checkpoint, full, nf4, nf4-dq, int8, fp8"),
         ("train=adapter&adapter=lorra", "adapter: given 'lorra', allowed lora, dora,"),
         (
             "train=adapter&targets=all-linear,q_proj",
@@ -426,15 +434,21 @@ def random_request(rng: random.Random) -> Request:
         gpu=(gpu := rng.choice(list(GPUS))),
         expandable_segments=GPUS[gpu].backend == "cuda" and rng.choice((False, True)),
         torch=rng.choice((None, "2.11", "2.15", "3.0")),
-        **(random_training(rng) if MODES[mode].trains else {}),
+        **(
+            random_training(rng, quantizes=not torchvision and GPUS[gpu].backend == "cuda")
+            if MODES[mode].trains
+            else {}
+        ),
     )
 
 
-def random_training(rng: random.Random) -> dict[str, object]:
+def random_training(rng: random.Random, *, quantizes: bool) -> dict[str, object]:
     train = rng.choice(list(TRAINS))
     fields = {"train": train, "accumulate": rng.choice((1, 1, 4, 65_536))}
     if train != "adapter":
         return fields
+    if quantizes:
+        fields["weights"] = rng.choice(list(WEIGHTS))
     adapter = rng.choice(list(ADAPTERS))
     choices = {
         "r": ("adapter_rank", (16, 1, 4096)),

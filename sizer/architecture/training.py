@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from sizer.architecture.adapters import adapted_layers, add_adapter, base_of
+from sizer.architecture.quantization import elements_of
 from sizer.catalogue.adapters import ADAPTERS
 from sizer.errors import BuildError
 from sizer.request import Request
@@ -71,7 +72,7 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
     """Sentences on what of a module is trained: which part, how large it is, what comes along."""
     parameters = list(module.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
-    share = f"{trained:,} of {sum(p.numel() for p in parameters):,} parameters train, the others are frozen."
+    share = f"{trained:,} of {sum(map(elements_of, parameters)):,} parameters train, the others are frozen."
     if request.train == "head":
         return (f"Only the head trains: {share}", *_tied(module))
     row = ADAPTERS[request.adapter]

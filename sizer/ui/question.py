@@ -12,6 +12,7 @@ from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
 
 EDIT = "edit_question"  # key of the button that opens the form
@@ -88,6 +89,8 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.optimizer} {request.optimizer_impl or ''}".rstrip()
     if part := trained_part(request.train, request.adapter, request.adapter_rank):
         yield part
+    if WEIGHTS[request.weights].quantizes:
+        yield f"weights in {WEIGHTS[request.weights].title}"
     if request.accumulate > 1:
         yield f"{request.accumulate} accumulated passes"
     if request.checkpointing and "checkpointing" not in mode.unused:
