@@ -58,10 +58,6 @@ def _nearness() -> Figures:
     return sum(today), len(today), torch.removesuffix(".0"), transformers.removesuffix(".0"), sum(then), len(then)
 
 
-def _quantised() -> Figures:
-    return (sum(run.case == "qlora_training" and run.quantity == "process" for run in read_runs()),)
-
-
 def _recorded() -> Figures:
     counts = [len([*RECORDED.glob(f"*-{torch}/*.json")]) for torch in ("2.11", "2.15")]
     assert counts[0] == counts[1]
@@ -135,7 +131,6 @@ SENTENCES: dict[str, Callable[[], Figures]] = {
     "holds {} figures with their sources, of which {} are repeated": _published,
     "within 1 % for {} of {} with today's libraries (torch {}, transformers {}), for {} of {} with those of the runs' "
     "time": _nearness,
-    "QLoRA's {} runs": _quantised,
     "In all {} recorded cases ({} each": _recorded,
     "{} models, {} cases, and every optimizer in every implementation (float32, bfloat16, autocast; training and inference); "
     "each phase's peak within {} %": _cpu,
