@@ -16,7 +16,7 @@ from urllib.parse import unquote_plus
 from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
@@ -216,8 +216,15 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
         yield Refusal(
             key="optimizer_impl",
             given=f"{request.optimizer_impl!r} with optimizer={optimizer}, gpu={request.gpu}",
-            allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which does no step",
+            allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which has no other",
             todo="remove it for PyTorch's own choice, or choose another optimizer",
+        )
+    if OPTIMIZERS[request.optimizer].package == BITSANDBYTES and gpu.backend != "cuda":
+        yield Refusal(
+            key="optimizer",
+            given=f"{quote(request.optimizer)} with gpu={request.gpu}",
+            allowed="PyTorch's own; those of bitsandbytes with a CUDA device, whose kernels are known",
+            todo="choose another optimizer, or another gpu",
         )
     if WEIGHTS[request.weights].quantizes and gpu.backend != "cuda":
         yield Refusal(

@@ -164,7 +164,7 @@ def test_bounds_are_inclusive():
         ("image", "224x4097", "from 16 to 4096"),
         ("image", "224x", "from 16 to 4096"),
         ("image", "224x224x3", "from 16 to 4096"),
-        ("optimizer", "lion", "sgd, sgd-momentum"),
+        ("optimizer", "nadamax", "sgd, sgd-momentum"),
         ("optimizer_impl", "for-loop", "foreach, fused, loop"),
         ("attention", "flash", "sdpa, eager"),
         ("checkpointing", "true", "0, 1"),
@@ -255,6 +255,15 @@ def test_only_the_implementations_an_optimizer_has_are_taken(optimizer: str, imp
             parse_query(query)
 
 
+def test_the_optimizers_of_bitsandbytes_are_for_cuda():
+    for key in ("adamw-8bit", "paged-adamw-8bit", "paged-adamw", "lion", "lion-8bit", "sgd-8bit", "ademamix-8bit"):
+        assert parse_query(f"{RESNET}&optimizer={key}").optimizer == key
+        with pytest.raises(
+            RequestError, match=f"optimizer: given '{key}' with gpu=cpu, allowed PyTorch's own; those of"
+        ):
+            parse_query(f"{RESNET}&optimizer={key}&gpu=cpu")
+
+
 def test_fused_adagrad_is_not_there_on_mps():
     query = f"{RESNET}&optimizer=adagrad&optimizer_impl=fused&gpu="
     assert parse_query(query + "cpu").optimizer_impl == "fused"
@@ -281,7 +290,7 @@ def test_the_table_of_implementations_is_that_of_torch():
         "radam": "RAdam",
         "muon": "Muon",
     }
-    assert [*names, "none"] == list(OPTIMIZERS)
+    assert [*names, "none"] == [key for key, row in OPTIMIZERS.items() if row.package == "torch"]
     code = (
         "import inspect, json, sys, torch\n"
         "names = json.loads(sys.argv[1])\n"
@@ -410,7 +419,9 @@ def test_a_cache_that_cannot_be_traced_is_refused_with_the_reason(cache, reason)
 
 def random_request(rng: random.Random) -> Request:
     source = rng.choice(("torchvision", "hf", "hub", "config"))
-    optimizer = rng.choice(list(OPTIMIZERS))
+    gpu = rng.choice(list(GPUS))
+    on_cuda = GPUS[gpu].backend == "cuda"
+    optimizer = rng.choice([key for key, row in OPTIMIZERS.items() if row.package == "torch" or on_cuda])
     torchvision = source == "torchvision"
     mode = rng.choice([mode for mode in MODES if mode not in SOURCES[source].refuses_modes])
     generates = MODES[mode].generates
@@ -431,14 +442,10 @@ def random_request(rng: random.Random) -> Request:
         optimizer_impl=rng.choice((None, *(set(OPTIMIZERS[optimizer].implementations) - {"fused"}))),
         attention="sdpa" if torchvision else rng.choice(ATTENTIONS),
         checkpointing=rng.choice((False, True)),
-        gpu=(gpu := rng.choice(list(GPUS))),
-        expandable_segments=GPUS[gpu].backend == "cuda" and rng.choice((False, True)),
+        gpu=gpu,
+        expandable_segments=on_cuda and rng.choice((False, True)),
         torch=rng.choice((None, "2.11", "2.15", "3.0")),
-        **(
-            random_training(rng, quantizes=not torchvision and GPUS[gpu].backend == "cuda")
-            if MODES[mode].trains
-            else {}
-        ),
+        **(random_training(rng, quantizes=not torchvision and on_cuda) if MODES[mode].trains else {}),
     )
 
 

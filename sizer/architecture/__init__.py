@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import BuildError
@@ -31,14 +32,20 @@ def make_blueprint(request: Request, config: dict | None = None) -> Blueprint:
     blueprint = blueprint_of(request, config)
     if WEIGHTS[request.weights].quantizes:
         blueprint = _quantized(blueprint, request)
-    if request.train == "all":
+    if not MODES[request.mode].trains:
         return blueprint
-    from sizer.architecture.training import describe_training, limit_training
+    from sizer.architecture.training import describe_pages, describe_training, limit_training
 
+    limit = (lambda module: limit_training(module, request)) if request.train != "all" else None
+    trained = describe_training if limit is not None else (lambda module, request: ())
     return replace(
         blueprint,
-        limit=lambda module: limit_training(module, request),
-        describe=lambda module: (*blueprint.describe(module), *describe_training(module, request)),
+        limit=limit,
+        describe=lambda module: (
+            *blueprint.describe(module),
+            *trained(module, request),
+            *describe_pages(module, request),
+        ),
     )
 
 

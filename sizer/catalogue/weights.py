@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.optimizers import BITSANDBYTES
 
-BITSANDBYTES = "bitsandbytes"
 FP8_CAPABILITY = (8, 9)  # transformers/quantizers/quantizer_finegrained_fp8.py, 5.23: below it loads unquantised
 
 

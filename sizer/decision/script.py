@@ -222,7 +222,7 @@ def _optimizers(request: Request) -> list[str]:
 def _optimizer(key: str, parameters: str, how: str) -> str:
     row = OPTIMIZERS[key]
     options = "".join(f", {name}={value!r}" for name, value in row.options.items())
-    return f"torch.optim.{row.class_name}({parameters}{options}{how})"
+    return f"{row.module}.{row.class_name}({parameters}{options}{how})"
 
 
 def _indent(lines: list[str], width: int) -> str:
