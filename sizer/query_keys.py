@@ -16,6 +16,7 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
+from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import encode_config
 from sizer.errors import RefusedValueError, suggest
 from sizer.query_values import (
@@ -130,6 +131,12 @@ def _of_parallels(key: str) -> Callable[[AnyRequest], str]:
         return "" if request.parallel in taking else f"parallel={' or '.join(taking)}"
 
     return needs
+
+
+def _of_weights(request: AnyRequest) -> str:
+    """What quantised weights need: they are not trained."""
+    trained = MODES[request.mode].trains and request.train != "adapter"
+    return "train=adapter or mode=inference" if WEIGHTS[request.weights].quantizes and trained else ""
 
 
 def _read_version(text: str) -> dict[str, object]:
@@ -268,6 +275,12 @@ KEYS: dict[str, Key] = {
         lambda share: f"{share:g}",
         allowed="0 to below 1, for example 0.05",
         needs=_of_adapters("adapter_dropout"),
+    ),
+    "weights": _field(
+        "weights",
+        choice(WEIGHTS),
+        allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded",
+        needs=_of_weights,
     ),
     "accumulate": _field(
         "accumulate",

@@ -17,9 +17,10 @@ from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import beside_nccl
 from sizer.catalogue.sources import EXAMPLE, SOURCES
+from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
 from sizer.query_values import DTYPES, MAX_WORLD, check_length
@@ -39,7 +40,8 @@ class Request:
     architecture's or PyTorch's own choice is asked for. `expandable_segments` is PyTorch's allocator setting of that name.
     `gpu` is a key that `find_gpu` knows. `torch` is the PyTorch ("2.11") whose rules are asked for, None for the installed one.
     `train` is one of TRAINS, `adapter` a key of ADAPTERS, whose fields count where `train` is "adapter" and where it takes them;
-    `adapter_alpha` None stands for twice the rank. `accumulate` is how many forward and backward passes an optimizer's step has.
+    `adapter_alpha` None stands for twice the rank. `weights` is a key of WEIGHTS. `accumulate` is how many forward and backward
+    passes an optimizer's step has.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
     GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`.
@@ -68,6 +70,7 @@ class Request:
     adapter_alpha: int | None = None
     adapter_targets: tuple[str, ...] = (ALL_LINEAR,)
     adapter_dropout: float = 0.0
+    weights: str = "checkpoint"
     accumulate: int = 1
     focus: tuple[str, int] | None = None
     new: int = 512
@@ -241,11 +244,25 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
         yield Refusal(
             key="optimizer_impl",
             given=f"{request.optimizer_impl!r} with optimizer={optimizer}, gpu={request.gpu}",
-            allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which does no step",
+            allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which has no other",
             todo="remove it for PyTorch's own choice, or choose another optimizer",
         )
     if request.parallel != "none":
         yield from _refused_in_parallel(request, gpu)
+    if OPTIMIZERS[request.optimizer].package == BITSANDBYTES and gpu.backend != "cuda":
+        yield Refusal(
+            key="optimizer",
+            given=f"{quote(request.optimizer)} with gpu={request.gpu}",
+            allowed="PyTorch's own; those of bitsandbytes with a CUDA device, whose kernels are known",
+            todo="choose another optimizer, or another gpu",
+        )
+    if WEIGHTS[request.weights].quantizes and gpu.backend != "cuda":
+        yield Refusal(
+            key="weights",
+            given=f"{quote(request.weights)} with gpu={request.gpu}",
+            allowed="checkpoint, full; the others with a CUDA device, whose kernels are known",
+            todo="remove it, or choose another gpu",
+        )
     if request.expandable_segments and gpu.backend != "cuda":
         yield Refusal(
             key="expandable",
@@ -263,6 +280,20 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
             given=f"{request.parallel!r} with gpu={request.gpu}",
             allowed="a CUDA device, between which NCCL communicates",
             todo="remove it, or choose another gpu",
+        )
+    if WEIGHTS[request.weights].quantizes:
+        yield Refusal(
+            key="weights",
+            given=f"{quote(request.weights)} with parallel={request.parallel}",
+            allowed="checkpoint, full: how ranks hold quantised weights was not compared with PyTorch's own",
+            todo="remove it, or parallel",
+        )
+    if OPTIMIZERS[request.optimizer].package == BITSANDBYTES:
+        yield Refusal(
+            key="optimizer",
+            given=f"{quote(request.optimizer)} with parallel={request.parallel}",
+            allowed="PyTorch's own: how those of bitsandbytes take shards was not compared",
+            todo="choose another optimizer, or remove parallel",
         )
     if request.world > MAX_WORLD:
         yield Refusal(

@@ -20,6 +20,7 @@ from sizer.architecture.census import take_census
 from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.weights import WEIGHTS
 from sizer.distributed.plan import Plan
 from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
@@ -38,14 +39,17 @@ from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
 from sizer.tracing.generation import trace_generation, trace_kv_cache
+from sizer.tracing.loading import Loading
 from sizer.tracing.steps import Work
-from sizer.tracing.trace import PASSES, build, trace
+from sizer.tracing.trace import PASSES, build, build_loaded, trace
 from sizer.versions import parse_version
 
 FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
 CHECKED_AT = (
     5  # batch size that checks the line where 1 is off it; checked for one dtype, since order is the architecture's
 )
+
+COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for
 
 Progress = Callable[[str], None]
 
@@ -102,13 +106,14 @@ class Tracer:
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.request, self.gpu = request, gpu
+        self.request, self.gpu = _as_loaded(request, gpu), gpu
         self._config = config
         self._kept = NothingKept() if kept is None else kept
         self._progress = progress or (lambda text: None)
         self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known
         self._traced: dict[str, Traced] = {}  # by the names that they are kept under
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
+        self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
         self._lender: Tracer | None = None
 
     def device(self) -> Device:
@@ -207,7 +212,13 @@ class Tracer:
                 return decode(tuple[KvSegment, ...], json.loads(data), "segments")
         self._progress(f"tracing the cache in {dtype}")
         try:
-            found = trace_kv_cache(self._blueprint, self._module, work_of(self.request, dtype), device=self.device())
+            found = trace_kv_cache(
+                self._blueprint,
+                self._module(dtype),
+                work_of(self.request, dtype),
+                device=self.device(),
+                loading=self._loading(dtype),
+            )
         except TraceError:  # the estimate of the dtype says why
             found = ()
         self._kept.put(name, json.dumps(encode(found)).encode("ascii"))
@@ -215,13 +226,21 @@ class Tracer:
 
     def built(self) -> tuple[Blueprint, nn.Module]:
         """The architecture as it is traced: its blueprint, and its module on meta."""
-        return self._blueprint, self._module
+        return self._blueprint, self._module(self.request.dtypes[0])
 
     def shares_module(self, other: Tracer) -> bool:
         """Whether another tracer's module is the one that this one would build."""
         same = ("source", "name", "revision", "config", "head", "attention", "checkpointing")
         sizes = ("mode", "sequence_length", "image_size")
-        adapters = ("train", "adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
+        adapters = (
+            "weights",
+            "train",
+            "adapter",
+            "adapter_rank",
+            "adapter_alpha",
+            "adapter_targets",
+            "adapter_dropout",
+        )
         names = (*same, *sizes, *adapters)
         return all(getattr(self.request, name) == getattr(other.request, name) for name in names)
 
@@ -240,19 +259,34 @@ class Tracer:
         self._progress("building the model on meta")
         return make_blueprint(self.request, self._config)
 
-    @cached_property
-    def _module(self) -> nn.Module:
+    def _module(self, dtype: str) -> nn.Module:
+        """The module for the traces of a dtype: one for all, unless it is quantised."""
+        return self._built(dtype)[0]
+
+    def _loading(self, dtype: str) -> Loading | None:
+        """How the module of a dtype was loaded, where it is quantised."""
+        return self._built(dtype)[1]
+
+    def _built(self, dtype: str) -> tuple[nn.Module, Loading | None]:
         if self._lender is not None:
-            return self._lender._module
-        return build(self._blueprint, checkpointing=self.request.checkpointing)
+            return self._lender._built(dtype)
+        blueprint, checkpointing = self._blueprint, self.request.checkpointing
+        key = "" if blueprint.replace_layers is None else dtype
+        if key not in self._modules:
+            if blueprint.replace_layers is None:
+                self._modules[key] = build(blueprint, checkpointing=checkpointing), None
+            else:
+                told = {"device": self.device(), "tell_frozen": self.request.train != "all"}
+                self._modules[key] = build_loaded(blueprint, checkpointing=checkpointing, dtype=dtype, **told)
+        return self._modules[key]
 
     def _count(self) -> Counted:
-        blueprint = self._blueprint
+        blueprint, module = self._blueprint, self._module(COUNTED_IN)
         counted = Counted(
-            census=take_census(self._module, name=blueprint.name),
+            census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
             image_size=blueprint.image_size,
-            notes=(*blueprint.notes, *blueprint.describe(self._module)),
+            notes=(*blueprint.notes, *blueprint.describe(module)),
             uncounted=blueprint.uncounted,
         )
         try:
@@ -272,11 +306,12 @@ class Tracer:
         self, dtype: str, batch: int, device: Device, *, short: bool = False, block_notes: BlockNotes | None = None
     ) -> Tape:
         work = work_of(self.request, dtype)
-        blueprint, module = self._blueprint, self._module
+        blueprint, (module, loading) = self._blueprint, self._built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
+        told = {"batch": batch, "device": device, "loading": loading}
         if MODES[self.request.mode].generates:
-            return trace_generation(blueprint, module, work, batch=batch, device=device)
-        return trace(blueprint, module, work, batch=batch, device=device, short=short, block_notes=block_notes)
+            return trace_generation(blueprint, module, work, **told)
+        return trace(blueprint, module, work, **told, short=short, block_notes=block_notes)
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
         device, begun = self._begun.pop(dtype, None) or (self.device(), None)
@@ -380,6 +415,12 @@ class Tracer:
     def _keep(self, name: str, traced: Traced) -> None:
         self._traced[name] = traced
         self._kept.put(name, pack(traced))
+
+
+def _as_loaded(request: Request, gpu: Gpu) -> Request:
+    """The request with the weights as they are on a device: unquantised where it cannot compute with them."""
+    row = WEIGHTS[request.weights]
+    return replace(request, weights="full") if row.quantizes and not row.quantizes_on(gpu) else request
 
 
 def work_of(request: Request, dtype: str) -> Work:

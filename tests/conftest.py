@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
 SLOW = (
     "browser", "decision", "null_driver",
-    "architecture/test_huggingface", "architecture/test_presets", "architecture/test_vision",
+    "architecture/test_huggingface", "architecture/test_presets", "architecture/test_quantization", "architecture/test_vision",
     "architecture/test_vision_counts", "device/comparison/test_accuracy", "device/trial/test_launch",
     "device/trial/test_measure_models", "device/trial/test_trial",
     "service/test_client", "service/test_memory_budget", "service/test_server",

@@ -41,7 +41,10 @@ def _devices() -> Figures:
 
 def _floors() -> Figures:
     oldest = floors(REQUIREMENTS.read_text(encoding="utf-8"))
-    return tuple(oldest[name].removesuffix(".0") for name in ("torch", "torchvision", "transformers", "timm", "peft"))
+    return tuple(
+        oldest[name].removesuffix(".0")
+        for name in ("torch", "torchvision", "transformers", "timm", "peft", "bitsandbytes")
+    )
 
 
 def _published() -> Figures:
@@ -53,10 +56,6 @@ def _nearness() -> Figures:
     (torch, transformers), *others = {(row["torch"], row["transformers"]) for row in read_errors()}
     assert not others
     return sum(today), len(today), torch.removesuffix(".0"), transformers.removesuffix(".0"), sum(then), len(then)
-
-
-def _quantised() -> Figures:
-    return (sum(run.case == "qlora_training" and run.quantity == "process" for run in read_runs()),)
 
 
 def _recorded() -> Figures:
@@ -127,12 +126,11 @@ def _timm() -> Figures:
 SENTENCES: dict[str, Callable[[], Figures]] = {
     "one of {} presets": _presets,
     "the {} devices of the catalogue": _devices,
-    "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, timm ≥ {} where its models are asked for, and peft ≥ {} for "
-    "adapters": _floors,
+    "torch ≥ {}, torchvision ≥ {}, transformers ≥ {}, timm ≥ {} where its models are asked for, peft ≥ {} for "
+    "adapters, and bitsandbytes ≥ {} for quantised weights": _floors,
     "holds {} figures with their sources, of which {} are repeated": _published,
     "within 1 % for {} of {} with today's libraries (torch {}, transformers {}), for {} of {} with those of the runs' "
     "time": _nearness,
-    "QLoRA's {} runs": _quantised,
     "In all {} recorded cases ({} each": _recorded,
     "{} models, {} cases, and every optimizer in every implementation (float32, bfloat16, autocast; training and inference); "
     "each phase's peak within {} %": _cpu,

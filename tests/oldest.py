@@ -15,6 +15,7 @@ DEPENDED_ON = (
     "timm",
     "transformers",
     "peft",
+    "bitsandbytes",
 )  # sizer.estimator.versions, where all are installed
 
 _FLOOR = re.compile(r"^([A-Za-z0-9_-]+)>=([0-9]+)\.([0-9]+)(?:\.([0-9]+))?,", re.MULTILINE)

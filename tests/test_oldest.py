@@ -8,6 +8,7 @@ import pytest
 
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.weights import BITSANDBYTES
 from sizer.estimator import versions
 from sizer.versions import READ, format_version
 from tests.oldest import DEPENDED_ON, REQUIREMENTS, constraints, floors
@@ -18,10 +19,17 @@ TEXT = REQUIREMENTS.read_text(encoding="utf-8")
 def test_constraints_are_the_floors() -> None:
     text = (
         "# torch>=1.0,<2 was long ago\ntorch>=2.11,<3\ntorchvision>=0.26.1,<1\ntimm>=1.0.25,<2\ntransformers>=5.17,<6\n"
-        "pandas>=2.2,<4\npeft>=0.21,<1\n"
+        "pandas>=2.2,<4\npeft>=0.21,<1\nbitsandbytes>=0.50,<1\n"
     )
     assert constraints(text) == [
-        *("torch==2.11.0", "torchvision==0.26.1", "timm==1.0.25", "transformers==5.17.0", "peft==0.21.0")
+        *(
+            "torch==2.11.0",
+            "torchvision==0.26.1",
+            "timm==1.0.25",
+            "transformers==5.17.0",
+            "peft==0.21.0",
+            "bitsandbytes==0.50.0",
+        )
     ]
     with pytest.raises(KeyError, match="torchvision"):
         constraints("torch>=2.11,<3\n")
@@ -32,7 +40,7 @@ def test_rules_of_the_oldest_pytorch_that_is_installed_were_read() -> None:
 
 
 def test_every_version_that_answers_depend_on_is_held() -> None:
-    assert set(DEPENDED_ON) == {"torch", *(source.package for source in SOURCES.values()), PACKAGE}
+    assert set(DEPENDED_ON) == {"torch", *(source.package for source in SOURCES.values()), PACKAGE, BITSANDBYTES}
     assert {"sizer", "torch", "torchvision", "transformers"} <= set(versions()) <= {*DEPENDED_ON, "sizer"}
 
 

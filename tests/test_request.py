@@ -15,6 +15,7 @@ from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import decode_config, encode_config
 from sizer.errors import ConfigError, RequestError
 from sizer.query_keys import KEYS
@@ -166,7 +167,7 @@ def test_bounds_are_inclusive():
         ("image", "224x4097", "from 16 to 4096"),
         ("image", "224x", "from 16 to 4096"),
         ("image", "224x224x3", "from 16 to 4096"),
-        ("optimizer", "lion", "sgd, sgd-momentum"),
+        ("optimizer", "nadamax", "sgd, sgd-momentum"),
         ("optimizer_impl", "for-loop", "foreach, fused, loop"),
         ("attention", "flash", "sdpa, eager"),
         ("checkpointing", "true", "0, 1"),
@@ -257,6 +258,15 @@ def test_only_the_implementations_an_optimizer_has_are_taken(optimizer: str, imp
             parse_query(query)
 
 
+def test_the_optimizers_of_bitsandbytes_are_for_cuda():
+    for key in ("adamw-8bit", "paged-adamw-8bit", "paged-adamw", "lion", "lion-8bit", "sgd-8bit", "ademamix-8bit"):
+        assert parse_query(f"{RESNET}&optimizer={key}").optimizer == key
+        with pytest.raises(
+            RequestError, match=f"optimizer: given '{key}' with gpu=cpu, allowed PyTorch's own; those of"
+        ):
+            parse_query(f"{RESNET}&optimizer={key}&gpu=cpu")
+
+
 def test_fused_adagrad_is_not_there_on_mps():
     query = f"{RESNET}&optimizer=adagrad&optimizer_impl=fused&gpu="
     assert parse_query(query + "cpu").optimizer_impl == "fused"
@@ -283,7 +293,7 @@ def test_the_table_of_implementations_is_that_of_torch():
         "radam": "RAdam",
         "muon": "Muon",
     }
-    assert [*names, "none"] == list(OPTIMIZERS)
+    assert [*names, "none"] == [key for key, row in OPTIMIZERS.items() if row.package == "torch"]
     code = (
         "import inspect, json, sys, torch\n"
         "names = json.loads(sys.argv[1])\n"
@@ -310,7 +320,7 @@ def test_the_complete_form_writes_defaults_too():
     assert format_query(parse_query(RESNET), complete=True) == (
         "v=1&arch=torchvision:resnet50&mode=training&dtype=float32,bfloat16,float16,amp-bfloat16,amp-float16"
         "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb&expandable=0"
-        "&train=all&accumulate=1"
+        "&train=all&weights=checkpoint&accumulate=1"
     )
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
     written = [
@@ -345,7 +355,7 @@ def test_an_adapter_is_asked_for_by_its_keys():
         *("lora", 16, None),
         (ALL_LINEAR,),
     )
-    defaults = "&adapter=lora&r=16&targets=all-linear&adapter_dropout=0&accumulate=1"
+    defaults = "&adapter=lora&r=16&targets=all-linear&adapter_dropout=0&weights=checkpoint&accumulate=1"
     assert format_query(parse_query(f"{LLAMA}&train=adapter{defaults}")) == f"{LLAMA}&train=adapter"
 
 
@@ -361,6 +371,13 @@ def test_an_adapter_is_asked_for_by_its_keys():
         ("train=adapter&adapter=prompt&alpha=8", "alpha: given '8' without adapter=lora or dora"),
         ("mode=inference&train=head", "train: given 'head' without mode=training"),
         ("mode=inference&accumulate=2", "accumulate: given '2' without mode=training"),
+        (
+            "weights=nf4",
+            "weights: given 'nf4' without train=adapter or mode=inference, allowed weights with train=adapter",
+        ),
+        ("weights=int8&train=head", "weights: given 'int8' without train=adapter or mode=inference"),
+        ("weights=nf4&mode=inference&gpu=cpu", "weights: given 'nf4' with gpu=cpu, allowed checkpoint, full"),
+        ("weights=nf5&mode=inference", "weights: given 'nf5', allowed checkpoint, full, nf4, nf4-dq, int8, fp8"),
         ("train=adapter&adapter=lorra", "adapter: given 'lorra', allowed lora, dora,"),
         (
             "train=adapter&targets=all-linear,q_proj",
@@ -410,6 +427,8 @@ RANKS_REFUSED = [
     ("mode=inference&parallel=fsdp", "parallel: given 'fsdp' without mode=training"),
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp; did you mean"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
+    ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),
+    ("parallel=ddp&optimizer=lion-8bit", "optimizer: given 'lion-8bit' with parallel=ddp, allowed PyTorch's own"),
     ("parallel=ddp&gpu=cpu", "parallel: given 'ddp' with gpu=cpu, allowed a CUDA device"),
     (
         "parallel=hsdp&ranks=4096&replicate=8",
@@ -460,7 +479,9 @@ def test_what_ranks_have_no_answer_for_is_refused_by_name(what: str):
 
 def random_request(rng: random.Random) -> Request:
     source = rng.choice(("torchvision", "hf", "hub", "config"))
-    optimizer = rng.choice(list(OPTIMIZERS))
+    gpu = rng.choice(list(GPUS))
+    on_cuda = GPUS[gpu].backend == "cuda"
+    optimizer = rng.choice([key for key, row in OPTIMIZERS.items() if row.package == "torch" or on_cuda])
     torchvision = source == "torchvision"
     mode = rng.choice([mode for mode in MODES if mode not in SOURCES[source].refuses_modes])
     generates = MODES[mode].generates
@@ -481,10 +502,10 @@ def random_request(rng: random.Random) -> Request:
         optimizer_impl=rng.choice((None, *(set(OPTIMIZERS[optimizer].implementations) - {"fused"}))),
         attention="sdpa" if torchvision else rng.choice(ATTENTIONS),
         checkpointing=rng.choice((False, True)),
-        gpu=(gpu := rng.choice(list(GPUS))),
-        expandable_segments=GPUS[gpu].backend == "cuda" and rng.choice((False, True)),
+        gpu=gpu,
+        expandable_segments=on_cuda and rng.choice((False, True)),
         torch=rng.choice((None, "2.11", "2.15", "3.0")),
-        **(random_training(rng, gpu) if MODES[mode].trains else {}),
+        **(random_training(rng, gpu, torchvision=torchvision, optimizer=optimizer) if MODES[mode].trains else {}),
     )
 
 
@@ -494,13 +515,16 @@ def random_ranks(rng: random.Random) -> dict[str, object]:
     return {"parallel": parallel} | {key: rng.choice(choices[key]) for key in PARALLELS[parallel].keys}
 
 
-def random_training(rng: random.Random, gpu: str) -> dict[str, object]:
+def random_training(rng: random.Random, gpu: str, *, torchvision: bool, optimizer: str) -> dict[str, object]:
     train = rng.choice(list(TRAINS))
     fields = {"train": train, "accumulate": rng.choice((1, 1, 4, 65_536))}
-    if GPUS[gpu].backend == "cuda":
+    on_cuda = GPUS[gpu].backend == "cuda"
+    if on_cuda and OPTIMIZERS[optimizer].package == "torch":
         fields |= random_ranks(rng)
     if train != "adapter":
         return fields
+    if on_cuda and not torchvision and fields.get("parallel", "none") == "none":
+        fields["weights"] = rng.choice(list(WEIGHTS))
     adapter = rng.choice(list(ADAPTERS))
     choices = {
         "r": ("adapter_rank", (16, 1, 4096)),

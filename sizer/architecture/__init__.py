@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES, import_function
+from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import BuildError
 
 if TYPE_CHECKING:
@@ -28,12 +30,32 @@ def make_blueprint(request: Request, config: dict | None = None) -> Blueprint:
         todo = f"install {source.package} as requirements.txt names it"
         raise BuildError(f"{source.package} is not installed", given=f"arch={source.key}:", todo=todo) from error
     blueprint = blueprint_of(request, config)
-    if request.train == "all":
+    if WEIGHTS[request.weights].quantizes:
+        blueprint = _quantized(blueprint, request)
+    if not MODES[request.mode].trains:
         return blueprint
-    from sizer.architecture.training import describe_training, limit_training
+    from sizer.architecture.training import describe_pages, describe_training, limit_training
+
+    limit = (lambda module: limit_training(module, request)) if request.train != "all" else None
+    trained = describe_training if limit is not None else (lambda module, request: ())
+    return replace(
+        blueprint,
+        limit=limit,
+        describe=lambda module: (
+            *blueprint.describe(module),
+            *trained(module, request),
+            *describe_pages(module, request),
+        ),
+    )
+
+
+def _quantized(blueprint: Blueprint, request: Request) -> Blueprint:
+    """The blueprint, whose module is quantised as it is loaded."""
+    from sizer.architecture.quantization import describe_weights, load_quantized, replace_layers
 
     return replace(
         blueprint,
-        limit=lambda module: limit_training(module, request),
-        describe=lambda module: describe_training(module, request),
+        replace_layers=lambda module, dtype: replace_layers(module, request.weights, dtype),
+        load_quantized=load_quantized,
+        describe=lambda module: describe_weights(module, request.weights),
     )

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
+from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
 from sizer.errors import BuildError, quote
 from sizer.request import Request
 
@@ -27,7 +28,14 @@ TASKS = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
-_LINEAR = ("Linear", "Conv1D")  # torch's and transformers'
+ADAPTER_NAME = "default"  # of `peft.get_peft_model`, a part of the path of all that an adapter adds
+_LINEAR = (
+    "Linear",
+    "Conv1D",
+    "Linear4bit",
+    "Linear8bitLt",
+    "FP8Linear",
+)  # torch's, transformers' and what quantises them
 
 
 def add_adapter(module: nn.Module, request: Request) -> nn.Module:
@@ -50,6 +58,17 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             given=type(module).__name__,
             allowed=", ".join(TASKS),
         )
+    if not getattr(getattr(module, "hf_quantizer", None), "is_trainable", True):
+        raise BuildError(
+            "this transformers trains no adapter on such weights",
+            given=f"weights={request.weights}&train=adapter",
+            todo="choose other weights, or mode=inference",
+        )
+    if WEIGHTS[request.weights].package == BITSANDBYTES:
+        module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)  # it is on already
+        torch.cuda.empty_cache()  # which that does where CUDA is available alone
+        if request.checkpointing:
+            module.enable_input_require_grads()  # as it does with checkpointing
     try:
         config = getattr(peft, row.config_class)(task_type=task, **arguments_of(request, module))
         # Nobody asks for the values: known zeros would be kept beside every meta tensor, which takes as long as all else.
@@ -131,7 +150,7 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     if is_adapted(module):
         from peft.tuners.tuners_utils import cast_adapter_dtype
 
-        cast_adapter_dtype(module, "default")
+        cast_adapter_dtype(module, ADAPTER_NAME)
         for prompts in _prompt_encoders(module):
             prompts.float()
     return module

@@ -36,6 +36,8 @@ class Blueprint:
     `example(batch, training)` returns the inputs of one step, deterministic, with `batch` samples.
     `loss(module, example)` returns the scalar a user would train with; `predict(module, example)` runs inference.
     `checkpoint(module)` switches gradient checkpointing on; None where the architecture does not support it.
+    `replace_layers(module, dtype)` puts layers that hold quantised weights in a module for a dtype of the contract, and
+    `load_quantized(module, device)` loads them; None where weights are as `build` makes them, to be cast.
     `limit(module)` returns the module of which a part alone is trained (frozen, or with an adapter around it); None where all of it
     is. `describe(module)` says of that module what was made.
     `sequence_length` (tokens, frames) and `image_size` (height, width) are what the examples really use; None where the
@@ -52,6 +54,8 @@ class Blueprint:
     loss: Callable[[nn.Module, Example], Tensor]
     predict: Callable[[nn.Module, Example], object]
     checkpoint: Callable[[nn.Module], None] | None = None
+    replace_layers: Callable[[nn.Module, str], nn.Module] | None = None
+    load_quantized: Callable[[nn.Module, str], nn.Module] | None = None
     limit: Callable[[nn.Module], nn.Module] | None = None
     describe: Callable[[nn.Module], tuple[str, ...]] = lambda module: ()
     sequence_length: int | None = None
@@ -60,12 +64,25 @@ class Blueprint:
     notes: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
 
-    def make(self, *, checkpointing: bool = False) -> nn.Module:
-        """The module as its work needs it: built, with gradient checkpointing where asked, then limited in what is trained.
+    def make(self, *, checkpointing: bool = False, dtype: str = "float32") -> nn.Module:
+        """The module as its work needs it: built, quantised where it is to be, for a dtype of the contract, with gradient
+        checkpointing where asked, then limited in what is trained.
 
         Raises BuildError where the architecture has no checkpointing, or cannot be limited so.
         """
+        return self.finish(self.load(self.prepare(dtype)), checkpointing=checkpointing)
+
+    def prepare(self, dtype: str) -> nn.Module:
+        """The module before it is loaded, for a dtype of the contract where its weights will be quantised."""
         module = self.build()
+        return module if self.replace_layers is None else self.replace_layers(module, dtype)
+
+    def load(self, module: nn.Module, device: str = "meta") -> nn.Module:
+        """The module with its weights quantised on a device, where they are to be; any other as it is."""
+        return module if self.load_quantized is None else self.load_quantized(module, device)
+
+    def finish(self, module: nn.Module, *, checkpointing: bool) -> nn.Module:
+        """The module with gradient checkpointing where asked, then limited in what is trained. Raises BuildError as `make` does."""
         if checkpointing:
             self.switch_checkpointing_on(module)
         return module if self.limit is None else self.limit(module)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sizer.architecture.adapters import base_of
-from sizer.architecture.subclasses import parts_of
+from sizer.architecture.quantization import elements_of, quantization_objects, quantization_states, weight_bytes
 from sizer.errors import BuildError
 from sizer.memory.census import Census, DtypeRow, ModuleRow, TensorRow
 
@@ -45,21 +45,22 @@ def take_census(module: nn.Module, *, name: str) -> Census:
     Raises BuildError where a lazy parameter has no shape yet.
 
     *Known limitations*: two Parameter objects over one storage count twice (`.to(device)` separates them, too); tensors in
-    closures, in slots, or more than one object deep are not found. Elements of a tensor subclass are those it stands for, its
-    bytes those of the tensors inside.
+    closures, in slots, or more than one object deep are not found. Elements of a tensor subclass or a quantised weight are those it
+    stands for, its bytes those of the tensors inside; the tensors that restore quantised weights count as bytes of parameters.
     """
     modules = list(module.named_modules())
     owned = _owned_tensors(modules)
+    states = [state for _, child in modules for _, state in quantization_states(child)]
     tensors = [tensor for tensor, _ in owned.values()]
     parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
     buffers = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     names = {key: path for key, (_, path) in owned.items()}
-    unregistered = _unregistered_tensors(modules, known=set(owned))
+    unregistered = _unregistered_tensors(modules, known=_known(modules))
     return Census(
         name=name,
         class_name=type(base_of(module)).__name__,
-        **_sums(parameters, buffers),
-        by_dtype=_rows_by_dtype(parameters, buffers),
+        **_sums(parameters, buffers, states),
+        by_dtype=_rows_by_dtype(parameters, buffers, states),
         tied_parameters=_tied_names(module),
         unregistered_tensors=tuple(_row(path, tensor, _why_unregistered(tensor)) for path, tensor in unregistered),
         real_tensors=tuple(
@@ -74,7 +75,14 @@ def take_census(module: nn.Module, *, name: str) -> Census:
 def unregistered_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Paths and tensors that are neither parameters nor buffers of a module, each tensor once: see `take_census`."""
     modules = list(module.named_modules())
-    return _unregistered_tensors(modules, known=set(_owned_tensors(modules)))
+    return _unregistered_tensors(modules, known=_known(modules))
+
+
+def _known(modules: list[tuple[str, nn.Module]]) -> set[int]:
+    """The identities of tensors that belong to modules: registered ones, and those that restore quantised weights."""
+    states = {id(state) for _, child in modules for _, state in quantization_states(child)}
+    held = {id(value) for _, child in modules for one in quantization_objects(child) for value in vars(one).values()}
+    return set(_owned_tensors(modules)) | states | held
 
 
 def _registered(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -118,25 +126,27 @@ def _module_rows(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[ModuleRow
         yield ModuleRow(
             path=path,
             class_name=type(module).__name__,
-            **_sums(parameters, buffers),
+            **_sums(parameters, buffers, [state for _, state in quantization_states(module)]),
         )
 
 
-def _sums(parameters: list[Tensor], buffers: list[Tensor]) -> dict[str, int]:
-    """The elements and bytes that a Census and a ModuleRow both hold."""
+def _sums(parameters: list[Tensor], buffers: list[Tensor], states: list[Tensor]) -> dict[str, int]:
+    """The elements and bytes that a Census and a ModuleRow both hold; `states` restore quantised parameters, and count as bytes."""
     return {
         "parameters": _elements(parameters), "trainable_parameters": _elements(p for p in parameters if p.requires_grad),
-        "buffers": _elements(buffers), "parameter_bytes": _bytes(parameters), "buffer_bytes": _bytes(buffers),
+        "buffers": _elements(buffers), "parameter_bytes": _bytes([*parameters, *states]), "buffer_bytes": _bytes(buffers),
     }  # fmt: skip
 
 
-def _rows_by_dtype(parameters: list[Tensor], buffers: list[Tensor]) -> tuple[DtypeRow, ...]:
+def _rows_by_dtype(parameters: list[Tensor], buffers: list[Tensor], states: list[Tensor]) -> tuple[DtypeRow, ...]:
     """One row per dtype, the one with most bytes first."""
     of_parameters, of_buffers, sizes = Counter(), Counter(), Counter()
     for counts, tensors in ((of_parameters, parameters), (of_buffers, buffers)):
         for tensor in tensors:
-            counts[tensor.dtype] += tensor.numel()
-            sizes[tensor.dtype] += _size(tensor)
+            counts[tensor.dtype] += elements_of(tensor)
+            sizes[tensor.dtype] += weight_bytes(tensor)
+    for state in states:
+        sizes[state.dtype] += weight_bytes(state)
     return tuple(
         DtypeRow(dtype=_dtype(dtype), parameters=of_parameters[dtype], buffers=of_buffers[dtype], bytes=size)
         for dtype, size in sizes.most_common()
@@ -198,7 +208,7 @@ def _row(path: str, tensor: Tensor, why: str) -> TensorRow:
         shape=tuple(tensor.shape),
         dtype=_dtype(tensor.dtype),
         device=str(tensor.device),
-        bytes=_size(tensor),
+        bytes=weight_bytes(tensor),
         why=why,
     )
 
@@ -211,13 +221,9 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _size(tensor: Tensor) -> int:
-    return sum(part.numel() * part.element_size() for part in parts_of(tensor))
-
-
 def _elements(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)
+    return sum(map(elements_of, tensors))
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(_size(tensor) for tensor in tensors)
+    return sum(map(weight_bytes, tensors))

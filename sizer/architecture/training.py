@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from torch import nn
 
 from sizer.architecture.adapters import adapted_layers, add_adapter, base_of
+from sizer.architecture.quantization import elements_of
 from sizer.catalogue.adapters import ADAPTERS
+from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
 from sizer.errors import BuildError
 from sizer.request import Request
+from sizer.units import format_bytes
 
 # torchvision's and timm's own names of what tells classes apart, the last first (torchvision/models/*.py, 0.29).
 _HEADS = ("heads", "head", "classifier", "fc")
@@ -71,7 +74,7 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
     """Sentences on what of a module is trained: which part, how large it is, what comes along."""
     parameters = list(module.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
-    share = f"{trained:,} of {sum(p.numel() for p in parameters):,} parameters train, the others are frozen."
+    share = f"{trained:,} of {sum(map(elements_of, parameters)):,} parameters train, the others are frozen."
     if request.train == "head":
         return (f"Only the head trains: {share}", *_tied(module))
     row = ADAPTERS[request.adapter]
@@ -86,6 +89,19 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
     )
     told = f"{row.title}{rank}, on {len(layers)} layers ({names}), in float32: {share}{whole}"
     return (told, *_prepared(module, request))
+
+
+def describe_pages(module: nn.Module, request: Request) -> tuple[str, ...]:
+    """A sentence on what a paged optimizer keeps outside of PyTorch's allocator; none for any other."""
+    row = OPTIMIZERS[request.optimizer]
+    paged = sum(p.numel() for p in module.parameters() if p.requires_grad and p.numel() >= PAGED_FROM)
+    if not paged * row.paged_bytes:
+        return ()
+    size = format_bytes(paged * row.paged_bytes)
+    return (
+        f"{size} of the optimizer's state lie in managed memory, which the host holds and the device fetches where it steps: "
+        "they are no part of what is allocated.",
+    )
 
 
 def _trained_whole(module: nn.Module) -> list[str]:

@@ -1,4 +1,4 @@
-"""The optimizers that can be asked for: their class in torch.optim, and the implementations it has."""
+"""The optimizers that can be asked for: their class, in torch.optim or bitsandbytes.optim, and the implementations it has."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+BITSANDBYTES = "bitsandbytes"
 IMPLEMENTATIONS = ("foreach", "fused", "loop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """One optimizer: `class_name` in torch.optim with the `options` it is made with; None where nothing steps.
+    """One optimizer: `class_name` in `module` with the `options` it is made with; None where nothing steps.
 
     `implementations` are the `foreach` and `fused` arguments of its __init__ in torch/optim, the same in PyTorch 2.11 and
-    2.15; "loop" is foreach=False, fused=False. `no_fused_on` names the backends that have no fused kernel of it.
+    2.15; "loop" is foreach=False, fused=False; where there are none there is but one. `no_fused_on` names the backends that have
+    no fused kernel of it. `paged_bytes` are those of the state, for each element, that lie in managed memory, which the host
+    holds, for parameters of at least PAGED_FROM elements.
     """
 
     key: str
@@ -22,6 +25,13 @@ class Optimizer:
     implementations: tuple[str, ...]
     options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_fused_on: tuple[str, ...] = ()
+    module: str = "torch.optim"
+    paged_bytes: int = 0
+
+    @property
+    def package(self) -> str:
+        """The package that it comes from."""
+        return self.module.partition(".")[0]
 
     def implementations_on(self, backend: str) -> tuple[str, ...]:
         """The implementations that it has on a backend ("cuda", "mps", "cpu")."""
@@ -33,6 +43,20 @@ def _row(key: str, class_name: str | None, *implementations: str, no_fused_on: t
         key=key, class_name=class_name, implementations=implementations, options=options, no_fused_on=no_fused_on
     )
 
+
+def _of_bitsandbytes(key: str, class_name: str, *, paged_bytes: int = 0, **options: float) -> Optimizer:
+    """An optimizer of bitsandbytes (bitsandbytes/optim, 0.50), which has kernels for CUDA alone as far as Sizer follows it."""
+    return Optimizer(
+        key=key,
+        class_name=class_name,
+        implementations=(),
+        options=options,
+        module=f"{BITSANDBYTES}.optim",
+        paged_bytes=paged_bytes,
+    )
+
+
+PAGED_FROM = 100_000  # bitsandbytes/optim/optimizer.py, 0.50: get_state_buffer
 
 _ROWS = (
     _row("sgd", "SGD", "foreach", "fused", "loop", lr=1e-3),
@@ -48,6 +72,13 @@ _ROWS = (
     _row("nadam", "NAdam", "foreach", "loop"),
     _row("radam", "RAdam", "foreach", "loop"),
     _row("muon", "Muon", "loop"),  # torch/optim/_muon.py
+    _of_bitsandbytes("adamw-8bit", "AdamW8bit"),
+    _of_bitsandbytes("paged-adamw-8bit", "PagedAdamW8bit", paged_bytes=2),
+    _of_bitsandbytes("paged-adamw", "PagedAdamW32bit", paged_bytes=8),
+    _of_bitsandbytes("lion", "Lion32bit"),
+    _of_bitsandbytes("lion-8bit", "Lion8bit"),
+    _of_bitsandbytes("sgd-8bit", "SGD8bit", lr=1e-3, momentum=0.9),
+    _of_bitsandbytes("ademamix-8bit", "AdEMAMix8bit"),
     _row("none", None),  # no step; gradients stay
 )
 

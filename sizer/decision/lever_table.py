@@ -9,9 +9,10 @@ from importlib.util import find_spec
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
 from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
 from sizer.tracer import Counted
 from sizer.versions import allocator_variable, installed_version, parse_version
@@ -85,6 +86,23 @@ def _fused(request: Request, known: Counted) -> Request | None:
 def _with_lora(request: Request, known: Counted) -> Request | None:
     language = find_spec(PACKAGE) and SOURCES[request.source].package == "transformers"
     return replace(request, train="adapter") if language and request.train == "all" else None
+
+
+def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
+    if not find_spec(BITSANDBYTES) or find_gpu(request.gpu).backend != "cuda" or WEIGHTS[request.weights].quantizes:
+        return None
+    adapted = request if request.train == "adapter" else _with_lora(request, known)
+    return None if adapted is None else replace(adapted, weights="nf4-dq")
+
+
+def _with_library(optimizer: str) -> Change:
+    change = _with_optimizer(optimizer)
+
+    def with_library(request: Request, known: Counted) -> Request | None:
+        there = find_spec(BITSANDBYTES) and find_gpu(request.gpu).backend == "cuda"
+        return change(request, known) if there and request.optimizer in ("adam", "adamw") else None
+
+    return with_library
 
 
 def _with_head(request: Request, known: Counted) -> Request | None:
@@ -243,6 +261,17 @@ LEVERS = (
         _cast("bfloat16"), _with_dtype("bfloat16"),
     ),
     _row_of(
+        "adamw-8bit", "optimizer", 3, "AdamW with its state in 8 bits", "precision of the optimizer's state; needs bitsandbytes",
+        "import bitsandbytes\noptimizer = bitsandbytes.optim.AdamW8bit(model.parameters())",
+        _training(_with_library("adamw-8bit")),
+    ),
+    _row_of(
+        "paged-adamw-8bit", "optimizer", 3, "Paged AdamW with its state in 8 bits",
+        "precision of the optimizer's state, which moves between host and device; needs bitsandbytes",
+        "import bitsandbytes\noptimizer = bitsandbytes.optim.PagedAdamW8bit(model.parameters())",
+        _training(_with_library("paged-adamw-8bit")),
+    ),
+    _row_of(
         "adafactor", "optimizer", 4, "Adafactor", "trains otherwise: tune the learning rate anew",
         "optimizer = torch.optim.Adafactor(model.parameters())", _training(_with_optimizer("adafactor")),
     ),
@@ -268,6 +297,18 @@ LEVERS = (
         'model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))', _training(_with_lora),
     ),
     _row_of(
+        "qlora", "train", 5, "A LoRA adapter on 4-bit weights (QLoRA)",
+        "the weights themselves learn nothing, and lose precision; needs bitsandbytes",
+        "from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training\n"
+        "from transformers import AutoModelForCausalLM, BitsAndBytesConfig\n"
+        'config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
+        "bnb_4bit_compute_dtype=torch.bfloat16)\n"
+        "model = AutoModelForCausalLM.from_pretrained(name, quantization_config=config)\n"
+        "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
+        'model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))',
+        _training(_with_quantized_lora),
+    ),
+    _row_of(
         "head", "train", 5, "The head alone", "the backbone learns nothing",
         "model.requires_grad_(False)\nhead.requires_grad_(True)  # model.lm_head, model.classifier, model.fc, ...",
         _training(_with_head),
@@ -282,6 +323,7 @@ LEVERS = (
 
 OTHER_WORK = (
     "lora",
+    "qlora",
     "head",
     "inference",
 )  # something else is trained, or nothing: no part of what makes the same work fit

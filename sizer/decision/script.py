@@ -11,6 +11,7 @@ from sizer.architecture.examples.example_spec import takes
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.weights import WEIGHTS
 from sizer.decision.script_models import Parts, parts_of
 from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
@@ -112,6 +113,8 @@ def write_script(request: Request, tracer: Tracer) -> str:
 
     Raises BuildError where a plain program cannot make the model or its inputs.
     """
+    if WEIGHTS[request.weights].quantizes:
+        raise BuildError("no script can be written for weights that are quantised", given=f"weights={request.weights}")
     blueprint, module = tracer.built()
     trains = MODES[request.mode].trains
     example = blueprint.example(request.batches[0], trains)
@@ -219,7 +222,7 @@ def _optimizers(request: Request) -> list[str]:
 def _optimizer(key: str, parameters: str, how: str) -> str:
     row = OPTIMIZERS[key]
     options = "".join(f", {name}={value!r}" for name, value in row.options.items())
-    return f"torch.optim.{row.class_name}({parameters}{options}{how})"
+    return f"{row.module}.{row.class_name}({parameters}{options}{how})"
 
 
 def _indent(lines: list[str], width: int) -> str:

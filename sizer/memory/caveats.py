@@ -9,6 +9,8 @@ from sizer.units import counted
 
 UNQUANTISED = "The config asks for quantised weights; it is counted unquantised."  # a note of what has read the config
 
+UNQUANTISED_PART = "Not quantised: "  # begins a note of what a quantizer did not quantise
+
 
 def caveats(report: Report) -> tuple[str, ...]:
     """The cautions of a report, and in a line each what it counts otherwise than a reader may expect."""
@@ -20,6 +22,9 @@ def _caveats(report: Report) -> Iterator[str]:
         yield f"{caution}."
     if UNQUANTISED in report.notes:
         yield "the weights are counted unquantised, although the config asks for quantised ones."
+    for note in report.notes:
+        if note.startswith(UNQUANTISED_PART):
+            yield f"{note[0].lower()}{note[1:]}"
     tokens = report.request.get("sequence_length")
     if report.request.get("mode") == "inference" and tokens is not None:
         yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."

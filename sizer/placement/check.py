@@ -16,7 +16,7 @@ from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Example
 from sizer.architecture.census import take_census, unregistered_tensors
 from sizer.catalogue.modes import MODES
-from sizer.errors import TraceError
+from sizer.errors import BuildError, TraceError
 from sizer.placement import findings
 from sizer.placement.function_mode import PlacementFunctionMode
 from sizer.placement.placement_mode import PlacementMode, on_meta
@@ -70,6 +70,12 @@ def check_request(
     progress = report_progress or (lambda text: None)
     progress("building the model on meta")
     blueprint = make_blueprint(request, config)
+    if blueprint.replace_layers is not None:
+        raise BuildError(
+            "quantised weights are on their device as soon as they are quantised",
+            given=f"weights={request.weights}",
+            todo="leave weights out: where the others are does not depend on it",
+        )
     training, dtype = MODES[request.mode].trains, request.dtypes[0]
     module = build(blueprint, checkpointing=request.checkpointing).train(training)
     cast(module.to("meta"), weight_dtype(dtype))

@@ -2,7 +2,7 @@
 
     Blueprint ──build──► module on meta ──trace──► Recorder (a dispatch mode, by the Rules of a Device) ──► Tape
 
-    tables, capability ← device, log, modules ← values ← allocations ← meta ← cuda | cpu | mps ← rules ← recorder
+    tables, capability ← device, log, modules, loading ← values ← allocations ← meta ← cuda | cpu | mps ← rules ← recorder
         ← trace, watch, explain
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
@@ -21,6 +21,8 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - a slow meta kernel: SHORTCUTS, `meta/shortcuts.py` and `meta/norm_shortcuts.py`;
 - a dtype under autocast: the lists of `meta/autocast_lists.py`;
 - which attention backend CUDA chooses: CONDITIONS, `cuda/attention_backend.py`;
+- how quantised weights come to the device: `loading.py` and `trace.build_loaded`;
+- what an operator of bitsandbytes does on CUDA: `cuda/bitsandbytes.py`;
 - which steps of a generation are traced, and how the others follow from them: `generation.py`;
 - a Python function that must be replaced while a trace runs: `trace.recording`, which enters all such contexts.
 """

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import ModuleType
 
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.memory.allocator import describe
 from sizer.memory.archive import Kernel, Traced
 from sizer.memory.explanation import Explanation, Formula, KernelUse
@@ -176,5 +177,7 @@ def _kernels(traced: Mapping[str, Traced]) -> Iterator[KernelUse]:
 
 def _optimizer(device: Device, name: str, implementation: str | None, dtypes: tuple[str, ...]) -> KernelUse:
     by_default = "foreach" if device.kind == "cuda" and name not in _WITHOUT_FOREACH else "loop"
+    if (package := OPTIMIZERS[name].package) != "torch":
+        return KernelUse(operator="optimizer", kernel=f"{package}'s", why=name, dtypes=dtypes, modules=0)
     why = name if implementation else f"{name}, PyTorch's default there"
     return KernelUse(operator="optimizer", kernel=implementation or by_default, why=why, dtypes=dtypes, modules=0)

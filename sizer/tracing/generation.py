@@ -22,9 +22,10 @@ from sizer.memory.kv_cache import KvSegment
 from sizer.memory.loops import DEPTH, NotRepeatedError, append_step, check_affine, check_follows
 from sizer.memory.tape import Loop, Tape
 from sizer.tracing.device import Device
+from sizer.tracing.loading import Loading
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work, autocast, place, weight_dtype
-from sizer.tracing.trace import explained, recording, repeatable, unchanged
+from sizer.tracing.trace import bring, explained, recording, repeatable, unchanged
 
 _META = torch.device("meta")
 UNUSUAL = 2 + DEPTH  # the first tokens: the prompt makes one, the steps after it release what it has left
@@ -47,17 +48,20 @@ class _Run:
     cache_bytes: tuple[int, ...]
 
 
-def trace_generation(blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device) -> Tape:
+def trace_generation(
+    blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device, loading: Loading | None = None
+) -> Tape:
     """The tape (bytes as requested) of a generation at one batch size, by the rules of `device`.
 
     Its phases are "prefill", which ends with the first token, and "decode". Steps that follow from those that were traced are
     the tape's loops. Raises TraceError where PyTorch gives up, and where steps follow no rule and are too many to be traced.
     """
     _check_positions(blueprint, module, work)
-    module.to("meta").to(weight_dtype(work.dtype))
+    if loading is None:
+        module.to("meta").to(weight_dtype(work.dtype))
 
     def run(tokens: int, after: int = 0) -> _Run:
-        return _run(blueprint, module, work, batch=batch, device=device, tokens=tokens, after=after)
+        return _run(blueprint, module, work, loading, batch=batch, device=device, tokens=tokens, after=after)
 
     refusal = None
     for period in PERIODS:
@@ -140,7 +144,15 @@ def _with_loop(tape: Tape, ends: Sequence[int], count: int) -> Tape:
 
 
 def _run(
-    blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device, tokens: int, after: int
+    blueprint: Blueprint,
+    module: nn.Module,
+    work: Work,
+    loading: Loading | None,
+    *,
+    batch: int,
+    device: Device,
+    tokens: int,
+    after: int,
 ) -> _Run:
     """A generation of `tokens` tokens, of which the first would be the token number `after` + 1 of the one asked for.
 
@@ -152,7 +164,7 @@ def _run(
     device.dtype = work.dtype
     recorder = Recorder(device)
     recorder.batch_size = batch
-    recorder.load(module)
+    bring(recorder, module, loading)
     recorder.log.mark("load")
     ends: list[int] = []
     cache_bytes: list[int] = []
@@ -190,13 +202,16 @@ def _run(
     )
 
 
-def trace_kv_cache(blueprint: Blueprint, module: nn.Module, work: Work, *, device: Device) -> tuple[KvSegment, ...]:
+def trace_kv_cache(
+    blueprint: Blueprint, module: nn.Module, work: Work, *, device: Device, loading: Loading | None = None
+) -> tuple[KvSegment, ...]:
     """What one sequence's cache holds by its length, read from transformers' own dynamic cache: a line for what comes before each
     window that fills, and one beyond the last.
 
     Empty for models whose prompt is more than text, or read by an encoder. Raises TraceError where PyTorch gives up.
     """
-    module.to("meta").to(weight_dtype(work.dtype))
+    if loading is None:
+        module.to("meta").to(weight_dtype(work.dtype))
     example = blueprint.example(1, False)
     if module.config.is_encoder_decoder or not is_text(example):
         return ()
@@ -205,7 +220,9 @@ def trace_kv_cache(blueprint: Blueprint, module: nn.Module, work: Work, *, devic
 
     def line(length: int) -> tuple[_Run, KvSegment]:
         """The line from a number of tokens on."""
-        run = _run(blueprint, module, plain, batch=1, device=device, tokens=TOKENS_OF_A_LINE, after=length - prompt)
+        run = _run(
+            blueprint, module, plain, loading, batch=1, device=device, tokens=TOKENS_OF_A_LINE, after=length - prompt
+        )
         before, after = run.cache_bytes[-2:]
         context = length + TOKENS_OF_A_LINE - 1  # the last token is not in the cache yet
         slope = after - before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from copy import copy
 
 from sizer.memory.size_queries import gather
 from sizer.memory.tape import CATEGORIES, Tape, blocks_alive
@@ -49,7 +50,7 @@ class BlockLog:
         """The number of a new block of `size` bytes."""
         block = len(self.sizes)
         if isinstance(size, DeferredSize):
-            self._asked[block] = (size.kind, size.words, size.numbers)
+            self.defer(block, size)
         self.sizes.append(size)
         self.categories.append(CATEGORY[category])
         self.ops.append(self._op_names.setdefault(op, len(self._op_names)))
@@ -58,9 +59,20 @@ class BlockLog:
         self.order.append(block)
         return block
 
+    def defer(self, block: int, size: DeferredSize) -> None:
+        """Leave a block's bytes to a size query."""
+        self._asked[block] = (size.kind, size.words, size.numbers)
+
     def release(self, block: int) -> None:
         """Note that the block is free from here on."""
         self.order.append(~block)
+
+    def copy(self) -> BlockLog:
+        """A log that begins with all that is in this one."""
+        made = BlockLog()
+        for name, value in vars(self).items():
+            setattr(made, name, copy(value))
+        return made
 
     def mark(self, phase: str) -> None:
         """Note that the phase ends here."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,17 +25,18 @@ from torch.utils._python_dispatch import (
 from sizer.architecture.subclasses import parts_of
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.block_notes import Tensor as NotedTensor
-from sizer.memory.tape import EMPTY_CACHE, FROZEN
+from sizer.memory.tape import EMPTY_CACHE
 from sizer.tracing.allocations import PRODUCT, Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
+from sizer.tracing.loading import Loading, tensors_in
 from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import in_place
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.memo import Memo, makes_tensors
 from sizer.tracing.meta.resizing import RESIZE
 from sizer.tracing.meta.streams import Stream
-from sizer.tracing.modules import ModulePaths, children_first
+from sizer.tracing.modules import ModulePaths
 from sizer.tracing.rules import rules_for
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
@@ -151,16 +153,31 @@ class Recorder(TorchDispatchMode):
         return plan
 
     def load(self, module: nn.Module, *, tell_frozen: bool = False) -> None:
-        """Log the module's parameters and buffers in the order in which `.to(device)` moves them.
+        """Log the module's parameters and buffers in the order in which they come to the device.
 
         With `tell_frozen` parameters that require no gradient have a category of their own.
         """
-        for path, child in children_first(module):
-            for name, parameter in child._parameters.items():
-                frozen = tell_frozen and parameter is not None and not parameter.requires_grad
-                self._own(parameter, FROZEN if frozen else "parameter", "Module.to", f"{path}.{name}".lstrip("."))
-            for name, buffer in child._buffers.items():
-                self._own(buffer, "buffer", "Module.to", f"{path}.{name}".lstrip("."))
+        for path, tensor, category in tensors_in(module, tell_frozen=tell_frozen):
+            self._own(tensor, category, "Module.to", path)
+        self.values.recall(module)
+        self.paths.name(module)
+
+    def loaded(self, module: nn.Module, *, tell_frozen: bool = False) -> Loading:
+        """What was logged while a module was loaded under this recorder; what it holds that was not seen then is logged now."""
+        self.load(module, tell_frozen=tell_frozen)
+        blocks: dict[str, int] = {}
+        for path, tensor, category in tensors_in(module, tell_frozen=tell_frozen):
+            for part in parts_of(tensor):
+                blocks[path] = self.block_of(part)
+                self.log.classify(blocks[path], category)
+        return Loading(log=self.log.copy(), blocks=blocks)
+
+    def resume(self, loading: Loading, module: nn.Module) -> None:
+        """Begin with what loading the module has logged."""
+        self.log = loading.log.copy()
+        for path, tensor, _ in tensors_in(module):
+            for part in parts_of(tensor):
+                self._follow_storage(part.untyped_storage(), loading.blocks[path])
         self.values.recall(module)
         self.paths.name(module)
 
@@ -218,6 +235,17 @@ class Recorder(TorchDispatchMode):
         """Log a call of `torch.cuda.empty_cache()`."""
         self.log.release(self.log.allocate(0, EMPTY_CACHE, self.paths.current(), "workspace"))
 
+    @contextmanager
+    def deferring(self, query: Callable[[int], DeferredSize]) -> Iterator[None]:
+        """Within the context the blocks that come and go are left to size queries, which `query` makes of their bytes."""
+        start = len(self.log.sizes)
+        before = len(self.log.order)
+        yield
+        stay = set(self.log.alive(before))
+        for block in range(start, len(self.log.sizes)):
+            if block not in stay:
+                self.log.defer(block, query(self.log.sizes[block]))
+
     def stand_in(self, text: str) -> None:
         """Note an assumption about an unknown value, with the module that asked; the layers of a stack are one."""
         where = _LAYER.sub(".*", self.paths.current())
@@ -247,11 +275,15 @@ class Recorder(TorchDispatchMode):
 
     def _enter(self, tensor: Tensor, op: str, module: str, category: str) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
         block = self.log.allocate(storage.nbytes(), op, module, category)
         if self.block_notes is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.block_notes.tensors[block] = NotedTensor(shape=tuple(tensor.shape), dtype=dtype)
+        self._follow_storage(storage, block)
+
+    def _follow_storage(self, storage: torch.UntypedStorage, block: int) -> None:
+        """Have a block released when its storage dies."""
+        key = storage._cdata
         self._live[key] = (block, weakref.ref(storage, lambda _: self._released(key, block)))
 
     def _released(self, key: int, block: int) -> None:

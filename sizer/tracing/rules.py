@@ -21,6 +21,7 @@ from sizer.tracing.cpu import reductions as cpu_reductions
 from sizer.tracing.cuda import (
     attention,
     attention_workspaces,
+    bitsandbytes,
     convolution,
     dropout,
     embedding,
@@ -55,8 +56,8 @@ _EVERYWHERE = (
 # The modules whose tables are a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
-        *_EVERYWHERE, strides, attention, attention_workspaces, convolution, dropout, embedding, encoder, cuda_indexing,
-        normalization, recurrent, reductions, softmax,
+        *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, dropout, embedding, encoder,
+        cuda_indexing, normalization, recurrent, reductions, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (*_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, products, cpu_reductions),

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.quantization import quantization_objects
 from sizer.architecture.subclasses import parts_of
 from sizer.distributed.devices import Accelerator
 from sizer.distributed.sharding import replicate, shard
@@ -27,12 +28,14 @@ from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
+from sizer.tracing.loading import Loading
 from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.buckets import buckets_seen
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.empty_cache import emptied_caches_seen
+from sizer.tracing.meta.fp8 import fp8_products
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.resizing import resizes_seen
@@ -52,17 +55,41 @@ _META = torch.device("meta")
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
-def build(blueprint: Blueprint, *, checkpointing: bool = False) -> nn.Module:
-    """The blueprint's float32 module on meta, made for its work (see Blueprint.make, and what it raises).
+def build(blueprint: Blueprint, *, checkpointing: bool = False, dtype: str = "float32") -> nn.Module:
+    """The blueprint's float32 module on meta, made for its work (see Blueprint.make, and what it raises); a quantised one for one
+    dtype of the contract.
 
     Constructors that ask for values (`.tolist()`, `.item()`) get them. Small buffers (strides, positions, scales) keep their
     values for the traces to come (`Recorder.load`).
     """
-    recorder = Recorder(Device("cpu"))
-    with untraced_imports(), values_from_data(recorder.values), recorder, torch.device("meta"):
-        module = blueprint.make(checkpointing=checkpointing)
+    with _building() as recorder:
+        module = blueprint.make(checkpointing=checkpointing, dtype=dtype)
     recorder.values.keep(module)
     return module
+
+
+def build_loaded(
+    blueprint: Blueprint, *, checkpointing: bool, dtype: str, device: Device, tell_frozen: bool
+) -> tuple[nn.Module, Loading]:
+    """The blueprint's quantised module on meta for a dtype of the contract, and how it was loaded by the rules of `device`.
+
+    Raises what Blueprint.make raises, and TraceError.
+    """
+    with _building() as builder:
+        module = blueprint.prepare(dtype)
+    builder.values.keep(module)
+    recorder = Recorder(device)
+    with repeatable(), recording(recorder), torch.device("meta"):
+        module = blueprint.finish(blueprint.load(module), checkpointing=checkpointing)
+        return module, recorder.loaded(module, tell_frozen=tell_frozen)
+
+
+@contextmanager
+def _building() -> Iterator[Recorder]:
+    """Within the context modules are built on meta, and what they are made of has values."""
+    recorder = Recorder(Device("cpu"))
+    with untraced_imports(), values_from_data(recorder.values), recorder, torch.device("meta"):
+        yield recorder
 
 
 def trace(
@@ -74,23 +101,26 @@ def trace(
     device: Device,
     short: bool = False,
     block_notes: BlockNotes | None = None,
+    loading: Loading | None = None,
 ) -> Tape:
     """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
 
     With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`. What the tape does not hold
     of its blocks goes to `block_notes`, which change nothing of it.
 
-    `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. Raises
-    TraceError with the operator and module at which PyTorch gave up.
+    `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. One that is
+    quantised is what `build_loaded` returned, with its `loading`.
+    Raises TraceError with the operator and module at which PyTorch gave up.
     """
-    cast(module.to("meta"), weight_dtype(work.dtype))
+    if loading is None:
+        cast(module.to("meta"), weight_dtype(work.dtype))
     example = blueprint.example(batch, work.trains)
     device.dtype = work.dtype
     recorder = Recorder(device)
     recorder.batch_size = batch
     recorder.block_notes = block_notes
     if work.plan is None:
-        recorder.load(module, tell_frozen=work.tell_frozen)
+        bring(recorder, module, loading, tell_frozen=work.tell_frozen)
     with _world(work, device), unchanged(module):
         with repeatable(), recording(recorder):
             try:
@@ -140,6 +170,14 @@ def _on_rank(recorder: Recorder, module: nn.Module, work: Work) -> nn.Module:
     if work.plan.shards:
         return module
     return replicate(module)
+
+
+def bring(recorder: Recorder, module: nn.Module, loading: Loading | None, *, tell_frozen: bool = False) -> None:
+    """Log how a module comes to the device: by `.to(device)`, or as it was loaded."""
+    if loading is None:
+        recorder.load(module, tell_frozen=tell_frozen)
+    else:
+        recorder.resume(loading, module)
 
 
 def _check_size(recorder: Recorder, batch: int) -> None:
@@ -195,6 +233,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(Autocast(device.kind, device.version).installed())
         stack.enter_context(optimizers_on(device.kind))
         stack.enter_context(fast_path_on(device.kind))
+        stack.enter_context(fp8_products(device.kind))
         stack.enter_context(emptied_caches_seen(device.kind, recorder.empty_cache))
         stack.enter_context(values_from_data(recorder.values))
         stack.enter_context(boxes_assumed(recorder))
@@ -230,9 +269,16 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     """Takes out of a module what the steps within the context left in it: a table made once, in the dtype and for the batch of
     then, which another trace would find. Each trace is of a module that has done no step yet."""
     before = [(child, dict(vars(child)), dict(child._buffers)) for child in module.modules()]
+    objects = [(one, dict(vars(one))) for child in module.modules() for one in quantization_objects(child)]
+    dtypes = [(parameter, parameter.dtype) for parameter in module.parameters()]
     try:
         yield
     finally:
+        for one, attributes in objects:
+            vars(one).update(attributes)
+        for parameter, dtype in dtypes:
+            if parameter.dtype != dtype:  # bitsandbytes' layers cast their biases
+                parameter.data = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
         for child, attributes, buffers in before:
             _restore(vars(child), attributes)
             child._buffers.clear()

@@ -62,7 +62,7 @@ LIMITS = f"""
   PyTorch, may take more.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Generation** is transformers' own, token by token: what a server with paged attention holds is another matter.
-- **Compiled models, quantised weights, several devices** are not covered yet.
+- **Compiled models, checkpoints that are quantised already, several devices** are not covered yet.
 """
 
 

@@ -19,6 +19,7 @@ from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import SOURCES, Source
+from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import MAX_CONFIG_BYTES, canonical_config, encode_config
 from sizer.errors import ConfigError
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
@@ -63,6 +64,7 @@ def fill(request: Request) -> None:
     state["r"], state["alpha"] = str(request.adapter_rank), str(request.adapter_alpha or "")
     state["targets"] = ",".join(request.adapter_targets)
     state["adapter_dropout"], state["accumulate"] = f"{request.adapter_dropout:g}", str(request.accumulate)
+    state["weights"] = request.weights
     state["attention"], state["checkpointing"] = request.attention, request.checkpointing
     state["gpu"] = CUSTOM if is_custom(request.gpu) else request.gpu
     state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
@@ -209,6 +211,9 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
     values = {"gpu": _gpu()}
     if mode.trains:
         values |= _ask_trained_part()
+    if "weights" not in source.refuses and values.get("train", "adapter") == "adapter":
+        titles = {key: row.title for key, row in WEIGHTS.items()}
+        values["weights"] = st.selectbox("Weights", list(titles), format_func=titles.get, key="weights", **KEEP)
     if "optimizer" not in mode.unused:
         values["optimizer"] = st.selectbox("Optimizer", list(OPTIMIZERS), key="optimizer", **KEEP)
     if "checkpointing" not in mode.unused:

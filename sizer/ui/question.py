@@ -13,6 +13,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
 
 EDIT = "edit_question"  # key of the button that opens the form
@@ -92,6 +93,8 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.optimizer} {request.optimizer_impl or ''}".rstrip()
     if part := trained_part(request.train, request.adapter, request.adapter_rank):
         yield part
+    if WEIGHTS[request.weights].quantizes:
+        yield f"weights in {WEIGHTS[request.weights].title}"
     if request.accumulate > 1:
         yield f"{request.accumulate} accumulated passes"
     if request.parallel != "none":

@@ -24,7 +24,7 @@ import transformers
 
 from sizer.commands.text import format_table
 from sizer.errors import SizerError
-from tests.benchmarks.published.cases import NEEDS, NOT_REPEATED
+from tests.benchmarks.published.cases import NEEDS
 from tests.benchmarks.published.errors import LIBRARIES, kind_of, summarize, write_errors
 from tests.benchmarks.published.held import Held, hold
 from tests.benchmarks.published.rows import Run, names_of_sets, read_arguments, read_runs
@@ -80,8 +80,6 @@ def reason_left_out(run: Run) -> str | None:
     """Why a run is not held against an estimate here; None where it is."""
     if run.repeats:
         return "the same run again"
-    if run.case in NOT_REPEATED:
-        return f"not repeated yet: {NOT_REPEATED[run.case]}"
     missing = [name for name in NEEDS.get(run.case, ()) if find_spec(name) is None]
     return f"needs {', '.join(missing)}, not installed" if missing else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from sizer.catalogue.optimizers import OPTIMIZERS
@@ -66,6 +67,16 @@ def test_a_part_of_the_model_trains_alone():
     assert keys_of(f"{FOUR}&train=adapter").isdisjoint({"lora", "head"})
 
 
+def test_weights_and_optimizer_state_are_quantised():
+    pytest.importorskip("peft")
+    pytest.importorskip("bitsandbytes")
+    rows = {row.key: row for row in list(levers(parse_query(FOUR)))[-1].rows}
+    assert rows["qlora"].cell == anew(f"{FOUR}&train=adapter&weights=nf4-dq")
+    assert rows["adamw-8bit"].cell == anew(f"{FOUR}&optimizer=adamw-8bit")
+    assert rows["paged-adamw-8bit"].cell.peak_allocated_bytes < rows["adamw-8bit"].cell.peak_allocated_bytes
+    assert keys_of(f"{FOUR}&optimizer=adamw-8bit&train=adapter&weights=int8").isdisjoint({"qlora", "adamw-8bit"})
+
+
 def test_the_smallest_set_fits_by_its_own_trace(grown):
     found = grown[-1]
     if found.base.fits is True:
@@ -99,7 +110,7 @@ def keys_of(query: str) -> set[str]:
 
 
 def test_what_does_not_apply_is_not_offered():
-    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq", "lora", "static", "new"}
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq", "lora", "qlora", "static", "new"}
     offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
     assert offered.isdisjoint({"image", "fused", "checkpointing", "expandable"})
@@ -186,6 +197,18 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
     if lever.key == "lora":
         pytest.importorskip("peft")
         names["model"] = nn.Sequential(model, nn.Linear(8, 8))
+    if lever.key == "qlora":
+        pytest.importorskip("peft")
+        names["name"] = "org/model"
+        adapted = nn.Sequential(model, nn.Linear(8, 8))
+
+        def from_pretrained(name: str, quantization_config: transformers.BitsAndBytesConfig) -> nn.Module:
+            assert quantization_config.bnb_4bit_use_double_quant
+            return adapted
+
+        monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    if "8bit" in lever.key:
+        pytest.importorskip("bitsandbytes")
     names["head"] = model
     exec(lever.code(request), names)
     if lever.key in ("fused", "adafactor", "sgd"):

@@ -9,18 +9,19 @@ import gc
 import inspect
 import json
 import os
+from importlib.util import find_spec
 from itertools import pairwise
 
 import torch
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.tracing.steps import Steps, Work
 from sizer.tracing.trace import repeatable
 from tests.device.blueprints import blueprint
 
-WIDTHS = (96, 160, 64)
+WIDTHS = (96, 160, 640)  # the larger matrix has as many elements as are paged
 
 
 def layers() -> nn.Module:
@@ -39,7 +40,7 @@ def works(dtype: str) -> list[Work]:
     found = [
         Work(mode="training", dtype=dtype, optimizer=name, optimizer_impl=implementation)
         for name, row in OPTIMIZERS.items()
-        if name != "none"
+        if name != "none" and find_spec(row.package)
         for implementation in (None, *row.implementations)
     ]
     # torch/optim/adagrad.py: up to 2.11 at least `cuda_unsupported=True`, in 2.15 no more
@@ -62,6 +63,18 @@ def peaks(work: Work) -> list[int]:
     return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
 
 
+def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: object = None) -> torch.Tensor:
+    """Managed memory, which no driver is there to give: the host's."""
+    pages = torch.empty(shape, dtype=dtype, device="cpu")
+    pages.is_paged, pages.page_deviceid = True, 0
+    return pages
+
+
 if __name__ == "__main__":
+    torch.cuda.init()
+    if find_spec(BITSANDBYTES):
+        from bitsandbytes import functional
+
+        functional.get_paged = get_paged
     print(json.dumps([peaks(work) for work in works("float32")]), flush=True)
     os._exit(0)  # nothing to take down: the device is none

@@ -89,7 +89,7 @@ class KnownValues(TorchFunctionMode):
         ours = {id(t) for t in fresh}
         for tensor, value in zip(_tensors(out), _tensors(mirrored), strict=False):
             if id(tensor) in ours and tensor.numel():
-                _on_host(tensor).copy_(value)
+                on_host(tensor).copy_(value)
                 self._known.add(_address(tensor))
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -115,7 +115,7 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def on_host(tensor: Tensor) -> Tensor:
     """A CPU tensor over the memory of a tensor on the null device."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
@@ -127,7 +127,7 @@ def _on_host(tensor: Tensor) -> Tensor:
 def _to_host(value: Any) -> Any:
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            return _on_host(leaf.detach()) if leaf.is_cuda else leaf.detach()
+            return on_host(leaf.detach()) if leaf.is_cuda else leaf.detach()
         if isinstance(leaf, torch.device) or (isinstance(leaf, str) and leaf.startswith("cuda")):
             return torch.device("cpu")
         return leaf

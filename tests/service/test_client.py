@@ -19,6 +19,7 @@ import pytest
 
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import offered_sources
+from sizer.catalogue.weights import BITSANDBYTES
 from sizer.config_json import encode_config
 from sizer.errors import ConfigError, HubError, JobError, RequestError, TraceError
 from sizer.memory.report import Report
@@ -581,8 +582,8 @@ def test_torch_trains_under_the_limits_on_one_thread_and_without_a_gpu(with_torc
     result = submit(with_torch, "train").result(timeout=120)
     assert result["threads"] == 1
     assert result["cuda"] is False
-    packages = {source.package for source in offered_sources()} | ({PACKAGE} if find_spec(PACKAGE) else set())
-    assert set(with_torch.versions) == {"sizer", "torch", *packages}
+    extras = {name for name in (PACKAGE, BITSANDBYTES) if find_spec(name)}
+    assert set(with_torch.versions) == {"sizer", "torch", *(source.package for source in offered_sources()), *extras}
 
 
 def test_small_model_is_answered_while_long_grids_of_others_go_on(with_torch):

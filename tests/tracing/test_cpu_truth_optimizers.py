@@ -22,6 +22,7 @@ HAIR_OF_MUON = 0.002
 CASES = [
     (optimizer, implementation)
     for optimizer, row in OPTIMIZERS.items()
+    if row.package == "torch"  # bitsandbytes' are followed on CUDA alone
     for implementation in (None, *row.implementations)
 ]
 

@@ -26,6 +26,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "device": ("capability",),
     "log": (),
     "modules": (),
+    "loading": ("log", "modules"),
     "values": _GROUND,
     "allocations": (*_GROUND, "values"),
     "meta": (*_GROUND, "values", "allocations"),
@@ -33,12 +34,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cpu": _BELOW,
     "mps": _BELOW,
     "rules": (*_BELOW, "cuda", "cpu", "mps"),
-    "recorder": (*_BELOW, "modules", "cuda", "rules"),
+    "recorder": (*_BELOW, "modules", "loading", "cuda", "rules"),
     "steps": _BELOW,
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
-    "trace": (*_BELOW, "cuda", "rules", "recorder", "steps"),
-    "generation": (*_BELOW, "recorder", "steps", "trace"),
+    "trace": (*_BELOW, "loading", "cuda", "rules", "recorder", "steps"),
+    "generation": (*_BELOW, "loading", "recorder", "steps", "trace"),
 }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.quantization import quantization_states
 from sizer.tracing.modules import children_first
 
 STANDARD_DEVIATION = 0.02  # of the random weights: small enough that no half-precision activation overflows
@@ -29,9 +30,22 @@ def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpoin
     return cast(module, dtype)
 
 
+def prepare_quantized(blueprint: Blueprint, dtype: str) -> nn.Module:
+    """The blueprint's module for a dtype of the contract with the layers that will hold quantised weights: parameters on meta,
+    buffers real, on the CPU. Raises BuildError as Blueprint.make does."""
+    with _parameters_on_meta():
+        return blueprint.prepare(dtype)
+
+
+def load_quantized(blueprint: Blueprint, module: nn.Module, device: torch.device, *, checkpointing: bool) -> nn.Module:
+    """The module of `prepare_quantized` on the device, quantised by the real library, and made for its work there."""
+    return blueprint.finish(blueprint.load(module, device.type), checkpointing=checkpointing)
+
+
 def parameter_and_buffer_bytes(module: nn.Module) -> tuple[int, int]:
-    """Bytes of a module's parameters and of its buffers, every storage once."""
-    return storage_bytes(module.parameters()), storage_bytes(module.buffers())
+    """Bytes of a module's parameters, with those that restore quantised ones, and of its buffers, every storage once."""
+    states = [state for child in module.modules() for _, state in quantization_states(child)]
+    return storage_bytes([*module.parameters(), *states]), storage_bytes(module.buffers())
 
 
 def storage_bytes(tensors: Iterator[Tensor | None] | list[Tensor | None]) -> int:
@@ -69,7 +83,7 @@ def initialize_parameters(module: nn.Module) -> None:
     """Give the weights small random values in place, vectors that scale 1 and others 0: no step may overflow."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if not parameter.is_floating_point():
+            if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:  # quantised
                 continue
             if parameter.dim() > 1:
                 parameter.normal_(0, STANDARD_DEVIATION)

@@ -6,7 +6,9 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -23,7 +25,9 @@ from sizer.device.trial.materialize import (
     build_without_weights,
     initialize_parameters,
     load,
+    load_quantized,
     parameter_and_buffer_bytes,
+    prepare_quantized,
     storage_bytes,
 )
 from sizer.device.trial.timing import measure_timing
@@ -67,9 +71,15 @@ def measure_request(
     progress("building the module")
     blueprint = make_blueprint(request, config)
     example = blueprint.example(request.batches[0], work.trains)
-    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
+    checkpointing = request.checkpointing
+    if blueprint.load_quantized is None:
+        module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=checkpointing)
+        bring = load
+    else:
+        module = prepare_quantized(blueprint, work.dtype)
+        bring = partial(load_quantized, blueprint, checkpointing=checkpointing)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
-    trial = _Trial(blueprint, module, example, work, reader, progress)
+    trial = _Trial(blueprint, module, bring, example, work, reader, progress)
     if refusal := _too_large(module, free_bytes):
         trial.out_of_memory = refusal
     else:
@@ -85,6 +95,7 @@ class _Trial:
 
     blueprint: Blueprint
     module: nn.Module
+    bring: Callable[[nn.Module, torch.device], nn.Module]  # loads the module on the device
     example: Example
     work: Work
     reader: Reader
@@ -123,11 +134,11 @@ class _Trial:
 
     def _run_phases(self, record: bool) -> None:
         device = self.reader.device
-        if device.type != "cpu":
+        if device.type != "cpu" and self.blueprint.load_quantized is None:
             allocate_parameters(self.module)
         self.progress(_DOING["load"])
         self.reader.begin(record=record)
-        self.module = load(self.module, device)
+        self.module = self.bring(self.module, device)
         self.reader.watch(self.module)
         self._mark("load", self._loaded())
         initialize_parameters(self.module)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
 from sizer.memory.size_queries import SizeOracle
-from sizer.tracing.cuda import convolution, cudnn, cudnn_convolution, embedding, normalization, reductions
+from sizer.tracing.cuda import bitsandbytes, convolution, cudnn, cudnn_convolution, embedding, normalization, reductions
 
 # Each takes the key of a GPU, the query's words and numbers, and returns bytes, or None where it cannot tell.
 KINDS: dict[str, Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]] = {
+    bitsandbytes.GEMM_4BIT: bitsandbytes.resolve,
     convolution.CUDNN: cudnn_convolution.workspace_bytes,
     embedding.EMBEDDING: embedding.resolve,
     normalization.NORM: normalization.resolve,

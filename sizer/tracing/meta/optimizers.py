@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,8 +10,10 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
-from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
+from sizer.errors import BuildError
 
 
 class Optimizers:
@@ -53,12 +56,38 @@ def build_optimizers(name: str, implementation: str | None, module: nn.Module, *
 def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], sharded: bool) -> torch.optim.Optimizer:
     row = OPTIMIZERS[name]
     how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
-    kind = getattr(torch.optim, row.class_name)
-    if not sharded:
-        return kind(parameters, **row.options, **how)
-    from torch.distributed.optim import ZeroRedundancyOptimizer
+    try:
+        module = importlib.import_module(row.module)
+    except ModuleNotFoundError as error:
+        if error.name != row.package:
+            raise
+        todo = f"install {row.package} as requirements.txt names it"
+        raise BuildError(f"{row.package} is not installed", given=f"optimizer={name}", todo=todo) from error
+    kind = getattr(module, row.class_name)
+    if sharded:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    return ZeroRedundancyOptimizer(parameters, kind, **row.options, **how)
+        return ZeroRedundancyOptimizer(parameters, kind, **row.options, **how)
+    optimizer = kind(parameters, **row.options, **how)
+    if row.paged_bytes:
+        _keep_pages_apart(optimizer)
+    return optimizer
+
+
+def _keep_pages_apart(optimizer: torch.optim.Optimizer) -> None:
+    """Have what a paged optimizer of bitsandbytes keeps in managed memory outside of PyTorch's allocator on meta, too.
+
+    bitsandbytes/functional.py, 0.50: `get_paged` asks the driver (cudaMallocManaged).
+    """
+    allocate = optimizer.get_state_buffer
+
+    def get_state_buffer(parameter: nn.Parameter, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if not parameter.is_meta or parameter.numel() < PAGED_FROM:
+            return allocate(parameter, dtype=dtype)
+        with _disable_current_modes():
+            return torch.empty(parameter.shape, dtype=dtype, device="meta")
+
+    optimizer.get_state_buffer = get_state_buffer
 
 
 @contextmanager

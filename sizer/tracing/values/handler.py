@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sizer.tracing.device import Device
+from sizer.tracing.log import DeferredSize
 from sizer.tracing.values.known import KnownValues, tensors_of
 
 
@@ -27,6 +28,9 @@ class HandlerContext(AbstractContextManager, Protocol):
 
     def see_new(self, tensor: Tensor, made_by: str) -> None:
         """Log a tensor that was made where no dispatch mode sees it."""
+
+    def deferring(self, query: Callable[[int], DeferredSize]) -> AbstractContextManager[None]:
+        """Within the context the blocks that come and go are left to size queries, which `query` makes of their bytes."""
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sizer.architecture.quantization import load_quantized, replace_layers
 from tests.benchmarks.published.language import Setup, Step, default_dtype, load, on_the_host
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -40,40 +41,71 @@ MODELS: dict[str, tuple[str, int, int, int, int, int, int, int, bool]] = {
 
 def lora_training(model: str, batch: int, seq: int, attention: str, rank: int) -> Setup:
     """LoRA on q, k, v and o of a float16 model."""
-    import peft
 
     def setup() -> Step:
         module = build(model, attention)
         module.config.use_cache = False
-        adapters = peft.LoraConfig(
-            r=rank, lora_alpha=2 * rank, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", target_modules=TARGETS
-        )
-        module = peft.get_peft_model(module, adapters)
-        # the first name is transformers 5's
-        enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)
-        enable({"use_reentrant": False})
-        module.enable_input_require_grads()
-        module.train()
-        optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-4)
-        batches: list[Tensor] = []  # made after what "load" measures
+        return _step_of(module, batch, seq, attention, rank)
 
-        def step() -> None:
-            if not batches:
-                batches.append(torch.randint(module.config.vocab_size, (batch, seq), device="cpu").cuda())
-            ids = batches[0]
-            with efficient_attention() if attention == "sdpa" else nullcontext():
-                optimizer.zero_grad(set_to_none=True)
-                out = module(input_ids=ids, labels=ids)
-                out.loss.backward()
-                optimizer.step()
+    return setup
 
-        return step
+
+def _step_of(module: nn.Module, batch: int, seq: int, attention: str, rank: int) -> Step:
+    """A step of a model on the device, with adapters that are added to it there."""
+    import peft
+
+    adapters = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", target_modules=TARGETS
+    )
+    module = peft.get_peft_model(module, adapters)
+    # the first name is transformers 5's
+    enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
+    module.enable_input_require_grads()
+    module.train()
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-4)
+    batches: list[Tensor] = []  # made after what "load" measures
+
+    def step() -> None:
+        if not batches:
+            batches.append(torch.randint(module.config.vocab_size, (batch, seq), device="cpu").cuda())
+        ids = batches[0]
+        with efficient_attention() if attention == "sdpa" else nullcontext():
+            optimizer.zero_grad(set_to_none=True)
+            out = module(input_ids=ids, labels=ids)
+            out.loss.backward()
+            optimizer.step()
+
+    return step
+
+
+def qlora_training(model: str, batch: int, seq: int, attention: str, rank: int) -> Setup:
+    """LoRA on q, k, v and o of a model quantised to NF4 while it is loaded, the rest of it made float32."""
+    import peft
+
+    def setup() -> Step:
+        with on_the_host():
+            module = replace_layers(without_weights(model, attention), "nf4", "float16")
+        module = load_quantized(module, "cuda")
+        module.config.use_cache = False
+        module = peft.prepare_model_for_kbit_training(
+            module, use_gradient_checkpointing=False
+        )  # the step's own is as good
+        torch.cuda.empty_cache()  # which that does where CUDA is available alone
+        return _step_of(module, batch, seq, attention, rank)
 
     return setup
 
 
 def build(model: str, attention: str) -> nn.Module:
     """A model of MODELS in float16 on the device."""
+    with on_the_host():
+        module = without_weights(model, attention)
+    return load(module)
+
+
+def without_weights(model: str, attention: str) -> nn.Module:
+    """A model of MODELS in float16."""
     family, hidden, layers, heads, key_heads, intermediate, vocabulary, head_dim, tied = MODELS[model]
     config = getattr(transformers, f"{family}Config")(
         hidden_size=hidden,
@@ -86,9 +118,8 @@ def build(model: str, attention: str) -> nn.Module:
         tie_word_embeddings=tied,
     )
     config._attn_implementation = attention
-    with on_the_host(), default_dtype(torch.float16):
-        module = getattr(transformers, f"{family}ForCausalLM")(config)
-    return load(module)
+    with default_dtype(torch.float16):
+        return getattr(transformers, f"{family}ForCausalLM")(config)
 
 
 @contextmanager

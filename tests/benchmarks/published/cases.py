@@ -13,6 +13,7 @@ CASES: dict[str, Callable[..., Setup]] = {
     "trainer": language.trainer,
     "forward_pass": language.forward_pass,
     "lora_training": adapters.lora_training,
+    "qlora_training": adapters.qlora_training,
     "vision_training": vision.vision_training,
     "cross_entropy": operators.cross_entropy,
     "linear_cross_entropy": operators.linear_cross_entropy,
@@ -25,6 +26,4 @@ CASES: dict[str, Callable[..., Setup]] = {
     "linear_divergence": operators.linear_divergence,
 }
 # Packages beyond Sizer's own that a case imports.
-NEEDS = {"lora_training": ("peft",)}
-# Runs whose figures are here and that nothing repeats yet, and why.
-NOT_REPEATED = {"qlora_training": "bitsandbytes quantises weights on a device only"}
+NEEDS = {"lora_training": ("peft",), "qlora_training": ("peft", "bitsandbytes")}

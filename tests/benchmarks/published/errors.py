@@ -20,12 +20,14 @@ from tests.benchmarks.tables import read_table, replace_rows
 ERRORS = PUBLISHED / "errors.csv"
 LIBRARIES = ("today", "of their time")
 KEY = ("set", "run", "quantity", "libraries")
+_QLORA = "QLoRA, "  # begins a kind of run of a set that holds LoRA's, too
 TITLES = {
     "attention_tables": "transformers' tables, float16, SDPA and eager; L40S, A100, RTX 3080 Ti, RTX 2060",
     "gpumemnet": "torchvision's networks, float32, from batch 32 to 128; A100",
     "liger_operators": "Liger Kernel's operators; A100, H100, RTX 4090, B200",
     "llama_forward": "Llama-2 7B, float16, forward pass; A100",
     "t4_adapters": "LoRA with `peft`, float16; T4",
+    "t4_adapters, QLoRA": "QLoRA with `peft` and `bitsandbytes`, float16; T4",
     "trainer_guide": "BERT-large, Trainer of 2022; V100",
     "vit_large": "ViT-L/16, float32 and 16-bit; A100",
     "xmem": "torchvision's networks, float32, large batches; RTX 3060",
@@ -39,7 +41,7 @@ def kind_of(run: Run) -> str:
         case "attention_tables":
             return f"{arguments['model']}, {arguments['attention']}"
         case "t4_adapters":
-            return str(arguments["attention"])
+            return f"{_QLORA if run.case == 'qlora_training' else ''}{arguments['attention']}"
         case "trainer_guide":
             return "checkpointing" if arguments["checkpointing"] else "no checkpointing"
         case "vit_large":
@@ -110,7 +112,8 @@ def table_by_kind() -> Iterator[str]:
 def _by_set(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], list[Mapping[str, str]]]:
     groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
     for row in rows:
-        groups.setdefault((row["set"], row["quantity"]), []).append(row)
+        name = f"{row['set']}, QLoRA" if row["run"].startswith(_QLORA) else row["set"]
+        groups.setdefault((name, row["quantity"]), []).append(row)
     return groups
 
 

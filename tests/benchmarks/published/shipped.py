@@ -22,6 +22,7 @@ WORKS = {
     "trainer": "BERT-large under the Trainer",
     "forward_pass": "forward pass",
     "lora_training": "LoRA training",
+    "qlora_training": "QLoRA training",
     "vision_training": "training",
 }
 # The GPUs for which one of the catalogue with the same rules stands, by set and that one's key: README.md beside the figures.

@@ -1,0 +1,57 @@
+"""How the weights of a language model are held: as its config has them, or quantised while they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.optimizers import BITSANDBYTES
+
+FP8_CAPABILITY = (8, 9)  # transformers/quantizers/quantizer_finegrained_fp8.py, 5.23: below it loads unquantised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """One value of `weights=`: `config_class` in transformers, made with `options`, by which `from_pretrained` quantises.
+
+    Where there is none nothing is quantised. `package` is what it needs beside transformers; `lowest` the least capability of a
+    GPU that computes with such weights, below which they are loaded as they were.
+    """
+
+    key: str
+    title: str
+    config_class: str | None = None
+    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    package: str | None = None
+    lowest: tuple[int, int] | None = None
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights are quantised as they are loaded."""
+        return self.config_class is not None
+
+    def quantizes_on(self, gpu: Gpu) -> bool:
+        """Whether they are on this device."""
+        return self.quantizes and (
+            self.lowest is None or (gpu.capability is not None and gpu.capability >= self.lowest)
+        )
+
+
+def _of_bitsandbytes(key: str, title: str, **options: object) -> Weights:
+    return Weights(key=key, title=title, config_class="BitsAndBytesConfig", options=options, package=BITSANDBYTES)
+
+
+_ROWS = (
+    Weights(key="checkpoint", title="As the checkpoint has them"),
+    Weights(key="full", title="Unquantised"),
+    _of_bitsandbytes("nf4", "NF4", load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    _of_bitsandbytes(
+        "nf4-dq", "NF4, quantised twice", load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    ),
+    _of_bitsandbytes("int8", "LLM.int8()", load_in_8bit=True),
+    Weights(key="fp8", title="FP8", config_class="FineGrainedFP8Config", lowest=FP8_CAPABILITY),
+)
+
+WEIGHTS: dict[str, Weights] = {row.key: row for row in _ROWS}

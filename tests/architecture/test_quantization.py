@@ -1,0 +1,134 @@
+"""Weights that are quantised while they are loaded: bytes per tensor, what is left as it was, and how they come to the device."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from sizer.architecture import make_blueprint
+from sizer.architecture.census import take_census, unregistered_tensors
+from sizer.architecture.quantization import elements_of, quantization_states, unquantized_part
+from sizer.config_json import encode_config
+from sizer.errors import BuildError
+from sizer.estimator import estimate
+from sizer.memory.caveats import caveats
+from sizer.memory.tape import EMPTY_CACHE
+from sizer.request import parse_query
+from sizer.tracing.device import Device
+from sizer.tracing.trace import build, build_loaded
+from tests.tracing.models import LLAMA, MIXTRAL
+
+pytest.importorskip("bitsandbytes")
+pytest.importorskip("peft")
+
+# Two layers of 512: q and o of 512 × 512, k and v of 128 × 512, three of 1536 × 512.
+SMALL = LLAMA | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_key_value_heads": 2}
+SMALL |= {"num_attention_heads": 8, "vocab_size": 1000, "tie_word_embeddings": False}
+LINEAR = 2 * (2 * 512 * 512 + 2 * 128 * 512 + 3 * 1536 * 512)
+LAYERS = 2 * 7
+REST = 2 * 1000 * 512 + 5 * 512  # embeddings, the head, norms
+
+
+def arch(config: dict) -> str:
+    return f"arch=config:{encode_config(json.dumps(config))}"
+
+
+def made(query: str, dtype: str = "bfloat16", config: dict = SMALL) -> nn.Module:
+    return build(make_blueprint(parse_query(f"{arch(config)}&{query}")), dtype=dtype)
+
+
+# Per layer: half a byte for a weight; a scale (float32) for 64 weights, and 16 codes of 4 bytes. Quantised twice, a scale is one
+# byte, with a scale (float32) for 256 of them, 256 codes and an offset. LLM.int8(): one byte, and a scale for each output.
+STATES = {
+    "nf4": LINEAR // 64 * 4 + LAYERS * 64,
+    "nf4-dq": LINEAR // 64 + LINEAR // 64 // 256 * 4 + LAYERS * (64 + 1024 + 4),
+    "int8": 2 * (2 * 512 + 2 * 128 + 2 * 1536 + 512) * 4,
+}
+SIZES = {"nf4": LINEAR // 2, "nf4-dq": LINEAR // 2, "int8": LINEAR}
+
+
+@pytest.mark.parametrize("weights", list(STATES))
+def test_every_byte_of_quantised_weights_is_counted(weights):
+    module = made(f"mode=inference&weights={weights}")
+    states = [state for layer in module.modules() for _, state in quantization_states(layer)]
+    assert sum(state.nbytes for state in states) == STATES[weights]
+    census = take_census(module, name="small")
+    assert census.parameters == LINEAR + REST
+    assert census.parameter_bytes == SIZES[weights] + STATES[weights] + 2 * REST
+    assert sum(row.bytes for row in census.by_dtype) == census.parameter_bytes + census.buffer_bytes
+    assert sum(row.parameter_bytes for row in census.modules) == census.parameter_bytes
+    assert unregistered_tensors(module) == []
+
+
+def test_fp8_has_a_scale_for_each_block():
+    module = made("mode=inference&weights=fp8&gpu=h100-80gb")
+    blocks = LINEAR // 128**2
+    assert take_census(module, name="small").parameter_bytes == LINEAR + blocks * 4 + 2 * REST
+
+
+def test_the_estimate_holds_what_the_census_counts():
+    found = estimate(parse_query(f"{arch(SMALL)}&mode=inference&weights=nf4-dq&dtype=bfloat16&batch=1&seq=64"))
+    assert found.estimates[0].weights_bytes == SIZES["nf4-dq"] + STATES["nf4-dq"] + 2 * REST
+    assert "nf4-dq" in found.query
+
+
+def test_what_is_prepared_for_adapters_is_float32_but_for_the_weights():
+    module = made("train=adapter&weights=nf4")
+    dtypes = {name: parameter.dtype for name, parameter in module.named_parameters()}
+    assert {dtype for name, dtype in dtypes.items() if "base_layer" in name} == {torch.uint8}
+    assert {dtype for name, dtype in dtypes.items() if "base_layer" not in name} == {torch.float32}
+    assert {name for name, parameter in module.named_parameters() if parameter.requires_grad} == {
+        name for name in dtypes if "lora" in name
+    }
+
+
+def test_what_is_no_linear_layer_is_named_with_its_bytes():
+    mixture = MIXTRAL | {"num_hidden_layers": 1}
+    left = {name: size for name, _, size in unquantized_part(made("mode=inference&weights=nf4", config=mixture))}
+    assert {"experts", "embed_tokens", "lm_head"} <= left.keys()
+    assert max(left, key=left.get) == "experts"
+    query = f"{arch(mixture)}&mode=inference&weights=nf4&dtype=bfloat16&batch=1&seq=64"
+    assert any(line.startswith("not quantised: experts (") for line in caveats(estimate(parse_query(query))))
+
+
+def test_a_model_without_linear_layers_is_refused():
+    convolutions = {"model_type": "resnet", "architectures": ["ResNetModel"], "depths": [1, 1, 1, 1]}
+    with pytest.raises(BuildError, match="no layer that can be quantised: given 'weights=nf4 with ResNetModel'"):
+        made("mode=inference&weights=nf4", config=convolutions)
+
+
+def test_a_gpu_without_fp8_loads_the_weights_as_they_are():
+    query = f"{arch(SMALL)}&mode=inference&dtype=bfloat16&batch=1&seq=64"
+    full = estimate(parse_query(f"{query}&weights=full&gpu=t4")).estimates
+    found = estimate(parse_query(f"{query}&weights=fp8&gpu=t4"))
+    assert found.estimates == full
+    assert "the Tesla T4 (16 GB) does not multiply weights in FP8: they are loaded unquantised." in caveats(found)
+    assert estimate(parse_query(f"{query}&weights=fp8&gpu=l40s")).estimates != full
+
+
+def test_weights_pass_the_device_one_by_one_and_the_cache_is_emptied():
+    blueprint = make_blueprint(parse_query(f"{arch(SMALL)}&train=adapter&weights=nf4"))
+    device = Device("cuda", (8, 0))
+    module, loading = build_loaded(blueprint, checkpointing=False, dtype="bfloat16", device=device, tell_frozen=True)
+    log = loading.log
+    # transformers takes and frees half a byte for each weight that will be quantised, two for the others
+    assert log.sizes[0] == LINEAR // 2 + 2 * REST
+    names = {place: name for name, place in log._op_names.items()}
+    emptied = next(at for at, block in enumerate(log.order) if block >= 0 and names[log.ops[block]] == EMPTY_CACHE)
+    alive = set(log.alive())
+    assert {loading.blocks[path] for path in loading.blocks if "lora" in path} <= {
+        b for b in log.order[emptied:] if b >= 0
+    }
+    assert set(loading.blocks.values()) <= alive
+    assert sum(map(elements_of, module.parameters())) > LINEAR
+
+
+def test_traces_leave_a_quantised_module_as_it_was():
+    query = parse_query(f"{arch(SMALL)}&train=adapter&weights=int8&dtype=float16&seq=64&batch=1,2,3,4")
+    whole = estimate(query)
+    alone = estimate(parse_query(f"{arch(SMALL)}&train=adapter&weights=int8&dtype=float16&seq=64&batch=3"))
+    assert not whole.failures
+    assert whole.estimates[2] == alone.estimates[0]
