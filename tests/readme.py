@@ -80,7 +80,7 @@ def main() -> None:
     README.write_text(renewed(README.read_text(encoding="utf-8")), encoding="utf-8")
     write_figures()
     if options.pictures:
-        command = [sys.executable, "-m", "pytest", "-q", "tests/browser/test_pictures.py"]
+        command = [sys.executable, "-m", "pytest", "-q", "--exhaustive", "tests/browser/test_pictures.py"]
         subprocess.run(command, check=True, cwd=README.parent, env=os.environ | {TAKE: "1"})
 
 
