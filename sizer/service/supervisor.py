@@ -129,13 +129,24 @@ class Supervisor:
         self._restarted()
 
     def _beat(self) -> None:
-        """Ask every server for a sign of life, and kill those that have given none for too long."""
+        """Ask every server for a sign of life, and kill those that have given none for too long.
+
+        Time counts by these beats: on a machine so busy that they come late, a server may be late, too.
+        """
+        unanswered: dict[Connection, int] = {}
+        before = time.monotonic()
         while not self._closed.wait(HEARTBEAT_SECONDS):
             with self._lock:
                 connections = [*([self._used] if self._used else []), *self._spares]
-            for connection in connections:
+            unanswered = {
+                connection: 0 if connection.heard_at > before else unanswered.get(connection, 0) + 1
+                for connection in connections
+            }
+            before = time.monotonic()
+            for connection, beats in unanswered.items():
                 limit = self._settings.silence_seconds if connection.ready else self._settings.start_seconds
-                if (silence := time.monotonic() - connection.heard_at) > limit:
+                if beats * HEARTBEAT_SECONDS > limit:
+                    silence = time.monotonic() - connection.heard_at
                     connection.kill(JobError(f"the job server has not answered for {silence:.0f} s", todo="try again"))
                 elif connection.ready:
                     connection.send({"ping": 0})
