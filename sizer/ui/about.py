@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pandas as pd
 import streamlit as st
 
@@ -52,7 +54,8 @@ machine measured. Beside those stand figures that others measured on GPUs and pu
 """
 
 LIMITS = f"""
-- **One process on one device.** Data loading, other programs and other devices are not counted.
+- **One process on one device**, or one rank of several GPUs that train together. Data loading and other programs are not counted;
+  what NCCL holds is a range.
 - **Kernels are chosen at run time.** cuDNN's heuristics are asked which convolution they would pick on a GPU as described; with
   benchmarking, or where no cuDNN is installed to be asked, the workspace is a model and the process range allows for it.
   Under each answer, "How this was computed" names the kernels that were assumed, and why.
@@ -62,7 +65,8 @@ LIMITS = f"""
   PyTorch, may take more.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Generation** is transformers' own, token by token: what a server with paged attention holds is another matter.
-- **Compiled models, checkpoints that are quantised already, several devices** are not covered yet.
+- **Compiled models and checkpoints that are quantised already** are not covered yet; weights that are quantised as they are loaded
+  are, as are DDP, ZeRO-1 and FSDP2, but not tensor, pipeline and context parallel from this page.
 """
 
 
@@ -82,7 +86,11 @@ def show_about() -> None:
         st.header("What is not counted", anchor=False)
         st.markdown(LIMITS)
         st.header("How a question runs", anchor=False)
-        _show_wall(service.get_client().missing_layers)
+        client = service.get_client()
+        _show_wall(client.missing_layers)
+        if client.versions is not None:
+            told = ", ".join(f"{name} {version}" for name, version in client.versions.items())
+            st.text(f"Python {platform.python_version()}; answers are made with {told}.")
         show_tutorial()
     st.header("Devices", anchor=False)
     _show_devices()

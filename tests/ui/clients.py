@@ -56,6 +56,7 @@ class ScriptedClient:
     """Answers each query with `answer`, or raises it where it is an error; keeps what was asked in `requests`."""
 
     missing_layers: ClassVar = {}  # of the wall around jobs
+    versions: ClassVar = {"sizer": "0.1.0", "torch": "2.15.0"}
 
     def __init__(self, answer: Answer | SizerError, *, progress: Iterable[str] = ()):
         self._answer = answer
