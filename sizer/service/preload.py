@@ -7,12 +7,19 @@ import importlib
 import importlib.metadata
 import sys
 import tempfile
+from importlib.util import find_spec
 
+from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.errors import JobError
+
+IMPORTED_LATER = (BITSANDBYTES,)  # where a question asks for it, on which its answer depends then
 
 
 def preload(names: tuple[str, ...]) -> dict[str, str]:
-    """Imports the modules, so that children need not; the versions of those that have one. Raises JobError."""
+    """Imports the modules, so that children need not; the versions of those that have one, and of what they may import yet.
+
+    Raises JobError.
+    """
     gc.disable()
     try:
         tempfile.gettempdir()  # writes a file on its first call, which jobs may not: see sizer.processes.sandbox.confine
@@ -27,7 +34,11 @@ def preload(names: tuple[str, ...]) -> dict[str, str]:
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the children
     gc.enable()
-    return {name: _version(name) for name in ("sizer", *names) if "." not in name}
+    later = (name for name in IMPORTED_LATER if "torch" in names and find_spec(name))
+    return {
+        **{name: _version(name) for name in ("sizer", *names) if "." not in name},
+        **{name: _installed(name) for name in later},
+    }
 
 
 def _version(name: str) -> str:

@@ -147,7 +147,7 @@ def _run(
     blueprint: Blueprint,
     module: nn.Module,
     work: Work,
-    loading: Loading | None,
+    loading: Loading | None = None,
     *,
     batch: int,
     device: Device,

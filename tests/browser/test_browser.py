@@ -160,6 +160,7 @@ def test_refused_keys_leave_the_rest(page: Page, app_url: str):
     expect(page.get_by_text("gpu: given 't5', allowed ")).to_be_visible()
 
 
+@pytest.mark.exhaustive
 def test_downloads_equal_the_table(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "resnet18")
@@ -189,6 +190,7 @@ def download(page: Page, label: str) -> str:
     return arrival.value.path().read_text("utf-8-sig")
 
 
+@pytest.mark.exhaustive
 def test_pasted_config(page: Page, context: BrowserContext, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "resnet18")
@@ -225,6 +227,7 @@ def test_stop_and_go_on(page: Page, app_url: str):
     headline(page, "densenet201")
 
 
+@pytest.mark.exhaustive
 def test_other_page_and_back_keeps_the_form(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}&gpu=t4")
     sentence = headline(page, "Tesla T4")

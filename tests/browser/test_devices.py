@@ -21,6 +21,7 @@ def devices(page: Page, app_url: str) -> Page:
     return page
 
 
+@pytest.mark.exhaustive
 def test_shows_for_real_what_memory_does_here_on_every_screen(devices: Page):
     tables = devices.get_by_test_id("stDataFrame").count()
     devices.get_by_role("button", name="Show it on this device").click()

@@ -114,6 +114,7 @@ def test_stop_and_measure_again(page: Page, app_url: str):
     result(page)
 
 
+@pytest.mark.exhaustive
 def test_result_of_another_machine_here_and_on_a_phone(page: Page, app_url: str):
     go_to_measure(page, app_url, RESNET)
     expect(page.get_by_text("PyTorch finds no accelerator on this machine")).to_be_visible()

@@ -47,6 +47,7 @@ def test_a_lever_saves_what_its_question_asked_anew_says(grown):
 FOUR = LANGUAGE.replace("batch=2", "batch=4")
 
 
+@pytest.mark.exhaustive
 def test_smaller_batches_are_accumulated():
     row = next(row for row in list(levers(parse_query(FOUR)))[-1].rows if row.key == "batch")
     asked = parse_query(row.query)
@@ -129,6 +130,7 @@ def test_a_set_of_two_is_found_where_one_is_not_enough():
     assert found.search.startswith("The fewest changes that do, the first of ")
 
 
+@pytest.mark.exhaustive
 def test_more_than_two_are_thinned_out():
     query = f"{TWO_LAYERS}&seq=1024&dtype=float32&batch=4&gpu=custom:2GiB@8.0"
     found = list(levers(parse_query(query)))[-1]

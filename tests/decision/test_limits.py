@@ -49,6 +49,7 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value + 1)) is False
 
 
+@pytest.mark.exhaustive
 def test_it_is_the_same_whatever_was_asked_for():
     query = LANGUAGE.replace("batch=2", "batch={batch}").replace("seq=256", "seq={seq}")
     batches = {last(query.format(batch=batch, seq=64)).limits[0].value for batch in (1, 4)}

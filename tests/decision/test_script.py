@@ -93,7 +93,9 @@ def written(
     """By name, what the question of a script was answered with and what the script printed, away from Sizer."""
     folder = tmp_path_factory.mktemp("scripts")
     asked = {
-        item.callspec.params["name"] for item in request.session.items if "written" in getattr(item, "fixturenames", ())
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and "written" in item.fixturenames
     }
     found = {name: script_of(RUN[name]) for name in RUN if name in asked}
     paths = [folder / f"{number}.py" for number in range(len(found))]

@@ -83,6 +83,7 @@ def test_they_take_what_pytorchs_own_do(run_on_null, asked: tuple[str, ...]):
     )
 
 
+@pytest.mark.exhaustive
 def test_convolutions_with_adapters_do_too(run_on_null):
     query = f"arch=torchvision:resnet18&image=64&dtype=float32&train=adapter&targets=conv1,conv2&batch=8&gpu={GPU}"
     assert [estimated(query)] == run_on_null("tests.null_driver.adapters", json.dumps([query]), gpu=GPU)

@@ -39,7 +39,9 @@ def measured(rows: list[list[int]]) -> list[tuple[int, ...]]:
     return [*(tuple(row[:3]) for row in rows), (max(row[3] for row in rows),)]
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "hsdp", "ddp", "zero1", "tensor"])
+@pytest.mark.parametrize(
+    "kind", ["hsdp", "ddp", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("fsdp", "zero1", "tensor"))]
+)
 def test_they_hold_what_pytorchs_own_do(run_on_null, kind):
     names = [name for name in CASES if name.startswith(kind)]
     if kind in ("ddp", "zero1") and not ANSWERED:
@@ -82,6 +84,7 @@ QUERIES = {
 
 
 @pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")  # DDP's own, of convolutions
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shards", [True, False], ids=["FSDP2", "DDP"])
 def test_queries_hold_what_pytorchs_own_do(run_on_null, shards):
     of_ranks = {name: parse_query(f"{query}&gpu={GPU}") for name, query in QUERIES.items()}

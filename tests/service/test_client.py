@@ -262,6 +262,7 @@ def test_too_many_different_jobs_are_refused(make_client):
     assert not submit(client, "hold", batch=3).done
 
 
+@pytest.mark.exhaustive
 def test_one_visitor_does_not_fill_the_queue_for_the_others(make_client, pipe):
     client = make_client(settings={"max_jobs": 1, "max_waiting": 9})
     greedy = [client.on_behalf_of(Visitor(address="10.0.0.1", session=str(tab))) for tab in range(66)]

@@ -67,6 +67,7 @@ def test_job_that_holds_most_is_ended_where_all_hold_too_much(start):  # noqa: F
     assert server.finish("fill", "100") == {}
 
 
+@pytest.mark.exhaustive
 def test_paused_job_is_stopped_for_its_memory_and_begins_again(start):  # noqa: F811
     server = start(budget_bytes=300 * MIB, max_jobs=1)
     server.submit(1, "fill_and_sleep", "200", address="10.0.0.1")

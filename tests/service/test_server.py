@@ -362,6 +362,7 @@ def test_long_job_is_paused_for_another_and_goes_on_where_it_was(start, launch):
     assert server.read_until(1, "result")["given"] == 0  # the same process did all of it
 
 
+@pytest.mark.exhaustive
 def test_of_too_many_paused_jobs_one_begins_again_from_what_it_kept(start):
     server = start(max_jobs=1)
     server.submit(1, "cells", "16", address="10.0.0.1")

@@ -14,7 +14,6 @@ from sizer.device.ledger.published import read_published
 from sizer.ui.ledger import LEDGER, PART
 from sizer.ui.published import QUANTITIES, points_of, published_frame, statistics_frame
 from tests.benchmarks.bench_published import by_set
-from tests.benchmarks.published.cases import NOT_REPEATED
 from tests.benchmarks.published.errors import read_errors
 from tests.benchmarks.published.rows import read_runs
 from tests.benchmarks.published.shipped import work_of
@@ -30,7 +29,6 @@ def key(work: str, gpu: str, quantity: str, source: str) -> tuple[str, ...]:
 REPEATED = {
     key(work_of(run), run.gpu, run.quantity, run.source): run
     for run in read_runs()
-    if not run.repeats and run.case not in NOT_REPEATED
 }
 
 
