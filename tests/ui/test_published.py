@@ -29,6 +29,7 @@ def key(work: str, gpu: str, quantity: str, source: str) -> tuple[str, ...]:
 REPEATED = {
     key(work_of(run), run.gpu, run.quantity, run.source): run
     for run in read_runs()
+    if not run.repeats
 }
 
 
