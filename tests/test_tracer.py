@@ -12,6 +12,7 @@ from sizer.errors import RequestError, TraceError
 from sizer.estimator import Estimator, estimate
 from sizer.memory.report import Focus, Report
 from sizer.request import parse_query
+from tests.architecture.oldest import needs_sam2_video
 from tests.architecture.rare_configs import RARE
 from tests.decision.questions import TWO_LAYERS
 
@@ -164,6 +165,7 @@ def test_a_batch_of_one_that_is_looked_at_stands_before_the_others_are_traced(tr
     assert first.focus == Focus(dtype="bfloat16", batch=1)
 
 
+@needs_sam2_video
 def test_what_a_module_keeps_from_its_first_step_is_in_no_tape():
     # Its memory of the video is made in the first step that it ever does.
     config = encode_config(json.dumps({"model_type": "sam2_video", **RARE["sam2_video"]}))
