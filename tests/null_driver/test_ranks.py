@@ -16,6 +16,7 @@ from tests.tracing.models import BERT, LLAMA, VIT
 
 GPU = "h100-80gb"
 ANSWERED = hasattr(FakeProcessGroup.Options(), "simulate_uniform_ranks")  # what DDP asks for; not there in 2.11
+UNANSWERED = "this PyTorch's fake process group has no results for what DDP asks"
 
 # Of these the most reserved is estimated by one small segment too high; the reason was not found.
 UNLIKE = {"tensor parallel within fsdp": 2**21}
@@ -45,7 +46,7 @@ def measured(rows: list[list[int]]) -> list[tuple[int, ...]]:
 def test_they_hold_what_pytorchs_own_do(run_on_null, kind):
     names = [name for name in CASES if name.startswith(kind)]
     if kind in ("ddp", "zero1") and not ANSWERED:
-        names = []
+        pytest.skip(UNANSWERED)
     truth = run_on_null("tests.null_driver.ranks", json.dumps(names), gpu=GPU)
     found = {name: (estimated(CASES[name]), measured(truth[name])) for name in names}
     wrong = {name: both for name, both in found.items() if both[0] != both[1]}
@@ -89,10 +90,11 @@ QUERIES = {
 def test_queries_hold_what_pytorchs_own_do(run_on_null, shards):
     of_ranks = {name: parse_query(f"{query}&gpu={GPU}") for name, query in QUERIES.items()}
     chosen = [name for name, request in of_ranks.items() if PARALLELS[request.parallel].shards == shards]
-    names = chosen if shards or ANSWERED else []
-    queries = [f"{QUERIES[name]}&gpu={GPU}" for name in names]
+    if not shards and not ANSWERED:
+        pytest.skip(UNANSWERED)
+    queries = [f"{QUERIES[name]}&gpu={GPU}" for name in chosen]
     truth = run_on_null("tests.null_driver.rank_queries", json.dumps(queries), gpu=GPU)
-    found = {name: (peaks(query), measured) for name, query, measured in zip(names, queries, truth, strict=True)}
+    found = {name: (peaks(query), measured) for name, query, measured in zip(chosen, queries, truth, strict=True)}
     assert {name: both for name, both in found.items() if both[0] != both[1]} == {}
 
 
