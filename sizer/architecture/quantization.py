@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 
 import torch
@@ -40,7 +39,9 @@ def replace_layers(module: nn.Module, weights: str, dtype: str) -> nn.Module:
     module.to(loaded)
     module.config.dtype = loaded
     module.hf_quantizer = _quantizer(weights, getattr(torch, half))
-    with _default_dtype(loaded):
+    from transformers.modeling_utils import local_torch_dtype
+
+    with local_torch_dtype(loaded):
         module.hf_quantizer.preprocess_model(module, device_map={"": 0})
     if not any(map(_is_replaced, module.modules())):
         raise BuildError(
@@ -211,14 +212,3 @@ def _load_fp8(layer: nn.Module, quantizer: object, loaded: torch.dtype, device: 
         made = operation.convert({f".{name}": value})
         for key, tensor in made.items():
             layer._parameters[key.removeprefix(".")] = nn.Parameter(tensor, requires_grad=False)
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Within the context layers are made in a dtype, as `from_pretrained` has it."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

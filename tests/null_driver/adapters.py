@@ -7,7 +7,6 @@ QUERIES is a JSON list; prints the most bytes allocated and reserved for each, f
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -20,6 +19,7 @@ from sizer.request import parse_query
 from sizer.tracer import work_of
 from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
+from tests.null_driver.emptied import empty_the_allocator
 from tests.null_driver.values import KnownValues
 
 CUDA = torch.device("cuda")
@@ -31,11 +31,7 @@ def peaks(query: str) -> list[int]:
     blueprint, work, (batch,) = make_blueprint(request), work_of(request, *request.dtypes), request.batches
     module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     allocate_parameters(module)
-    gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.memory_allocated() == torch.cuda.memory_reserved() == 0
+    empty_the_allocator()
     with repeatable():
         module = load(module, CUDA)
         initialize_parameters(module)

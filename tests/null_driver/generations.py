@@ -7,7 +7,6 @@ CASES is JSON: a list of [head, cache, dtype, batch, prompt, new].
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from sizer.architecture.generation import generate
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, load
 from sizer.tracing.steps import place, weight_dtype
 from sizer.tracing.trace import repeatable
+from tests.null_driver.emptied import empty_the_allocator
 from tests.null_driver.values import KnownValues
 from tests.tracing.generations import generation
 
@@ -26,11 +26,7 @@ DEVICE = torch.device("cuda")
 
 def peaks(head: str, cache: str, dtype: str, batch: int, prompt: int, new: int) -> list[int]:
     """The most bytes allocated and reserved, from an empty allocator on."""
-    gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.memory_allocated() == torch.cuda.memory_reserved() == 0
+    empty_the_allocator()
     blueprint, _ = generation(head, prompt=prompt)
     with repeatable(), torch.no_grad(), KnownValues():
         module = build_without_weights(blueprint, weight_dtype(dtype)).eval()

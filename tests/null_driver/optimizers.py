@@ -5,7 +5,6 @@ python -m tests.null_driver.optimizers
 
 from __future__ import annotations
 
-import gc
 import inspect
 import json
 import os
@@ -20,6 +19,7 @@ from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.tracing.steps import Steps, Work
 from sizer.tracing.trace import repeatable
 from tests.device.blueprints import blueprint
+from tests.null_driver.emptied import empty_the_allocator
 
 WIDTHS = (96, 160, 640)  # the larger matrix has as many elements as are paged
 
@@ -50,11 +50,7 @@ def works(dtype: str) -> list[Work]:
 
 def peaks(work: Work) -> list[int]:
     """The most bytes allocated and reserved in two steps, from an empty allocator on."""
-    gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.memory_allocated() == torch.cuda.memory_reserved() == 0
+    empty_the_allocator()
     made = plan()
     with repeatable():
         module = made.build().to("cuda")
