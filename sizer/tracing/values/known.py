@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +51,14 @@ def is_small(tensor: Tensor) -> bool:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return tensor.numel() <= LARGEST_FLOATS
     return tensor.numel() <= LARGEST_INTEGERS
+
+
+def _filled(like: Tensor, value: Any) -> Tensor:
+    """A CPU tensor of a value, in the shape and dtype of another one."""
+    if value:
+        return torch.full(like.shape, value, dtype=like.dtype, device="cpu")
+    zeros = np.zeros(like.numel() * like.itemsize, np.uint8)  # of which nothing is written before it is read
+    return torch.from_numpy(zeros).view(like.dtype).view(like.shape)
 
 
 def tensors_of(values: Any) -> list[Tensor]:
@@ -221,14 +230,14 @@ class KnownValues:
         if out.numel() <= (LARGEST_KEPT_FLOATS if out.dtype.is_floating_point else LARGEST_INTEGERS):
             value = fill(args, kwargs)
             if not isinstance(value, Tensor):
-                self.remember(out, torch.full(out.shape, value, dtype=out.dtype, device="cpu"))
+                self.remember(out, _filled(out, value))
 
     def _follow_undefined(self, func: Any, out: Any) -> None:
         """Remember integers of `empty` as zeros: code writes them element by element before it reads them."""
         if func in _UNDEFINED and isinstance(out, Tensor) and out.device.type == "meta":
             fresh = out.untyped_storage()._cdata not in self._twins
             if fresh and not out.dtype.is_floating_point and out.numel() <= LARGEST_UNDEFINED:
-                self.remember(out, torch.zeros(out.shape, dtype=out.dtype, device="cpu"))
+                self.remember(out, _filled(out, 0))
 
     def _follow_mutation(self, func: Any, args: tuple, kwargs: dict, unpredictable: bool) -> None:
         written = _written(func, args, kwargs)
