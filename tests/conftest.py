@@ -31,8 +31,11 @@ SLOW = (
 
 
 def pytest_configure() -> None:
-    """Keep tapes in memory alone: a test finds nothing that an earlier run has left on disk."""
+    """Keep tapes in memory alone: a test finds nothing that an earlier run has left on disk. One thread for each process: threads
+    of several workers wait for each other."""
     os.environ.setdefault(FOLDER_VARIABLE, "")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
+    torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,6 +19,7 @@ from sizer.request import parse_query
 from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.size_oracle import KINDS
 from tests.architecture.rare_configs import RARE
+from tests.decision.questions import TWO_LAYERS
 
 QUERIES = [
     "arch=torchvision:resnet18&image=64",
@@ -83,8 +84,8 @@ def test_another_makers_device_is_estimated_with_a_caution(gpu: str, maker: str)
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.key)
 def test_a_mode_marks_its_phases_and_keys_that_it_does_not_use_change_nothing(mode: Mode) -> None:
-    model = "hf:gpt2&seq=16&new=8" if mode.generates else "torchvision:resnet18&image=64"
-    query = f"arch={model}&dtype=float32&batch=2&mode={mode.key}"
+    model = f"{TWO_LAYERS}&seq=16&new=8" if mode.generates else "arch=torchvision:resnet18&image=64"
+    query = f"{model}&dtype=float32&batch=2&mode={mode.key}"
     others = {"optimizer": "sgd", "optimizer_impl": "loop", "checkpointing": "1"}
     (plain,) = estimate(parse_query(query)).estimates
     assert tuple(use.phase for use in plain.phases) == mode.phases
@@ -224,7 +225,7 @@ def test_checkpointing_that_is_not_there_is_refused() -> None:
 
 
 def test_a_rank_holds_its_share_and_the_report_says_so() -> None:
-    query = "arch=hf:gpt2&seq=64&dtype=float32&batch=1,2&gpu=h100-80gb"
+    query = f"{TWO_LAYERS}&seq=64&dtype=float32&batch=1,2&gpu=h100-80gb"
     alone, sharded, both = (
         estimate(parse_query(f"{query}{keys}")) for keys in ("", "&parallel=fsdp&ranks=16", "&parallel=ddp&ranks=16")
     )
@@ -282,5 +283,5 @@ def test_a_generation_beyond_a_table_of_positions_is_refused() -> None:
     with pytest.raises(
         RequestError, match=r"a table of positions: given 600 tokens after a prompt of 512, allowed 1024"
     ):
-        estimate(parse_query("arch=hf:gpt2&mode=generate&seq=512&new=600&dtype=float32&batch=1"))
-    assert estimate(parse_query("arch=hf:gpt2&mode=generate&dtype=float32&batch=1")).request["sequence_length"] == 512
+        estimate(parse_query(f"{TWO_LAYERS}&mode=generate&seq=512&new=600&dtype=float32&batch=1"))
+    assert estimate(parse_query(f"{TWO_LAYERS}&mode=generate&dtype=float32&batch=1")).request["sequence_length"] == 512

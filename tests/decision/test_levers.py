@@ -47,9 +47,14 @@ def test_a_lever_saves_what_its_question_asked_anew_says(grown):
 FOUR = LANGUAGE.replace("batch=2", "batch=4")
 
 
+@pytest.fixture(scope="module")
+def of_four() -> LeverReport:
+    return list(levers(parse_query(FOUR)))[-1]
+
+
 @pytest.mark.exhaustive
-def test_smaller_batches_are_accumulated():
-    row = next(row for row in list(levers(parse_query(FOUR)))[-1].rows if row.key == "batch")
+def test_smaller_batches_are_accumulated(of_four):
+    row = next(row for row in of_four.rows if row.key == "batch")
     asked = parse_query(row.query)
     (batch,) = asked.batches
     assert asked.accumulate == -(-4 // batch) > 1  # as many passes as 4 samples take
@@ -57,9 +62,9 @@ def test_smaller_batches_are_accumulated():
     assert parse_query(row.query).accumulate == 1
 
 
-def test_a_part_of_the_model_trains_alone():
+def test_a_part_of_the_model_trains_alone(of_four):
     pytest.importorskip("peft")
-    rows = {row.key: row for row in list(levers(parse_query(FOUR)))[-1].rows}
+    rows = {row.key: row for row in of_four.rows}
     base = anew(FOUR)
     assert rows["lora"].cell == anew(f"{FOUR}&train=adapter")
     assert rows["lora"].cell.peak_allocated_bytes < base.peak_allocated_bytes
@@ -68,10 +73,10 @@ def test_a_part_of_the_model_trains_alone():
     assert keys_of(f"{FOUR}&train=adapter").isdisjoint({"lora", "head"})
 
 
-def test_weights_and_optimizer_state_are_quantised():
+def test_weights_and_optimizer_state_are_quantised(of_four):
     pytest.importorskip("peft")
     pytest.importorskip("bitsandbytes")
-    rows = {row.key: row for row in list(levers(parse_query(FOUR)))[-1].rows}
+    rows = {row.key: row for row in of_four.rows}
     assert rows["qlora"].cell == anew(f"{FOUR}&train=adapter&weights=nf4-dq")
     assert rows["adamw-8bit"].cell == anew(f"{FOUR}&optimizer=adamw-8bit")
     assert rows["paged-adamw-8bit"].cell.peak_allocated_bytes < rows["adamw-8bit"].cell.peak_allocated_bytes

@@ -35,10 +35,13 @@ def zeros(batch: int, *shape: int) -> Tensor:
 
 def words(vocabulary: int, special: frozenset[int], batch: int, length: int) -> Tensor:
     """Token ids below `vocabulary` that are none of the special ones, (batch, length) int64."""
-    allowed = torch.ones(vocabulary, dtype=torch.bool)
-    allowed[[token for token in special if 0 <= token < vocabulary]] = False
-    choices = allowed.nonzero().flatten() if allowed.any() else torch.arange(vocabulary)
-    return choices[integers(len(choices), batch, length)]
+    left_out = sorted(token for token in special if 0 <= token < vocabulary)
+    if len(left_out) == vocabulary:
+        left_out = []
+    ids = integers(vocabulary - len(left_out), batch, length)
+    for token in left_out:  # ascending: the n-th of the ids that are left
+        ids += ids >= token
+    return ids
 
 
 def special_tokens(*configs: PreTrainedConfig) -> frozenset[int]:

@@ -55,7 +55,7 @@ def is_small(tensor: Tensor) -> bool:
 
 def _filled(like: Tensor, value: Any) -> Tensor:
     """A CPU tensor of a value, in the shape and dtype of another one."""
-    if value:
+    if value or not like.numel():
         return torch.full(like.shape, value, dtype=like.dtype, device="cpu")
     zeros = np.zeros(like.numel() * like.itemsize, np.uint8)  # of which nothing is written before it is read
     return torch.from_numpy(zeros).view(like.dtype).view(like.shape)
