@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from sizer.service.tapes import FOLDER_VARIABLE
 
@@ -51,10 +53,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
     for item in items:
         name = item.path.relative_to(FOLDER).with_suffix("").as_posix()
-        # For --dist loadgroup: what a file's tests share is made once, and the browser's files share one app.
-        item.add_marker(pytest.mark.xdist_group("browser" if name.startswith("browser/") else name))
         if name in SLOW or name.split("/")[0] in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+class OneWorkerAFile(LoadScopeScheduling):
+    """What a file's tests share is made once, and the browser's files share one app."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "browser" if file.startswith("tests/browser/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneWorkerAFile:
+    """Has each file's tests run by one worker. (pytest 9.2 drops the groups of `--dist loadgroup` without a word.)"""
+    return OneWorkerAFile(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")
