@@ -51,17 +51,17 @@ def with_keys(query: str, changed: str) -> str:
     return "&".join(f"{key}={value}" for key, value in pairs.items())
 
 
-THREE = "&dtype=float32,bfloat16,amp-bfloat16&batch=1,2,8"
+CELLS = "&dtype=float32,bfloat16&batch=1,2,8"
 
 
 @pytest.mark.parametrize(
     ("query", "others"),
     [
         (
-            f"{RESNET}{THREE}",
-            ["batch=3,7", "dtype=float32,float16", "gpu=a100-40gb", "expandable=1", "focus=amp-bfloat16:2", ""],
+            f"arch=torchvision:alexnet&image=64{CELLS}",
+            ["batch=3,7&dtype=float32,float16", "gpu=a100-40gb", "expandable=1&focus=bfloat16:2", ""],
         ),
-        (f"{GPT2}{THREE}", ["batch=3", "dtype=float16", "gpu=a100-40gb"]),
+        (f"{GPT2}{CELLS}", ["batch=3&dtype=float16", "gpu=a100-40gb"]),
     ],
 )
 def test_what_is_only_a_replay_traces_nothing(traces, query, others):

@@ -69,7 +69,7 @@ def traced_failure(blueprint: Blueprint, dtype: str) -> str | None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.exhaustive if number % 3 else ())
+        pytest.param(name, marks=pytest.mark.exhaustive if number % 6 else ())
         for number, name in enumerate(sorted(CONFIGS | FAILING))
     ],
 )

@@ -25,7 +25,7 @@ BY_COMMAND = [query for query in REAL_MODELS if "resnet18" in query or "minilm" 
 OTHERS = [
     query
     for query in REAL_MODELS
-    if any(name in query for name in ("resnet18", "efficientnet", "swin", "t5", "whisper"))
+    if any(name in query for name in ("resnet18", "efficientnet", "minilm", "swin", "t5", "whisper"))
 ]
 
 
