@@ -74,6 +74,7 @@ def test_what_the_tests_require_beside():
         "huggingface_hub",
         "numpy",
         "yaml",
+        "xdist",
     }
     assert third_party("tests") <= known
 
