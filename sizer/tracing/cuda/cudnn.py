@@ -120,11 +120,14 @@ class Descriptors:
     def create(self, kind: int) -> ctypes.c_void_p:
         """A new descriptor, to be set and then finalized."""
         descriptor = ctypes.c_void_p()
-        _check(
-            self._library.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)), f"a descriptor of kind {kind}"
-        )
+        _check(self._library.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)), "a descriptor of kind", kind)
         self._made.append(descriptor)
         return descriptor
+
+    def destroy(self, descriptor: ctypes.c_void_p) -> None:
+        """Destroy one of these descriptors before the others."""
+        self._made.remove(descriptor)
+        self._library.cudnnBackendDestroyDescriptor(descriptor)
 
     def finalize(self, descriptor: ctypes.c_void_p) -> ctypes.c_void_p:
         """The descriptor itself, checked by cuDNN."""
@@ -149,14 +152,14 @@ class Descriptors:
 
     def _set(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: ctypes.Array) -> None:
         count = ctypes.c_int64(len(values))
-        _check(self._library.cudnnBackendSetAttribute(descriptor, name, kind, count, values), f"attribute {name}")
+        _check(self._library.cudnnBackendSetAttribute(descriptor, name, kind, count, values), "attribute", name)
 
     def _get(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: ctypes.Array) -> int:
         """Reads values into an array; how many there were to read."""
         count = ctypes.c_int64()
         asked = ctypes.c_int64(len(values))
         status = self._library.cudnnBackendGetAttribute(descriptor, name, kind, asked, ctypes.byref(count), values)
-        _check(status, f"attribute {name}")
+        _check(status, "attribute", name)
         return count.value
 
     def device(self, hardware: Hardware) -> ctypes.c_void_p:
@@ -221,6 +224,6 @@ class Descriptors:
         return size[0]
 
 
-def _check(status: int, what: str) -> None:
+def _check(status: int, what: str, number: int | None = None) -> None:
     if status:
-        raise RefusedError(f"cuDNN refuses {what}: status {status}")
+        raise RefusedError(f"cuDNN refuses {what}{'' if number is None else f' {number}'}: status {status}")

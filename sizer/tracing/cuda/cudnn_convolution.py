@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from math import gcd
 
@@ -90,27 +91,59 @@ def _graph(descriptors: Descriptors, words: tuple[str, ...], numbers: tuple[int,
     sizes, rest = [numbers[i * rank : (i + 1) * rank] for i in range(3)], numbers[3 * rank :]
     padding, stride, dilation = (rest[i * (rank - 2) : (i + 1) * (rank - 2)] for i in range(3))
     (kind, (alpha, beta, described, weight, input, output)), begins = _OPERATIONS[direction], numbers[-3:]
-    tensors = [
-        descriptors.tensor(name, dtype, size, strides_of(size, layout), gcd(begin, _FARTHEST) or _FARTHEST)
-        for name, size, begin in zip("xyw", sizes, begins, strict=True)
-    ]
-    convolution = descriptors.create(_CONVOLUTION)
-    computed = "float32" if dtype in ("float16", "bfloat16") else dtype
-    descriptors.set_enum(convolution, _COMPUTE_TYPE, _DATA_TYPE, cudnn.DATA_TYPES[computed])
-    descriptors.set_enum(convolution, _MODE, _CONVOLUTION_MODE, _CROSS_CORRELATION)
-    descriptors.set_integers(convolution, _DIMENSIONS, rank - 2)
-    descriptors.set_integers(convolution, _STRIDES, *stride)
-    descriptors.set_integers(convolution, _PRE_PADDINGS, *padding)
-    descriptors.set_integers(convolution, _POST_PADDINGS, *padding)
-    descriptors.set_integers(convolution, _DILATIONS, *dilation)
-    descriptors.finalize(convolution)
+    alignments = [gcd(begin, _FARTHEST) or _FARTHEST for begin in begins]
     made = descriptors.create(kind)
-    for attribute, tensor in zip((input, output, weight), tensors, strict=True):
-        descriptors.set_descriptors(made, attribute, tensor)
-    descriptors.set_descriptors(made, described, convolution)
+    for attribute, name, size, alignment in zip((input, output, weight), "xyw", sizes, alignments, strict=True):
+        descriptors.set_descriptors(made, attribute, _TENSORS.get(name, dtype, size, layout, alignment))
+    descriptors.set_descriptors(made, described, _convolution(dtype, padding, stride, dilation))
     descriptors.set_float(made, alpha, 1.0)
     descriptors.set_float(made, beta, 0.0)
     return descriptors.graph(descriptors.finalize(made))
+
+
+class _Tensors:
+    """The tensors that were asked for last: passes forward and backward have the same ones, and weights all batch sizes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: OrderedDict[tuple, ctypes.c_void_p] = OrderedDict()
+
+    def get(self, name: str, dtype: str, sizes: tuple[int, ...], layout: str, alignment: int) -> ctypes.c_void_p:
+        """A finalized tensor, which lives until `most` others have been asked for. Raises RefusedError."""
+        key = (name, dtype, sizes, layout, alignment)
+        if key not in self._found:
+            self._found[key] = _kept().tensor(name, dtype, sizes, strides_of(sizes, layout), alignment)
+        self._found.move_to_end(key)
+        if len(self._found) > self._most:
+            _kept().destroy(self._found.popitem(last=False)[1])
+        return self._found[key]
+
+
+_TENSORS = _Tensors(2**8)
+
+
+@functools.cache
+def _convolution(
+    dtype: str, padding: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> ctypes.c_void_p:
+    """The description of a convolution in a dtype, kept for good."""
+    descriptors = _kept()
+    made = descriptors.create(_CONVOLUTION)
+    computed = "float32" if dtype in ("float16", "bfloat16") else dtype
+    descriptors.set_enum(made, _COMPUTE_TYPE, _DATA_TYPE, cudnn.DATA_TYPES[computed])
+    descriptors.set_enum(made, _MODE, _CONVOLUTION_MODE, _CROSS_CORRELATION)
+    descriptors.set_integers(made, _DIMENSIONS, len(stride))
+    descriptors.set_integers(made, _STRIDES, *stride)
+    descriptors.set_integers(made, _PRE_PADDINGS, *padding)
+    descriptors.set_integers(made, _POST_PADDINGS, *padding)
+    descriptors.set_integers(made, _DILATIONS, *dilation)
+    return descriptors.finalize(made)
+
+
+@functools.cache
+def _kept() -> Descriptors:
+    """Descriptors of what no device has a say in, which outlive a query."""
+    return Descriptors(cudnn.library(), HARDWARE["a100-80gb"].capability)
 
 
 def strides_of(sizes: Sequence[int], layout: str) -> list[int]:
