@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Protocol
 
 from torch import nn
@@ -23,7 +23,7 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.distributed.plan import Plan
 from sizer.errors import RequestError, TraceError
-from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
+from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced, pack, unpack
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.census import Census
@@ -34,6 +34,7 @@ from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.query_values import DTYPES
 from sizer.request import Request, format_query
+from sizer.tracing.batch_lines import FITTED_AT, trace_lines
 from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
@@ -43,11 +44,6 @@ from sizer.tracing.loading import Loading
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import PASSES, build, build_loaded, trace
 from sizer.versions import parse_version
-
-FITTED_AT = (2, 3)  # batch sizes of the two traces that an affine tape is made from; 1 has special cases
-CHECKED_AT = (
-    5  # batch size that checks the line where 1 is off it; checked for one dtype, since order is the architecture's
-)
 
 COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for
 
@@ -321,7 +317,8 @@ class Tracer:
 
         failure = note = ""
         try:
-            family = self._family(at, batches, device, begun)
+            told = {"begun": begun, "exceptional": self._exceptional}
+            family = trace_lines(at, batches, device, smallest=self.counted.smallest, **told)
         except NotAffineError as error:
             note = f"traced at each batch size by itself, because {error}"
             exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}
@@ -345,25 +342,6 @@ class Tracer:
             halves_differ=device.halves_differ,
             decisions=tuple(dict.fromkeys((*before.decisions, *device.decisions()))),
         )
-
-    def _family(
-        self, at: Callable[..., Tape], batches: Collection[int], device: Device, begun: Tape | None
-    ) -> TapeFamily:
-        """The lines over the batch size, with batch 1 where it is off them. Raises NotAffineError, TraceError.
-
-        `begun` is the tape at batch 1 where that was traced before, unless the module has kept something from this first step.
-        """
-        one_is_possible = self.counted.smallest == 1
-        line = _affine(at, FITTED_AT)
-        one = cache(lambda: begun if begun is not None and _lasting(begun) == _lasting(line.tape) else at(1))
-        if device.kind not in self._exceptional:
-            checked = one if 1 in batches else lambda: at(1, short=True)
-            self._exceptional[device.kind] = _is_exceptional(line, at, checked if one_is_possible else None)
-        exceptional = one_is_possible and (self._exceptional[device.kind] or device.differs_at_one)
-        lines = [(1, line)]
-        if (beyond := device.changes_at) is not None:
-            lines.append((beyond, _affine(at, (beyond, beyond + 1))))
-        return TapeFamily(lines=tuple(lines), exact=(one(),) if exceptional else (), smallest=self.counted.smallest)
 
     def _stand_in(self, batches: Collection[int]) -> Traced | None:
         """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""
@@ -455,37 +433,6 @@ def _covers(traced: Traced, batches: Collection[int]) -> bool:
     """Whether nothing is left to trace for these batch sizes."""
     known = {tape.batch for tape in traced.family.exact}
     return bool(traced.family.lines) or known.issuperset(batches) or bool(traced.failure and tuple(batches) != (1,))
-
-
-def _lasting(tape: Tape) -> int:
-    """How many blocks are never released."""
-    return 2 * len(tape.sizes) - len(tape.order)
-
-
-def _affine(at: Callable[..., Tape], batches: tuple[int, int]) -> AffineTape:
-    """The affine tape of two traces, the second cut short where the steps repeat each other.
-
-    Else of two whole ones, both made anew: a module may keep something from the first step that it ever did.
-    """
-    try:
-        return fit_affine(at(batches[0]), at(batches[1], short=True))
-    except NotAffineError:
-        return fit_affine(*map(at, batches))
-
-
-def _is_exceptional(line: AffineTape, at: Callable[..., Tape], one: Callable[[], Tape] | None) -> bool:
-    """Whether batch 1, where it is possible, differs from the line: a tensor with a dimension of 1 is contiguous in more ways.
-
-    The check of the line at a third batch size comes with it. Raises NotAffineError where that fails.
-    """
-    if one is not None:
-        try:
-            line.check(one())
-            return False
-        except NotAffineError:
-            pass
-    line.check(at(CHECKED_AT, short=True))
-    return one is not None
 
 
 def cheapest_first(dtypes: Collection[str]) -> list[str]:

@@ -35,6 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "mps": _BELOW,
     "rules": (*_BELOW, "cuda", "cpu", "mps"),
     "recorder": (*_BELOW, "modules", "loading", "cuda", "rules"),
+    "batch_lines": ("capability", "device"),
     "steps": _BELOW,
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
