@@ -13,7 +13,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import GENERATION_KEYS, MODES
 from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
 from sizer.catalogue.sources import offered_sources
-from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
+from sizer.catalogue.weights import BITSANDBYTES
 from sizer.errors import RequestError, TraceError
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_column
@@ -205,7 +205,7 @@ class Estimator:
             pending=pending,
             failures={dtype: one.failure for dtype, one in traced.items() if dtype not in columns},
             notes=(*counted.notes, *notes),
-            cautions=(*_of_each_rank(request), *cautions(device, self.gpu, request.weights)),
+            cautions=(*_of_each_rank(request), *cautions(device, self.gpu), *self._tracer.loaded.cautions),
             target=target(device),
             assumptions=tuple(dict.fromkeys(str(kernel) for one in traced.values() for kernel in one.kernels)),
             uncounted=(*counted.uncounted, *self._unanswered(traced)),
@@ -274,15 +274,12 @@ def target(device: Device) -> dict[str, str]:
     return {"torch": pytorch.format_version(device.version)}
 
 
-def cautions(device: Device, gpu: Gpu, weights: str = "checkpoint") -> tuple[str, ...]:
+def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
     """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
     differs from those that the rules are for."""
     unsupported = builds.caution(gpu, device.version)
     said = (*pytorch.cautions(device.version, pytorch.installed_version()), *gpu.cautions)
-    row = WEIGHTS[weights]
-    unquantized = (f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised",)
-    loaded = unquantized if row.quantizes and not row.quantizes_on(gpu) else ()
-    return (*said, *loaded, *([unsupported] if unsupported else []))
+    return (*said, *([unsupported] if unsupported else []))
 
 
 def _of_each_rank(request: Request) -> Iterator[str]:
