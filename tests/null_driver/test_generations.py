@@ -27,6 +27,11 @@ CASES = [
     ("Gemma2ForCausalLM", "dynamic", "bfloat16", 8, 56, 24),
     ("DeepseekV3ForCausalLM", "dynamic", "bfloat16", 4, 24, 24),
     ("BartForConditionalGeneration", "dynamic", "float32", 8, 64, 24),
+    ("LlamaForCausalLM", "offloaded", "bfloat16", 2, 24, 24),
+    ("LlamaForCausalLM", "offloaded", "bfloat16", 64, 200, 24),
+    ("LlamaForCausalLM", "offloaded_static", "bfloat16", 64, 200, 24),
+    ("GPT2LMHeadModel", "offloaded", "float16", 16, 64, 24),
+    ("MistralForCausalLM", "offloaded", "bfloat16", 4, 118, 24),
 ]
 
 # With PyTorch 2.11 seven blocks of 512 bytes more are estimated at this one's peak than there are; the reason was not found.
