@@ -11,9 +11,9 @@ from sizer import versions as pytorch
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import GENERATION_KEYS, MODES
+from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
 from sizer.catalogue.sources import offered_sources
-from sizer.catalogue.weights import BITSANDBYTES
 from sizer.errors import RequestError, TraceError
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_column
@@ -274,7 +274,7 @@ class Estimator:
 
 def versions() -> dict[str, str]:
     """The versions that an answer depends on."""
-    extras = (name for name in (PACKAGE, BITSANDBYTES) if find_spec(name))
+    extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
     packages = ("torch", *(source.package for source in offered_sources()), *extras)
     return {"sizer": pytorch.SIZER, **{name: version(name) for name in packages}}
 

@@ -17,7 +17,7 @@ from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED
-from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
+from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import beside_nccl
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.catalogue.weights import WEIGHTS
@@ -249,11 +249,11 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
         )
     if request.parallel != "none":
         yield from _refused_in_parallel(request, gpu)
-    if OPTIMIZERS[request.optimizer].package == BITSANDBYTES and gpu.backend != "cuda":
+    if OPTIMIZERS[request.optimizer].package != "torch" and gpu.backend != "cuda":
         yield Refusal(
             key="optimizer",
             given=f"{quote(request.optimizer)} with gpu={request.gpu}",
-            allowed="PyTorch's own; those of bitsandbytes with a CUDA device, whose kernels are known",
+            allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
             todo="choose another optimizer, or another gpu",
         )
     if WEIGHTS[request.weights].quantizes and gpu.backend != "cuda":
@@ -295,11 +295,11 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
             allowed="checkpoint, full: how ranks hold quantised weights was not compared with PyTorch's own",
             todo="remove it, or parallel",
         )
-    if OPTIMIZERS[request.optimizer].package == BITSANDBYTES:
+    if OPTIMIZERS[request.optimizer].package != "torch":
         yield Refusal(
             key="optimizer",
             given=f"{quote(request.optimizer)} with parallel={request.parallel}",
-            allowed="PyTorch's own: how those of bitsandbytes take shards was not compared",
+            allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
             todo="choose another optimizer, or remove parallel",
         )
     if request.world > MAX_WORLD:

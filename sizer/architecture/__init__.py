@@ -46,13 +46,14 @@ def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded 
         blueprint = _beside_checkpoint(blueprint, quantization)
     if not MODES[request.mode].trains:
         return blueprint
-    from sizer.architecture.training import describe_pages, describe_training, limit_training
+    from sizer.architecture.training import describe_pages, describe_training, limit_training, uncounted_of
 
     limit = (lambda module: limit_training(module, request)) if request.train != "all" else None
     trained = describe_training if limit is not None else (lambda module, request: ())
     return replace(
         blueprint,
         limit=limit,
+        uncounted=(*blueprint.uncounted, *uncounted_of(request)),
         describe=lambda module: (
             *blueprint.describe(module),
             *trained(module, request),
