@@ -38,7 +38,7 @@ from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
-from sizer.tracing.generation import trace_generation, trace_kv_cache
+from sizer.tracing.generation import trace_generation, trace_kv_cache, trace_noted_generation
 from sizer.tracing.loading import Loading
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import PASSES, build, build_loaded, trace
@@ -311,6 +311,8 @@ class Tracer:
         blueprint, (module, loading) = self._blueprint, self._built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
         told = {"batch": batch, "device": device, "loading": loading}
+        if MODES[self.request.mode].generates and block_notes is not None:
+            return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
         if MODES[self.request.mode].generates:
             return trace_generation(blueprint, module, work, **told)
         return trace(blueprint, module, work, **told, short=short, block_notes=block_notes)

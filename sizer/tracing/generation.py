@@ -19,6 +19,8 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.generation import cache_tensors, generate, is_text, lengthened, window_lengths
 from sizer.catalogue.modes import OFFLOADED
 from sizer.errors import RequestError, TraceError
+from sizer.memory.allocator import replay
+from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.kv_cache import KvSegment
 from sizer.memory.loops import (
     DEPTH,
@@ -90,6 +92,36 @@ def trace_generation(
             todo=f"ask for at most {TRACED_AT_MOST} new tokens, which are then traced one by one",
         )
     return run(work.new).tape
+
+
+def trace_noted_generation(
+    blueprint: Blueprint,
+    module: nn.Module,
+    work: Work,
+    *,
+    batch: int,
+    device: Device,
+    loading: Loading | None,
+    block_notes: BlockNotes,
+) -> Tape:
+    """The tape of a generation that is traced token by token, with what it does not hold of its blocks in `block_notes`; of its
+    first tokens alone where there are many and its peak is in the prompt.
+
+    Raises what `trace_generation` raises, and TraceError where the peak of many tokens is at a later one.
+    """
+    tokens, told = work.new, {"batch": batch, "device": device}
+    if tokens > TRACED_AT_MOST:
+        tokens = UNUSUAL
+        whole = trace_generation(blueprint, module, work, loading=loading, **told)
+        if replay(whole, backend=device.kind).peak_phase != "prefill":
+            raise TraceError(
+                f"the peak of this generation is among {work.new:,} tokens, which are not traced one by one",
+                todo=f"ask for at most {TRACED_AT_MOST} new tokens",
+            )
+    _check_positions(blueprint, module, work)
+    if loading is None:
+        module.to("meta").to(weight_dtype(work.dtype))
+    return _run(blueprint, module, work, loading, **told, tokens=tokens, after=0, block_notes=block_notes).tape
 
 
 def _of_one_stream(tape: Tape) -> Tape:
@@ -178,6 +210,7 @@ def _run(
     device: Device,
     tokens: int,
     after: int,
+    block_notes: BlockNotes | None = None,
 ) -> _Run:
     """A generation of `tokens` tokens, of which the first would be the token number `after` + 1 of the one asked for.
 
@@ -189,8 +222,9 @@ def _run(
     device.dtype = work.dtype
     recorder = Recorder(device)
     recorder.batch_size = batch
+    recorder.block_notes = block_notes
     bring(recorder, module, loading)
-    recorder.log.mark("load")
+    _end_phase(recorder, "load")
     ends: list[int] = []
     cache_bytes: list[int] = []
     host_bytes: list[int] = []
@@ -207,7 +241,7 @@ def _run(
         else:
             windows = window_lengths(cache)
         if number == 1:
-            recorder.log.mark("prefill")
+            _end_phase(recorder, "prefill")
         return number < tokens
 
     on_cpu = mock.patch.object(
@@ -218,6 +252,8 @@ def _run(
         with torch.no_grad(), autocast(device.kind, work.dtype)(), on_cpu if device.kind == "cpu" else nullcontext():
             generate(module.eval(), placed, new=max(tokens, work.new - after), cache=work.cache, on_token=on_token)
         recorder.log.marks.append((ends[-1], "decode"))
+        if block_notes is not None:
+            block_notes.ends.append((ends[-1], PhaseOfStep(step=0, phase="decode")))
         tape = recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
     prompt = 1 if module.config.is_encoder_decoder else example.kwargs["input_ids"].shape[1]
     return _Run(
@@ -227,6 +263,12 @@ def _run(
         cache_bytes=tuple(cache_bytes),
         host_bytes=tuple(host_bytes),
     )
+
+
+def _end_phase(recorder: Recorder, phase: str) -> None:
+    recorder.log.mark(phase)
+    if recorder.block_notes is not None:
+        recorder.block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase=phase)))
 
 
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:
