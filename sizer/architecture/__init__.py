@@ -78,14 +78,15 @@ def _quantized(blueprint: Blueprint, request: Request) -> Blueprint:
 
 def _as_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprint:
     """The blueprint, whose module holds its weights as the checkpoint does."""
-    from sizer.architecture.packed import load_packed, pack
+    from sizer.architecture.packed import check_names, load_packed, pack
     from sizer.architecture.quantization import describe_weights
     from sizer.architecture.quantizers import load_quantized, replace_layers
 
     method, settings = METHODS[quantization.method], quantization.settings
-    config = {**settings, "quant_method": quantization.method}
+    config = {key: settings[key] for key in method.settings if key in settings} | {"quant_method": method.key}
     given = f"a checkpoint in {method.title}"
     if method.traced:
+        check_names(quantization)
         replaced = partial(replace_layers, config=config, given=given, quantized=True)
     else:
         replaced = partial(pack, quantization=quantization)

@@ -171,6 +171,12 @@ def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
     )
 
 
+def check_names(quantization: Quantization) -> None:
+    """Raise ConfigError where the names of modules that stay as they are, or the sides of a block, are none."""
+    _strings(quantization.settings, _SKIPPED.get(quantization.method, "modules_to_not_convert"))
+    layout_of(quantization.method, quantization.settings, 1, 1, torch.float32)
+
+
 def _strings(settings: dict, key: str) -> list[str] | None:
     """A list of the settings whose names are patterns, None where there is none. Raises ConfigError."""
     names = settings.get(key)

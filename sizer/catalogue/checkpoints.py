@@ -23,7 +23,7 @@ class Method:
 
     `adapts` says whether an adapter beside such weights is traced. `lowest` is the least capability that computes with them, below
     which transformers makes them 16 bits while it loads them; `decompresses` says that it does so in the first forward pass on
-    every device. `package` is what tracing needs beside transformers.
+    every device. `settings` are what of a `quantization_config` transformers' own code is given.
     """
 
     key: str
@@ -32,12 +32,26 @@ class Method:
     adapts: bool = False
     lowest: tuple[int, int] | None = None
     decompresses: bool = False
-    package: str | None = None
+    settings: tuple[str, ...] = ()
 
 
+_OF_BITSANDBYTES = (
+    *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype"),
+    *("bnb_4bit_quant_storage", "llm_int8_threshold", "llm_int8_has_fp16_weight", "llm_int8_skip_modules"),
+)
+_OF_FP8 = (
+    *("activation_scheme", "weight_block_size", "modules_to_not_convert", "modules_to_convert", "scale_fmt"),
+    "expert_dtype",
+)
 _ROWS = (
-    Method(key="bitsandbytes", title="bitsandbytes", traced=True, adapts=True, package=BITSANDBYTES),
-    Method(key="fp8", title="FP8 in blocks", traced=True, adapts=True, lowest=FP8_CAPABILITY),
+    Method(
+        key=BITSANDBYTES,
+        title="bitsandbytes",
+        traced=True,
+        adapts=True,
+        settings=_OF_BITSANDBYTES,
+    ),
+    Method(key="fp8", title="FP8 in blocks", traced=True, adapts=True, lowest=FP8_CAPABILITY, settings=_OF_FP8),
     Method(key="mxfp4", title="MXFP4", lowest=MXFP4_CAPABILITY),
     Method(key="awq", title="AWQ"),
     Method(key="gptq", title="GPTQ"),

@@ -109,7 +109,9 @@ def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
 def layer(name: str) -> nn.Module:
     """One of transformers' own layers of 512 × 1024 on meta, in bfloat16."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # BitLinear compiles a function, at which PyTorch 2.11 uses what it deprecates itself
+        warnings.simplefilter(
+            "ignore"
+        )  # BitLinear compiles a function, at which PyTorch 2.11 uses what it deprecates itself
         from transformers.integrations import bitnet, eetq, fbgemm_fp8, finegrained_fp8, higgs
 
     sides = {"in_features": 1024, "out_features": 512}
@@ -206,6 +208,12 @@ MALFORMED = {
     "bits": ({"quant_method": "gptq", "bits": "4"}, "bits = '4', allowed 2, 3, 4, 8"),
     "group": ({"quant_method": "awq", "group_size": 0}, "group_size = 0"),
     "pattern": ({"quant_method": "awq", "modules_to_not_convert": ["("]}, r"modules_to_not_convert: '\('"),
+    "sides": ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight_block_size = \[0, 128\]"),
+    "pattern of FP8": ({"quant_method": "fp8", "modules_to_not_convert": ["("]}, r"modules_to_not_convert: '\('"),
+    "a dtype": (
+        {"load_in_4bit": True, "bnb_4bit_compute_dtype": "load"},
+        "transformers refuses this quantization_config",
+    ),
     "blocks": ({"quant_method": "quanto", "weights": "int3"}, "weights = 'int3'"),
 }
 
@@ -213,7 +221,9 @@ MALFORMED = {
 @pytest.mark.parametrize("case", list(MALFORMED))
 def test_what_no_quantiser_wrote_is_refused(case):
     settings, reason = MALFORMED[case]
-    query = f"arch=config:{encode_config(json.dumps(SMALL | {'quantization_config': settings}))}&mode=inference"
+    if "load_in_4bit" in settings:
+        pytest.importorskip("bitsandbytes")
+    query = f"arch=config:{encode_config(json.dumps(SMALL | {'quantization_config': settings}))}&mode=inference&gpu=h100-80gb"
     with pytest.raises(ConfigError, match=reason):
         made(query)
 

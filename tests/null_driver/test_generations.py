@@ -29,8 +29,8 @@ CASES = [
     ("BartForConditionalGeneration", "dynamic", "float32", 8, 64, 24),
     ("LlamaForCausalLM", "offloaded", "bfloat16", 2, 24, 24),
     ("LlamaForCausalLM", "offloaded", "bfloat16", 64, 200, 24),
-    ("LlamaForCausalLM", "offloaded_static", "bfloat16", 64, 200, 24),
     ("GPT2LMHeadModel", "offloaded", "float16", 16, 64, 24),
+    ("LlamaForCausalLM", "offloaded_static", "bfloat16", 64, 200, 24),
     ("MistralForCausalLM", "offloaded", "bfloat16", 4, 118, 24),
 ]
 

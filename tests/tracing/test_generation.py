@@ -71,7 +71,7 @@ def test_a_written_generation_is_the_traced_one(head: str, kind: str, attention:
     assert rows(found) == rows(whole)
 
 
-@pytest.mark.parametrize("kind", ["offloaded", "offloaded_static"])
+@pytest.mark.parametrize("kind", ["offloaded", pytest.param("offloaded_static", marks=pytest.mark.exhaustive)])
 def test_an_offloaded_generation_is_written_out_as_it_is_traced(kind: str) -> None:
     blueprint, module = generation("LlamaForCausalLM")
     asked = work(24, cache=kind)

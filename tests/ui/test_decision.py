@@ -50,9 +50,7 @@ def open_tab(page: AppTest, name: str) -> AppTest:
 
 
 def test_limits_are_shown_and_applied(client, open_page):
-    page = open_tab(
-        open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "How far it goes"
-    )
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "How far it goes")
     assert {"74", "perhaps 96", "none"} <= set(texts(page))
     assert "not even 16 fits" in markup(page)
     page.button(key="limit_batch").click().run()
