@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.weights import FP8_CAPABILITY
 
-MXFP4_CAPABILITY = (
-    7,
-    5,
-)  # quantizer_mxfp4.py: below it, and where `kernels` is not installed, weights are made bfloat16
+# quantizer_mxfp4.py: below it, and where the package kernels is not installed, weights are made bfloat16
+MXFP4_CAPABILITY = (7, 5)
+FBGEMM_CAPABILITY = (9, 0)  # quantizer_fbgemm_fp8.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +43,19 @@ _OF_FP8 = (
     "expert_dtype",
 )
 _ROWS = (
-    Method(
-        key=BITSANDBYTES,
-        title="bitsandbytes",
-        traced=True,
-        adapts=True,
-        settings=_OF_BITSANDBYTES,
-    ),
+    Method(key=BITSANDBYTES, title="bitsandbytes", traced=True, adapts=True, settings=_OF_BITSANDBYTES),
     Method(key="fp8", title="FP8 in blocks", traced=True, adapts=True, lowest=FP8_CAPABILITY, settings=_OF_FP8),
     Method(key="mxfp4", title="MXFP4", lowest=MXFP4_CAPABILITY),
     Method(key="awq", title="AWQ"),
     Method(key="gptq", title="GPTQ"),
     Method(key="compressed-tensors", title="compressed-tensors", decompresses=True),
-    Method(key="auto-round", title="AutoRound"),
     Method(key="aqlm", title="AQLM"),
     Method(key="bitnet", title="BitNet"),
     Method(key="eetq", title="EETQ"),
-    Method(key="fbgemm_fp8", title="FBGEMM FP8", lowest=(9, 0)),
+    Method(key="fbgemm_fp8", title="FBGEMM FP8", lowest=FBGEMM_CAPABILITY),
     Method(key="higgs", title="HIGGS"),
     Method(key="hqq", title="HQQ"),
     Method(key="quanto", title="quanto"),
-    Method(key="torchao", title="torchao"),
 )
 
 METHODS: dict[str, Method] = {row.key: row for row in _ROWS}

@@ -11,10 +11,11 @@ from torch import nn
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.census import take_census
-from sizer.architecture.layouts import layout_of
+from sizer.architecture.layouts import LAYOUTS, layout_of
 from sizer.architecture.loaded import as_loaded
 from sizer.architecture.packed import checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization, quantization_of
+from sizer.catalogue.checkpoints import METHODS as CHECKPOINT_METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError
@@ -104,6 +105,11 @@ def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
     assert found.estimates[0].weights_bytes == BYTES[method] + 2 * REST
     assert found.model.parameters == LINEAR + REST
     assert any("whose kernels are not traced" in line for line in caveats(found))
+
+
+def test_every_method_has_a_layout():
+    assert set(CHECKPOINT_METHODS) == set(LAYOUTS)
+    assert quantization_of(parse_query(f"{arch('awq')}&mode=inference"), None) == settings_of("awq")
 
 
 def layer(name: str) -> nn.Module:
