@@ -11,9 +11,9 @@ from sizer import versions as pytorch
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import GENERATION_KEYS, MODES
+from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
 from sizer.catalogue.sources import offered_sources
-from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
 from sizer.errors import RequestError, TraceError
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_column
@@ -28,6 +28,7 @@ from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import convolutions, explain, formulas
+from sizer.units import format_bytes
 
 
 def estimate(
@@ -186,6 +187,7 @@ class Estimator:
             self._progress("putting the report together")
         traced = {dtype: self._traced[dtype] for dtype in request.dtypes if dtype in self._traced}
         columns = {dtype: self._columns[dtype] for dtype in request.dtypes if dtype in self._columns}
+        kv_caches = () if pending else self._kv_caches(columns)
         notes = [f"{dtype}: {one.note}" for dtype, one in traced.items() if one.note]
         if counted.smallest > 1 and 1 in request.batches:
             notes.insert(0, f"batch 1 is left out: {counted.refusal}")
@@ -205,22 +207,30 @@ class Estimator:
             pending=pending,
             failures={dtype: one.failure for dtype, one in traced.items() if dtype not in columns},
             notes=(*counted.notes, *notes),
-            cautions=(*_of_each_rank(request), *cautions(device, self.gpu, request.weights)),
+            cautions=(
+                *_of_each_rank(request),
+                *cautions(device, self.gpu),
+                *self._tracer.loaded.cautions,
+                *_on_the_host(request, kv_caches),
+            ),
             target=target(device),
             assumptions=tuple(dict.fromkeys(str(kernel) for one in traced.values() for kernel in one.kernels)),
             uncounted=(*counted.uncounted, *self._unanswered(traced)),
             explanation=None if pending else self._explain(traced),
             formulas=formulas(device, self.gpu),
-            kv_caches=() if pending else self._kv_caches(columns),
+            kv_caches=kv_caches,
         )
 
     def _kv_caches(self, columns: Mapping[str, Column]) -> tuple[KvCache, ...]:
         """The caches of a generation, by dtype."""
         if not MODES[self.request.mode].generates:
             return ()
+        tokens = (
+            (self._tracer.counted.sequence_length or 0) + self.request.new - 1
+        )  # the last token is not in the cache
         of_dtypes = ((dtype, self._tracer.kv_segments(dtype), column.estimates) for dtype, column in columns.items())
         return tuple(
-            build_kv_cache(segments, dtype=dtype, weights_bytes=rows[0].weights_bytes, gpu=self.gpu)
+            build_kv_cache(segments, dtype=dtype, weights_bytes=rows[0].weights_bytes, gpu=self.gpu, tokens=tokens)
             for dtype, segments, rows in of_dtypes
             if segments and rows
         )
@@ -264,7 +274,7 @@ class Estimator:
 
 def versions() -> dict[str, str]:
     """The versions that an answer depends on."""
-    extras = (name for name in (PACKAGE, BITSANDBYTES) if find_spec(name))
+    extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
     packages = ("torch", *(source.package for source in offered_sources()), *extras)
     return {"sizer": pytorch.SIZER, **{name: version(name) for name in packages}}
 
@@ -274,15 +284,12 @@ def target(device: Device) -> dict[str, str]:
     return {"torch": pytorch.format_version(device.version)}
 
 
-def cautions(device: Device, gpu: Gpu, weights: str = "checkpoint") -> tuple[str, ...]:
+def cautions(device: Device, gpu: Gpu) -> tuple[str, ...]:
     """What to know before the figures are read: whose rules they follow, whether PyTorch runs on this GPU at all, in what it
     differs from those that the rules are for."""
     unsupported = builds.caution(gpu, device.version)
     said = (*pytorch.cautions(device.version, pytorch.installed_version()), *gpu.cautions)
-    row = WEIGHTS[weights]
-    unquantized = (f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised",)
-    loaded = unquantized if row.quantizes and not row.quantizes_on(gpu) else ()
-    return (*said, *loaded, *([unsupported] if unsupported else []))
+    return (*said, *([unsupported] if unsupported else []))
 
 
 def _of_each_rank(request: Request) -> Iterator[str]:
@@ -298,6 +305,14 @@ def _of_each_rank(request: Request) -> Iterator[str]:
     )
     if request.parallel == "zero1":
         yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the first rank"
+
+
+def _on_the_host(request: Request, kv_caches: tuple[KvCache, ...]) -> Iterator[str]:
+    """What to know of caches of which a part is on the host."""
+    held = max((cache.host_bytes for cache in kv_caches), default=0)
+    if held:
+        batch = request.batches[0]
+        yield f"the host holds {format_bytes(held * batch)} of the cache at batch {batch}, in memory that is pinned"
 
 
 def _echo(request: Request) -> dict[str, object]:

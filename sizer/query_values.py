@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
+from sizer.catalogue.modes import OFFLOADED
 from sizer.errors import RefusedValueError, suggest
 from sizer.versions import OLDEST, format_version, parse_version
 
@@ -17,10 +18,9 @@ MAX_SEQUENCE_LENGTH = 1_048_576
 MIN_IMAGE, MAX_IMAGE = 16, 4096
 MAX_NEW = 32_768
 MAX_WORLD = 16_384  # ranks: FSDP2 lists the shards of every parameter for each
-CACHES = ("dynamic", "static")
+CACHES = ("dynamic", "static", *OFFLOADED)
 _NO_CACHE = {
     "quantized": "it is held by a package of its own, optimum-quanto or hqq, whose kernels cannot be traced",
-    "offloaded": "it copies layers on a second stream, whose blocks the allocator keeps apart: what is reserved is not known",
 }
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
 MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)

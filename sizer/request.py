@@ -16,14 +16,14 @@ from urllib.parse import unquote_plus
 from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.modes import MODES
-from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
+from sizer.catalogue.modes import MODES, OFFLOADED
+from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import beside_nccl
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
-from sizer.query_values import DTYPES, MAX_WORLD, check_length
+from sizer.query_values import CACHES, DTYPES, MAX_WORLD, check_length
 
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
@@ -249,11 +249,11 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
         )
     if request.parallel != "none":
         yield from _refused_in_parallel(request, gpu)
-    if OPTIMIZERS[request.optimizer].package == BITSANDBYTES and gpu.backend != "cuda":
+    if OPTIMIZERS[request.optimizer].package != "torch" and gpu.backend != "cuda":
         yield Refusal(
             key="optimizer",
             given=f"{quote(request.optimizer)} with gpu={request.gpu}",
-            allowed="PyTorch's own; those of bitsandbytes with a CUDA device, whose kernels are known",
+            allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
             todo="choose another optimizer, or another gpu",
         )
     if WEIGHTS[request.weights].quantizes and gpu.backend != "cuda":
@@ -261,6 +261,13 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
             key="weights",
             given=f"{quote(request.weights)} with gpu={request.gpu}",
             allowed="checkpoint, full; the others with a CUDA device, whose kernels are known",
+            todo="remove it, or choose another gpu",
+        )
+    if request.cache in OFFLOADED and gpu.backend != "cuda":
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with gpu={request.gpu}",
+            allowed=f"{', '.join(kind for kind in CACHES if kind not in OFFLOADED)}; the others with a CUDA device and its streams",
             todo="remove it, or choose another gpu",
         )
     if request.expandable_segments and gpu.backend != "cuda":
@@ -288,11 +295,11 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
             allowed="checkpoint, full: how ranks hold quantised weights was not compared with PyTorch's own",
             todo="remove it, or parallel",
         )
-    if OPTIMIZERS[request.optimizer].package == BITSANDBYTES:
+    if OPTIMIZERS[request.optimizer].package != "torch":
         yield Refusal(
             key="optimizer",
             given=f"{quote(request.optimizer)} with parallel={request.parallel}",
-            allowed="PyTorch's own: how those of bitsandbytes take shards was not compared",
+            allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
             todo="choose another optimizer, or remove parallel",
         )
     if request.world > MAX_WORLD:

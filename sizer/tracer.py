@@ -17,10 +17,10 @@ from torch import nn
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
+from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.weights import WEIGHTS
 from sizer.distributed.plan import Plan
 from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import NotAffineError
@@ -39,7 +39,7 @@ from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
-from sizer.tracing.generation import trace_generation, trace_kv_cache
+from sizer.tracing.generation import trace_generation, trace_kv_cache, trace_noted_generation
 from sizer.tracing.loading import Loading
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import PASSES, build, build_loaded, trace
@@ -90,7 +90,8 @@ class Counted:
 class Tracer:
     """The architecture and work of one request on one kind of device, built and traced when first needed.
 
-    `config` is the parsed config.json for the sources "hub" and "config". The module is built once for all dtypes.
+    `config` is the parsed config.json for the sources "hub" and "config". The module is built once for all dtypes. `request` is the
+    one that was asked for with the weights that it comes to on the device, of which `loaded` tells.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class Tracer:
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.request, self.gpu = _as_loaded(request, gpu), gpu
+        self.loaded = as_loaded(request, gpu, config)
+        self.request, self.gpu = self.loaded.request, gpu
         self._config = config
         self._kept = NothingKept() if kept is None else kept
         self._progress = progress or (lambda text: None)
@@ -253,7 +255,7 @@ class Tracer:
         if self._lender is not None:
             return self._lender._blueprint
         self._progress("building the model on meta")
-        return make_blueprint(self.request, self._config)
+        return make_blueprint(self.request, self._config, self.loaded)
 
     def _module(self, dtype: str) -> nn.Module:
         """The module for the traces of a dtype: one for all, unless it is quantised."""
@@ -305,6 +307,8 @@ class Tracer:
         blueprint, (module, loading) = self._blueprint, self._built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
         told = {"batch": batch, "device": device, "loading": loading}
+        if MODES[self.request.mode].generates and block_notes is not None:
+            return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
         if MODES[self.request.mode].generates:
             return trace_generation(blueprint, module, work, **told)
         return trace(blueprint, module, work, **told, short=short, block_notes=block_notes)
@@ -393,12 +397,6 @@ class Tracer:
     def _keep(self, name: str, traced: Traced) -> None:
         self._traced[name] = traced
         self._kept.put(name, pack(traced))
-
-
-def _as_loaded(request: Request, gpu: Gpu) -> Request:
-    """The request with the weights as they are on a device: unquantised where it cannot compute with them."""
-    row = WEIGHTS[request.weights]
-    return replace(request, weights="full") if row.quantizes and not row.quantizes_on(gpu) else request
 
 
 def work_of(request: Request, dtype: str) -> Work:

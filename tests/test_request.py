@@ -411,11 +411,18 @@ def test_keys_of_a_generation_are_refused_elsewhere_by_name():
 
 
 @pytest.mark.parametrize(
-    ("cache", "reason"), [("quantized", "optimum-quanto or hqq"), ("offloaded", "a second stream")]
+    ("keys", "reason"),
+    [
+        (
+            "cache=quantized",
+            "'quantized', allowed dynamic, static, offloaded, offloaded_static; .*optimum-quanto or hqq",
+        ),
+        ("cache=offloaded&gpu=cpu", "'offloaded' with gpu=cpu, allowed dynamic, static; the others with a CUDA device"),
+    ],
 )
-def test_a_cache_that_cannot_be_traced_is_refused_with_the_reason(cache, reason):
-    with pytest.raises(RequestError, match=rf"^cache: given '{cache}', allowed dynamic, static.*{reason}"):
-        parse_query(f"{LLAMA}&mode=generate&cache={cache}")
+def test_a_cache_that_cannot_be_traced_is_refused_with_the_reason(keys, reason):
+    with pytest.raises(RequestError, match=rf"^cache: given {reason}"):
+        parse_query(f"{LLAMA}&mode=generate&{keys}")
     with pytest.raises(RequestError, match=r"^cache: given 'sliding', allowed dynamic, static"):
         parse_query(f"{LLAMA}&mode=generate&cache=sliding")
 
@@ -493,7 +500,7 @@ def random_request(rng: random.Random) -> Request:
         head=None if torchvision else rng.choice((None, "BertForMaskedLM")),
         mode=mode,
         new=rng.choice((512, rng.randint(1, 32_768))) if generates else 512,
-        cache=rng.choice(CACHES) if generates else "dynamic",
+        cache=rng.choice(CACHES if on_cuda else CACHES[:2]) if generates else "dynamic",
         dtypes=tuple(rng.sample(DTYPES, rng.randint(1, 5))),
         batches=rng.choice((DEFAULT_BATCHES, tuple(rng.sample(range(1, 65537), rng.randint(1, 32))))),
         sequence_length=None if torchvision else rng.choice((None, rng.randint(1, 2**20))),

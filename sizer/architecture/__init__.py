@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sizer.architecture.loaded import as_loaded
+from sizer.catalogue.checkpoints import METHODS
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.catalogue.weights import WEIGHTS
@@ -12,15 +16,19 @@ from sizer.errors import BuildError
 
 if TYPE_CHECKING:
     from sizer.architecture.blueprint import Blueprint
+    from sizer.architecture.loaded import Loaded
+    from sizer.architecture.quantization_settings import Quantization
     from sizer.request import Request
 
 
-def make_blueprint(request: Request, config: dict | None = None) -> Blueprint:
-    """The blueprint of what a request names.
+def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded | None = None) -> Blueprint:
+    """The blueprint of what a request names, with its weights as they are `loaded`, by default on the request's GPU.
 
     `config` is the parsed JSON for the sources "hub" and "config" (None: the config that the request itself holds).
     Raises RequestError, ConfigError or BuildError, each with what to do.
     """
+    loaded = loaded or as_loaded(request, find_gpu(request.gpu), config)
+    request, quantization = loaded.request, loaded.quantization
     source = SOURCES[request.source]
     try:
         blueprint_of = import_function(source.blueprint)
@@ -32,15 +40,20 @@ def make_blueprint(request: Request, config: dict | None = None) -> Blueprint:
     blueprint = blueprint_of(request, config)
     if WEIGHTS[request.weights].quantizes:
         blueprint = _quantized(blueprint, request)
+    elif quantization is not None and request.weights == "checkpoint":
+        blueprint = _as_checkpoint(blueprint, quantization)
+    elif quantization is not None and request.train != "adapter":
+        blueprint = _beside_checkpoint(blueprint, quantization)
     if not MODES[request.mode].trains:
         return blueprint
-    from sizer.architecture.training import describe_pages, describe_training, limit_training
+    from sizer.architecture.training import describe_pages, describe_training, limit_training, uncounted_of
 
     limit = (lambda module: limit_training(module, request)) if request.train != "all" else None
     trained = describe_training if limit is not None else (lambda module, request: ())
     return replace(
         blueprint,
         limit=limit,
+        uncounted=(*blueprint.uncounted, *uncounted_of(request)),
         describe=lambda module: (
             *blueprint.describe(module),
             *trained(module, request),
@@ -51,11 +64,44 @@ def make_blueprint(request: Request, config: dict | None = None) -> Blueprint:
 
 def _quantized(blueprint: Blueprint, request: Request) -> Blueprint:
     """The blueprint, whose module is quantised as it is loaded."""
-    from sizer.architecture.quantization import describe_weights, load_quantized, replace_layers
+    from sizer.architecture.quantization import describe_weights
+    from sizer.architecture.quantizers import load_quantized, replace_layers
 
+    row, given = WEIGHTS[request.weights], f"weights={request.weights}"
     return replace(
         blueprint,
-        replace_layers=lambda module, dtype: replace_layers(module, request.weights, dtype),
+        replace_layers=lambda module, dtype: replace_layers(module, row.config, dtype, given=given),
         load_quantized=load_quantized,
-        describe=lambda module: describe_weights(module, request.weights),
+        describe=lambda module: describe_weights(module, row.title, outliers=row.key == "int8"),
+    )
+
+
+def _as_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprint:
+    """The blueprint, whose module holds its weights as the checkpoint does."""
+    from sizer.architecture.packed import check_names, load_packed, pack
+    from sizer.architecture.quantization import describe_weights
+    from sizer.architecture.quantizers import load_quantized, replace_layers
+
+    method, settings = METHODS[quantization.method], quantization.settings
+    config = {key: settings[key] for key in method.settings if key in settings} | {"quant_method": method.key}
+    given = f"a checkpoint in {method.title}"
+    if method.traced:
+        check_names(quantization)
+        replaced = partial(replace_layers, config=config, given=given, quantized=True)
+    else:
+        replaced = partial(pack, quantization=quantization)
+    return replace(
+        blueprint,
+        replace_layers=lambda module, dtype: replaced(module, dtype=dtype),
+        load_quantized=load_quantized if method.traced else load_packed,
+        describe=lambda module: describe_weights(module, method.title, outliers=bool(settings.get("load_in_8bit"))),
+    )
+
+
+def _beside_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprint:
+    """The blueprint of a model that is not quantised, which says what its checkpoint holds."""
+    from sizer.architecture.packed import describe_checkpoint
+
+    return replace(
+        blueprint, describe=lambda module: (*blueprint.describe(module), *describe_checkpoint(module, quantization))
     )

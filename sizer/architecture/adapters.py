@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sizer.catalogue.adapters import ADAPTERS, ATTENTION, Adapter
-from sizer.catalogue.weights import BITSANDBYTES, WEIGHTS
+from sizer.catalogue.weights import BITSANDBYTES
 from sizer.errors import BuildError, quote
 from sizer.request import Request
 
@@ -64,7 +64,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             given=f"weights={request.weights}&train=adapter",
             todo="choose other weights, or mode=inference",
         )
-    if WEIGHTS[request.weights].package == BITSANDBYTES:
+    if getattr(module, "quantization_method", None) == BITSANDBYTES:
         module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)  # it is on already
         torch.cuda.empty_cache()  # which that does where CUDA is available alone
         if request.checkpointing:

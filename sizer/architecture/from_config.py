@@ -7,6 +7,7 @@ from dataclasses import replace
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.guard import clean_config
 from sizer.architecture.huggingface import huggingface_blueprint
+from sizer.architecture.quantization_settings import PLACES
 from sizer.catalogue.presets import find_preset
 from sizer.config_json import read_config
 from sizer.errors import ConfigError
@@ -37,7 +38,8 @@ def from_config(request: Request, config: dict | None) -> Blueprint:
         attention=request.attention,
         mode=request.mode,
     )
-    dropped = (f"not read from the config: {_listed(clean.dropped)}",) if clean.dropped else ()
+    unread = tuple(key for key in clean.dropped if key.rpartition(".")[2] not in PLACES)
+    dropped = (f"not read from the config: {_listed(unread)}",) if unread else ()
     return replace(blueprint, notes=(*clean.notes, *dropped, *blueprint.notes))
 
 

@@ -27,18 +27,40 @@ def generates(cls: type[PreTrainedModel]) -> bool:
     return cls.can_generate() and getattr(cls, "generate", None) is GenerationMixin.generate
 
 
-def generate(module: nn.Module, example: Example, *, new: int, cache: str, on_token: OnToken) -> None:
-    """Generate `new` tokens for each sequence of the example, whatever their values are: no token ends a sequence.
+def generation_options(module: nn.Module, *, new: int, cache: str) -> dict[str, object]:
+    """What a GenerationConfig is made with for greedy search to a length, with the special tokens of the model's own config.
 
-    `cache` is transformers' name of the implementation, "dynamic" or "static". Nothing is compiled, where `generate` would compile
-    the decoding steps over a static cache on a GPU.
+    `cache` is transformers' name of the implementation, "dynamic" for its default. Nothing is compiled, where `generate` would
+    compile the decoding steps over a static cache on a GPU.
     """
+    own = module.generation_config
+    return {
+        "max_new_tokens": new,
+        "do_sample": False,
+        "num_beams": 1,
+        "use_cache": True,
+        "eos_token_id": None,
+        "pad_token_id": own.pad_token_id if isinstance(own.pad_token_id, int) else 0,
+        "bos_token_id": own.bos_token_id,
+        "decoder_start_token_id": own.decoder_start_token_id if own.decoder_start_token_id is not None else 0,
+        "cache_implementation": None if cache == "dynamic" else cache,
+        "disable_compile": True,
+    }
+
+
+def prompt_of(example: Example) -> dict[str, Any]:
+    """What of an example is given to `generate`, which makes the rest itself."""
+    return {name: value for name, value in example.kwargs.items() if name not in _MADE_BY_GENERATE}
+
+
+def generate(module: nn.Module, example: Example, *, new: int, cache: str, on_token: OnToken) -> None:
+    """Generate `new` tokens for each sequence of the example, whatever their values are: no token ends a sequence (see
+    `generation_options`)."""
     before = vars(module).get("_previous_max_cache_length")  # a static cache is never smaller than the one before it
-    config = _config(module, new=new, cache=cache)
-    inputs = {name: value for name, value in example.kwargs.items() if name not in _MADE_BY_GENERATE}
+    config = GenerationConfig(**generation_options(module, new=new, cache=cache))
     try:
         with _watched(module, on_token), mock.patch.object(module, "generation_config", config), _quiet():
-            module.generate(**inputs, generation_config=config)
+            module.generate(**prompt_of(example), generation_config=config)
     finally:
         if before is None:
             vars(module).pop("_previous_max_cache_length", None)
@@ -76,23 +98,6 @@ def window_lengths(cache: object) -> tuple[int, ...]:
         if getattr(layer, "is_sliding", False) or (whole is cache and hasattr(layer, "max_cache_len")):
             found.add(int(getattr(layer, "sliding_window", None) or layer.max_cache_len))
     return tuple(sorted(found))
-
-
-def _config(module: nn.Module, *, new: int, cache: str) -> GenerationConfig:
-    """Greedy search to a length, with the special tokens that the model's own config names."""
-    own = module.generation_config
-    return GenerationConfig(
-        max_new_tokens=new,
-        do_sample=False,
-        num_beams=1,
-        use_cache=True,
-        eos_token_id=None,
-        pad_token_id=own.pad_token_id if isinstance(own.pad_token_id, int) else 0,
-        bos_token_id=own.bos_token_id,
-        decoder_start_token_id=own.decoder_start_token_id if own.decoder_start_token_id is not None else 0,
-        cache_implementation=None if cache == "dynamic" else cache,
-        disable_compile=True,
-    )
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from sizer.architecture.schema import (
     usual_part,
 )
 from sizer.errors import ConfigError, quote
-from sizer.memory.caveats import UNQUANTISED
 
 # Keys that are never handed on, whatever their class declares: code, kernels and files to load, dtypes (the request
 # chooses them), and switches that change the outputs' form. So are keys that begin with "_" or end as below.
@@ -37,8 +36,6 @@ _NEVER = frozenset(
 _NEVER_ENDING = ("_implementation", "_path", "_file", "_dir", "_checkpoint")
 _NOTES = {
     "auto_map": "The config names code of its own; the library's class for its model type is used instead.",
-    "quantization_config": UNQUANTISED,
-    "compression_config": UNQUANTISED,
 }
 
 # What may be said about a timm model beside its exact name; its other arguments open files and choose devices.

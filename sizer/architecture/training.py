@@ -104,6 +104,16 @@ def describe_pages(module: nn.Module, request: Request) -> tuple[str, ...]:
     )
 
 
+def uncounted_of(request: Request) -> tuple[str, ...]:
+    """What an estimate of a request's training leaves out."""
+    row = OPTIMIZERS[request.optimizer]
+    if not row.compiled:
+        return ()
+    return (
+        f"what the compiled step of {row.package}'s {row.class_name} holds beside its states: it is not compiled on meta",
+    )
+
+
 def _trained_whole(module: nn.Module) -> list[str]:
     """The parts of which PEFT trains a copy beside the adapter, a classifier say (`modules_to_save`)."""
     copies = (name.partition(".modules_to_save.") for name, _ in module.named_parameters())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 TRAINING_KEYS = ("optimizer", "optimizer_impl", "checkpointing")
 GENERATION_KEYS = ("new", "cache")
+OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host but for the layer that is at work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

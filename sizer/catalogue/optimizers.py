@@ -1,4 +1,4 @@
-"""The optimizers that can be asked for: their class, in torch.optim or bitsandbytes.optim, and the implementations it has."""
+"""The optimizers that can be asked for: their class, in torch.optim or that of another package, and its implementations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-BITSANDBYTES = "bitsandbytes"
+BITSANDBYTES, TORCHAO = "bitsandbytes", "torchao"
 IMPLEMENTATIONS = ("foreach", "fused", "loop")
 
 
@@ -17,7 +17,7 @@ class Optimizer:
     `implementations` are the `foreach` and `fused` arguments of its __init__ in torch/optim, the same in PyTorch 2.11 and
     2.15; "loop" is foreach=False, fused=False; where there are none there is but one. `no_fused_on` names the backends that have
     no fused kernel of it. `paged_bytes` are those of the state, for each element, that lie in managed memory, which the host
-    holds, for parameters of at least PAGED_FROM elements.
+    holds, for parameters of at least PAGED_FROM elements. `compiled` says that it compiles its step.
     """
 
     key: str
@@ -27,6 +27,7 @@ class Optimizer:
     no_fused_on: tuple[str, ...] = ()
     module: str = "torch.optim"
     paged_bytes: int = 0
+    compiled: bool = False
 
     @property
     def package(self) -> str:
@@ -56,6 +57,11 @@ def _of_bitsandbytes(key: str, class_name: str, *, paged_bytes: int = 0, **optio
     )
 
 
+def _of_torchao(key: str, class_name: str) -> Optimizer:
+    """An optimizer of torchao (torchao/optim/adam.py, 0.18), whose step torch.compile makes one kernel for each parameter."""
+    return Optimizer(key=key, class_name=class_name, implementations=(), module=f"{TORCHAO}.optim", compiled=True)
+
+
 PAGED_FROM = 100_000  # bitsandbytes/optim/optimizer.py, 0.50: get_state_buffer
 
 _ROWS = (
@@ -79,6 +85,9 @@ _ROWS = (
     _of_bitsandbytes("lion-8bit", "Lion8bit"),
     _of_bitsandbytes("sgd-8bit", "SGD8bit", lr=1e-3, momentum=0.9),
     _of_bitsandbytes("ademamix-8bit", "AdEMAMix8bit"),
+    _of_torchao("adamw-ao-8bit", "AdamW8bit"),
+    _of_torchao("adamw-ao-4bit", "AdamW4bit"),
+    _of_torchao("adamw-ao-fp8", "AdamWFp8"),
     _row("none", None),  # no step; gradients stay
 )
 

@@ -14,23 +14,22 @@ FP8_CAPABILITY = (8, 9)  # transformers/quantizers/quantizer_finegrained_fp8.py,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """One value of `weights=`: `config_class` in transformers, made with `options`, by which `from_pretrained` quantises.
+    """One value of `weights=`: the `quantization_config`, as a config.json has it, by which `from_pretrained` quantises.
 
-    Where there is none nothing is quantised. `package` is what it needs beside transformers; `lowest` the least capability of a
+    Where it is empty nothing is quantised. `package` is what it needs beside transformers; `lowest` the least capability of a
     GPU that computes with such weights, below which they are loaded as they were.
     """
 
     key: str
     title: str
-    config_class: str | None = None
-    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    config: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     package: str | None = None
     lowest: tuple[int, int] | None = None
 
     @property
     def quantizes(self) -> bool:
         """Whether weights are quantised as they are loaded."""
-        return self.config_class is not None
+        return bool(self.config)
 
     def quantizes_on(self, gpu: Gpu) -> bool:
         """Whether they are on this device."""
@@ -40,7 +39,8 @@ class Weights:
 
 
 def _of_bitsandbytes(key: str, title: str, **options: object) -> Weights:
-    return Weights(key=key, title=title, config_class="BitsAndBytesConfig", options=options, package=BITSANDBYTES)
+    config = MappingProxyType({"quant_method": BITSANDBYTES, **options})
+    return Weights(key=key, title=title, config=config, package=BITSANDBYTES)
 
 
 _ROWS = (
@@ -51,7 +51,7 @@ _ROWS = (
         "nf4-dq", "NF4, quantised twice", load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
     ),
     _of_bitsandbytes("int8", "LLM.int8()", load_in_8bit=True),
-    Weights(key="fp8", title="FP8", config_class="FineGrainedFP8Config", lowest=FP8_CAPABILITY),
+    Weights(key="fp8", title="FP8", config=MappingProxyType({"quant_method": "fp8"}), lowest=FP8_CAPABILITY),
 )
 
 WEIGHTS: dict[str, Weights] = {row.key: row for row in _ROWS}

@@ -9,10 +9,13 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.decision.cells import Cells, one_cell
 from sizer.decision.script import write_script
 from sizer.errors import BuildError, RequestError
+from sizer.memory.loops import repeated_events, written
 from sizer.memory.peak import PeakReport, find_peak
 from sizer.memory.snapshot import write_snapshot
-from sizer.request import Request, check_not_generating, check_one_rank, format_query
+from sizer.request import Request, check_one_rank, format_query
 from sizer.tracer import Kept, Progress
+
+EVENTS_AT_MOST = 2_000_000  # of a snapshot: about a gigabyte
 
 
 def peak(
@@ -27,7 +30,6 @@ def peak(
     Raises RequestError for a request of several, and what an estimate raises where the work itself has none.
     """
     request = one_cell(request)
-    check_not_generating(request, "every tensor alive at the peak")
     check_one_rank(request, "every tensor alive at the peak")
     cells = Cells(request, config=config, kept=kept, progress=progress)
     tape, notes = cells.noted(request)
@@ -58,11 +60,17 @@ def snapshot(
     Raises as `peak`, and RequestError for a device whose allocator has none.
     """
     request = one_cell(request)
-    check_not_generating(request, "a memory snapshot")
     check_one_rank(request, "a memory snapshot")
     gpu = find_gpu(request.gpu)
     if gpu.backend != "cuda":
         what = "PyTorch has memory snapshots of CUDA's allocator alone"
         raise RequestError(what, given=f"gpu={gpu.key}", allowed="a CUDA device")
     tape = Cells(request, config=config, kept=kept, progress=progress).tape(request)
-    return write_snapshot(tape, gpu, expandable_segments=request.expandable_segments)
+    if (events := len(tape.order) + repeated_events(tape)) > EVENTS_AT_MOST:
+        raise RequestError(
+            "the viewer shows no snapshot of so many events",
+            given=f"{events:,}",
+            allowed=f"{EVENTS_AT_MOST:,}",
+            todo="ask for fewer new tokens",
+        )
+    return write_snapshot(written(tape), gpu, expandable_segments=request.expandable_segments)

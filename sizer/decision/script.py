@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
+
 from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Example
 from sizer.architecture.calls import CALLS
 from sizer.architecture.examples.example_spec import takes
+from sizer.architecture.generation import generation_options, prompt_of
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.catalogue.weights import WEIGHTS
 from sizer.decision.script_models import Parts, parts_of
 from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
@@ -77,6 +79,18 @@ def work():
 
 
 """
+GENERATION = """\
+def work():
+    model = build_model().to(dtype).to(device).eval()
+    with torch.device(device):
+        _, kwargs, _ = make_batch()
+    model.generation_config = GenerationConfig({options})
+    start()
+    with {context}:
+        model.generate(**kwargs, generation_config=model.generation_config)
+
+
+"""
 TAIL = """\
 def start():
     with torch.profiler.record_function("start"):
@@ -113,9 +127,9 @@ def write_script(request: Request, tracer: Tracer) -> str:
 
     Raises BuildError where a plain program cannot make the model or its inputs.
     """
-    if WEIGHTS[request.weights].quantizes:
-        raise BuildError("no script can be written for weights that are quantised", given=f"weights={request.weights}")
     blueprint, module = tracer.built()
+    if blueprint.replace_layers is not None:
+        raise BuildError("no script can be written for weights that are quantised", given=f"weights={request.weights}")
     trains = MODES[request.mode].trains
     example = blueprint.example(request.batches[0], trains)
     base = base_of(module)
@@ -126,7 +140,12 @@ def write_script(request: Request, tracer: Tracer) -> str:
     parts = parts_of(request, blueprint, base, example)
     limited = training_lines(request, module)
     parts = replace(parts, imports=(*parts.imports, *training_imports(request)), build=f"{parts.build}{limited}")
-    body = _training(request, parts) if trains else INFERENCE.format(step=_inference_step(request))
+    if MODES[request.mode].generates:
+        example = Example(kwargs=prompt_of(example))
+        parts = replace(parts, imports=(*parts.imports, "from transformers import GenerationConfig"))
+        body = GENERATION.format(options=_options(request, module), context=_without_gradients(request))
+    else:
+        body = _training(request, parts) if trains else INFERENCE.format(step=_inference_step(request))
     script = f"{_head(request, parts, example, blueprint.class_name)}{body}{TAIL}"
     if len(script) > MAX_LETTERS:
         raise BuildError("a script would be too long: it would hold the whole config", given=f"{len(script):,} letters")
@@ -135,10 +154,12 @@ def write_script(request: Request, tracer: Tracer) -> str:
 
 def _head(request: Request, parts: Parts, example: Example, class_name: str) -> str:
     (dtype,), (batch,) = request.dtypes, request.batches
+    optimizer, trains = OPTIMIZERS[request.optimizer], MODES[request.mode].trains
     imports = [
         "import torch",
         *parts.imports,
         *(["from torch.nn import functional"] if "functional." in parts.loss else []),
+        *([f"import {optimizer.module}"] if trains and optimizer.package != "torch" else []),
     ]
     backend = find_gpu(request.gpu).backend
     return HEAD.format(
@@ -194,11 +215,18 @@ def _training(request: Request, parts: Parts) -> str:
     )
 
 
+def _without_gradients(request: Request) -> str:
+    mixed = request.dtypes[0].startswith("amp-")
+    return f"torch.no_grad(), {_autocast(request)}" if mixed else "torch.no_grad()"
+
+
+def _options(request: Request, module: nn.Module) -> str:
+    options = generation_options(module, new=request.new, cache=request.cache)
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+
+
 def _inference_step(request: Request) -> str:
-    context = "torch.no_grad()"
-    if request.dtypes[0].startswith("amp-"):
-        context += f", {_autocast(request)}"
-    return _indent([f"with {context}:", "    output = model(*args, **kwargs)", "del output"], 8)
+    return _indent([f"with {_without_gradients(request)}:", "    output = model(*args, **kwargs)", "del output"], 8)
 
 
 def _optimizers(request: Request) -> list[str]:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from sizer.memory.report import Report
 from sizer.units import counted
 
-UNQUANTISED = "The config asks for quantised weights; it is counted unquantised."  # a note of what has read the config
-
 UNQUANTISED_PART = "Not quantised: "  # begins a note of what a quantizer did not quantise
 
 
@@ -20,8 +18,6 @@ def caveats(report: Report) -> tuple[str, ...]:
 def _caveats(report: Report) -> Iterator[str]:
     for caution in report.cautions:
         yield f"{caution}."
-    if UNQUANTISED in report.notes:
-        yield "the weights are counted unquantised, although the config asks for quantised ones."
     for note in report.notes:
         if note.startswith(UNQUANTISED_PART):
             yield f"{note[0].lower()}{note[1:]}"

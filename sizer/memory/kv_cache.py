@@ -22,11 +22,14 @@ PAGED_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSegment:
-    """From `start` tokens on a sequence's cache takes `constant_bytes` and for each of its tokens `token_bytes`."""
+    """From `start` tokens on a sequence's cache takes `constant_bytes` and for each of its tokens `token_bytes`; of an offloaded
+    cache `host_constant_bytes` and `host_token_bytes` of these are on the host."""
 
     start: int
     constant_bytes: int
     token_bytes: int
+    host_constant_bytes: int = 0
+    host_token_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,8 @@ class KvCache:
     """The cache of one dtype. `token_bytes` is what each token adds to a sequence that fills no window yet.
 
     `paged_budget_bytes` is what a server with paged attention has for caches on the device: MEMORY_PERCENT of its memory
-    without the weights. What its own profile of a forward pass takes comes off that, and is not counted here.
+    without the weights. What its own profile of a forward pass takes comes off that, and is not counted here. `host_bytes` is what
+    of an offloaded cache one whole sequence has on the host, 0 of any other.
     """
 
     dtype: str
@@ -53,16 +57,29 @@ class KvCache:
     segments: tuple[KvSegment, ...]
     paged_budget_bytes: int
     rows: tuple[KvRow, ...]
+    host_bytes: int = 0
 
 
 def sequence_bytes(segments: Iterable[KvSegment], context: int) -> int:
     """The bytes of the cache of a sequence of `context` tokens, of which the last was just made."""
-    segment = [one for one in segments if one.start <= context][-1]
+    segment = _segment(segments, context)
     return segment.constant_bytes + context * segment.token_bytes
 
 
-def build_kv_cache(segments: tuple[KvSegment, ...], *, dtype: str, weights_bytes: int, gpu: Gpu) -> KvCache:
-    """The cache of one dtype on a device, for contexts from 1,024 tokens on."""
+def host_bytes(segments: Iterable[KvSegment], context: int) -> int:
+    """What of the cache of a sequence of `context` tokens is on the host."""
+    segment = _segment(segments, context)
+    return segment.host_constant_bytes + context * segment.host_token_bytes
+
+
+def _segment(segments: Iterable[KvSegment], context: int) -> KvSegment:
+    return [one for one in segments if one.start <= context][-1]
+
+
+def build_kv_cache(
+    segments: tuple[KvSegment, ...], *, dtype: str, weights_bytes: int, gpu: Gpu, tokens: int = 0
+) -> KvCache:
+    """The cache of one dtype on a device, for contexts from 1,024 tokens on; `tokens` are those of a whole sequence."""
     budget = max(0, gpu.total_bytes * MEMORY_PERCENT // 100 - weights_bytes)
     rows = []
     for context in CONTEXTS:
@@ -81,4 +98,5 @@ def build_kv_cache(segments: tuple[KvSegment, ...], *, dtype: str, weights_bytes
         segments=segments,
         paged_budget_bytes=budget,
         rows=tuple(rows),
+        host_bytes=host_bytes(segments, tokens),
     )

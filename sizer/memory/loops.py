@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from sizer.memory.size_queries import by_block, gather
+from sizer.memory.streams import stream_of
 from sizer.memory.tape import Loop, Tape
 
 
@@ -52,10 +53,7 @@ def repetitions(tape: Tape) -> Iterator[tuple[Loop, Repetition]]:
 
 
 def find_repetition(tape: Tape, loop: Loop) -> Repetition:
-    """What comes again in a loop, read from its step and those before. Raises NotRepeatedError where these differ, or where the
-    tape is of several streams."""
-    if tape.streams:
-        raise NotRepeatedError("work of several streams is not held in loops")
+    """What comes again in a loop, read from its step and those before. Raises NotRepeatedError where these differ."""
     length = loop.end - loop.begin
     before, step = (
         _Step(tape, [end - steps * length for steps in reversed(range(DEPTH + 2))]) for end in (loop.begin, loop.end)
@@ -118,7 +116,7 @@ class _Step:
             else:
                 self.earlier[~event] = made_before.get(~event, (0, -1))
                 self.shape.append(self.earlier[~event])
-        self.sources = ((tape.ops[b], tape.modules[b], tape.categories[b]) for b in self.blocks)
+        self.sources = ((tape.ops[b], tape.modules[b], tape.categories[b], stream_of(tape, b)) for b in self.blocks)
 
 
 def check_affine(tape: Tape, loop: Loop) -> None:
@@ -150,8 +148,6 @@ def append_step(tape: Tape, other: Tape, bounds: Sequence[int], *, follows: Sequ
     `follows` of the tape's where the DEPTH steps before it begin. Raises NotRepeatedError where it releases what was not made in
     these.
     """
-    if tape.streams or other.streams:
-        raise NotRepeatedError("work of several streams is not written from a few steps")
     step = _Step(other, bounds)
     first, at = len(tape.sizes), len(tape.order)
     made_before = [[event for event in tape.order[begin:end] if event >= 0] for begin, end in pairwise([*follows, at])]
@@ -179,6 +175,7 @@ def append_step(tape: Tape, other: Tape, bounds: Sequence[int], *, follows: Sequ
         order=order,
         sizes=sizes,
         categories=tape.categories + bytes(other.categories[block] for block in step.blocks),
+        streams=_joined_streams(tape, other, step.blocks),
         ops=ops,
         modules=modules,
         op_names=tuple(op_names),
@@ -187,6 +184,13 @@ def append_step(tape: Tape, other: Tape, bounds: Sequence[int], *, follows: Sequ
         size_queries=gather(by_block(tape.size_queries) | own),
         stand_ins=tuple(dict.fromkeys(tape.stand_ins + other.stand_ins)),
     )
+
+
+def _joined_streams(tape: Tape, other: Tape, blocks: Sequence[int]) -> bytes:
+    """The streams of a tape's blocks and of some of another's; nothing where all are of the default one."""
+    if not (tape.streams or other.streams):
+        return b""
+    return (tape.streams or bytes(len(tape.sizes))) + bytes(stream_of(other, block) for block in blocks)
 
 
 def written(tape: Tape) -> Tape:
@@ -238,6 +242,7 @@ def _write(tape: Tape, loop: Loop, again: Repetition) -> Tape:
         order=order,
         sizes=sizes,
         categories=tape.categories[:place] + tape.categories[first:place] * loop.count + tape.categories[place:],
+        streams=tape.streams[:place] + tape.streams[first:place] * loop.count + tape.streams[place:],
         ops=column(tape.ops),
         modules=column(tape.modules),
         marks=tuple((at + loop.count * length * (at >= loop.end), phase) for at, phase in tape.marks),

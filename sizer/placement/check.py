@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +70,8 @@ def check_request(
     """
     progress = report_progress or (lambda text: None)
     progress("building the model on meta")
-    blueprint = make_blueprint(request, config)
+    unquantized = replace(request, weights="full") if request.weights == "checkpoint" else request
+    blueprint = make_blueprint(unquantized, config)
     if blueprint.replace_layers is not None:
         raise BuildError(
             "quantised weights are on their device as soon as they are quantised",

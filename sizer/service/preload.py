@@ -9,10 +9,10 @@ import sys
 import tempfile
 from importlib.util import find_spec
 
-from sizer.catalogue.optimizers import BITSANDBYTES
+from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.errors import JobError
 
-IMPORTED_LATER = (BITSANDBYTES,)  # where a question asks for it, on which its answer depends then
+IMPORTED_LATER = (BITSANDBYTES, TORCHAO)  # where a question asks for it, on which its answer depends then
 
 
 def preload(names: tuple[str, ...]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from sizer.architecture.quantization import quantization_states
+from sizer.memory.block_notes import Tensor as NotedTensor
 from sizer.memory.tape import FROZEN
 from sizer.tracing.log import BlockLog
 from sizer.tracing.modules import children_first
@@ -18,10 +19,11 @@ from sizer.tracing.modules import children_first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What loading a module has logged, and the block of each of its tensors, by path."""
+    """What loading a module has logged, the block of each of its tensors, by path, and what the blocks hold, where noted."""
 
     log: BlockLog
     blocks: dict[str, int]
+    tensors: dict[int, NotedTensor]
 
 
 def tensors_in(module: nn.Module, *, tell_frozen: bool = False) -> Iterator[tuple[str, Tensor, str]]:

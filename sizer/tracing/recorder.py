@@ -170,11 +170,14 @@ class Recorder(TorchDispatchMode):
             for part in parts_of(tensor):
                 blocks[path] = self.block_of(part)
                 self.log.classify(blocks[path], category)
-        return Loading(log=self.log.copy(), blocks=blocks)
+        tensors = {} if self.block_notes is None else self.block_notes.tensors
+        return Loading(log=self.log.copy(), blocks=blocks, tensors=tensors)
 
     def resume(self, loading: Loading, module: nn.Module) -> None:
         """Begin with what loading the module has logged."""
         self.log = loading.log.copy()
+        if self.block_notes is not None:
+            self.block_notes.tensors.update(loading.tensors)
         for path, tensor, _ in tensors_in(module):
             for part in parts_of(tensor):
                 self._follow_storage(part.untyped_storage(), loading.blocks[path])
@@ -276,10 +279,14 @@ class Recorder(TorchDispatchMode):
     def _enter(self, tensor: Tensor, op: str, module: str, category: str) -> None:
         storage = tensor.untyped_storage()
         block = self.log.allocate(storage.nbytes(), op, module, category)
+        self._note(tensor, block)
+        self._follow_storage(storage, block)
+
+    def _note(self, tensor: Tensor, block: int) -> None:
+        """Note what a block holds, where that is asked for."""
         if self.block_notes is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.block_notes.tensors[block] = NotedTensor(shape=tuple(tensor.shape), dtype=dtype)
-        self._follow_storage(storage, block)
 
     def _follow_storage(self, storage: torch.UntypedStorage, block: int) -> None:
         """Have a block released when its storage dies."""

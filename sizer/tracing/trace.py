@@ -79,6 +79,7 @@ def build_loaded(
         module = blueprint.prepare(dtype)
     builder.values.keep(module)
     recorder = Recorder(device)
+    recorder.block_notes = BlockNotes()
     with repeatable(), recording(recorder), torch.device("meta"):
         module = blueprint.finish(blueprint.load(module), checkpointing=checkpointing)
         return module, recorder.loaded(module, tell_frozen=tell_frozen)

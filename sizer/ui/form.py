@@ -331,7 +331,8 @@ EXPANDABLE_HELP = (
 )
 NEW_HELP = "Tokens that are generated for each sequence, after the prompt, which has the sequence length."
 CACHE_HELP = (
-    "transformers' cache_implementation: one that grows with every token, or one that is made for all of them at once."
+    "transformers' cache_implementation: one that grows with every token, or one that is made for all of them at once; offloaded: "
+    "on the host but for the layer that is at work."
 )
 MEMORY_HELP = "As PyTorch reports it, for example 24GiB or 24084MiB: torch.cuda.get_device_properties(0).total_memory."
 TORCH_HELP = f"The version whose rules are followed: {format_version(OLDEST)} or newer."

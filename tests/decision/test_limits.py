@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sizer.decision.limits import limits
-from sizer.decision.peak import peak, snapshot
 from sizer.device.trial.launch import start
 from sizer.errors import RequestError
 from sizer.estimator import estimate
@@ -94,9 +93,5 @@ def test_how_many_tokens_fit_is_read_where_memory_ends() -> None:
 
 
 def test_what_a_generation_has_no_answer_for_is_refused_by_name() -> None:
-    query = parse_query(GENERATED)
-    for answer, what in ((peak, "every tensor alive at the peak"), (snapshot, "a memory snapshot")):
-        with pytest.raises(RequestError, match=rf"^{what}: not for a generation: given mode=generate"):
-            list(answer(query))
     with pytest.raises(RequestError, match=r"^a measurement: not for a generation"):
         start(GENERATED, "cpu")

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+from importlib.util import find_spec
+
 import pytest
 from torch.cuda import _memory_viz
 
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.config_json import encode_config
 from sizer.decision.cells import Cells, one_cell
 from sizer.decision.peak import peak, snapshot
-from sizer.errors import RequestError
+from sizer.errors import RequestError, TraceError
+from sizer.memory.addresses import find_addresses
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.codec import decode, encode
 from sizer.memory.estimate import Estimate
+from sizer.memory.loops import written
 from sizer.memory.peak import PeakReport
 from sizer.memory.snapshot import make_snapshot
 from sizer.memory.tape import Tape
 from sizer.request import parse_query
-from tests.decision.questions import CNN, DETECTION, IN_TESTS, LANGUAGE
+from tests.decision.questions import CNN, DETECTION, IN_TESTS, LANGUAGE, TWO_LAYERS
+from tests.tracing.models import LLAMA
+
+SMALL_LLAMA = f"arch=config:{encode_config(json.dumps(LLAMA | {'num_hidden_layers': 2}))}"
 
 QUESTIONS = {
     **IN_TESTS,
@@ -24,6 +34,12 @@ QUESTIONS = {
     "expandable": f"{LANGUAGE}&expandable=1",
     "mixed precision": "arch=torchvision:resnet18&image=64&dtype=amp-float16&batch=8&gpu=rtx-4090&optimizer=sgd-momentum",
     "CPU": "arch=hf:gpt2&seq=32&dtype=bfloat16&batch=1&gpu=cpu&checkpointing=1",
+    "generation": f"{TWO_LAYERS}&seq=64&mode=generate&new=6&dtype=bfloat16&batch=4&gpu=rtx-4090",
+    **(
+        {"quantised": f"{SMALL_LLAMA}&seq=64&dtype=bfloat16&batch=2&train=adapter&weights=nf4&gpu=rtx-4090"}
+        if find_spec("bitsandbytes") and find_spec("peft")
+        else {}
+    ),
     "Apple": "arch=torchvision:resnet18&image=64&dtype=float32&batch=8&gpu=m2-ultra-64gb",
 }
 
@@ -118,3 +134,33 @@ def test_a_snapshot_is_of_one_cell_on_cuda():
         snapshot(parse_query("arch=hf:gpt2&seq=8&dtype=float32&batch=1&gpu=cpu"))
     with pytest.raises(RequestError, match=r"this answer is for one dtype and batch size"):
         snapshot(parse_query("arch=hf:gpt2"))
+
+
+def test_of_many_tokens_the_prompt_is_traced_where_the_peak_is():
+    # the prompt's logits of 64 × 50,257 are much larger than the cache of so few tokens
+    query = f"{TWO_LAYERS}&seq=512&mode=generate&new=300&dtype=bfloat16&batch=4&gpu=rtx-4090"
+    request = one_cell(parse_query(query))
+    found = list(peak(request))[-1]
+    assert found.phase == "prefill"
+    assert found.allocated_bytes == Cells(request).estimate(request).peak_allocated_bytes
+    assert "max_new_tokens=300" in found.script
+
+
+def test_a_peak_among_many_tokens_is_refused():
+    query = f"{TWO_LAYERS}&seq=4&mode=generate&new=300&dtype=bfloat16&batch=64&gpu=rtx-4090"
+    with pytest.raises(TraceError, match="among 300 tokens, which are not traced one by one; ask for at most 256"):
+        list(peak(parse_query(query)))
+
+
+def test_a_snapshot_of_a_generation_holds_every_step(monkeypatch):
+    request = parse_query(f"{TWO_LAYERS}&seq=16&mode=generate&new=40&dtype=bfloat16&batch=2&gpu=rtx-4090")
+    whole = written(Cells(one_cell(request)).tape(one_cell(request)))
+    made = pickle.loads(snapshot(request))
+    actions = [event["action"] for event in made["device_traces"][0]]
+    allocated, _ = find_addresses(whole, find_gpu("rtx-4090"), expandable_segments=False).peak(whole)
+    assert actions.count("alloc") == sum(event >= 0 and whole.sizes[event] > 0 for event in whole.order[:allocated])
+    monkeypatch.setattr("sizer.decision.peak.EVENTS_AT_MOST", 100)
+    with pytest.raises(
+        RequestError, match=r"no snapshot of so many events: given .*, allowed 100; ask for fewer new tokens"
+    ):
+        snapshot(request)

@@ -57,10 +57,12 @@ RUN = {
     ),
     "head": "arch=torchvision:resnet18&image=64&dtype=float32&batch=4&train=head",
     "accumulated": f"arch=config:{SMALL_GPT2}&seq=64&dtype=float32&batch=4&accumulate=4",
+    "generation": f"arch=config:{SMALL_GPT2}&seq=64&mode=generate&new=8&dtype=bfloat16&batch=4",
+    "static cache": f"arch=config:{SMALL_GPT2}&seq=64&mode=generate&new=8&dtype=float32&batch=4&cache=static",
     "inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=bfloat16&batch=4",
 }
 
-SOME = ("CNN", "language model", "mixed precision", "timm", "LoRA", "inference")
+SOME = ("CNN", "language model", "mixed precision", "timm", "LoRA", "inference", "generation")
 
 
 def script_of(query: str) -> PeakReport:
@@ -194,3 +196,11 @@ def test_values_without_meaning_are_refused():
         value_code(object())
     with pytest.raises(BuildError, match=r"labels hidden here and there"):
         value_code(torch.where(torch.rand(4, 90) < 0.5, 3, -100))
+
+
+def test_it_imports_the_package_of_its_optimizer():
+    pytest.importorskip("bitsandbytes")
+    *_, found = peak(parse_query(f"{RUN['language model']}&optimizer=lion&gpu=rtx-4090"))
+    imported = [node.names[0].name for node in ast.walk(ast.parse(found.script)) if isinstance(node, ast.Import)]
+    assert "bitsandbytes.optim" in imported
+    assert "bitsandbytes.optim.Lion32bit(parameters)" in found.script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -95,8 +96,17 @@ def test_loops_are_of_one_stream() -> None:
     loops = (Loop(begin=2, end=4, count=3),)
     with pytest.raises(ValueError, match=r"^the tape has several streams and loops"):
         tape_of(b"\0\1\0", loops=loops)
-    with pytest.raises(NotRepeatedError, match=r"^work of several streams is not held in loops$"):
-        find_repetition(tape_of(b"\0\1\0"), loops[0])
+
+
+def test_a_step_of_other_streams_is_another_step() -> None:
+    # steps of one block each, which the next one releases
+    tape = make_tape([("a", 512), ("b", 512), "-a", ("c", 512), "-b", ("d", 512), "-c"])
+    tape = replace(tape, ops=array("l", [0] * 4), modules=array("l", [0] * 4))
+    loop = Loop(begin=5, end=7, count=1)
+    for streams in (b"", b"\0\0\1\1"):
+        assert find_repetition(replace(tape, streams=streams), loop).blocks.tolist() == [3]
+    with pytest.raises(NotRepeatedError, match=r"^the step at event 5 is not the one before it once more$"):
+        find_repetition(replace(tape, streams=b"\0\0\0\1"), loop)
 
 
 @pytest.mark.parametrize("expandable", [False, True])

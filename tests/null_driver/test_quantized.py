@@ -28,6 +28,14 @@ def arch(config: dict, **others: object) -> str:
 
 
 LLAMA_TEXT = f"{arch(LLAMA, hidden_size=512, intermediate_size=1536)}&seq=256"
+# Checkpoints whose weights are quantised already.
+QUANTISED = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "quant_method": "bitsandbytes"}
+NESTED = QUANTISED | {"bnb_4bit_use_double_quant": True}
+SIZES = {"hidden_size": 512, "intermediate_size": 1536}
+NF4_TEXT, NESTED_TEXT, INT8_TEXT = (
+    f"{arch(LLAMA, **SIZES, quantization_config=config)}&seq=256"
+    for config in (QUANTISED, NESTED, {"load_in_8bit": True, "quant_method": "bitsandbytes"})
+)
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 8}
 QWEN |= {"hidden_size": 512, "intermediate_size": 1536, "num_key_value_heads": 2, "vocab_size": 8000}
 QWEN_TEXT = f"{arch(QWEN)}&seq=128"
@@ -49,6 +57,10 @@ QUERIES = (
     f"{LLAMA_TEXT}&dtype=bfloat16&weights=nf4&train=adapter&adapter=ia3",
     f"{QWEN_TEXT}&dtype=bfloat16&weights=nf4-dq&train=adapter&checkpointing=1",
     f"{QWEN_TEXT}&dtype=bfloat16&weights=int8&train=adapter",
+    f"{NESTED_TEXT}&dtype=bfloat16&train=adapter&checkpointing=1",
+    f"{NF4_TEXT}&dtype=bfloat16&mode=inference",
+    f"{NESTED_TEXT}&dtype=float16&mode=inference",
+    f"{INT8_TEXT}&dtype=float16&mode=inference",
     f"{GPT2_TEXT}&dtype=bfloat16&weights=nf4&train=adapter",
     f"{GPT2_TEXT}&dtype=float16&weights=int8&mode=inference",
 )

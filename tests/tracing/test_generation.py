@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from sizer.errors import TraceError
 from sizer.memory.allocator import replay
 from sizer.memory.archive import Traced, pack, unpack
 from sizer.memory.family import TapeFamily
@@ -68,6 +69,26 @@ def test_a_written_generation_is_the_traced_one(head: str, kind: str, attention:
     assert found.order == whole.order
     assert found.marks == whole.marks
     assert rows(found) == rows(whole)
+
+
+@pytest.mark.parametrize("kind", ["offloaded", pytest.param("offloaded_static", marks=pytest.mark.exhaustive)])
+def test_an_offloaded_generation_is_written_out_as_it_is_traced(kind: str) -> None:
+    blueprint, module = generation("LlamaForCausalLM")
+    asked = work(24, cache=kind)
+    found = trace_generation(blueprint, module, asked, batch=2, device=device()).validate()
+    whole = _run(blueprint, module, asked, batch=2, device=device(), tokens=24, after=0).tape.validate()
+    assert found.streams == whole.streams
+    assert set(found.streams) == {0, 1}
+    assert not found.loops
+    assert found.order == whole.order
+    assert rows(found) == rows(whole)
+
+
+def test_too_many_steps_of_two_streams_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sizer.tracing.generation.WRITTEN_AT_MOST", 1000)
+    blueprint, module = generation("LlamaForCausalLM")
+    with pytest.raises(TraceError, match=r"two streams, and .* events to be written out: allowed 1,000; ask for fewer"):
+        trace_generation(blueprint, module, work(256, cache="offloaded"), batch=1, device=device())
 
 
 def test_the_cache_is_a_category_of_its_own() -> None:

@@ -47,6 +47,16 @@ def test_a_window_ends_the_growth_of_its_layers() -> None:
     ]  # fmt: skip
 
 
+def test_of_an_offloaded_cache_all_layers_but_one_are_on_the_host() -> None:
+    # of 2 layers one is on the device between two steps: 2 * 2 heads * 64 elements * 2 bytes
+    blueprint, module = generation("LlamaForCausalLM")
+    (line,) = trace_kv_cache(blueprint, module, work(8, cache="offloaded"), device=device())
+    (plain,) = trace_kv_cache(blueprint, module, work(8), device=device())
+    assert (line.constant_bytes, line.token_bytes) == (plain.constant_bytes, plain.token_bytes)
+    assert (line.host_constant_bytes, line.host_token_bytes) == (0, plain.token_bytes // 2)
+    assert plain.host_token_bytes == 0
+
+
 def test_a_state_that_does_not_grow_is_a_constant() -> None:
     blueprint, module = generation("MambaForCausalLM")
     (line,) = trace_kv_cache(blueprint, module, work(8), device=device())

@@ -11,7 +11,6 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
-from sizer.memory.caveats import UNQUANTISED
 from sizer.processes.wall import LAYERS
 from sizer.request import Request, parse_query
 from sizer.ui import service
@@ -656,7 +655,7 @@ def test_what_changes_the_answer_stands_beside_the_headline(monkeypatch, open_pa
         report = report_for(request)
         return replace(
             report,
-            notes=(*report.notes, UNQUANTISED),
+            cautions=("the weights of this checkpoint are AWQ",),
             request={**report.request, "sequence_length": 2048},
             explanation=replace(report.explanation, stand_ins=("how many boxes there are",)),
         )
@@ -665,7 +664,7 @@ def test_what_changes_the_answer_stands_beside_the_headline(monkeypatch, open_pa
     page = open_page(arch="hf:gpt2", mode="inference")
     shown = texts(page)
     for line in (
-        "Note: the weights are counted unquantised, although the config asks for quantised ones.",
+        "Note: the weights of this checkpoint are AWQ.",
         "Note: this is one forward pass over all 2,048 tokens; generating token by token is not counted.",
         "Note: 1 value that the code reads had to be assumed: see Not counted.",
     ):

@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.loaded import as_loaded
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
@@ -69,7 +71,9 @@ def measure_request(
     """
     work = work_of(request, *request.dtypes)
     progress("building the module")
-    blueprint = make_blueprint(request, config)
+    facts = reader.facts()
+    device = replace(find_gpu(request.gpu), name=facts.name, backend=facts.kind, capability=facts.capability)
+    blueprint = make_blueprint(request, config, as_loaded(request, device, config))
     example = blueprint.example(request.batches[0], work.trains)
     checkpointing = request.checkpointing
     if blueprint.load_quantized is None:

@@ -61,7 +61,7 @@ def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], 
     except ModuleNotFoundError as error:
         if error.name != row.package:
             raise
-        todo = f"install {row.package} as requirements.txt names it"
+        todo = f"pip install {row.package}"
         raise BuildError(f"{row.package} is not installed", given=f"optimizer={name}", todo=todo) from error
     kind = getattr(module, row.class_name)
     if sharded:
@@ -71,7 +71,27 @@ def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], 
     optimizer = kind(parameters, **row.options, **how)
     if row.paged_bytes:
         _keep_pages_apart(optimizer)
+    if row.compiled and parameters[0].is_meta:
+        _leave_uncompiled(optimizer)
     return optimizer
+
+
+def _leave_uncompiled(optimizer: torch.optim.Optimizer) -> None:
+    """Have what an optimizer of torchao would compile compute nothing on meta: it works in place, on states made before it.
+
+    torchao/optim/adam.py, 0.18: `step` makes the states, and calls `torch.compile(single_param_adam)` for each parameter.
+    """
+    step = optimizer.step
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(torch, "compile", lambda function, **options: _computes_nothing):
+            return step(*args, **kwargs)
+
+    optimizer.step = stepped
+
+
+def _computes_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for a compiled function whose results are written to what it was given."""
 
 
 def _keep_pages_apart(optimizer: torch.optim.Optimizer) -> None:

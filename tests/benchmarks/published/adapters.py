@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sizer.architecture.quantization import load_quantized, replace_layers
+from sizer.architecture.quantizers import load_quantized, replace_layers
+from sizer.catalogue.weights import WEIGHTS
 from tests.benchmarks.published.language import Setup, Step, default_dtype, load, on_the_host
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -85,7 +86,9 @@ def qlora_training(model: str, batch: int, seq: int, attention: str, rank: int) 
 
     def setup() -> Step:
         with on_the_host():
-            module = replace_layers(without_weights(model, attention), "nf4", "float16")
+            module = replace_layers(
+                without_weights(model, attention), WEIGHTS["nf4"].config, "float16", given="weights=nf4"
+            )
         module = load_quantized(module, "cuda")
         module.config.use_cache = False
         module = peft.prepare_model_for_kbit_training(

@@ -1,0 +1,90 @@
+"""The tensors of one linear layer in a checkpoint of compressed-tensors: see sizer.architecture.layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
+from sizer.errors import ConfigError, quote
+
+Tensors = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+_NVFP4_BLOCK = 16  # weights that share a scale: compressed_tensors/compressors/nvfp4/base.py, 0.20
+
+
+def compressed_tensors(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """compressed_tensors/compressors/, 0.20: integers in words of 32 bits, FP4 in bytes, else one element a weight."""
+    groups = settings.get("config_groups")
+    group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict) or len(groups) != 1:
+        given = f"config_groups = {quote(groups)}"
+        raise ConfigError("these weights are of more than one kind", given=given, allowed="one group of layers")
+    kind = group.get("format") or settings.get("format")
+    bits = whole(weights, "num_bits", 8, (2, 3, 4, 5, 6, 7, 8))
+    columns = groups_of(weights, inputs) if weights.get("strategy") == "group" else 1
+    rows = 1 if weights.get("strategy") == "tensor" else outputs
+    scale: tuple[int, ...] = (1,) if weights.get("strategy") == "tensor" else (rows, columns)
+    tensors = _compressed_weight(kind, bits, outputs, inputs, weights)
+    if kind == "nvfp4-pack-quantized":
+        tensors["weight_scale"] = (outputs, inputs // _NVFP4_BLOCK), torch.float8_e4m3fn
+        tensors["weight_global_scale"] = (1,), torch.float32
+    else:
+        tensors["weight_scale"] = scale, dtype
+    if not weights.get("symmetric", True):
+        packed = kind == "pack-quantized"
+        shape = (ceil(rows * bits, WORD), columns) if packed else scale
+        tensors["weight_zero_point"] = shape, torch.int32 if packed else torch.int8
+    if weights.get("actorder") == "group":
+        tensors["weight_g_idx"] = (inputs,), torch.int32
+    activations = group.get("input_activations")
+    if isinstance(activations, dict) and kind == "nvfp4-pack-quantized":
+        tensors["input_global_scale"] = (1,), torch.float32
+    elif isinstance(activations, dict) and not activations.get("dynamic"):
+        tensors["input_scale"] = (1,), dtype
+    return tensors
+
+
+def _compressed_weight(kind: object, bits: int, outputs: int, inputs: int, weights: Mapping[str, object]) -> Tensors:
+    if kind == "pack-quantized":
+        packed = (outputs, ceil(inputs * bits, WORD)), torch.int32
+        return {"weight_packed": packed, "weight_shape": ((2,), torch.int64)}
+    if kind == "nvfp4-pack-quantized":
+        return {"weight_packed": ((outputs, inputs // 2), torch.uint8)}
+    if kind in ("int-quantized", "float-quantized", "naive-quantized"):
+        held = torch.float8_e4m3fn if weights.get("type") == "float" else torch.int8
+        return {"weight": ((outputs, inputs), held)}
+    allowed = "pack-quantized, nvfp4-pack-quantized, int-quantized, float-quantized, naive-quantized"
+    raise ConfigError("no layout of these weights is known", given=f"format = {quote(kind)}", allowed=allowed)
+
+
+def is_target(settings: Mapping[str, object], path: str, class_name: str) -> bool:
+    """Whether a layer is quantised: named by a group's `targets`, by its path, class or a pattern, and not among those ignored.
+
+    compressed_tensors/utils/match.py, 0.20. Experts are linear layers of their own there.
+    """
+    groups = settings.get("config_groups")
+    groups = groups.values() if isinstance(groups, dict) else ()
+    targets = [name for group in groups if isinstance(group, dict) for name in group.get("targets") or ()]
+    kinds = {class_name, "Linear"}
+    ignored = settings.get("ignore") or ()
+    return any(_names(one, path, kinds) for one in targets) and not any(
+        _names(one, path, {class_name}) for one in ignored
+    )
+
+
+def _names(target: object, path: str, kinds: set[str]) -> bool:
+    if not isinstance(target, str):
+        raise ConfigError(
+            "quantization_config is malformed", given=quote(target), allowed="names, or patterns as re:..."
+        )
+    if not target.startswith("re:"):
+        return target == path or target in kinds
+    try:
+        return re.match(target.removeprefix("re:"), path) is not None
+    except re.error as error:
+        given = quote(target)
+        raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error

@@ -1,0 +1,196 @@
+"""The tensors of one quantised linear layer as a checkpoint holds them, by its method, without the method's package.
+
+A layout takes the settings of a `quantization_config`, the layer's outputs and inputs, and the dtype of what is not quantised. The
+first tensor stands for the weight. Sources are the layers that load such tensors, at the versions named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from sizer.architecture.compressed_layouts import Tensors, compressed_tensors
+from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
+from sizer.errors import ConfigError, quote
+
+Layout = Callable[[Mapping[str, object], int, int, torch.dtype], Tensors]
+
+BLOCK = 64  # weights that share a scale: bitsandbytes/functional.py, quantize_4bit, 0.50
+SCALE_BLOCK = 256  # scales that share one, where they are quantised, too
+_MAP, _SCALE_MAP = 16, 256
+_MX_BLOCK = 32  # weights that share a scale in the OCP microscaling formats
+
+
+def layout_of(method: str, settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """The tensors of a layer of `outputs` × `inputs` weights. Raises ConfigError where the settings are none of the method's."""
+    return LAYOUTS[method](settings, outputs, inputs, dtype)
+
+
+def _bitsandbytes(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """bitsandbytes/nn/modules.py, Linear8bitLt, and bitsandbytes/functional.py, QuantState.as_dict, 0.50. The numbers
+    that the latter packs into a tensor of bytes are read on the host."""
+    if settings.get("load_in_8bit"):
+        return {"weight": ((outputs, inputs), torch.int8), "SCB": ((outputs,), torch.float32)}
+    blocks = ceil(outputs * inputs, BLOCK)
+    tensors: Tensors = {"weight": ((ceil(outputs * inputs, 2), 1), torch.uint8)}
+    if not settings.get("bnb_4bit_use_double_quant"):
+        return tensors | {"absmax": ((blocks,), torch.float32), "quant_map": ((_MAP,), torch.float32)}
+    return tensors | {
+        "absmax": ((blocks,), torch.uint8),
+        "quant_map": ((_MAP,), torch.float32),
+        "nested_absmax": ((ceil(blocks, SCALE_BLOCK),), torch.float32),
+        "nested_quant_map": ((_SCALE_MAP,), torch.float32),
+    }
+
+
+def _fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """transformers/integrations/finegrained_fp8.py, FP8Linear, 5.23."""
+    block = settings.get("weight_block_size", (128, 128))
+    if block is None:
+        scales: tuple[int, ...] = ()
+    else:
+        if (
+            not isinstance(block, (list, tuple))
+            or len(block) != 2
+            or not all(type(side) is int and side > 0 for side in block)
+        ):
+            given = f"weight_block_size = {quote(block)}"
+            raise ConfigError("quantization_config is malformed", given=given, allowed="two sides of a block")
+        scales = ceil(outputs, block[0]), ceil(inputs, block[1])
+    tensors: Tensors = {"weight": ((outputs, inputs), torch.float8_e4m3fn), "weight_scale_inv": (scales, torch.float32)}
+    return tensors | (
+        {"activation_scale": ((), torch.float32)} if settings.get("activation_scheme") == "static" else {}
+    )
+
+
+def _mxfp4(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """transformers/integrations/mxfp4.py, Mxfp4Deserialize, 5.23: two weights to a byte, a scale (E8M0) for each block."""
+    blocks = ceil(inputs, _MX_BLOCK)
+    return {
+        "blocks": ((outputs, blocks, _MX_BLOCK // 2), torch.uint8),
+        "scales": ((outputs, blocks), torch.uint8),
+    }
+
+
+def _awq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """awq/modules/linear/gemm.py and gemv.py, 0.2.9: packed along the outputs, or along the inputs."""
+    bits, groups = whole(settings, "bits", 4, (4,)), groups_of(settings, inputs)
+    version = str(settings.get("version") or settings.get("format") or "gemm").lower()
+    if version == "gemm":
+        return {
+            "qweight": ((inputs, outputs * bits // WORD), torch.int32),
+            "qzeros": ((groups, outputs * bits // WORD), torch.int32),
+            "scales": ((groups, outputs), torch.float16),
+        }
+    if version != "gemv":
+        raise ConfigError("quantization_config is malformed", given=f"version = {quote(version)}", allowed="gemm, gemv")
+    size = whole(settings, "group_size", 128)
+    multiple = {128: 1, 64: 2, 32: 4}.get(size)  # calculate_zeros_width
+    if multiple is None:
+        raise ConfigError("quantization_config is malformed", given=f"group_size = {size}", allowed="32, 64, 128")
+    width = ceil(ceil(inputs // size, WORD // bits), multiple) * multiple
+    return {
+        "qweight": ((outputs, inputs * bits // WORD), torch.int32),
+        "qzeros": ((outputs, width), torch.int32),
+        "scales": ((outputs, width * WORD // bits), torch.float16),
+    }
+
+
+def _gptq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, 0.7, and gptqmodel/nn_modules/qlinear/__init__.py, 5: packed along the
+    inputs, zeros along the outputs, and the group of each input."""
+    bits, groups = whole(settings, "bits", None, (2, 3, 4, 8)), groups_of(settings, inputs)
+    return {
+        "qweight": ((inputs * bits // WORD, outputs), torch.int32),
+        "qzeros": ((groups, outputs * bits // WORD), torch.int32),
+        "scales": ((groups, outputs), torch.float16),
+        "g_idx": ((inputs,), torch.int32),
+    }
+
+
+def _aqlm(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """aqlm/inference.py, QuantizedLinear, 1.1."""
+    bits, books = whole(settings, "nbits_per_codebook", 16, tuple(range(1, 17))), whole(settings, "num_codebooks", 1)
+    wide, high = whole(settings, "in_group_size", 8), whole(settings, "out_group_size", 1)
+    if min(books, wide, high) < 1:
+        raise ConfigError("quantization_config is malformed", given="a group or codebook of 0", allowed="1 and more")
+    return {
+        "codes": ((outputs // high, inputs // wide, books), torch.int8 if bits <= 8 else torch.int16),
+        "codebooks": ((books, 2**bits, high, wide), dtype),
+        "scales": ((outputs // high, 1, 1, 1), dtype),
+    }
+
+
+def _bitnet(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """transformers/integrations/bitnet.py, BitLinear, 5.23: four weights to a byte."""
+    if settings.get("linear_class", "bitlinear") != "bitlinear":
+        given = f"linear_class = {quote(settings['linear_class'])}"
+        raise ConfigError("these weights are 16 bits once they are loaded", given=given, allowed="bitlinear")
+    return {"weight": ((outputs // 4, inputs), torch.uint8), "weight_scale": ((1,), dtype)}
+
+
+def _eetq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """transformers/integrations/eetq.py, EetqLinear, 5.23."""
+    return {"weight": ((inputs, outputs), torch.int8), "weight_scales": ((outputs,), torch.float16)}
+
+
+def _fbgemm_fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """transformers/integrations/fbgemm_fp8.py, FbgemmFp8Linear, 5.23."""
+    return {"weight": ((outputs, inputs), torch.float8_e4m3fn), "weight_scale": ((outputs, 1), torch.float32)}
+
+
+def _higgs(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """transformers/integrations/higgs.py, HiggsLinear, 5.23."""
+    bits = whole(settings, "bits", 4, (2, 3, 4))
+    return {
+        "weight": ((outputs * bits // 16, inputs), torch.int16),
+        "scales": ((outputs, groups_of(settings, inputs, 256)), dtype),
+        "tables": ((2**bits,), dtype),
+        "tables2": ((2**bits, 2**bits, 2), dtype),
+    }
+
+
+def _hqq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """hqq/core/quantize.py, Quantizer.quantize, and hqq/core/bitpack.py, 0.2.8: of 3 bits ten to a word of 32."""
+    chosen = settings.get("quant_config", settings)
+    chosen = chosen.get("weight_quant_params", chosen) if isinstance(chosen, dict) else settings
+    bits = whole(chosen, "nbits", 4, (1, 2, 3, 4, 8))
+    size = whole(chosen, "group_size", 64)
+    if size < 1:
+        raise ConfigError("quantization_config is malformed", given=f"group_size = {size}", allowed="1 and more")
+    groups = ceil(outputs * inputs, size)
+    weight = ((ceil(groups, 10), size), torch.int32) if bits == 3 else ((ceil(groups * bits, 8), size), torch.uint8)
+    return {"W_q": weight, "scale": ((groups, 1), dtype), "zero": ((groups, 1), dtype)}
+
+
+def _quanto(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """optimum/quanto/nn/qmodule.py and tensor/weights/, 0.2: a scale for each output, or in groups of 128 inputs with a shift."""
+    kind = settings.get("weights", "int8")
+    if kind in ("int8", "float8"):
+        held = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+        return {"_data": ((outputs, inputs), held), "_scale": ((outputs, 1), dtype)}
+    if kind not in ("int4", "int2"):
+        allowed = "int8, float8, int4, int2"
+        raise ConfigError("quantization_config is malformed", given=f"weights = {quote(kind)}", allowed=allowed)
+    size = next((size for size in (128, 96, 64, 32) if inputs > 128 and not inputs % size), inputs)
+    groups = outputs * (inputs // size)
+    held = ceil(groups * int(kind[3:]), 8), size
+    return {"_data": (held, torch.uint8), "_scale": ((groups, 1), dtype), "_shift": ((groups, 1), dtype)}
+
+
+LAYOUTS: dict[str, Layout] = {
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "awq": _awq,
+    "gptq": _gptq,
+    "aqlm": _aqlm,
+    "bitnet": _bitnet,
+    "eetq": _eetq,
+    "fbgemm_fp8": _fbgemm_fp8,
+    "higgs": _higgs,
+    "hqq": _hqq,
+    "quanto": _quanto,
+    "compressed-tensors": compressed_tensors,
+}

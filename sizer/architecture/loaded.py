@@ -1,0 +1,74 @@
+"""How the weights of a request are loaded on a device: quantised as it asks, as its checkpoint has them, or not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sizer.architecture.quantization_settings import Quantization, quantization_of
+from sizer.catalogue.checkpoints import METHODS
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.weights import WEIGHTS
+from sizer.request import Request
+
+NOT_TRACED = (
+    "the weights are as the checkpoint has them, {title}, whose kernels are not traced: a product takes its result alone, and "
+    "where a kernel dequantises a layer first, as much more as that layer has in 16 bits"
+)
+_KERNELS = "; without the package kernels transformers makes them 16 bits"  # quantizer_mxfp4.py, 5.23
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What is loaded: the request with the weights that it comes to on the device ("full" where they are not quantised there), what
+    to know of that, and how the checkpoint is quantised, None where it is not, or where the request asks for other weights."""
+
+    request: Request
+    cautions: tuple[str, ...] = ()
+    quantization: Quantization | None = None
+
+
+def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
+    """How the weights of a request are loaded on `gpu`.
+
+    `config` is the parsed config.json for the sources "hub" and "config" (None: the one that the request holds, or its preset's).
+    Raises ConfigError where its `quantization_config` is malformed.
+    """
+    row = WEIGHTS[request.weights]
+    if row.quantizes and not row.quantizes_on(gpu):
+        told = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised"
+        return Loaded(request=replace(request, weights="full"), cautions=(told,))
+    quantization = quantization_of(request, config) if request.weights == "checkpoint" else None
+    if quantization is None:
+        return Loaded(request=request)
+    method = METHODS.get(quantization.method)
+    reason = next(_reasons(request, gpu, quantization), None)
+    if reason is not None:
+        title = quantization.method if method is None else method.title
+        told = f"the weights of this checkpoint are {title}; they are counted unquantised: {reason}"
+        return Loaded(request=replace(request, weights="full"), cautions=(told,), quantization=quantization)
+    if method.traced:
+        return Loaded(request=request, quantization=quantization)
+    told = NOT_TRACED.format(title=method.title) + (_KERNELS if method.key == "mxfp4" else "")
+    return Loaded(request=request, cautions=(told,), quantization=quantization)
+
+
+def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator[str]:
+    """Why a checkpoint's weights are not counted as they are."""
+    method = METHODS.get(quantization.method)
+    if method is None:
+        yield "no layout of this method is known"
+        return
+    if MODES[request.mode].trains and request.train != "adapter":
+        yield "quantised weights are not trained"
+    if MODES[request.mode].trains and not method.adapts:
+        yield "adapters beside such weights are not traced"
+    if request.parallel != "none":
+        yield "how ranks hold them was not compared with PyTorch's own"
+    if gpu.backend != "cuda":
+        yield "their kernels are known for CUDA devices alone"
+    if method.lowest is not None and (gpu.capability is None or gpu.capability < method.lowest):
+        yield f"the {gpu.name} does not compute with them, and transformers makes them 16 bits as it loads them"
+    if method.decompresses or quantization.settings.get("dequantize") is True:
+        yield "transformers makes them 16 bits in the first forward pass"

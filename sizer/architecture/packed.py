@@ -1,0 +1,235 @@
+"""Layers that hold a checkpoint's quantised weights by their method's layout, where the method's own kernels cannot be traced.
+
+Every tensor has the bytes that it has on the device. A product takes its result and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from sizer.architecture.compressed_layouts import Tensors, is_target
+from sizer.architecture.layouts import LAYOUTS, layout_of
+from sizer.architecture.quantization import weight_bytes
+from sizer.architecture.quantization_settings import Quantization
+from sizer.catalogue.checkpoints import METHODS
+from sizer.errors import BuildError, ConfigError, quote
+from sizer.units import format_bytes
+
+_BLOCK = re.compile(r"\.\d+\.")  # a layer within one of a stack: what GPTQ quantises (optimum/gptq/quantizer.py, 2.3)
+_SKIPPED = {
+    "awq": "modules_to_not_convert",
+    "aqlm": "linear_weights_not_to_quantize",
+    "bitsandbytes": "llm_int8_skip_modules",
+}
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight is packed in the tensors of a layout; `bias` is the layer's own, or None."""
+
+    def __init__(self, outputs: int, inputs: int, tensors: Tensors, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inputs, outputs
+        _register(self, tensors, outputs * inputs)
+        self.register_parameter("bias", bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input [.., in_features]`: [.., out_features]."""
+        return input.new_empty((*input.shape[:-1], self.out_features))
+
+
+class PackedExperts(nn.Module):
+    """Experts whose weights are packed in the tensors of a layout, each kind stacked over the experts."""
+
+    def __init__(
+        self, hidden: int, inner: int, tensors: dict[str, tuple[Tensors, int]], biases: dict[str, nn.Parameter]
+    ) -> None:
+        super().__init__()
+        self.hidden, self.inner = hidden, inner
+        for name, (held, elements) in tensors.items():
+            _register(self, {f"{name}_{key}": row for key, row in held.items()}, elements)
+        for name, bias in biases.items():
+            self.register_parameter(name, bias)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """`hidden_states [tokens, hidden]`, `top_k_index` and `top_k_weights [tokens, k]`: [tokens, hidden]."""
+        tokens, chosen = top_k_index.shape
+        gate, up = hidden_states.new_empty((tokens * chosen, 2 * self.inner)).chunk(2, dim=-1)
+        product = nn.functional.silu(gate) * up
+        down = product.new_empty((tokens, chosen, self.hidden))
+        return (down * top_k_weights[..., None].to(down.dtype)).sum(dim=1).view_as(hidden_states)
+
+
+def _register(module: nn.Module, tensors: Tensors, elements: int) -> None:
+    """Give a module the tensors of a layout, of which the first stands for that many elements and the others for none."""
+    for name, (shape, dtype) in tensors.items():
+        parameter = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+        parameter.elements, elements = elements, 0
+        module.register_parameter(name, parameter)
+
+
+def pack(module: nn.Module, dtype: str, quantization: Quantization) -> nn.Module:
+    """A transformers model on meta for a dtype of the contract, with packed layers in the place of those that its checkpoint has
+    quantised: `module`, changed.
+
+    Raises BuildError where there is no such layer, ConfigError where the settings are none of the method's.
+    """
+    half = dtype.removeprefix("amp-")
+    module.to(torch.float32 if dtype != half else getattr(torch, half))
+    layers = list(quantized_layers(module, quantization))
+    if not layers:
+        given = f"{quote(quantization.method)} with {type(module).__name__}"
+        raise BuildError(
+            "this model has no layer that its checkpoint quantises", given=given, todo="ask for weights=full"
+        )
+    for path, layer in layers:
+        module.set_submodule(path, _packed(layer, quantization, getattr(torch, half)))
+    return module
+
+
+def load_packed(module: nn.Module, device: str = "meta") -> nn.Module:
+    """The model of `pack`, whose tensors arrive as they are. Raises BuildError for a device: its layers compute nothing."""
+    if device != "meta":
+        raise BuildError(
+            "the kernels of these weights are not known",
+            given=f"a checkpoint's weights on {device}",
+            todo="ask for weights=full, or weights=nf4",
+        )
+    return module
+
+
+def describe_checkpoint(module: nn.Module, quantization: Quantization) -> tuple[str, ...]:
+    """A sentence on what the checkpoint of a model that is not quantised holds; none where no layout of it is known."""
+    if quantization.method not in LAYOUTS:
+        return ()
+    try:
+        size = checkpoint_bytes(module, quantization, getattr(torch, quantization.dtype))
+    except ConfigError:  # what cannot be counted changes nothing of what is
+        return ()
+    title = METHODS[quantization.method].title
+    return (f"The checkpoint's own tensors take {format_bytes(size)}: {title}, the rest in {quantization.dtype}.",)
+
+
+def checkpoint_bytes(module: nn.Module, quantization: Quantization, dtype: torch.dtype) -> int:
+    """The bytes of a checkpoint's tensors, of a model that is not quantised: those of the layouts, and of the rest in `dtype`; tied
+    ones once. Raises ConfigError as `pack` does."""
+    packed = total = 0
+    seen: set[int] = set()
+    for _, layer in quantized_layers(module, quantization):
+        held = _packed(layer, quantization, dtype)
+        packed += sum(weight_bytes(one) for one in held.parameters() if hasattr(one, "elements"))
+        seen.update(id(one) for name, one in layer.named_parameters(recurse=False) if not name.endswith("bias"))
+    for parameter in module.parameters():
+        total += 0 if id(parameter) in seen else parameter.numel() * dtype.itemsize
+    persistent = (
+        buffer
+        for child in module.modules()
+        for name, buffer in child._buffers.items()
+        if buffer is not None and name not in child._non_persistent_buffers_set
+    )
+    return packed + total + sum(map(weight_bytes, persistent))
+
+
+def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Module]]:
+    """Paths and layers of a transformers model that its checkpoint has quantised. Raises ConfigError where a name is no pattern."""
+    method, settings = quantization.method, quantization.settings
+    names = _names_left_out(module, quantization)
+    for path, child in list(module.named_modules()):
+        linear, experts = isinstance(child, (nn.Linear, Conv1D)), sides_of(child) is not None
+        if not (experts if method == "mxfp4" else linear or experts):
+            continue
+        if method == "compressed-tensors":
+            if is_target(settings, path, type(child).__name__):
+                yield path, child
+        elif method == "gptq":
+            if _BLOCK.search(path) or settings.get("lm_head") is True:
+                yield path, child
+        elif method == "hqq":
+            if path.rpartition(".")[2] not in names:
+                yield path, child
+        elif should_convert_module(path, names):
+            yield path, child
+
+
+def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
+    """The names of modules that stay as they are: the settings', and transformers' own choice where it makes one."""
+    method, settings = quantization.method, quantization.settings
+    if method == "hqq":
+        return _strings(settings, "skip_modules") or ["lm_head"]
+    names = _strings(settings, _SKIPPED.get(method, "modules_to_not_convert"))
+    if method == "aqlm":
+        return [name.removesuffix(".weight") for name in names or ()]
+    return HfQuantizer.get_modules_to_not_convert(
+        module, names, module._keep_in_fp32_modules, add_default_skips=method == "awq"
+    )
+
+
+def check_names(quantization: Quantization) -> None:
+    """Raise ConfigError where the names of modules that stay as they are, or the sides of a block, are none."""
+    _strings(quantization.settings, _SKIPPED.get(quantization.method, "modules_to_not_convert"))
+    layout_of(quantization.method, quantization.settings, 1, 1, torch.float32)
+
+
+def _strings(settings: dict, key: str) -> list[str] | None:
+    """A list of the settings whose names are patterns, None where there is none. Raises ConfigError."""
+    names = settings.get(key)
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        given = f"{key} = {quote(names)}"
+        raise ConfigError("quantization_config is malformed", given=given, allowed="a list of names")
+    for name in names:
+        try:
+            re.compile(name)
+        except re.error as error:
+            given = f"{key}: {quote(name)}"
+            raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error
+    return names
+
+
+def sides_of(layer: nn.Module) -> tuple[int, int, int] | None:
+    """The number of experts, the model's width and that inside of a layer that holds gated experts; None where it holds none."""
+    both, down = (layer._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
+    if both is None or down is None or both.dim() != 3 or down.dim() != 3:
+        return None
+    (count, *first), (_, *second) = both.shape, down.shape
+    if first[0] == 2 * second[1] and first[1] == second[0]:
+        return count, first[1], second[1]
+    if first[1] == 2 * second[0] and first[0] == second[1]:  # as [experts, inputs, outputs]
+        return count, first[0], second[0]
+    return None
+
+
+def _packed(layer: nn.Module, quantization: Quantization, dtype: torch.dtype) -> nn.Module:
+    """The layer with its weights packed."""
+    method, settings = quantization.method, quantization.settings
+    if (sides := sides_of(layer)) is None:
+        inputs, outputs = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
+        return PackedLinear(outputs, inputs, layout_of(method, settings, outputs, inputs, dtype), layer.bias)
+    count, hidden, inner = sides
+    together = method == "mxfp4"
+    parts = (
+        {"gate_up_proj": (2 * inner, hidden)}
+        if together
+        else {"gate_proj": (inner, hidden), "up_proj": (inner, hidden)}
+    )
+    parts["down_proj"] = hidden, inner
+    tensors = {
+        name: (_stacked(layout_of(method, settings, *shape, dtype), count), count * prod(shape))
+        for name, shape in parts.items()
+    }
+    biases = {name: one for name, one in layer._parameters.items() if one is not None and name.endswith("bias")}
+    if together:  # transformers/integrations/mxfp4.py, Mxfp4GptOssExperts, 5.23
+        biases = {name: nn.Parameter(one.float(), requires_grad=False) for name, one in biases.items()}
+    return PackedExperts(hidden, inner, tensors, biases)
+
+
+def _stacked(tensors: Tensors, count: int) -> Tensors:
+    return {name: ((count, *shape), dtype) for name, (shape, dtype) in tensors.items()}

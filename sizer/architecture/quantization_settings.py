@@ -1,0 +1,101 @@
+"""A stranger's `quantization_config` as plain values: which method it names, and its settings. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sizer.catalogue.presets import find_preset
+from sizer.config_json import read_config
+from sizer.errors import ConfigError, quote
+from sizer.request import Request
+
+WORD = 32  # bits of the integers that weights are packed into
+_DTYPES = ("float32", "bfloat16", "float16")
+_LONGEST_TEXT, _DEEPEST = 1000, 8
+PLACES = ("quantization_config", "compression_config")  # the latter is how compressed-tensors called it
+_PARTS = (
+    "text_config",
+    "llm_config",
+    "language_config",
+)  # transformers asks the text model, too (get_hf_quantizer, 5.23)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """How a checkpoint is quantised: `method` is its `quant_method`, `settings` are the other values, as JSON has them, and
+    `dtype` is that of its other tensors ("bfloat16")."""
+
+    method: str
+    settings: Mapping[str, object]
+    dtype: str
+
+
+def quantization_of(request: Request, config: dict | None) -> Quantization | None:
+    """How the checkpoint that a request names is quantised; None where its config does not say.
+
+    `config` is the parsed config.json for the sources "hub" and "config" (None: the one that the request holds, or its preset's).
+    Raises ConfigError where what it says is malformed.
+    """
+    if config is None and request.config is not None:
+        config = read_config(request.config)
+    if config is None and request.source == "hf":
+        config = find_preset(request.name).config
+    for part in () if config is None else (config, *(config.get(name) for name in _PARTS)):
+        for place in PLACES if isinstance(part, dict) else ():
+            if part.get(place):
+                return _read(part[place], _dtype(config, part))
+    return None
+
+
+def _read(raw: object, dtype: str) -> Quantization:
+    settings = _plain(raw, _DEEPEST)
+    if not isinstance(settings, dict):
+        raise ConfigError("quantization_config is malformed", given=quote(raw), allowed="{...}")
+    bitsandbytes = settings.get("load_in_4bit") or settings.get("load_in_8bit")
+    method = "bitsandbytes" if bitsandbytes else settings.pop("quant_method", None)
+    if not isinstance(method, str):
+        raise ConfigError(
+            "quantization_config names no method", given=f"quant_method = {quote(method)}", allowed="text"
+        )
+    return Quantization(method=method, settings=settings, dtype=dtype)
+
+
+def _dtype(*parts: dict) -> str:
+    """The dtype that a config names; without one, that in which transformers' own are made."""
+    named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    return next((name for name in named if name in _DTYPES), _DTYPES[0])
+
+
+def _plain(value: object, deep: int) -> object:
+    """A copy of a JSON value. Raises ConfigError where it is too deep, or holds too long a text."""
+    if isinstance(value, dict) and deep:
+        return {key: _plain(item, deep - 1) for key, item in value.items()}
+    if isinstance(value, list) and deep:
+        return [_plain(item, deep - 1) for item in value]
+    if isinstance(value, (dict, list)) or (isinstance(value, str) and len(value) > _LONGEST_TEXT):
+        allowed = f"{_DEEPEST} levels, texts of {_LONGEST_TEXT} characters"
+        raise ConfigError("quantization_config is malformed", given=quote(value), allowed=allowed)
+    return value
+
+
+def whole(settings: Mapping[str, object], key: str, otherwise: int | None, allowed: tuple[int, ...] = ()) -> int:
+    """A whole number of the settings, one of those allowed where there are such. Raises ConfigError."""
+    value = settings.get(key, otherwise)
+    if isinstance(value, bool) or not isinstance(value, int) or (allowed and value not in allowed):
+        wanted = ", ".join(map(str, allowed)) or "a whole number"
+        raise ConfigError("quantization_config is malformed", given=f"{key} = {quote(value)}", allowed=wanted)
+    return value
+
+
+def groups_of(settings: Mapping[str, object], inputs: int, otherwise: int = 128) -> int:
+    """How many groups the inputs make, the last one perhaps a smaller one; −1 stands for a single one."""
+    size = whole(settings, "group_size", otherwise)
+    if size < 1 and size != -1:
+        given = f"group_size = {size}"
+        raise ConfigError("quantization_config is malformed", given=given, allowed="-1, 1 and more")
+    return 1 if size == -1 else ceil(inputs, size)
+
+
+def ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)

@@ -1,0 +1,159 @@
+"""Modules whose weights are quantised as `from_pretrained` quantises them, or arrive quantised, by transformers' own quantizers.
+
+bitsandbytes' own code quantises each weight: scales and codes are those of the library. What a quantizer leaves as it was
+(embeddings, the head, experts that are no `nn.Linear`) stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+from transformers.quantizers.auto import AutoHfQuantizer
+
+from sizer.architecture.layouts import BLOCK, SCALE_BLOCK, layout_of
+from sizer.architecture.quantization import FP8_LAYERS, is_replaced
+from sizer.catalogue.optimizers import BITSANDBYTES
+from sizer.errors import BuildError, ConfigError, quote
+
+STANDARD_DEVIATION = 0.02  # of the random weights, where a device holds values
+_CHATTY = "bitsandbytes.autograd._functions"  # says at each layer of each pass that LLM.int8() casts its input
+
+
+def replace_layers(
+    module: nn.Module, config: Mapping[str, object], dtype: str, *, given: str, quantized: bool = False
+) -> nn.Module:
+    """A transformers model on meta with the layers that its quantizer puts in for a dtype of the contract: `module`, changed.
+
+    `config` is what a config.json has as `quantization_config`, `quantized` says whether weights arrive so. What is not quantised
+    is in that dtype (float32 under autocast), in which products are computed (the half, under autocast), unless the config names
+    another. Raises BuildError, which begins with `given`, where a package is missing and where no layer can be quantised, and
+    ConfigError where transformers refuses the config.
+    """
+    half = dtype.removeprefix("amp-")
+    loaded = torch.float32 if dtype != half else getattr(torch, half)
+    module.to(loaded)
+    module.config.dtype = loaded
+    module.hf_quantizer = _quantizer(config, getattr(torch, half), given=given, quantized=quantized)
+    from transformers.modeling_utils import local_torch_dtype
+
+    with local_torch_dtype(loaded):
+        module.hf_quantizer.preprocess_model(module, device_map={"": 0})
+    if not any(map(is_replaced, module.modules())):
+        raise BuildError(
+            "this model has no layer that can be quantised",
+            given=quote(f"{given} with {type(module).__name__}"),
+            todo="leave weights out, or ask for weights=full",
+        )
+    return module
+
+
+def load_quantized(module: nn.Module, device: str = "meta") -> nn.Module:
+    """The model of `replace_layers` as `from_pretrained` loads it: weight by weight arrives on the device and is quantised, or
+    arrives quantised."""
+    quantizer = module.hf_quantizer
+    _warm_up(module, device)
+    if getattr(quantizer.quantization_config, "bnb_4bit_use_double_quant", False) and not quantizer.pre_quantized:
+        _make_table(device)
+    arrived: dict[int, nn.Parameter] = {}
+    for layer in module.modules():
+        if quantizer.pre_quantized and hasattr(getattr(layer, "weight", None), "_quantize"):
+            _load_packed(layer, quantizer.quantization_config, module.config.dtype, device)
+        elif not quantizer.pre_quantized and type(layer).__module__.startswith(FP8_LAYERS):
+            _load_fp8(layer, quantizer, module.config.dtype, device)
+        else:
+            _load(layer, device, arrived, quantize=not quantizer.pre_quantized)
+    quantizer.postprocess_model(module)
+    return module
+
+
+def _quantizer(config: Mapping[str, object], compute_dtype: torch.dtype, *, given: str, quantized: bool):
+    """transformers' quantizer of a `quantization_config`. Raises BuildError and ConfigError as `replace_layers` does."""
+    if config["quant_method"] == BITSANDBYTES:
+        if find_spec(BITSANDBYTES) is None:
+            todo = f"install {BITSANDBYTES} as requirements.txt names it"
+            raise BuildError(f"{BITSANDBYTES} is not installed", given=given, todo=todo)
+        logging.getLogger(_CHATTY).setLevel(logging.ERROR)
+    computed = {"bnb_4bit_compute_dtype": compute_dtype} if config.get("load_in_4bit") else {}
+    try:
+        return AutoHfQuantizer.from_config({**computed, **config}, pre_quantized=quantized)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError("transformers refuses this quantization_config", given=quote(str(error))) from error
+
+
+def _make_table(device: str) -> None:
+    """Have bitsandbytes' map for scales made of values, before it is asked for among tensors that have none."""
+    from bitsandbytes import functional
+
+    with torch.device("cpu"):
+        table = functional.create_dynamic_map()
+    functional.name2qmap["dynamic"] = table.to(device)
+
+
+def _warm_up(module: nn.Module, device: str) -> None:
+    """Take and free what a model is going to need, as transformers does (caching_allocator_warmup in modeling_utils.py)."""
+    from transformers.modeling_utils import get_total_byte_count
+
+    names = [name for name, _ in module.named_parameters()]
+    (needed,) = get_total_byte_count(module, dict.fromkeys(names, device), module.hf_quantizer).values()
+    torch.empty(int(needed // 2), dtype=torch.float16, device=device)
+
+
+def _load(layer: nn.Module, device: str, arrived: dict[int, nn.Parameter], *, quantize: bool) -> None:
+    """Bring what a module itself holds to a device, and quantise it where it is to be. `arrived` are the parameters by their ids on
+    meta, so that tied ones stay tied."""
+    for name, old in layer._parameters.items():
+        if old is not None and id(old) not in arrived:
+            value = torch.empty(old.shape, dtype=old.dtype, device=device)
+            if old.is_floating_point() and old.itemsize > 1:
+                value.normal_(std=STANDARD_DEVIATION)
+            arrived[id(old)] = type(old)(value, requires_grad=old.requires_grad, **vars(old))
+        layer._parameters[name] = None if old is None else arrived[id(old)]
+    for name, buffer in layer._buffers.items():
+        layer._buffers[name] = None if buffer is None else buffer.to(device)
+    if quantize and hasattr(getattr(layer, "weight", None), "_quantize"):
+        layer.weight._quantize(device)  # `.to("meta")` would not
+
+
+def _load_packed(layer: nn.Module, config: object, dtype: torch.dtype, device: str) -> None:
+    """Bring a layer of bitsandbytes to a device whose weight and what restores it arrive as a checkpoint has them."""
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    if layer.bias is not None:
+        bias = torch.empty(layer.bias.shape, dtype=dtype, device=device).normal_(std=STANDARD_DEVIATION)
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    shape = outputs, inputs = tuple(layer.weight.shape)
+    layout = layout_of(BITSANDBYTES, config.to_dict(), outputs, inputs, dtype)
+    tensors = {name: torch.empty(size, dtype=held, device=device) for name, (size, held) in layout.items()}
+    weight = tensors.pop("weight")
+    if config.load_in_8bit:
+        made = Int8Params(
+            weight, requires_grad=False, has_fp16_weights=layer.state.has_fp16_weights, SCB=tensors["SCB"]
+        )
+        made.CB = made.data
+        layer.weight = made
+        return
+    numbers = {"quant_type": config.bnb_4bit_quant_type, "blocksize": BLOCK, "dtype": _name(dtype), "shape": shape}
+    if "nested_absmax" in tensors:
+        numbers |= {"nested_blocksize": SCALE_BLOCK, "nested_dtype": "float32", "nested_offset": 0.0}
+    stored = weight.view(config.bnb_4bit_quant_storage)
+    layer.weight = Params4bit.from_prequantized(stored, tensors | numbers, device=torch.device(device), module=layer)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _load_fp8(layer: nn.Module, quantizer: object, loaded: torch.dtype, device: str) -> None:
+    """Quantise the weights of a layer with FP8 weights in blocks: of each one that arrives a weight and its scales."""
+    operation = quantizer.get_quantize_ops()
+    for name, old in list(layer._parameters.items()):
+        if old is None or old.dtype != torch.float8_e4m3fn:
+            continue
+        value = torch.empty(old.shape, dtype=loaded, device=device).normal_(std=STANDARD_DEVIATION)
+        made = operation.convert({f".{name}": value})
+        for key, tensor in made.items():
+            layer._parameters[key.removeprefix(".")] = nn.Parameter(tensor, requires_grad=False)

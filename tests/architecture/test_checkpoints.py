@@ -1,0 +1,245 @@
+"""Checkpoints whose config has a `quantization_config`: what is loaded, its bytes, and what is said where it is not counted so."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from sizer.architecture import make_blueprint
+from sizer.architecture.census import take_census
+from sizer.architecture.layouts import LAYOUTS, layout_of
+from sizer.architecture.loaded import as_loaded
+from sizer.architecture.packed import checkpoint_bytes
+from sizer.architecture.quantization_settings import Quantization, quantization_of
+from sizer.catalogue.checkpoints import METHODS as CHECKPOINT_METHODS
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.config_json import encode_config
+from sizer.errors import BuildError, ConfigError
+from sizer.estimator import estimate
+from sizer.memory.caveats import caveats
+from sizer.request import parse_query
+from sizer.tracing.trace import build
+from tests.tracing.models import LLAMA, MIXTRAL
+
+# Two layers of 256: q and o of 256 × 256, k and v of 128 × 256, three of 512 × 256.
+SMALL = LLAMA | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_key_value_heads": 2}
+SMALL |= {"num_attention_heads": 4, "vocab_size": 1000, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+SHAPES = 2 * [(256, 256), (128, 256), (128, 256), (256, 256), (512, 256), (512, 256), (256, 512)]
+LINEAR = sum(outputs * inputs for outputs, inputs in SHAPES)
+REST = 2 * 1000 * 256 + 5 * 256  # embeddings, the head, norms
+GPT_OSS = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 64, "intermediate_size": 96}
+GPT_OSS |= {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 1000,
+}
+GPT_OSS |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+METHODS = {
+    "awq": {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "gptq": {"bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    "fp8": {"activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "bitnet": {},
+    "eetq": {},
+    "fbgemm_fp8": {"modules_to_not_convert": ["lm_head"]},
+    "higgs": {"bits": 4, "group_size": 256},
+    "hqq": {"quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}, "skip_modules": ["lm_head"]},
+    "quanto": {"weights": "int8"},
+    "aqlm": {"nbits_per_codebook": 8, "in_group_size": 8, "linear_weights_not_to_quantize": ["lm_head.weight"]},
+    "compressed-tensors": {
+        "format": "pack-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
+    },
+}
+INFERENCE = "mode=inference&dtype=bfloat16&batch=1&seq=64&gpu=h100-80gb"
+
+
+def arch(method: str | None, config: dict = SMALL, **settings: object) -> str:
+    asked = (
+        {} if method is None else {"quantization_config": METHODS.get(method, {}) | {"quant_method": method} | settings}
+    )
+    return f"arch=config:{encode_config(json.dumps(config | asked))}"
+
+
+def made(query: str, dtype: str = "bfloat16") -> nn.Module:
+    return build(make_blueprint(parse_query(query)), dtype=dtype)
+
+
+def settings_of(method: str) -> Quantization:
+    return Quantization(method=method, settings=METHODS[method], dtype="bfloat16")
+
+
+# AWQ: half a byte for a weight, and for 128 of them a zero of half a byte and a scale of two. GPTQ: the same, and the group of each
+# input. Twice quantised NF4: see test_quantization. FP8: a byte, and four for a block of 128 × 128. EETQ: a byte, two for an
+# output. HQQ: half a byte, and for 64 weights a scale and a zero of two each. BitNet: a quarter, and one scale.
+BYTES = {
+    "awq": LINEAR // 2 + LINEAR // 128 // 2 + LINEAR // 128 * 2,
+    "gptq": LINEAR // 2 + LINEAR // 128 // 2 + LINEAR // 128 * 2 + sum(inputs for _, inputs in SHAPES) * 4,
+    "bitsandbytes": LINEAR // 2 + sum(o * i // 64 + -(-(o * i // 64) // 256) * 4 + 16 * 4 + 256 * 4 for o, i in SHAPES),
+    "fp8": LINEAR + LINEAR // 128**2 * 4,
+    "eetq": LINEAR + sum(outputs for outputs, _ in SHAPES) * 2,
+    "hqq": LINEAR // 2 + LINEAR // 64 * 4,
+    "bitnet": LINEAR // 4 + 14 * 2,
+    "aqlm": LINEAR // 8 + 14 * 256 * 8 * 2 + sum(outputs for outputs, _ in SHAPES) * 2,
+    "compressed-tensors": LINEAR // 2 + LINEAR // 128 * 2 + 14 * 2 * 8,
+}
+
+
+@pytest.mark.parametrize("method", list(BYTES))
+def test_the_tensors_of_a_checkpoint_have_the_bytes_of_their_layout(method):
+    module = made(f"{arch(None)}&mode=inference")
+    assert checkpoint_bytes(module, settings_of(method), torch.bfloat16) == BYTES[method] + 2 * REST
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "eetq", "hqq", "bitnet", "aqlm"])
+def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
+    found = estimate(parse_query(f"{arch(method)}&{INFERENCE}"))
+    assert found.estimates[0].weights_bytes == BYTES[method] + 2 * REST
+    assert found.model.parameters == LINEAR + REST
+    assert any("whose kernels are not traced" in line for line in caveats(found))
+
+
+def test_every_method_has_a_layout():
+    assert set(CHECKPOINT_METHODS) == set(LAYOUTS)
+    assert quantization_of(parse_query(f"{arch('awq')}&mode=inference"), None) == settings_of("awq")
+
+
+def layer(name: str) -> nn.Module:
+    """One of transformers' own layers of 512 × 1024 on meta, in bfloat16."""
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # BitLinear compiles a function, at which PyTorch 2.11 uses what it deprecates itself
+        from transformers.integrations import bitnet, eetq, fbgemm_fp8, finegrained_fp8, higgs
+
+    sides = {"in_features": 1024, "out_features": 512}
+    with torch.device("meta"):
+        return {
+            "bitnet": lambda: bitnet.BitLinear(**sides, bias=False, dtype=torch.bfloat16),
+            "eetq": lambda: eetq.EetqLinear(**sides),
+            "fbgemm_fp8": lambda: fbgemm_fp8.FbgemmFp8Linear(**sides, bias=False),
+            "fp8": lambda: finegrained_fp8.FP8Linear(**sides, block_size=(128, 128)),
+            "higgs": lambda: higgs.HiggsLinear(**sides, num_bits=4, bias=False, dtype=torch.bfloat16),
+        }[name]()
+
+
+@pytest.mark.parametrize("method", ["bitnet", "eetq", "fbgemm_fp8", "fp8", "higgs"])
+def test_a_layout_is_that_of_transformers_own_layer(method):
+    own = {name: (tuple(one.shape), one.dtype) for name, one in layer(method).state_dict().items()}
+    assert layout_of(method, METHODS[method], 512, 1024, torch.bfloat16) == own
+
+
+def test_packed_experts_are_those_of_transformers():
+    found = made(f"{arch('mxfp4', GPT_OSS)}&mode=inference&gpu=h100-80gb")
+    from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
+
+    with torch.device("meta"):
+        own = Mxfp4GptOssExperts(found.config)
+    held = sum(one.nbytes for one in found.model.layers[0].mlp.experts.parameters())
+    # a scale for each 32 weights of 4 experts: 2 × 96 × 64 and 64 × 96; Mxfp4Deserialize swizzles them out of the parameters
+    assert held == sum(one.nbytes for one in own.parameters()) + 4 * 3 * 96 * 64 // 32
+
+
+def test_experts_are_packed_one_by_one():
+    config = MIXTRAL | {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 256, "torch_dtype": "bfloat16"}
+    whole, packed = made(f"{arch(None, config)}&mode=inference"), made(f"{arch('awq', config)}&mode=inference")
+    experts = whole.model.layers[0].mlp.experts
+    weights = sum(one.numel() for one in experts.parameters())
+    held = sum(one.nbytes for one in packed.model.layers[0].mlp.experts.parameters())
+    assert held == weights // 2 + weights // 128 // 2 + weights // 128 * 2
+    assert estimate(parse_query(f"{arch('awq', config)}&{INFERENCE}")).estimates[0].peak_allocated_bytes > 0
+
+
+def test_weights_that_arrive_quantised_are_those_that_are_quantised_as_they_arrive():
+    pytest.importorskip("bitsandbytes")
+    loaded = made(f"{arch('bitsandbytes', llm_int8_skip_modules=['lm_head'])}&mode=inference")
+    quantised = made(f"{arch(None)}&mode=inference&weights=nf4-dq")
+    census = take_census(loaded, name="small")
+    assert census == take_census(quantised, name="small")
+    assert (
+        census.parameter_bytes == BYTES["bitsandbytes"] + 14 * 4 + 2 * REST
+    )  # the offset comes from among the numbers
+
+
+REASONS = {
+    "dtype=bfloat16": ("awq", "quantised weights are not trained"),
+    "train=head": ("fp8", "quantised weights are not trained"),
+    "train=adapter": ("gptq", "adapters beside such weights are not traced"),
+    "mode=inference&gpu=t4": ("fp8", "the Tesla T4 (16 GB) does not compute with them, and transformers makes them"),
+    "mode=inference&gpu=m2-ultra-64gb": ("awq", "their kernels are known for CUDA devices alone"),
+    "mode=inference": ("compressed-tensors", "transformers makes them 16 bits in the first forward pass"),
+    "mode=inference&batch=1": ("spqr", "no layout of this method is known"),
+}
+
+
+@pytest.mark.parametrize("query", list(REASONS))
+def test_weights_that_are_not_counted_as_they_are_say_why(query):
+    method, reason = REASONS[query]
+    request = parse_query(f"{arch(method)}&{query}")
+    loaded = as_loaded(request, find_gpu(request.gpu))
+    assert loaded.request.weights == "full"
+    (told,) = loaded.cautions
+    assert f"they are counted unquantised: {reason}" in told
+
+
+def test_what_is_not_counted_so_is_still_said():
+    found = estimate(parse_query(f"{arch('compressed-tensors')}&{INFERENCE}"))
+    full = estimate(parse_query(f"{arch('compressed-tensors')}&{INFERENCE}&weights=full"))
+    assert found.estimates == full.estimates
+    assert "The checkpoint's own tensors take 1.56 MiB: compressed-tensors, the rest in bfloat16." in found.notes
+    assert not full.cautions
+
+
+def test_quantisation_is_found_where_transformers_looks_for_it():
+    settings = {"quant_method": "awq", "bits": 4}
+    inside = {"model_type": "llava", "text_config": {"torch_dtype": "float16", "quantization_config": settings}}
+    found = Quantization(method="awq", settings={"bits": 4}, dtype="float16")
+    assert quantization_of(parse_query("arch=hub:a/b"), inside) == found
+    assert quantization_of(parse_query("arch=hub:a/b"), {"model_type": "llama", "quantization_config": None}) is None
+    assert quantization_of(parse_query("arch=hf:gpt2"), None) is None
+
+
+MALFORMED = {
+    "no method": ({"bits": 4}, "quantization_config names no method"),
+    "no object": ([4], "quantization_config is malformed"),
+    "too deep": ({"quant_method": "awq", "x": [[[[[[[[[1]]]]]]]]]}, "8 levels"),
+    "bits": ({"quant_method": "gptq", "bits": "4"}, "bits = '4', allowed 2, 3, 4, 8"),
+    "group": ({"quant_method": "awq", "group_size": 0}, "group_size = 0"),
+    "pattern": ({"quant_method": "awq", "modules_to_not_convert": ["("]}, r"modules_to_not_convert: '\('"),
+    "sides": ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight_block_size = \[0, 128\]"),
+    "pattern of FP8": ({"quant_method": "fp8", "modules_to_not_convert": ["("]}, r"modules_to_not_convert: '\('"),
+    "a dtype": (
+        {"load_in_4bit": True, "bnb_4bit_compute_dtype": "load"},
+        "transformers refuses this quantization_config",
+    ),
+    "blocks": ({"quant_method": "quanto", "weights": "int3"}, "weights = 'int3'"),
+}
+
+
+@pytest.mark.parametrize("case", list(MALFORMED))
+def test_what_no_quantiser_wrote_is_refused(case):
+    settings, reason = MALFORMED[case]
+    if "load_in_4bit" in settings:
+        pytest.importorskip("bitsandbytes")
+    query = f"arch=config:{encode_config(json.dumps(SMALL | {'quantization_config': settings}))}&mode=inference&gpu=h100-80gb"
+    with pytest.raises(ConfigError, match=reason):
+        made(query)
+
+
+def test_a_model_without_such_layers_is_refused():
+    with pytest.raises(BuildError, match="no layer that its checkpoint quantises: given 'mxfp4' with LlamaForCausalLM"):
+        made(f"{arch('mxfp4')}&mode=inference")
+
+
+def test_packed_layers_compute_nothing_on_a_device():
+    blueprint = make_blueprint(parse_query(f"{arch('awq')}&mode=inference"))
+    with pytest.raises(BuildError, match="given a checkpoint's weights on cuda"):
+        blueprint.load(nn.Module(), "cuda")
