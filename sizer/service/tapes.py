@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
 from collections import OrderedDict
@@ -42,6 +43,11 @@ def code_digest() -> str:
     for path in sorted(package.rglob("*.py")):
         found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()
+
+
+def edition_of(versions: Mapping[str, str]) -> str:
+    """A text that stands for all that answers depend on beside the question: the packages' versions, and this one's code."""
+    return json.dumps([dict(versions), code_digest()])
 
 
 def architecture_of(query: str, config_text: str | None, versions: str) -> str | None:

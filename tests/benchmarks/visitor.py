@@ -64,11 +64,15 @@ class Visitor:
     async def __aexit__(self, *_: object) -> None:
         await self._socket.close()
 
-    async def run(self, query: str) -> Shown:
-        """What the page shows at a query once its run has ended and started no other."""
+    async def start(self, query: str) -> None:
+        """Ask for the page at a query."""
         request = BackMsg()
         request.rerun_script.query_string = query
         await self._socket.send(request.SerializeToString())
+
+    async def run(self, query: str) -> Shown:
+        """What the page shows at a query once its run has ended and started no other."""
+        await self.start(query)
         shown = Shown()
         while not shown.ended:
             self._take(await self._socket.recv(), shown)
