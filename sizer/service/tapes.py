@@ -127,9 +127,13 @@ class TapeStore:
             folder = self._folder / architecture
             folder.mkdir(mode=0o700, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=folder)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(name.encode() + b"\n" + data)
-            os.replace(temporary, folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}{_SUFFIX}")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(name.encode() + b"\n" + data)
+                os.replace(temporary, folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}{_SUFFIX}")
+            except OSError:  # the disk is full, say
+                os.unlink(temporary)
+                raise
 
     def _make_room(self, size: int) -> None:
         """Remove the files that were used longest ago until `size` bytes more may be written."""
