@@ -21,7 +21,7 @@ from dataclasses import replace
 from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
-from sizer.errors import ConfigError, RequestError, quote
+from sizer.errors import ConfigError, JobError, RequestError, quote
 from sizer.memory.codec import LIMIT_TEXT, decode
 from sizer.memory.decision import DeviceReport, LeverReport, LimitReport
 from sizer.memory.peak import PeakReport
@@ -35,7 +35,7 @@ from sizer.service.job import Job, Read, SharedJob
 from sizer.service.pool import Fetch, JobPool
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Connect
-from sizer.service.variables import ANSWERS, broker_url, read_limit
+from sizer.service.variables import ANSWERS, BROKER_VARIABLE, broker_url, read_limit
 
 MAX_SNAPSHOT_BYTES = 2**28
 PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&image=64"  # one of the smallest
@@ -204,8 +204,11 @@ _SHARED_LOCK = threading.Lock()
 def _make_shared() -> JobClient:
     if (url := broker_url()) is None:
         return JobClient()
-    from sizer.service.broker.connection import BrokerConnection  # Celery and Redis are there where a broker is
-
+    try:
+        from sizer.service.broker.connection import BrokerConnection
+    except ImportError as error:
+        what = f"{BROKER_VARIABLE} needs a package that is not installed ({error.name})"
+        raise JobError(what, todo="pip install -r deploy/requirements-broker.txt") from error
     return JobClient(replace(Settings(), spares=0), connect=functools.partial(BrokerConnection, url))
 
 

@@ -21,6 +21,7 @@ local finish = math.max(now, tonumber(redis.call('GET', own) or '0')) + tonumber
 redis.call('SET', own, finish, 'EX', seconds)
 redis.call('SET', question, text, 'EX', seconds)
 redis.call('ZADD', line, finish, digest)
+redis.call('EXPIRE', line, seconds)
 return 1
 """
 

@@ -103,18 +103,23 @@ class Answering:
         if connection is None:  # it is started again in a moment; the question is put again by who asks it
             return
         known = self._architecture_of(question)
-        tapes = self._board.tapes(known) if known else {}
         number = secrets.randbits(128)
         inbox = self._inboxes[number] = queue.SimpleQueue()
         try:
-            sent = {name: b64encode(data).decode("ascii") for name, data in tapes.items()}
             began = time.monotonic()
-            connection.send({"run": number, **question, "tapes": sent})
+            connection.send(self._with_tapes({"run": number, **question}, known))
             if self._relay(digest, inbox, known) and known:
-                self._board.set_pace(work_of(question["task"], known), (time.monotonic() - began) / cells_of(question))
+                seconds = time.monotonic() - began
+                self._board.set_pace(work_of(question["task"], known), seconds / cells_of(question))
         finally:
             del self._inboxes[number]
             connection.send({"cancel": number})  # nothing where it has ended
+
+    def _with_tapes(self, message: dict, architecture: str | None) -> dict:
+        """A message with what others have traced of its architecture; without, where the job server would not read it all."""
+        tapes = self._board.tapes(architecture) if architecture else {}
+        sent = message | {"tapes": {name: b64encode(data).decode("ascii") for name, data in tapes.items()}}
+        return sent if len(to_line(sent)) <= self._settings.request_bytes else message
 
     def _architecture_of(self, question: dict) -> str | None:
         return question["query"] and architecture_of(question["query"], question["config_text"], self._versions)
