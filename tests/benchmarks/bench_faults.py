@@ -37,25 +37,24 @@ class Faults:
         """The seconds that a fault costs a question."""
         self._sizes += 1
         query = QUERY.format(64 + 2 * self._sizes)
-        server = self._wait_for_spare()
+        self._wait_for_spare()
         job = self._client.submit(query)
         while job.progress in ("", "waiting", "starting the job server"):
             time.sleep(0.001)
         began = time.monotonic()
-        os.kill(server, number)
+        os.kill(self._client._pool.connection.process_id, number)
         disturbed = job.result()
         took = time.monotonic() - began
         undisturbed, usual = self._undisturbed(query)
         assert disturbed.to_json() == undisturbed.to_json()
         return max(took - usual, 0.0)
 
-    def _wait_for_spare(self) -> int:
-        """The process id of the server in use, once another is ready to take its place."""
+    def _wait_for_spare(self) -> None:
+        """Wait until a server is in use and another is ready to take its place."""
         self._client.start()
         supervisor = self._client._pool._supervisor
         while not (supervisor.used and supervisor.used.ready and any(spare.ready for spare in supervisor._spares)):
             time.sleep(0.05)
-        return supervisor.used.process_id
 
     def _undisturbed(self, query: str) -> tuple[Report, float]:
         began = time.monotonic()
@@ -65,11 +64,12 @@ class Faults:
 def main() -> None:
     """Print a line for each kind of fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_faults")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="one of them alone")
     parser.add_argument("--times", type=int, default=20, help="how often the server is killed, and how often stopped")
-    times = parser.parse_args().times
-    faults = Faults()
-    for name, number in FAULTS.items():
-        seconds = [faults.recovery(number) for _ in range(times)]
+    arguments = parser.parse_args()
+    faults, times = Faults(), arguments.times
+    for name in arguments.fault or FAULTS:
+        seconds = [faults.recovery(FAULTS[name]) for _ in range(times)]
         half, worst = statistics.median(seconds), max(seconds)
         print(f"{name} {times} times: half within {half:.1f} s, all within {worst:.1f} s, the same bytes", flush=True)
     faults.close()

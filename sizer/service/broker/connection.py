@@ -26,9 +26,9 @@ LOOK_SECONDS, BLOCK_MS, IDLE_SECONDS = 1.0, 50, 0.05
 MOST_PUTS = 3  # in its line: a question that has lost so many workers is given up
 TURN_AGAIN_SECONDS = 10.0  # that a question may be the first of its line, before its turn is taken to be lost
 CLOSE_SECONDS = 5.0
-_log = logging.getLogger(__name__)
-
 PARTS = ("task", "query", "config_text", "measured")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
