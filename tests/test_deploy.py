@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 import sizer
-from sizer.service.variables import LIMITS
+from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.variables import BROKER_VARIABLE, LIMITS
 from sizer.ui import hosting
 from tests.test_project import requirements
 
@@ -42,7 +43,8 @@ def constraints() -> dict[str, str]:
 def test_image_holds_what_the_app_needs_and_nothing_else():
     copied = [source for argument in arguments("COPY") for source in shlex.split(argument)[:-1]]
     assert all((PROJECT / source).exists() for source in copied)
-    assert {"app.py", "pages", "sizer", ".streamlit", "requirements.txt", "deploy/constraints.txt"} == set(copied)
+    files = {"requirements.txt", "deploy/requirements-broker.txt", "deploy/constraints.txt"}
+    assert {"app.py", "pages", "sizer", ".streamlit", *files} == set(copied)
     ignored = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert ignored[0] == "*"
     assert {line[1:] for line in ignored if line.startswith("!")} == set(copied)
@@ -84,7 +86,8 @@ def test_constraints_hold_every_requirement_above_its_floor():
         return [int(part) for part in re.findall(r"\d+", version)]
 
     pinned = constraints()
-    for name, floor in requirements("requirements.txt").items():
+    required = requirements("requirements.txt") | requirements("deploy/requirements-broker.txt")
+    for name, floor in required.items():
         assert parts(pinned[name]) >= parts(floor), name
     assert len(pinned) > 60
     assert pinned["nvidia-cudnn-cu13"]  # without it convolution workspaces are modelled
@@ -92,19 +95,37 @@ def test_constraints_hold_every_requirement_above_its_floor():
 
 def test_compose_file_names_what_is_there():
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
-    app, proxy = compose["services"]["app"], compose["services"]["proxy"]
+    app, proxy, redis = (compose["services"][name] for name in ("app", "proxy", "redis"))
     assert (DEPLOY / app["build"]["context"] / app["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
     assert (app["read_only"], app["cap_drop"]) == (True, ["ALL"])
     assert "ports" not in app  # nobody reaches it but through the proxy
-    assert app["networks"] == ["inside"]
+    assert "outside" not in app["networks"]
     files = [volume.split(":")[0] for volume in proxy["volumes"] if volume.startswith("./")]
     assert files == ["./Caddyfile"]
     assert all((DEPLOY / file).is_file() for file in files)
     upstream = re.search(r"reverse_proxy (\w+):8501", (DEPLOY / "Caddyfile").read_text(encoding="utf-8"))[1]
     assert upstream in compose["services"]
     assert upstream in app["environment"]["STREAMLIT_SERVER_ALLOWED_HOSTS"].split()
-    known = {limit.name for limit in LIMITS}
-    assert {name for name in app["environment"] if name.startswith("SIZER_")} <= known
+    known = {*(limit.name for limit in LIMITS), BROKER_VARIABLE, FOLDER_VARIABLE}
+    workers = [service for name, service in compose["services"].items() if name.startswith("worker")]
+    assert len(workers) == 2
+    for service in (app, *workers):
+        assert {name for name in service["environment"] if name.startswith("SIZER_")} <= known
+        assert service["environment"][BROKER_VARIABLE] == app["environment"][BROKER_VARIABLE]
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    for service in (redis, *workers):
+        assert "ports" not in service
+        assert "outside" not in service["networks"]
+
+
+def test_workers_of_the_compose_file_are_programs_that_take_every_queue_between_them():
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    queues = []
+    for name in ("worker", "worker-short"):
+        python, _, module, option, value = compose["services"][name]["command"]
+        assert (python, module, option) == ("python", "sizer.service.broker.worker", "--queues")
+        queues.append(set(value.split(",")))
+    assert queues == [{"short", "long"}, {"short"}]
 
 
 def test_service_leaves_jobs_the_namespaces_of_their_wall():

@@ -46,7 +46,18 @@ NEEDED_BY_STREAMLIT = {"python-multipart"}  # reads uploads; its floor is ours, 
 
 def test_what_is_required_is_what_is_imported():
     imported = {IMPORTED_AS.get(name, name) for name in third_party("app.py", "pages", "sizer")}
-    assert set(requirements("requirements.txt")) == imported | NEEDED_BY_TRANSFORMERS | NEEDED_BY_STREAMLIT
+    of_broker = set(requirements("deploy/requirements-broker.txt"))
+    assert (
+        set(requirements("requirements.txt")) == (imported | NEEDED_BY_TRANSFORMERS | NEEDED_BY_STREAMLIT) - of_broker
+    )
+
+
+def test_what_a_broker_requires_is_imported_by_its_own_modules_alone():
+    of_broker = requirements("deploy/requirements-broker.txt")
+    elsewhere = [path for path in (PROJECT / "sizer").rglob("*.py") if path.parent.name != "broker"]
+    assert third_party("sizer/service/broker") & of_broker.keys() == of_broker.keys()
+    assert not third_party(*map(str, elsewhere)) & of_broker.keys()
+    assert of_broker.items() <= requirements("tests/requirements.txt").items()
 
 
 def test_the_supported_floor_is_required():
@@ -56,7 +67,7 @@ def test_the_supported_floor_is_required():
 
 
 def test_what_the_tests_require_beside():
-    assert set(requirements("tests/requirements.txt")) == {
+    assert set(requirements("tests/requirements.txt")) - requirements("deploy/requirements-broker.txt").keys() == {
         "axe-playwright-python",
         "playwright",
         "pytest",
@@ -75,6 +86,9 @@ def test_what_the_tests_require_beside():
         "numpy",
         "yaml",
         "xdist",
+        "websockets",
+        "google",
+        *requirements("deploy/requirements-broker.txt"),
     }
     assert third_party("tests") <= known
 

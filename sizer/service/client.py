@@ -21,7 +21,7 @@ from dataclasses import replace
 from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
-from sizer.errors import ConfigError, RequestError, quote
+from sizer.errors import ConfigError, JobError, RequestError, quote
 from sizer.memory.codec import LIMIT_TEXT, decode
 from sizer.memory.decision import DeviceReport, LeverReport, LimitReport
 from sizer.memory.peak import PeakReport
@@ -29,11 +29,13 @@ from sizer.memory.report import Report
 from sizer.placement.report import PlacementReport
 from sizer.request import format_query, parse_query
 from sizer.service.cache import Cache
+from sizer.service.connection import Connection
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job, Read, SharedJob
 from sizer.service.pool import Fetch, JobPool
 from sizer.service.settings import Settings
-from sizer.service.variables import ANSWERS, read_limit
+from sizer.service.supervisor import Connect
+from sizer.service.variables import ANSWERS, BROKER_VARIABLE, broker_url, read_limit
 
 MAX_SNAPSHOT_BYTES = 2**28
 PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&image=64"  # one of the smallest
@@ -42,8 +44,9 @@ PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&ima
 class JobClient:
     """Runs jobs in a job server, which it starts when first needed and again after its death. For use from any thread.
 
-    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them ($SIZER_ANSWERS); errors are not kept. `fetch`
-    (repository, revision -> config bytes) and `read` (the result's plain data -> value) are seams for tests.
+    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them ($SIZER_ANSWERS); errors are not kept. `connect`
+    starts the job server, or reaches the workers that stand for one. `fetch` (repository, revision -> config bytes) and `read`
+    (the result's plain data -> value) are seams for tests.
 
     *Known limitations*: a report of `hub:org/name` without a commit is kept like any other, though the branch may move.
     """
@@ -52,6 +55,7 @@ class JobClient:
         self,
         settings: Settings | None = None,
         *,
+        connect: Connect = Connection,
         fetch: Fetch | None = None,
         read: Read = Report.from_dict,
         ttl_seconds: float = 3600.0,
@@ -59,7 +63,7 @@ class JobClient:
         clock: Callable[[], float] = time.monotonic,
     ):
         cache = Cache(ttl_seconds, max_entries or read_limit(ANSWERS, 64), clock)
-        self._pool = JobPool(settings or Settings(), cache, fetch or _fetch_config)
+        self._pool = JobPool(settings or Settings(), cache, fetch or _fetch_config, connect)
         self._read = read
         self._visitor = Visitor()
 
@@ -140,7 +144,7 @@ class JobClient:
 
     def submit_probe(self) -> Job:
         """A small real job, run anew each time, which tells whether jobs can be run. Raises as `submit`."""
-        message = {"task": "estimate", "query": PROBE, "config_text": None}
+        message = {"task": "estimate", "query": PROBE, "config_text": None, "anew": True}
         return self._pool.submit(SharedJob(("probe",), message, self._read, Visitor()), anew=True)
 
     def answered_ago(self) -> float | None:
@@ -198,7 +202,14 @@ _SHARED_LOCK = threading.Lock()
 
 @functools.cache
 def _make_shared() -> JobClient:
-    return JobClient()
+    if (url := broker_url()) is None:
+        return JobClient()
+    try:
+        from sizer.service.broker.connection import BrokerConnection
+    except ImportError as error:
+        what = f"{BROKER_VARIABLE} needs a package that is not installed ({error.name})"
+        raise JobError(what, todo="pip install -r deploy/requirements-broker.txt") from error
+    return JobClient(replace(Settings(), spares=0), connect=functools.partial(BrokerConnection, url))
 
 
 def _fetch_config(repo_id: str, revision: str | None) -> bytes:

@@ -23,7 +23,7 @@ from sizer.service.held_job import STARTED
 from sizer.service.job import Job, SharedJob, View
 from sizer.service.metrics import JobMetrics
 from sizer.service.settings import Settings
-from sizer.service.supervisor import Supervisor
+from sizer.service.supervisor import Connect, Supervisor
 
 MOST_LOSSES = 2  # servers that a question may lose before it is given up
 
@@ -35,12 +35,16 @@ Fetch = Callable[[str, str | None], bytes]
 class JobPool:
     """Jobs by what they ask, each with all who wait for it. `fetch` gets the config of a repository and revision."""
 
-    def __init__(self, settings: Settings, cache: Cache, fetch: Fetch):
+    def __init__(self, settings: Settings, cache: Cache, fetch: Fetch, connect: Connect = Connection):
         self._settings, self._cache, self._fetch = settings, cache, fetch
         self._lock = threading.RLock()
         self._shared_jobs: dict[tuple, SharedJob] = {}
         self._supervisor = Supervisor(
-            settings, receive=self._receive, lost=self._lost, restarted=self._ask_those_that_wait
+            settings,
+            connect=connect,
+            receive=self._receive,
+            lost=self._lost,
+            restarted=self._ask_those_that_wait,
         )
         self.versions: dict[str, str] | None = None
         self.missing_layers: dict[str, str] | None = None

@@ -4,18 +4,20 @@
 
 It reads requests and writes answers as JSON lines, and ends, with its children, when its stdin does:
 
-    client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null, "visitor": ["address", "session"]}
+    client -> server   {"run": 7, "task": "estimate", "query": "...", "config_text": null, "visitor": ["address", "session"],
+                        "tapes": {"name": base64}}
                        {"cancel": 7}, {"ping": 0}
                        {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
     server -> client   {"ready": {"torch": "..."}, "missing": {"landlock": "why"}}, {"fatal": error},
                        {"refused": "why a line was not understood"}, {"pong": 0}
                        {"id": 7, "progress": "..."}, {"id": 7, "partial": {...}}, {"id": 7, "result": {...}},
-                       {"id": 7, "error": error}
+                       {"id": 7, "error": error}, {"id": 7, "keep": {"name": "...", "data": base64}}
 
 Who runs next, and who is paused for it, is the queue's business (`sizer.service.fair_queue`). A job that was paused goes on where
 it was; one that was stopped for others, or that crashed for the first time, is started again, and goes on from what was kept.
 
-What a child asks to be kept ("keep") stays here: the next job on the same architecture is given it. Children are forked from
+What a child asks to be kept ("keep") stays here: the next job on the same architecture is given it, as are the "tapes" that the
+client has from elsewhere. A client that shares tapes (`Settings.sharing`) is told of each. Children are forked from
 the template (`sizer.service.template`), which sees none of this; "missing" are the layers of their wall that the system lacks.
 A job's number is a random one that no child is told: it is the token by which the client knows an answer.
 
@@ -29,19 +31,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import sys
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 
-from sizer.errors import JobError, RequestError, SizerError
+from sizer.errors import JobError, SizerError
 from sizer.processes.child import write
 from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
 from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
-from sizer.request import parse_query
+from sizer.service.cost import cells_of
 from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow
 from sizer.service.fair_queue import FairQueue, Visitor
 from sizer.service.held_job import HeldJob
@@ -50,7 +51,7 @@ from sizer.service.memory_budget import private_bytes
 from sizer.service.preload import preload
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
-from sizer.service.tapes import TapeStore, architecture_of, code_digest
+from sizer.service.tapes import TapeStore, architecture_of, edition_of
 from sizer.service.template import Template
 
 LOOK_SECONDS = 0.25  # between two looks for jobs whose turn is over
@@ -68,7 +69,7 @@ class Server:
     ):
         self._settings, self._template = settings, template
         self._tapes = TapeStore(settings.tapes)
-        self._versions = json.dumps([versions, code_digest()])
+        self._versions = edition_of(versions)
         self._send = send
         self._launch = ForkedJob if settings.launch == "fork" else SpawnedJob
         self._queue = FairQueue(settings.max_jobs, settings.max_jobs + settings.max_waiting)
@@ -101,7 +102,9 @@ class Server:
             elif message.keys() == {"ping"}:
                 self._send(to_line({"pong": 0}))
             else:
-                self._submit(_to_number(message), _to_job(message), _to_visitor(message))
+                number, job, visitor = _to_number(message), _to_job(message), _to_visitor(message)
+                self._take_tapes(job, message.get("tapes", {}))
+                self._submit(number, job, visitor)
         except ValueError as error:
             self._send(to_line({"refused": str(error)[:200]}))
 
@@ -109,12 +112,25 @@ class Server:
         if number in self._jobs:
             raise ValueError(f"job {number} exists already")
         try:
-            self._queue.put(number, visitor, _cells_of(job), self._now())
+            self._queue.put(number, visitor, cells_of(job), self._now())
         except JobError as error:
             return self._reply(number, error=error_to_wire(error))
         self._jobs[number] = HeldJob(asyncio.get_running_loop().create_task(self._run(number, job)))
         self._jobs[number].task.add_done_callback(lambda _: self._forget(number))
         self._give_turns()
+
+    def _take_tapes(self, job: dict, tapes: object) -> None:
+        """Keep what others have traced of a job's architecture beside what is known of it. Raises ValueError for no tape."""
+        if not isinstance(tapes, dict):
+            raise ValueError('"tapes" must be an object')
+        architecture = self._architecture_of(job) if tapes else None
+        if architecture is not None:
+            known = self._tapes.of(architecture)
+            for name in tapes.keys() - known.keys():
+                self._tapes.put(architecture, name, _to_bytes(tapes[name]))
+
+    def _architecture_of(self, job: dict) -> str | None:
+        return architecture_of(job["query"], job["config_text"], self._versions) if job["query"] else None
 
     def _cancel(self, number: object) -> None:
         job = self._jobs.get(number) if isinstance(number, int) else None
@@ -193,7 +209,7 @@ class Server:
         held = self._jobs[number]
         while not held.turn.is_set():
             await held.turn.wait()
-        architecture = job["query"] and architecture_of(job["query"], job["config_text"], self._versions)
+        architecture = self._architecture_of(job)
         kept = self._tapes.of(architecture) if architecture else {}
         child = self._launch({**job, "kept": kept}, self._settings, self._template)
         try:
@@ -240,8 +256,9 @@ class Server:
                 if architecture is not None:
                     self._tapes.put(architecture, str(value["name"]), b64decode(value["data"], validate=True))
                     self._queue.keep(number, self._now())
-                return key
-            if key not in ("progress", "partial", "result", "error"):
+                if architecture is None or self._settings.sharing == "no":
+                    return key
+            elif key not in ("progress", "partial", "result", "error"):
                 raise ValueError
             if key == "progress":
                 self._jobs[number].progress = clip_progress(value)
@@ -267,20 +284,17 @@ def _to_job(message: dict) -> dict:
     return job
 
 
+def _to_bytes(data: object) -> bytes:
+    if not isinstance(data, str):
+        raise ValueError("a tape must be a text")
+    return b64decode(data, validate=True)
+
+
 def _to_visitor(message: dict) -> Visitor:
     match message.get("visitor", ["", ""]):
         case [str(address), str(session)]:
             return Visitor(address=address, session=session)
     raise ValueError('"visitor" must be an address and a session')
-
-
-def _cells_of(job: dict) -> int:
-    """How many dtypes and batch sizes a job asks for."""
-    try:
-        request = parse_query(job["query"] or "")
-    except RequestError:  # the job says why; or it is about something else
-        return 1
-    return len(request.dtypes) * len(request.batches)
 
 
 def missing_layers(settings: Settings) -> dict[str, str]:

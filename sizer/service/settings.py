@@ -20,7 +20,8 @@ from sizer.units import GIB, MIB
 
 Launch = Literal["fork", "spawn"]
 Wall = Literal["wanted", "required"]
-_CHOICES = {"launch": ("fork", "spawn"), "wall": ("wanted", "required")}
+Sharing = Literal["no", "yes"]
+_CHOICES = {"launch": ("fork", "spawn"), "wall": ("wanted", "required"), "sharing": ("no", "yes")}
 _OFF = ("", "0")
 PUBLIC_VARIABLE = "SIZER_PUBLIC"  # anything but 0: strangers use this app
 UNWALLED_VARIABLE = "SIZER_PUBLIC_WITHOUT_SECCOMP"  # 1: and it may run where the kernel cannot confine jobs
@@ -79,6 +80,7 @@ class Settings:
     `spares` are the servers that are started beforehand, to take the place of one that dies.
     `silence_seconds` is how long a server may answer nothing before it is taken for dead, `start_seconds` while it starts.
     `wall` is "required" where no job may run without seccomp.
+    `sharing` is "yes" where the client is told what jobs ask to be kept.
     `launch` is "fork" (a copy of the preloaded template per job) or "spawn" (a fresh process, where there is no fork).
     """
 
@@ -99,6 +101,7 @@ class Settings:
     silence_seconds: float = 3.0
     start_seconds: float = 300.0
     wall: Wall = field(default_factory=wanted_wall)
+    sharing: Sharing = "no"
     launch: Launch = "fork" if hasattr(os, "fork") else "spawn"
 
     def to_arguments(self) -> list[str]:

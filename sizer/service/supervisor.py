@@ -22,22 +22,29 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = (
 )  # before the start after the second death in a row, and after many
 
 
+Receive = Callable[[Connection, dict], None]
+Lost = Callable[[Connection, JobError], None]
+Connect = Callable[[Settings, Receive, Lost], Connection]
+
+
 class Supervisor:
     """The job server in use, and its spares. For use from any thread; `receive`, `lost` and `restarted` are called on its own.
 
-    `receive` gets each message of a server, `lost` the server in use that has ended with the reason, `restarted` is called
-    when a server can be had again after a pause.
+    `connect` starts a server, or reaches what stands for one (`sizer.service.broker.connection`). `receive` gets each message
+    of a server, `lost` the server in use that has ended with the reason, `restarted` is called when a server can be had again
+    after a pause.
     """
 
     def __init__(
         self,
         settings: Settings,
         *,
-        receive: Callable[[Connection, dict], None],
-        lost: Callable[[Connection, JobError], None],
+        connect: Connect = Connection,
+        receive: Receive,
+        lost: Lost,
         restarted: Callable[[], None],
     ):
-        self._settings = settings
+        self._settings, self._connect = settings, connect
         self._take, self._tell_lost, self._restarted = receive, lost, restarted
         self._lock = threading.RLock()
         self._used: Connection | None = None
@@ -87,7 +94,7 @@ class Supervisor:
         if self._heart is None:
             self._heart = threading.Thread(target=self._beat, daemon=True)
             self._heart.start()
-        return Connection(self._settings, self._receive, self._lost)
+        return self._connect(self._settings, self._receive, self._lost)
 
     def _fill_up(self) -> None:
         """Start the spares that are missing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
 from collections import OrderedDict
@@ -42,6 +43,11 @@ def code_digest() -> str:
     for path in sorted(package.rglob("*.py")):
         found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()
+
+
+def edition_of(versions: Mapping[str, str]) -> str:
+    """A text that stands for all that answers depend on beside the question: the packages' versions, and this one's code."""
+    return json.dumps([dict(versions), code_digest()])
 
 
 def architecture_of(query: str, config_text: str | None, versions: str) -> str | None:
@@ -121,9 +127,13 @@ class TapeStore:
             folder = self._folder / architecture
             folder.mkdir(mode=0o700, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=folder)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(name.encode() + b"\n" + data)
-            os.replace(temporary, folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}{_SUFFIX}")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(name.encode() + b"\n" + data)
+                os.replace(temporary, folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}{_SUFFIX}")
+            except OSError:  # the disk is full, say
+                os.unlink(temporary)
+                raise
 
     def _make_room(self, size: int) -> None:
         """Remove the files that were used longest ago until `size` bytes more may be written."""

@@ -10,6 +10,20 @@ from dataclasses import dataclass
 
 from sizer.errors import JobError, quote
 
+BROKER_VARIABLE = (
+    "SIZER_BROKER"  # where the broker is, for apps and workers; without it each app has a job server of its own
+)
+
+
+def broker_url() -> str | None:
+    """Where the broker is, None where there is none. Raises JobError for what is no address of a Redis server."""
+    url = os.environ.get(BROKER_VARIABLE, "").strip()
+    if url and not url.startswith(("redis://", "rediss://", "unix://")):
+        raise JobError(
+            f"{BROKER_VARIABLE} cannot be used", allowed="redis://host:port/number"
+        )  # it may hold a password
+    return url or None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:

@@ -11,6 +11,7 @@ from sizer.memory.estimate import Estimate, has_range
 from sizer.memory.report import Report
 from sizer.ui.charts import legend
 from sizer.ui.drawing import draw
+from sizer.ui.drawn import drawn_once
 from sizer.ui.palette import COLOURS, FREE, INK
 from sizer.ui.peak_kinds import CACHE, OUTSIDE, PEAK_KINDS, parts
 from sizer.ui.scale import Scale, scale_for
@@ -112,6 +113,7 @@ def balance(estimate: Estimate, gpu: Gpu) -> str:
     return f"The process takes {needs}{spread} of the {holds} that one {gpu.name} holds: {rest}."
 
 
+@drawn_once
 def show_capacity(report: Report, estimate: Estimate) -> None:
     """Show the bar, what its colours are with their sizes, and what is left."""
     draw(capacity_chart(estimate, report.gpu), "capacity_chart")

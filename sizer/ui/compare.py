@@ -18,8 +18,10 @@ from sizer.ui.compare_charts import bars_chart, capacities, devices, focused, gr
 from sizer.ui.compare_inputs import ask_questions
 from sizer.ui.compare_tables import clip, show_figures, show_keys
 from sizer.ui.drawing import draw
+from sizer.ui.drawn import drawn_once
 from sizer.ui.exports import offer_download
 from sizer.ui.focus import ask_peak_kind
+from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.question import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, held
@@ -146,6 +148,11 @@ def _show_charts(reports: Mapping[int, Report], titles: Mapping[int, str]) -> No
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("**At the peak**, over each other", width="content")
         kind = ask_peak_kind()
+    _show_drawn(reports, titles, kind)
+
+
+@drawn_once
+def _show_drawn(reports: Mapping[int, Report], titles: Mapping[int, str], kind: PeakKind) -> None:
     cells = focused(reports)
     left, right = st.columns(2, gap="medium")
     with left:

@@ -6,9 +6,11 @@ import streamlit as st
 
 from sizer.memory.explanation import sections
 from sizer.memory.report import Report
+from sizer.ui.drawn import drawn_once
 from sizer.ui.remarks import show_lines
 
 
+@drawn_once
 def show_explanation(report: Report) -> None:
     """Show how a report was computed, section by section; a sentence where it does not say."""
     if report.explanation is None:

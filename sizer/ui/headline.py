@@ -12,6 +12,7 @@ from sizer.memory.estimate import Estimate, has_range
 from sizer.memory.fit import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
+from sizer.ui.drawn import drawn_once
 from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.phases import inside
 from sizer.ui.remarks import show_lines
@@ -91,6 +92,7 @@ def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
     show_lines(f"Note: {caveat}" for caveat in caveats(report))
 
 
+@drawn_once
 def show_figures(report: Report, estimate: Estimate) -> None:
     """Show the numbers that the sentence rests on."""
     low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)

@@ -17,6 +17,7 @@ from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.ui import service
 from sizer.ui.charts import legend
+from sizer.ui.drawn import drawn_once
 from sizer.ui.headline import sample_size, verdict
 from sizer.ui.icicle import icicle_chart
 from sizer.ui.picture import Summary, alt_text, draw_picture
@@ -56,6 +57,7 @@ def _ask(cell: Request) -> PeakReport | SizerError:
     return found
 
 
+@drawn_once
 def _show_found(found: PeakReport) -> None:
     st.text(found.sentence)
     st.markdown("**By module**, children under their parents; the strip below each name is what it holds, by category")

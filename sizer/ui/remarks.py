@@ -20,6 +20,7 @@ from sizer.errors import (
 from sizer.memory.advice import advise
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
+from sizer.ui.drawn import drawn_once
 
 TITLES: dict[type[SizerError], str] = {
     RequestError: "This query was refused",
@@ -83,6 +84,7 @@ def show_uncounted(report: Report) -> None:
         st.caption(f"{things} not counted: see Assumptions below.")
 
 
+@drawn_once
 def show_remarks(report: Report) -> None:
     """Show what is not counted, what was assumed, the notes, and the versions that the report was made with."""
     for title, lines in (

@@ -17,6 +17,7 @@ from sizer.ui.capacity import show_capacity
 from sizer.ui.compared import offer_comparison
 from sizer.ui.decision import show_decision
 from sizer.ui.drawing import draw
+from sizer.ui.drawn import drawn_once
 from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
 from sizer.ui.headline import show_counts, show_figures, show_headline
@@ -70,6 +71,7 @@ def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
     st.html(charts.legend([*(name for name in CATEGORIES if name not in unused), *kind.extra]))
 
 
+@drawn_once
 def _show_peaks(report: Report, focus: Estimate, kind: PeakKind) -> None:
     st.markdown(f"**Memory by category at the peak**, {focus.dtype}, {kind.title.lower()}")
     of_dtype = [estimate for estimate in report.estimates if estimate.dtype == focus.dtype]
@@ -85,6 +87,7 @@ def _say_capacity(gpu: Gpu, tallest: int) -> None:
         st.caption(f"One {gpu.name} holds {size}, far above this chart.")
 
 
+@drawn_once
 def _show_step(report: Report, estimate: Estimate) -> None:
     over = "the generation" if MODES[report.request["mode"]].generates else "one step"
     st.markdown(f"**Memory over {over}**, {estimate.dtype}, batch {estimate.batch}, allocated")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
@@ -12,12 +14,14 @@ from sizer.memory.fit import MaxBatch
 from sizer.memory.kv_cache import PAGED_NOTE
 from sizer.memory.report import Report
 from sizer.request import Request
+from sizer.ui.drawn import drawn_once, made_once
 from sizer.ui.focus import ask_peak_kind, look_at
 from sizer.ui.headline import largest_batch
 from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.ui.scale import GIBIBYTES, scale_for
+from sizer.ui.styled import worked_out
 from sizer.units import format_bytes
 
 LARGEST = "Largest batch"
@@ -40,16 +44,20 @@ REAL = (
 
 def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame:
     """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
-    columns = [*map(str, request.batches), LARGEST]
-    empty = [[TO_COME if dtype in report.pending else NOT_TRACED] * len(columns) for dtype in request.dtypes]
-    frame = pd.DataFrame(empty, index=list(request.dtypes), columns=columns)
-    for estimate in report.estimates:
-        size = f"{GIBIBYTES.of(kind.of(estimate)):,.2f}"
-        frame.loc[estimate.dtype, str(estimate.batch)] = f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{size}"
-    for dtype in request.dtypes:
-        row = largest_batch(report, dtype)
-        frame.loc[dtype, LARGEST] = TO_COME if row is None and dtype in report.pending else largest_text(row)
-    return frame
+    rows = [_fits_row(dtype, request.batches, report, kind) for dtype in request.dtypes]
+    return pd.DataFrame(rows, index=list(request.dtypes), columns=[*map(str, request.batches), LARGEST])
+
+
+def _fits_row(dtype: str, batches: Sequence[int], report: Report, kind: PeakKind) -> list[str]:
+    missing = TO_COME if dtype in report.pending else NOT_TRACED
+    found = {row.batch: row for row in report.estimates if row.dtype == dtype}
+    cells = [_fits_cell(found[batch], kind) if batch in found else missing for batch in batches]
+    largest = largest_batch(report, dtype)
+    return [*cells, TO_COME if largest is None and dtype in report.pending else largest_text(largest)]
+
+
+def _fits_cell(estimate: Estimate, kind: PeakKind) -> str:
+    return f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{GIBIBYTES.of(kind.of(estimate)):,.2f}"
 
 
 def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakKind:
@@ -63,17 +71,22 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
     st.caption("Choose a cell to look at it.")
     selected = [] if focus is None else [(request.dtypes.index(focus.dtype), str(focus.batch))]
     st.session_state[CELLS] = {"selection": {"rows": [], "columns": [], "cells": selected}}
-    frame = fits_frame(request, report, kind)
+    styler = _styled_fits(request, report, kind, focus)
     st.dataframe(
-        style_fits(frame, report, focus),
+        styler,
         key=CELLS,
         on_select=lambda: _take_cell(request.dtypes),
         selection_mode="single-cell",
         height="content",
-        column_config=dict.fromkeys(frame.columns, st.column_config.TextColumn(alignment="right")),
+        column_config=dict.fromkeys(styler.columns, st.column_config.TextColumn(alignment="right")),
     )
     st.caption(LEGEND)
     return kind
+
+
+@made_once
+def _styled_fits(request: Request, report: Report, kind: PeakKind, focus: Estimate | None) -> Styler:
+    return worked_out(style_fits(fits_frame(request, report, kind), report, focus))
 
 
 def _take_cell(dtypes: tuple[str, ...]) -> None:
@@ -85,11 +98,11 @@ def _take_cell(dtypes: tuple[str, ...]) -> None:
 
 def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> Styler:
     """The dtype × batch table tinted by what fits, with the focus in bold."""
-    styles = pd.DataFrame("", index=frame.index, columns=frame.columns)
-    for estimate in report.estimates:
-        styles.loc[estimate.dtype, str(estimate.batch)] = f"background-color: {TINTS[estimate.fits]}"
+    tints = {(row.dtype, str(row.batch)): f"background-color: {TINTS[row.fits]}" for row in report.estimates}
     if focus is not None:
-        styles.loc[focus.dtype, str(focus.batch)] += "; font-weight: 700"
+        tints[focus.dtype, str(focus.batch)] += "; font-weight: 700"
+    cells = [[tints.get((dtype, column), "") for column in frame.columns] for dtype in frame.index]
+    styles = pd.DataFrame(cells, index=frame.index, columns=frame.columns)
     return frame.style.apply(lambda _: styles, axis=None)
 
 
@@ -102,6 +115,7 @@ def largest_text(row: MaxBatch | None) -> str:
     return f"{row.batch or 0:,} to {row.possible_batch:,}"
 
 
+@drawn_once
 def show_phases(estimate: Estimate) -> None:
     """Show allocated, peak and reserved memory per phase of the step."""
     scale = scale_for([estimate.peak_reserved_bytes])
@@ -126,6 +140,7 @@ def show_phases(estimate: Estimate) -> None:
     )
 
 
+@drawn_once
 def show_kv_cache(report: Report, focus: Estimate | None) -> None:
     """Show what one sequence's cache takes by its context, in the dtype in focus, and how many a paged server would hold."""
     caches = {cache.dtype: cache for cache in report.kv_caches}
@@ -148,6 +163,7 @@ def show_kv_cache(report: Report, focus: Estimate | None) -> None:
     st.caption(f"In {scale.name}. Sequences, paged: {said}.")
 
 
+@drawn_once
 def show_modules(model: Census) -> None:
     """Show every module's own parameters and buffers, largest first."""
     scale = scale_for([row.parameter_bytes + row.buffer_bytes for row in model.modules])
@@ -180,6 +196,7 @@ def show_modules(model: Census) -> None:
     )
 
 
+@drawn_once
 def show_tensors(model: Census) -> None:
     """Show the tensors that are tied, not registered or not on meta, and why they matter."""
     st.markdown(

@@ -389,11 +389,11 @@ def test_failures_in_a_row_are_paused_for_longer_and_longer(monkeypatch):
             pauses.append(seconds)
             super().__init__(0.0, function)
 
-    monkeypatch.setattr(supervisor, "Connection", Server)
     monkeypatch.setattr(supervisor.threading, "Timer", Timer)
     ended, again = [], threading.Event()
     watched = Supervisor(
         Settings(preload=(), silence_seconds=1e9),
+        connect=Server,
         receive=lambda *_: None,
         lost=lambda _, failure: ended.append(failure),
         restarted=again.set,

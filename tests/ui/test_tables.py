@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from streamlit.elements.lib.pandas_styler_utils import marshall_styler
+from streamlit.proto.ArrowData_pb2 import ArrowData
 
 from sizer.request import Request
 from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PEAK_KINDS, parts
 from sizer.ui.scale import scale_for
+from sizer.ui.styled import worked_out
 from sizer.ui.tables import LARGEST, fits_frame, style_fits
 from tests.ui.reports import report_for
 
@@ -86,3 +89,24 @@ def test_scale_is_the_largest_that_shows_digits():
     assert scale_for([107_374_182]).name == "MiB"
     assert scale_for([1]).name == scale_for([]).name == "KiB"
     assert scale_for([3 * 2**30]).of(3 * 2**29) == 1.5
+
+
+def test_what_is_worked_out_once_is_shown_as_pandas_has_it():
+    report = report_for(REQUEST)
+    estimate = report.find("float32", 64)
+
+    def shown(work_out) -> ArrowData:
+        styler = style_fits(fits_frame(REQUEST, report, PEAK_KINDS["process"]), report, estimate).set_uuid("texts")
+        proto = ArrowData()
+        marshall_styler(proto, work_out(styler), "unused")
+        return proto
+
+    def rules(proto: ArrowData) -> list[str]:
+        """The CSS of each cell; pandas puts the cells with one style together, in no order."""
+        groups = (rule.partition("{") for rule in proto.styler.styles.split("}") if "{" in rule)
+        return sorted(f"{cell.strip()} {style}" for cells, _, style in groups for cell in cells.split(","))
+
+    ours, pandas = shown(worked_out), shown(lambda styler: styler)
+    assert ours.styler.display_values == pandas.styler.display_values
+    assert rules(ours) == rules(pandas)
+    assert len(rules(ours)) >= len(report.estimates)

@@ -1,0 +1,217 @@
+"""What is in Redis: questions in their lines, who works on them, their answers as they grow, tapes, and which workers there are.
+
+A question is known by a digest of all that its answer depends on (versions, code, task, query, config): the same question of two
+apps is one, and its answer is there for an hour for whoever asks it again. Everything here ends by itself: what nobody renews is
+forgotten, so that nothing stays behind of an app or a worker that was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from redis import Redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError, TimeoutError
+from redis.retry import Retry
+
+from sizer.service.broker import scripts
+from sizer.service.tapes import ITEM_BYTES, LONGEST_NAME
+from sizer.units import MIB
+
+PREFIX = "sizer:"
+WANTED_SECONDS, WORKER_SECONDS = 10, 10  # that a reader, or a worker, may say nothing
+LEASE_MS = 6_000  # after which the question of a worker that says nothing is put again
+ANSWER_SECONDS = 3600  # that a result is kept, as the apps themselves keep theirs
+ERROR_SECONDS = 30  # that an error is kept for those who read it yet
+QUESTION_SECONDS = 3600
+TAPES_SECONDS = 24 * 3600
+TAPES_BYTES = 8 * MIB  # of one architecture: they travel with each question about it
+PACE_SECONDS = 24 * 3600
+ENDS = ("result", "error")
+
+
+def connect(url: str) -> Redis:
+    """A client that tries for some seconds before it raises: redis.exceptions.RedisError."""
+    again = Retry(ExponentialBackoff(cap=0.5, base=0.05), retries=5)
+    limits = {"socket_timeout": 5, "socket_connect_timeout": 2}
+    return Redis.from_url(url, **limits, retry=again, retry_on_error=[ConnectionError, TimeoutError])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A worker as it tells of itself: `edition` stands for all versions that an answer depends on, `code` for this package's."""
+
+    edition: str
+    code: str
+    versions: dict[str, str]
+    missing: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a question is: how many are before it in the line (None: not in it), and whether a worker has it, or has answered."""
+
+    ahead: int | None
+    taken: bool
+
+
+class Board:
+    """The board as apps and workers see it. For use from any thread. Raises redis.exceptions.RedisError where Redis is away."""
+
+    def __init__(self, redis: Redis):
+        self._redis = redis
+        names = ("PUT", "TAKE", "BEAT", "SAY", "GIVE_BACK", "KEEP")
+        self._scripts = {name: redis.register_script(getattr(scripts, name)) for name in names}
+
+    # ---------------------------------------------------------------------------------------------------------- questions
+
+    def put(self, digest: str, line: str, question: dict, *, cost: float, visitor: str, reader: str) -> bool:
+        """Want an answer, in the name of a reader; whether the question had to be put in its line. Its visitor pays its cost."""
+        known = hashlib.sha256(visitor.encode()).hexdigest()[:32]
+        keys = [_key(name, digest) for name in ("wanted", "answer", "lease")]
+        keys += [
+            _key("line", line),
+            _key("question", digest),
+            _key("virtual", line),
+            _key("visitor", f"{line}:{known}"),
+        ]
+        text = json.dumps(question, separators=(",", ":"))
+        return bool(self._scripts["PUT"](keys, [digest, text, cost, reader, WANTED_SECONDS, QUESTION_SECONDS]))
+
+    def look(self, digest: str, line: str) -> Place:
+        """Where a question is; its readers are taken to wait still."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.expire(_key("wanted", digest), WANTED_SECONDS)
+            pipe.zrank(_key("line", line), digest)
+            for name in ("lease", "question", "answer"):
+                pipe.exists(_key(name, digest))
+            _, ahead, leased, open_still, begun = pipe.execute()
+        return Place(ahead=ahead, taken=bool(leased or (begun and not open_still)))
+
+    def leave(self, digest: str, reader: str) -> None:
+        """Want an answer no more."""
+        self._redis.srem(_key("wanted", digest), reader)
+
+    def read(self, seen: Mapping[str, str], *, block_ms: int) -> dict[str, list[tuple[str, str, bytes]]]:
+        """What is new of some answers, each with the number seen last: by digest, (number, kind, packed JSON). Waits a while."""
+        found = self._redis.xread({_key("answer", digest): last for digest, last in seen.items()}, block=block_ms)
+        answers = {}
+        for stream, entries in found or ():
+            answers[stream.decode().rpartition(":")[2]] = [
+                (number.decode(), fields.get(b"kind", b"").decode("ascii", "replace"), fields.get(b"data", b""))
+                for number, fields in entries
+            ]
+        return answers
+
+    # ------------------------------------------------------------------------------------------------------------ workers
+
+    def announce(self, token: str, worker: Worker) -> None:
+        """Tell that a worker is there."""
+        told = {"edition": worker.edition, "code": worker.code, "versions": worker.versions, "missing": worker.missing}
+        self._redis.sadd(f"{PREFIX}workers", token)
+        self._redis.set(_key("worker", token), json.dumps(told), ex=WORKER_SECONDS)
+
+    def workers(self) -> list[Worker]:
+        """The workers that are there."""
+        tokens = sorted(token.decode() for token in self._redis.smembers(f"{PREFIX}workers"))
+        told = self._redis.mget([_key("worker", token) for token in tokens]) if tokens else []
+        for token, text in zip(tokens, told, strict=True):
+            if text is None:
+                self._redis.srem(f"{PREFIX}workers", token)
+        return [worker for text in told if text is not None and (worker := _read_worker(text)) is not None]
+
+    def withdraw(self, token: str) -> None:
+        """Tell that a worker is there no more."""
+        self._redis.delete(_key("worker", token))
+
+    def take(self, line: str, token: str) -> str | None:
+        """The question whose turn it is, for this worker; None where the line is empty."""
+        arguments = [token, LEASE_MS, QUESTION_SECONDS, *(_key(name, "") for name in ("wanted", "lease", "question"))]
+        digest = self._scripts["TAKE"]([_key("line", line), _key("virtual", line)], arguments)
+        return None if digest is None else digest.decode()
+
+    def question(self, digest: str, most_bytes: int) -> dict | None:
+        """A question, None where it is there no more. Raises ValueError where it is larger, or no JSON object."""
+        if self._redis.strlen(_key("question", digest)) > most_bytes:
+            raise ValueError(f"longer than {most_bytes:,} bytes")
+        text = self._redis.get(_key("question", digest))
+        question = None if text is None else json.loads(text)
+        if not isinstance(question, dict | None):
+            raise ValueError("not an object")
+        return question
+
+    def beat(self, digest: str, token: str) -> bool | None:
+        """Whether a worker's question is wanted still; None where it is this worker's no more."""
+        told = self._scripts["BEAT"]([_key("wanted", digest), _key("lease", digest)], [token, LEASE_MS])
+        return None if told < 0 else bool(told)
+
+    def say(self, digest: str, token: str, kind: str, data: bytes) -> bool:
+        """Add to an answer, a JSON text; a result or an error ends it. Whether the question was this worker's still."""
+        seconds = ERROR_SECONDS if kind == "error" else ANSWER_SECONDS
+        keys = [_key(name, digest) for name in ("answer", "lease", "question")]
+        return bool(self._scripts["SAY"](keys, [token, kind, zlib.compress(data, 1), seconds]))
+
+    def give_back(self, digest: str, token: str) -> None:
+        """Work on a question no more; who waits for it puts it again."""
+        self._scripts["GIVE_BACK"]([_key("lease", digest)], [token])
+
+    # ------------------------------------------------------------------------------------------------- tapes and their pace
+
+    def tapes(self, architecture: str) -> dict[str, bytes]:
+        """The tapes of an architecture, by name."""
+        return {name.decode(): data for name, data in self._redis.hgetall(_key("tapes", architecture)).items()}
+
+    def keep(self, architecture: str, name: str, data: bytes) -> None:
+        """Keep a tape; nothing where it, or all of its architecture, is too large."""
+        if len(name) <= LONGEST_NAME and len(data) <= ITEM_BYTES:
+            keys = [_key("tapes", architecture), _key("held", architecture)]
+            self._scripts["KEEP"](keys, [name, data, TAPES_BYTES, TAPES_SECONDS])
+
+    def pace(self, work: str) -> float | None:
+        """The seconds for each cell that some work took last; None where nobody has done it lately."""
+        seconds = self._redis.get(_key("pace", work))
+        return None if seconds is None else float(seconds)
+
+    def set_pace(self, work: str, seconds: float) -> None:
+        """Take note of the seconds for each cell that some work took."""
+        self._redis.set(_key("pace", work), seconds, ex=PACE_SECONDS)
+
+
+def _read_worker(text: bytes) -> Worker | None:
+    """What a worker tells of itself; None where that is something else."""
+    try:
+        match json.loads(text):
+            case {"edition": str(edition), "code": str(code), "versions": dict(versions), "missing": dict(missing)}:
+                return Worker(edition=edition, code=code, versions=versions, missing=missing)
+    except ValueError:
+        pass
+    return None
+
+
+def digest_of(parts: Iterable[str | None]) -> str:
+    """One digest of some texts, told from any other such list."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = b"-" if part is None else part.encode("utf-8", "surrogatepass")
+        found.update(b"%d:" % (-1 if part is None else len(data)) + data)
+    return found.hexdigest()
+
+
+def unpack(data: bytes, most_bytes: int) -> bytes:
+    """What was compressed. Raises ValueError where it comes to more than `most_bytes`, or is something else."""
+    try:
+        reader = zlib.decompressobj()
+        text = reader.decompress(data, most_bytes)
+    except zlib.error:
+        raise ValueError("this was not compressed") from None
+    if reader.unconsumed_tail or not reader.eof:
+        raise ValueError(f"longer than {most_bytes:,} bytes, or cut off")
+    return text
+
+
+def _key(name: str, of: str) -> str:
+    return f"{PREFIX}{name}:{of}"

@@ -1,0 +1,213 @@
+"""An app's side of the board: what `sizer.service.connection.Connection` is to a job server of its own, for workers anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from sizer.errors import JobError, quote
+from sizer.processes.wire import error_to_wire, from_line
+from sizer.service.broker.board import ENDS, Board, connect, digest_of, unpack
+from sizer.service.broker.turns import NEXT, cost_of, line_of, make_celery, queue_of, work_of
+from sizer.service.settings import Settings
+from sizer.service.tapes import architecture_of, code_digest, edition_of
+
+LOOK_SECONDS, BLOCK_MS, IDLE_SECONDS = 1.0, 50, 0.05
+MOST_PUTS = 3  # in its line: a question that has lost so many workers is given up
+TURN_AGAIN_SECONDS = 10.0  # that a question may be the first of its line, before its turn is taken to be lost
+CLOSE_SECONDS = 5.0
+PARTS = ("task", "query", "config_text", "measured")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Question:
+    """A question of this app, from its request to the last word of its answer."""
+
+    number: int
+    digest: str
+    message: dict
+    visitor: str
+    seen: str = "0"  # the number of the last entry of its answer that was handed on
+    line: str = ""
+    puts: int = 0
+    first_since: float | None = None
+
+
+class BrokerConnection:
+    """Asks workers instead of a job server. `receive` gets what a server would say, `lost` the reason of the end.
+
+    It is ready when there is a worker that runs the same code. While Redis is away it tries on; `heard_at` tells since when.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        receive: Callable[[BrokerConnection, dict], None],
+        lost: Callable[[BrokerConnection, JobError], None],
+    ):
+        self.ready = False
+        self.heard_at = time.monotonic()
+        self._settings, self._receive, self._lost = settings, receive, lost
+        self._board, self._celery = Board(connect(url)), make_celery(url)
+        self._reader = secrets.token_hex(8)
+        self._outbox: queue.SimpleQueue[dict] = queue.SimpleQueue()
+        self._questions: dict[int, _Question] = {}
+        self._code = code_digest()
+        self._edition, self._versions = "", ""  # of the workers that are asked
+        self._looked = -LOOK_SECONDS  # when it last looked for workers, and after its questions
+        self._ended, self._failure = threading.Event(), JobError("the connection to the broker was closed")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def send(self, message: dict) -> None:
+        """Queue a message; never blocks."""
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        """Leave every question, and end."""
+        self._ended.set()
+        self._thread.join(CLOSE_SECONDS)
+
+    def kill(self, failure: JobError) -> None:
+        """End; `failure` is the reason that `lost` gets."""
+        self._failure = failure
+        self._ended.set()
+
+    # -------------------------------------------------------------------------------------------------- on its own thread
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self._work()
+        except Exception as error:  # of any kind: whoever waits must get to know it
+            self._failure = JobError(f"the broker said something that was not understood ({quote(str(error))})")
+        with contextlib.suppress(RedisError):
+            for question in self._questions.values():
+                self._board.leave(question.digest, self._reader)
+        self._lost(self, self._failure)
+
+    def _work(self) -> None:
+        """Do what is to be done now, and wait a moment. Where Redis is away, who gives up is the supervisor, by `heard_at`."""
+        try:
+            if time.monotonic() >= self._looked + LOOK_SECONDS:
+                self._look_for_workers()
+                self._look_after_questions()
+                self._looked = time.monotonic()
+            if self.ready:
+                self._take_messages()
+                self._read_answers()
+                self.heard_at = time.monotonic()
+        except (RedisError, OperationalError) as error:
+            _log.warning("the broker cannot be reached: %s", error)
+            self._ended.wait(LOOK_SECONDS)
+        self._ended.wait(IDLE_SECONDS if not self._questions else 0)
+
+    def _look_for_workers(self) -> None:
+        workers = [worker for worker in self._board.workers() if worker.code == self._code]
+        editions = Counter(worker.edition for worker in workers)
+        if not editions or self._edition in editions:
+            return
+        if self.ready:  # none is left of those that were asked; what they were asked is asked anew
+            return self.kill(JobError("the workers were replaced by others", todo="try again"))
+        self._edition = max(editions, key=editions.get)
+        chosen = next(worker for worker in workers if worker.edition == self._edition)
+        self._versions = edition_of(chosen.versions)
+        self.ready = True
+        self._receive(self, {"ready": chosen.versions, "missing": chosen.missing})
+
+    def _take_messages(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                message = self._outbox.get_nowait()
+                if "run" in message:
+                    self._ask(message)
+                elif question := self._questions.pop(message.get("cancel"), None):
+                    self._board.leave(question.digest, self._reader)
+
+    def _ask(self, message: dict) -> None:
+        parts = {name: message.get(name) for name in PARTS}
+        anew = secrets.token_hex(8) if message.get("anew") else None
+        address, session = message["visitor"]
+        question = _Question(
+            number=message["run"],
+            digest=digest_of((self._edition, *parts.values(), anew)),
+            message={**parts, "visitor": message["visitor"]},
+            visitor=address or session,
+        )
+        self._questions[question.number] = question  # put in its line at the next look, where Redis is away now
+        self._put(question)
+
+    def _put(self, question: _Question) -> None:
+        """Put a question in the line for its cost, unless somebody has; whoever does sends a turn."""
+        asked = question.message
+        known = asked["query"] and architecture_of(asked["query"], asked["config_text"], self._versions)
+        cost = cost_of(asked, self._board.pace(work_of(asked["task"], known)) if known else None)
+        question.line = line_of(queue_of(cost), self._edition)
+        if self._board.put(
+            question.digest, question.line, asked, cost=cost, visitor=question.visitor, reader=self._reader
+        ):
+            question.puts += 1
+            self._send_turn(question)
+
+    def _send_turn(self, question: _Question) -> None:
+        self._celery.send_task(NEXT, queue=question.line, retry=False)
+        question.first_since = None
+
+    def _look_after_questions(self) -> None:
+        """Put those again that no worker has any more, and tell the others how many are before them."""
+        for question in list(self._questions.values()):
+            place = self._board.look(question.digest, question.line)
+            if place.ahead is not None:
+                self._wait(question, place.ahead)
+            elif not place.taken:  # or its answer is there already: then it is not put
+                if question.puts >= MOST_PUTS:
+                    self._fail(question, f"the workers that had it have ended, {question.puts} times")
+                else:
+                    self._put(question)
+
+    def _wait(self, question: _Question, ahead: int) -> None:
+        self._receive(self, {"id": question.number, "progress": f"waiting for a free place ({ahead} before this one)"})
+        now = time.monotonic()
+        question.first_since = None if ahead else question.first_since or now
+        if question.first_since is not None and now - question.first_since > TURN_AGAIN_SECONDS:
+            self._send_turn(question)
+
+    def _read_answers(self) -> None:
+        asked = {question.digest: question for question in self._questions.values()}
+        if not asked:
+            return
+        seen = {digest: question.seen for digest, question in asked.items()}
+        for digest, entries in self._board.read(seen, block_ms=BLOCK_MS).items():
+            for entry in entries:
+                self._hand_on(asked[digest], *entry)
+
+    def _hand_on(self, question: _Question, number: str, kind: str, data: bytes) -> None:
+        """Hand on what was said on a question, as a job server would say it."""
+        question.seen = number
+        try:
+            content = {kind: from_line(unpack(data, self._settings.result_bytes))[kind]}
+        except (ValueError, KeyError):
+            return self._fail(question, "what the broker holds of its answer is not one")
+        if kind in ENDS:
+            del self._questions[question.number]
+            self._board.leave(question.digest, self._reader)
+        self._receive(self, {"id": question.number, **content})
+
+    def _fail(self, question: _Question, why: str) -> None:
+        self._questions.pop(question.number, None)
+        error = JobError(f"this question could not be answered: {why}", todo="try again")
+        self._receive(self, {"id": question.number, "error": error_to_wire(error)})
+        self._board.leave(question.digest, self._reader)
