@@ -59,7 +59,8 @@ def table(page: Page) -> list[list[str]]:
 
 
 def cells_of(grid: Locator) -> list[list[str]]:
-    """The cells of a table that is drawn as a grid, its headings first."""
+    """The cells of a table that is drawn as a grid, its headings first, once all of them are drawn."""
+    expect(grid.locator("tr").filter(has_text="…")).to_have_count(0)
     return [[cell.strip() for cell in row.locator("th, td").all_text_contents()] for row in grid.locator("tr").all()]
 
 
