@@ -106,7 +106,7 @@ class Tracer:
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.request, self.gpu = _as_loaded(request, gpu), gpu
+        self.request, self.gpu = as_traced(_as_loaded(request, gpu)), gpu
         self._config = config
         self._kept = NothingKept() if kept is None else kept
         self._progress = progress or (lambda text: None)
@@ -380,11 +380,7 @@ class Tracer:
         """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
         request, plain = self.request, Request(source=self.request.source)
         same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
-        asked = replace(
-            request,
-            accumulate=min(request.accumulate, PASSES),
-            **{name: getattr(plain, name) for name in same_for_all},
-        )
+        asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
         return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
 
     def _name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
@@ -436,6 +432,15 @@ def work_of(request: Request, dtype: str) -> Work:
         cache=request.cache,
         plan=plan_of(request),
     )
+
+
+def as_traced(request: Request) -> Request:
+    """The request with as few passes and ranks as have its tapes: from the second pass on all are alike, and so is what a rank of
+    DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
+    fewest = {"accumulate": min(request.accumulate, PASSES), "replicate": min(request.replicate, 2)}
+    if request.parallel == "ddp":
+        fewest["ranks"] = min(request.ranks, 2)
+    return replace(request, **fewest)
 
 
 def plan_of(request: Request) -> Plan | None:

@@ -24,6 +24,7 @@ CATEGORIES = (
 )
 PHASES = ("load", "forward", "backward", "optimizer", "step2", "prefill", "decode")
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
+RESIZE = "UntypedStorage.resize_"  # the op of the blocks that it allocates: FSDP2 gathers parameters into such storages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import (
 from sizer.architecture.subclasses import parts_of
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.block_notes import Tensor as NotedTensor
-from sizer.memory.tape import EMPTY_CACHE
+from sizer.memory.tape import EMPTY_CACHE, RESIZE
 from sizer.tracing.allocations import PRODUCT, Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
@@ -34,7 +34,6 @@ from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import in_place
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.memo import Memo, makes_tensors
-from sizer.tracing.meta.resizing import RESIZE
 from sizer.tracing.meta.streams import Stream
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.rules import rules_for
