@@ -168,6 +168,7 @@ class Estimator:
             expandable_segments=self.request.expandable_segments,
             first=focus[1] if focus is not None and focus[0] == dtype else None,
             replays=self._tracer.replays,
+            passes=self.request.accumulate,
         )
 
     def _possible_batches(self) -> tuple[int, ...]:

@@ -53,6 +53,7 @@ class Cells:
                 unbounded=find_unbounded(
                     tape, gpu.backend, expandable_segments=expandable, replays=self.tracer(request).replays
                 ),
+                passes=request.accumulate,
             )
         return self._estimates[request]
 

@@ -87,7 +87,12 @@ def _row(way: Way, cells: Cells) -> RankRow:
     row = RankRow(parallel=way.request.parallel, title=way.title, gpus=way.gpus, query=query)
     try:
         asked = checked(way.request)
-        return replace(row, cell=cells.cell(asked), at_peak=weigh_peak(cells.tape(asked)))
+        return replace(
+            row,
+            cell=cells.cell(asked),
+            at_peak=weigh_peak(cells.tape(asked)),
+            communication=cells.estimate(asked).communication,
+        )
     except CANNOT as error:
         return replace(row, reason=why(error))
 

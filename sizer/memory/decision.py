@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from sizer.memory.communication import Volume
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import Fits
 
@@ -128,7 +129,8 @@ class DeviceReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
     """One question on so many GPUs by one way of training, `title`. `cell`, of each rank, is None where it cannot be traced, for
-    `reason`. `at_peak` are the bytes of what is alive when most is, the most first (sizer.memory.weighing).
+    `reason`. `at_peak` are the bytes of what is alive when most is, the most first (sizer.memory.weighing), `communication` what a
+    rank tells the others in a step.
 
     `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may; None where not even 1 does,
     or as long as `searched` is False: it is searched on the fewest GPUs that do.
@@ -140,6 +142,7 @@ class RankRow:
     query: str
     cell: Cell | None = None
     at_peak: dict[str, int] = field(default_factory=dict)
+    communication: tuple[Volume, ...] = ()
     batch: int | None = None
     possible_batch: int | None = None
     searched: bool = False

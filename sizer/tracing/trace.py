@@ -192,6 +192,7 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
     log, last = recorder.log, "backward" if steps.module.training else "forward"
     trained = [p for p in steps.module.parameters() if p.requires_grad]
     start = len(log.order)
+    log.again = several = steps.passes > 1
     for number, phase, ends in steps.run_all():
         if phase == "forward":
             log.keep_activations(start)
@@ -203,6 +204,8 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
             recorder.classify(steps.optimizers.state_tensors(), "optimizer state")
         if recorder.block_notes is not None:
             _note(recorder, steps, number, phase)
+        if phase != "forward":
+            log.again = several and phase == "optimizer"
         start = len(log.order)
         if ends and (number == 1 or phase == "step2"):
             log.mark(phase)

@@ -53,6 +53,9 @@ def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
                 ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(row.at_peak.items())[:2])
                 for row in rows
             ],
+            "Between the GPUs in a step": [
+                ", ".join(f"{told.kind} {format_bytes(told.bytes)}" for told in row.communication) for row in rows
+            ],
         }
     )
 
