@@ -30,6 +30,7 @@ from sizer.query_values import (
     MAX_NEW,
     MAX_RANK,
     MAX_SEQUENCE_LENGTH,
+    MAX_TP,
     MAX_WORLD,
     MIN_IMAGE,
     check_length,
@@ -313,6 +314,12 @@ KEYS: dict[str, Key] = {
         read_reshard,
         allowed="1, 0, or the size of a smaller group: FSDP2's reshard_after_forward",
         needs=_of_parallels("reshard"),
+    ),
+    "tp": _field(
+        "tp",
+        whole_number(MAX_TP, "tp=8"),
+        allowed=f"GPUs among which matrices are split, by transformers' own plans, 1 to {MAX_TP}",
+        needs=_of_parallels("tp"),
     ),
     "focus": _field(
         "focus",

@@ -16,6 +16,7 @@ MAX_RANK, MAX_ALPHA, MAX_ACCUMULATE = 4096, 65_536, 65_536
 MAX_SEQUENCE_LENGTH = 1_048_576
 MIN_IMAGE, MAX_IMAGE = 16, 4096
 MAX_NEW = 32_768
+MAX_TP = 256  # more than any model has key heads
 MAX_WORLD = 16_384  # ranks: FSDP2 lists the shards of every parameter for each
 CACHES = ("dynamic", "static")
 _NO_CACHE = {

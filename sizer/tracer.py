@@ -20,8 +20,10 @@ from sizer.architecture.census import take_census
 from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.weights import WEIGHTS
 from sizer.distributed.plan import Plan
+from sizer.distributed.tensor_parallel import check_degree
 from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
 from sizer.memory.archive import Traced, pack, unpack
@@ -282,6 +284,8 @@ class Tracer:
 
     def _count(self) -> Counted:
         blueprint, module = self._blueprint, self._module(COUNTED_IN)
+        if self.request.tp > 1:
+            check_degree(module, self.request.tp)
         counted = Counted(
             census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
@@ -447,7 +451,10 @@ def plan_of(request: Request) -> Plan | None:
     """How a request spreads its model over ranks, None where there is one."""
     if request.parallel == "none":
         return None
-    return Plan(parallel=request.parallel, ranks=request.ranks, replicate=request.replicate, reshard=request.reshard)
+    ranks = request.ranks if "ranks" in PARALLELS[request.parallel].keys else 1
+    return Plan(
+        parallel=request.parallel, ranks=ranks, replicate=request.replicate, reshard=request.reshard, tp=request.tp
+    )
 
 
 def answers_of(gpu: Gpu) -> str:

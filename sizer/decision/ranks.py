@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.distributed.devices import PER_HOST
 from sizer.memory.decision import RankReport, RankRow
@@ -39,7 +41,7 @@ def ranks(
     ranks cannot share: a generation, say; and what an estimate raises where the work itself has none.
     """
     request = one_cell(request)
-    checked(ways(request)[1].request)
+    checked(ways(request)[1].request)  # refused here where no ranks can share it
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here where the architecture itself is
@@ -63,19 +65,35 @@ def ranks(
 
 
 def ways(request: Request) -> list[Way]:
-    """Every way of training on every number of GPUs, the fewest first; HSDP shards within hosts of 8 and replicates over them."""
-    alone = replace(request, parallel="none", ranks=8, replicate=1, reshard=1)
-    found = []
-    for gpus in GPUS:
-        for key, row in PARALLELS.items():
-            groups = gpus // PER_HOST if key == "hsdp" else 1
-            if (gpus == 1) != (key == "none") or (key == "hsdp" and groups < 2):
-                continue
-            title = f"{row.title} {groups} × {PER_HOST}" if groups > 1 else row.title
-            spread = {"parallel": key, "ranks": gpus // groups, "replicate": groups} if gpus > 1 else {}
-            reshard = request.reshard if row.shards else 1
-            found.append(Way(title=title, gpus=gpus, request=replace(alone, **spread, reshard=reshard)))
+    """Every way of training on every number of GPUs, the fewest first.
+
+    HSDP shards within hosts of 8 and replicates over them; tensor parallel, for which transformers has plans, stays within one.
+    """
+    alone = replace(request, parallel="none", ranks=8, replicate=1, reshard=1, tp=1)
+    found = [Way(title=PARALLELS["none"].title, gpus=1, request=alone)]
+    for gpus in GPUS[1:]:
+        groups = gpus // PER_HOST
+        of_data = {"ddp": gpus, "zero1": gpus, "fsdp": gpus} | ({"hsdp": PER_HOST} if groups > 1 else {})
+        for key, ranks in of_data.items():
+            row = PARALLELS[key]
+            spread = {"ranks": ranks, "replicate": gpus // ranks, "reshard": request.reshard if row.shards else 1}
+            title = f"{row.title} of {PER_HOST}" if key == "hsdp" else row.title
+            found.append(Way(title=title, gpus=gpus, request=replace(alone, parallel=key, **spread)))
+        if "tp" not in SOURCES[request.source].refuses:
+            found.append(_split(gpus, replace(alone, reshard=request.reshard)))
     return found
+
+
+def _split(gpus: int, alone: Request) -> Way:
+    """Tensor parallel over one host, with FSDP2 where there are several."""
+    if gpus <= PER_HOST:
+        loop = (
+            "loop" if "loop" in OPTIMIZERS[alone.optimizer].implementations else None
+        )  # the others take no mixed parameters
+        request = replace(alone, parallel="tp", tp=gpus, reshard=1, optimizer_impl=loop)
+        return Way(title=PARALLELS["tp"].title, gpus=gpus, request=request)
+    request = replace(alone, parallel="fsdp", ranks=gpus // PER_HOST, tp=PER_HOST)
+    return Way(title=f"FSDP2, tensor parallel of {PER_HOST}", gpus=gpus, request=request)
 
 
 def _queries(asked: list[Way]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.quantization import quantization_objects
 from sizer.architecture.subclasses import parts_of
 from sizer.distributed.devices import Accelerator
-from sizer.distributed.sharding import replicate, shard
+from sizer.distributed.sharding import replicate, split
 from sizer.distributed.world import world_of
 from sizer.errors import TraceError
 from sizer.memory.affine import LIMIT_BYTES
@@ -157,17 +157,17 @@ def _world(work: Work, device: Device) -> Iterator[None]:
 def _on_rank(recorder: Recorder, module: nn.Module, work: Work) -> nn.Module:
     """A copy of the module as the rank has it on its device, logged.
 
-    FSDP2 shards it while it is on meta: it is made empty then, so that nothing but its own shards is ever on the device. DDP
-    takes it as it is there, and holds its buckets from then on.
+    FSDP2 and tensor parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is ever on
+    the device. DDP takes it as it is there, and holds its buckets from then on.
     """
     with _disable_current_modes():
         module = copy.deepcopy(module)
-        if work.plan.shards:
-            shard(module, work.plan, work.dtype)
-    if work.plan.shards:
+        if work.plan.splits:
+            split(module, work.plan, work.dtype)
+    if work.plan.splits:
         module.to_empty(device=_META)
     recorder.load(module, tell_frozen=work.tell_frozen)
-    if work.plan.shards:
+    if work.plan.splits:
         return module
     return replicate(module)
 

@@ -66,7 +66,7 @@ LIMITS = f"""
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Generation** is transformers' own, token by token: what a server with paged attention holds is another matter.
 - **Compiled models and checkpoints that are quantised already** are not covered yet; weights that are quantised as they are loaded
-  are, as are DDP, ZeRO-1 and FSDP2, but not tensor, pipeline and context parallel from this page.
+  are, as are DDP, ZeRO-1, FSDP2 and tensor parallel, but not pipeline and context parallel from this page.
 """
 
 

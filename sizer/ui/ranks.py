@@ -7,7 +7,6 @@ import pandas as pd
 import streamlit as st
 
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.parallel import PARALLELS
 from sizer.memory.decision import RankReport, RankRow, describe_fewest
 from sizer.request import Request
 from sizer.ui.charts import finish
@@ -16,8 +15,8 @@ from sizer.ui.palette import INK, MARKS, VERDICTS
 from sizer.ui.scale import GIBIBYTES
 from sizer.units import format_bytes
 
-# Of Okabe and Ito, as the categories' are; one for each way of training.
-COLOURS = dict(zip(PARALLELS, ("#7D8792", "#D55E00", "#E69F00", "#0072B2", "#009E73"), strict=True))
+# Of Okabe and Ito, as the categories' are: the ways of training in the order in which they come.
+COLOURS = ("#7D8792", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9")
 
 
 def show_ranks(found: RankReport, request: Request) -> None:
@@ -65,18 +64,18 @@ def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> alt.LayerChart:
     frame = pd.DataFrame(
         {
             "gpus": row.gpus,
-            "by": PARALLELS[row.parallel].title,
+            "by": row.title,
             "process": GIBIBYTES.of(row.cell.process_bytes),
             "verdict": VERDICTS[row.cell.fits],
         }
         for row in rows
         if row.cell is not None
     )
-    titles = [PARALLELS[key].title for key in COLOURS]
+    titles = [*dict.fromkeys(row.title for row in rows)]
     base = alt.Chart(frame).encode(
         x=alt.X("gpus:O", title="GPUs", axis=alt.Axis(labelAngle=0)),
         y=alt.Y("process:Q", title="process of each GPU, GiB"),
-        color=alt.Color("by:N", title=None, scale=alt.Scale(domain=titles, range=list(COLOURS.values()))),
+        color=alt.Color("by:N", title=None, scale=alt.Scale(domain=titles, range=COLOURS[: len(titles)])),
         tooltip=["by:N", "gpus:O", alt.Tooltip("process:Q", title="GiB", format=".2f"), "verdict:N"],
     )
     points = base.mark_point(filled=True, size=60).encode(

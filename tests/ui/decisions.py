@@ -110,6 +110,6 @@ def ranks_for(query: str) -> RankReport:
             possible_batch=4,
             searched=True,
         ),
-        RankRow(parallel="hsdp", title="HSDP 2 × 8", gpus=16, query=ways["hsdp"], reason="no kernel"),
+        RankRow(parallel="hsdp", title="HSDP of 8", gpus=16, query=ways["hsdp"], reason="no kernel"),
     )
     return RankReport(query=query, rows=rows, fewest=2)
