@@ -298,8 +298,10 @@ def _of_each_rank(request: Request) -> Iterator[str]:
         f"these are the figures of each of {request.world:,} ranks of {title}{split}; the batch is of one rank, all ranks together "
         f"have {together}{more} samples, and what NCCL holds is a range from published figures"
     )
-    if request.parallel == "zero1":
-        yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the first rank"
+    if request.rank is not None:
+        yield f"these are the figures of rank {request.rank}; another may need more"
+    elif request.parallel == "zero1":
+        yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the rank with most"
 
 
 def _echo(request: Request) -> dict[str, object]:

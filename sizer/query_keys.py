@@ -44,6 +44,7 @@ from sizer.query_values import (
     read_head,
     read_image_size,
     read_new,
+    read_rank,
     read_reshard,
     read_sequence_length,
     read_share,
@@ -320,6 +321,13 @@ KEYS: dict[str, Key] = {
         whole_number(MAX_TP, "tp=8"),
         allowed=f"GPUs among which matrices are split, by transformers' own plans, 1 to {MAX_TP}",
         needs=_of_parallels("tp"),
+    ),
+    "rank": _field(
+        "rank",
+        read_rank,
+        allowed="0 to the number of ranks without one: whose figures are asked for",
+        otherwise="the one that needs most",
+        needs=_of_parallels("rank"),
     ),
     "focus": _field(
         "focus",

@@ -145,6 +145,11 @@ def read_reshard(text: str) -> int:
     return 0 if text == "0" else _read_integer(text, 1, MAX_WORLD, "reshard=1")
 
 
+def read_rank(text: str) -> int:
+    """The number of a rank, from 0."""
+    return _read_integer(text, 0, MAX_WORLD - 1, "rank=0")
+
+
 def read_torch(text: str) -> str:
     """A version of PyTorch as "2.11", whatever its patch release."""
     try:

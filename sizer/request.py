@@ -45,7 +45,7 @@ class Request:
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
     GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`, `tp` among
-    how many GPUs matrices are split.
+    how many GPUs matrices are split, `rank` the one whose figures are asked for, None for the one that needs most.
     """
 
     source: str
@@ -81,6 +81,7 @@ class Request:
     replicate: int = 1
     reshard: int = 1
     tp: int = 1
+    rank: int | None = None
 
     @property
     def data_ranks(self) -> int:
@@ -308,6 +309,13 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
             given=f"{request.replicate} groups of {request.ranks * request.tp} ranks",
             allowed=f"at most {MAX_WORLD:,} ranks",
             todo=f"ask for replicate={max(1, MAX_WORLD // (request.ranks * request.tp))}",
+        )
+    if request.rank is not None and request.rank >= request.world:
+        yield Refusal(
+            key="rank",
+            given=f"{request.rank} with {request.world:,} ranks",
+            allowed=f"0 to {request.world - 1:,}",
+            todo=f"ask for rank={request.world - 1}",
         )
     if request.tp > 1 or request.parallel == "tp":
         yield from _refused_in_tensor_parallel(request, gpu)

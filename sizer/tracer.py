@@ -443,7 +443,9 @@ def as_traced(request: Request) -> Request:
     DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
     fewest = {"accumulate": min(request.accumulate, PASSES), "replicate": min(request.replicate, 2)}
     if request.parallel == "ddp":
-        fewest["ranks"] = min(request.ranks, 2)
+        fewest |= {"ranks": min(request.ranks, 2), "rank": None}
+    elif request.parallel == "hsdp" and request.rank is not None:
+        fewest["rank"] = request.rank % (request.ranks * request.tp)
     return replace(request, **fewest)
 
 
@@ -453,7 +455,12 @@ def plan_of(request: Request) -> Plan | None:
         return None
     ranks = request.ranks if "ranks" in PARALLELS[request.parallel].keys else 1
     return Plan(
-        parallel=request.parallel, ranks=ranks, replicate=request.replicate, reshard=request.reshard, tp=request.tp
+        parallel=request.parallel,
+        ranks=ranks,
+        replicate=request.replicate,
+        reshard=request.reshard,
+        tp=request.tp,
+        rank=request.rank,
     )
 
 

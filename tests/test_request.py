@@ -325,7 +325,7 @@ def test_the_complete_form_writes_defaults_too():
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
     written = [
         [field.partition("=")[0] for field in format_query(parse_query(f"{most}&{more}"), complete=True).split("&")]
-        for more in ("mode=generate", "train=adapter&alpha=8", "parallel=hsdp")
+        for more in ("mode=generate", "train=adapter&alpha=8", "parallel=hsdp&rank=0")
     ]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)
@@ -439,6 +439,9 @@ RANKS_REFUSED = [
         "reshard: given 5 with ranks=12, allowed 1, 0, or less than ranks and a divisor of it; ask for reshard=4",
     ),
     ("parallel=fsdp&ranks=4&reshard=4", "reshard: given 4 with ranks=4, allowed 1, 0, or less than ranks"),
+    ("rank=1", "rank: given '1' without parallel=ddp or zero1 or fsdp or hsdp or tp"),
+    ("parallel=fsdp&rank=8", "rank: given 8 with 8 ranks, allowed 0 to 7; ask for rank=7"),
+    ("parallel=fsdp&rank=-1", "rank: given '-1', allowed whole numbers from 0 to 16,383; write for example rank=0"),
     ("tp=8", "tp: given '8' without parallel=fsdp or hsdp or tp"),
     ("parallel=ddp&tp=8", "tp: given '8' without parallel=fsdp or hsdp or tp"),
     ("parallel=tp&ranks=4&tp=2", "ranks: given '4' without parallel=ddp or zero1 or fsdp or hsdp"),
@@ -533,7 +536,7 @@ def random_request(rng: random.Random) -> Request:
 
 
 def random_ranks(rng: random.Random) -> dict[str, object]:
-    choices = {"ranks": (8, 2, 1, 64), "replicate": (1, 4), "reshard": (1, 0), "tp": (1,)}
+    choices = {"ranks": (8, 2, 1, 64), "replicate": (1, 4), "reshard": (1, 0), "tp": (1,), "rank": (None, 0)}
     parallel = rng.choice([key for key in PARALLELS if key != "tp"])  # which needs tp, and optimizer_impl
     return {"parallel": parallel} | {key: rng.choice(choices[key]) for key in PARALLELS[parallel].keys}
 

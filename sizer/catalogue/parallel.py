@@ -20,19 +20,21 @@ class Parallel:
     title: str
     shards: bool = False
     communicators: int = 1
-    keys: tuple[str, ...] = ("ranks",)
+    keys: tuple[str, ...] = ("ranks", "rank")
 
 
 _ROWS = (
     Parallel(key="none", title="One GPU", communicators=0, keys=()),
     Parallel(key="ddp", title="DDP"),
     Parallel(key="zero1", title="ZeRO-1"),
-    Parallel(key="fsdp", title="FSDP2", shards=True, keys=("ranks", "reshard", "tp")),
-    Parallel(key="hsdp", title="HSDP", shards=True, communicators=2, keys=("ranks", "replicate", "reshard", "tp")),
-    Parallel(key="tp", title="Tensor parallel", keys=("tp",)),
+    Parallel(key="fsdp", title="FSDP2", shards=True, keys=("ranks", "reshard", "tp", "rank")),
+    Parallel(
+        key="hsdp", title="HSDP", shards=True, communicators=2, keys=("ranks", "replicate", "reshard", "tp", "rank")
+    ),
+    Parallel(key="tp", title="Tensor parallel", keys=("tp", "rank")),
 )
 
-PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "tp")
+PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "tp", "rank")
 PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
@@ -69,7 +68,7 @@ def ways(request: Request) -> list[Way]:
 
     HSDP shards within hosts of 8 and replicates over them; tensor parallel, for which transformers has plans, stays within one.
     """
-    alone = replace(request, parallel="none", ranks=8, replicate=1, reshard=1, tp=1)
+    alone = replace(request, parallel="none", ranks=8, replicate=1, reshard=1, tp=1, rank=None)
     found = [Way(title=PARALLELS["none"].title, gpus=1, request=alone)]
     for gpus in GPUS[1:]:
         groups = gpus // PER_HOST
@@ -79,21 +78,11 @@ def ways(request: Request) -> list[Way]:
             spread = {"ranks": ranks, "replicate": gpus // ranks, "reshard": request.reshard if row.shards else 1}
             title = f"{row.title} of {PER_HOST}" if key == "hsdp" else row.title
             found.append(Way(title=title, gpus=gpus, request=replace(alone, parallel=key, **spread)))
-        if "tp" not in SOURCES[request.source].refuses:
-            found.append(_split(gpus, replace(alone, reshard=request.reshard)))
+        if groups > 1 and "tp" not in SOURCES[request.source].refuses:
+            split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST, "reshard": request.reshard}
+            title = f"{PARALLELS['fsdp'].title}, tensor parallel of {PER_HOST}"
+            found.append(Way(title=title, gpus=gpus, request=replace(alone, **split)))
     return found
-
-
-def _split(gpus: int, alone: Request) -> Way:
-    """Tensor parallel over one host, with FSDP2 where there are several."""
-    if gpus <= PER_HOST:
-        loop = (
-            "loop" if "loop" in OPTIMIZERS[alone.optimizer].implementations else None
-        )  # the others take no mixed parameters
-        request = replace(alone, parallel="tp", tp=gpus, reshard=1, optimizer_impl=loop)
-        return Way(title=PARALLELS["tp"].title, gpus=gpus, request=request)
-    request = replace(alone, parallel="fsdp", ranks=gpus // PER_HOST, tp=PER_HOST)
-    return Way(title=f"FSDP2, tensor parallel of {PER_HOST}", gpus=gpus, request=request)
 
 
 def _queries(asked: list[Way]) -> tuple[str, ...]:

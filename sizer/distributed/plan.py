@@ -12,7 +12,8 @@ class Plan:
     """`parallel` is a key of PARALLELS but "none"; `ranks` share one copy of what is sharded, of which there are `replicate`.
 
     `reshard` is FSDP2's `reshard_after_forward`: 1 and 0 for yes and no, or the size of a smaller group. `tp` ranks each are in the
-    place of one of these: each has a part of the matrices, and the same samples.
+    place of one of these: each has a part of the matrices, and the same samples. `rank` is the one that is looked at, None for the
+    one that needs most.
     """
 
     parallel: str
@@ -20,6 +21,7 @@ class Plan:
     replicate: int = 1
     reshard: int = 1
     tp: int = 1
+    rank: int | None = None
 
     @property
     def world(self) -> int:

@@ -42,6 +42,7 @@ def world_of(size: int, rank: int, accelerator: Accelerator) -> Iterator[None]:
         stack.enter_context(devices_answer(accelerator, local_rank))
         stack.enter_context(_environment(size, rank, local_rank))
         stack.enter_context(_process_group(size, rank))
+        stack.enter_context(_local_shapes_kept_apart(rank))
         for patched in (_sharding_patched, _strides_looked_for_once, _fully_shard_patched, _replicated_patched):
             stack.enter_context(patched())
         yield
@@ -104,6 +105,22 @@ def _sharding_patched() -> Iterator[None]:
 
     with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
         yield
+
+
+@contextmanager
+def _local_shapes_kept_apart(rank: int) -> Iterator[None]:
+    """DTensor remembers how a view looks on its rank (torch/distributed/tensor/_sharding_prop.py), of which a process has one: what
+    it knows of the first rank stays, of another it is forgotten."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    if rank == 0:
+        yield
+        return
+    _clear_sharding_prop_cache()
+    try:
+        yield
+    finally:
+        _clear_sharding_prop_cache()
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_every_way_of_training_has_a_row_on_every_number(grown):
     spread = ["DDP", "ZeRO-1", "FSDP2"]
     assert found == [
         (1, "One GPU"),
-        *((2, way) for way in (*spread, "Tensor parallel")),
+        *((2, way) for way in spread),
         *((16, way) for way in (*spread, "HSDP of 8", "FSDP2, tensor parallel of 8")),
     ]
 
@@ -50,7 +50,7 @@ def test_every_way_of_training_has_a_row_on_every_number(grown):
 def test_a_row_is_what_asking_for_it_gives(grown):
     for row in grown[-1].rows:
         if row.cell is None:  # GPT-2 has no plan for tensor parallel
-            assert "tensor parallel" in row.title.lower() and row.reason.startswith("tp: given"), row.title
+            assert row.title == "FSDP2, tensor parallel of 8" and row.reason.startswith("tp: given"), row.title
             continue
         if row.gpus == 16:
             assert row.cell == anew(row.query), row.title
@@ -79,8 +79,8 @@ def test_what_does_not_depend_on_the_ranks_is_traced_once(grown, texts):
 
 
 def test_it_grows_row_by_row(grown):
-    assert [len(report.rows) for report in grown[:11]] == [*range(11)]
-    assert [len(report.pending) for report in grown[:11]] == [*range(10, -1, -1)]
+    assert [len(report.rows) for report in grown[:10]] == [*range(10)]
+    assert [len(report.pending) for report in grown[:10]] == [*range(9, -1, -1)]
     assert decode(RankReport, encode(grown[-1])) == grown[-1]
 
 
@@ -101,7 +101,7 @@ def test_what_ranks_cannot_share_is_refused(query, message):
 def test_what_was_asked_of_parallel_training_stays_where_it_applies():
     asked = ways(parse_query(f"{QUERY}&parallel=fsdp&ranks=4&reshard=0&checkpointing=1"))
     assert {way.request.parallel: way.request.reshard for way in asked} == {
-        "none": 1, "ddp": 1, "zero1": 1, "fsdp": 0, "hsdp": 0, "tp": 1,
+        "none": 1, "ddp": 1, "zero1": 1, "fsdp": 0, "hsdp": 0,
     }  # fmt: skip
     assert all(way.request.checkpointing and way.request.world == way.gpus for way in asked)
 
@@ -115,10 +115,9 @@ def test_a_group_that_the_ranks_are_too_few_for_is_a_row_with_the_reason():
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # PyTorch's own, of logits that tensor parallel has gathered
 def test_tensor_parallel_stays_within_a_host():
-    with mock.patch("sizer.decision.ranks.GPUS", (1, 2, 16)):
+    with mock.patch("sizer.decision.ranks.GPUS", (1, 8, 16)):
         *_, found = ranks(parse_query(f"{SPLIT}&seq=16&dtype=float32&batch=1&gpu=h100-80gb"))
-    split = [row for row in found.rows if "tensor parallel" in row.title.lower()]
-    assert [parse_query(row.query).tp for row in split] == [2, 8]
-    assert [row.cell for row in split] == [anew(row.query) for row in split]
-    alone = found.rows[0].cell.peak_allocated_bytes
-    assert alone > split[0].cell.peak_allocated_bytes > split[1].cell.peak_allocated_bytes
+    (split,) = (row for row in found.rows if row.title == "FSDP2, tensor parallel of 8")
+    assert (split.gpus, parse_query(split.query).tp) == (16, 8)
+    assert split.cell == anew(split.query)
+    assert split.cell.peak_allocated_bytes < found.rows[0].cell.peak_allocated_bytes
