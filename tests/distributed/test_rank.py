@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from transformers import PreTrainedModel
 
 from sizer.config_json import encode_config
 from sizer.decision.cells import Cells
@@ -16,6 +17,10 @@ from tests.tracing.models import LLAMA
 CONFIG = {"hidden_size": 200, "intermediate_size": 500, "num_attention_heads": 4, "num_key_value_heads": 2}
 UNEVEN = encode_config(json.dumps(LLAMA | CONFIG | {"num_hidden_layers": 2, "vocab_size": 1001}))
 QUERY = f"arch=config:{UNEVEN}&seq=16&batch=2&dtype=float32&gpu=h100-80gb"
+UNEVEN_WORDS = pytest.mark.skipif(
+    not hasattr(PreTrainedModel, "_expand_parallel_plan"),
+    reason="this transformers splits 1,001 words in two for nobody",
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +39,8 @@ def peak(cells: Cells, choices: str) -> int:
     [
         ("parallel=fsdp&ranks=3", 3),
         ("parallel=zero1&ranks=3&optimizer_impl=loop", 3),
-        ("parallel=tp&tp=2&optimizer_impl=loop", 2),
-        pytest.param("parallel=fsdp&ranks=3&tp=2", 6, marks=pytest.mark.exhaustive),
+        pytest.param("parallel=tp&tp=2&optimizer_impl=loop", 2, marks=UNEVEN_WORDS),
+        pytest.param("parallel=fsdp&ranks=3&tp=2", 6, marks=(UNEVEN_WORDS, pytest.mark.exhaustive)),
         pytest.param("parallel=hsdp&ranks=3&replicate=2", 6, marks=pytest.mark.exhaustive),
     ],
 )
