@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -134,15 +135,18 @@ def _strides_looked_for_once() -> Iterator[None]:
     if (pass_on := getattr(propagation, name, None)) is None:
         yield
         return
-    asked, strided = None, False
+    asked, found = None, SimpleNamespace(args_spec=())
 
     def once(strategy: Any, schema: Any) -> None:
-        nonlocal asked, strided
-        if schema is not asked:
-            placements = (placement for spec in schema.args_spec for placement in spec.placements)
-            asked, strided = schema, any(isinstance(placement, _StridedShard) for placement in placements)
-        if strided:
-            pass_on(strategy, schema)
+        nonlocal asked
+        if schema is not asked:  # one of those that have the flag, and one of those that do not, say all
+            specs = (
+                spec for spec in schema.args_spec if any(isinstance(one, _StridedShard) for one in spec.placements)
+            )
+            flags = {spec.use_strided_shard_as_shard_order: spec for spec in specs}
+            asked, found.args_spec = schema, tuple(flags.values())
+        if found.args_spec:
+            pass_on(strategy, found)
 
     with mock.patch.object(propagation, name, once):
         yield
