@@ -171,4 +171,4 @@ def describe_fewest(found: RankReport) -> Iterator[str]:
             batch = f"{row.batch:,}" if row.batch else "none"
             perhaps = f", perhaps {row.possible_batch:,}" if row.possible_batch != row.batch else ""
             gpus = f"{row.gpus} GPUs by {row.title}" if row.gpus > 1 else "one GPU"
-            yield f"It fits on {gpus}; the largest batch of each is {batch}{perhaps}."
+            yield f"It fits on {gpus}; the largest batch {'of each ' if row.gpus > 1 else ''}is {batch}{perhaps}."

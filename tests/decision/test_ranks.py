@@ -52,7 +52,7 @@ def test_a_row_is_what_asking_for_it_gives(grown):
         if row.cell is None:  # GPT-2 has no plan for tensor parallel
             assert row.title == "FSDP2, tensor parallel of 8" and row.reason.startswith("tp: given"), row.title
             continue
-        if row.gpus == 16:
+        if row.gpus == 16 and row.parallel in ("ddp", "hsdp"):  # which were traced on fewer
             assert row.cell == anew(row.query), row.title
         assert sum(row.at_peak.values()) == pytest.approx(row.cell.peak_allocated_bytes, rel=0.01)
         assert list(row.at_peak.values()) == sorted(row.at_peak.values(), reverse=True)
@@ -107,12 +107,13 @@ def test_what_was_asked_of_parallel_training_stays_where_it_applies():
 
 
 def test_a_group_that_the_ranks_are_too_few_for_is_a_row_with_the_reason():
-    with mock.patch("sizer.decision.ranks.GPUS", (1, 2, 8)):
+    with mock.patch("sizer.decision.ranks.GPUS", (1, 2)):
         *_, found = ranks(parse_query(f"{QUERY}&parallel=fsdp&ranks=8&reshard=4"))
     reasons = {(row.gpus, row.title): row.reason for row in found.rows if row.cell is None and row.parallel == "fsdp"}
     assert reasons.keys() == {(2, "FSDP2")} and reasons[2, "FSDP2"].startswith("reshard: given 4 with ranks=2")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # PyTorch's own, of logits that tensor parallel has gathered
 def test_tensor_parallel_stays_within_a_host():
     with mock.patch("sizer.decision.ranks.GPUS", (1, 8, 16)):

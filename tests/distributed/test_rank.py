@@ -63,6 +63,7 @@ def test_every_rank_of_ddp_is_alike_and_groups_of_hsdp_are(cells: Cells) -> None
     assert first == second < peak(cells, "parallel=hsdp&ranks=3&replicate=4")
 
 
+@pytest.mark.exhaustive
 def test_a_report_says_whose_figures_they_are() -> None:
     asked = estimate(parse_query(f"{QUERY}&parallel=fsdp&ranks=3&rank=2"))
     assert "these are the figures of rank 2; another may need more" in asked.cautions

@@ -31,12 +31,15 @@ def weights(keys: str, **others: object) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-def test_each_rank_has_its_part_of_the_matrices() -> None:
+@pytest.mark.parametrize(
+    ("keys", "shards"),
+    [("tp&tp=4&optimizer_impl=loop", 1), pytest.param("fsdp&ranks=2&tp=4", 2, marks=pytest.mark.exhaustive)],
+)
+def test_each_rank_has_its_part_of_the_matrices(keys: str, shards: int) -> None:
     attention = 2 * 256 * 256 + 2 * 128 * 256  # queries and output, keys and values
     layer, norms, words = attention + 3 * 256 * 512, 5 * 256, 1000 * 256  # norms are whole on every rank
     whole = (2 * layer + words) // 4 + EMBEDDED + norms
-    assert weights("tp&tp=4&optimizer_impl=loop") == 4 * whole
-    assert weights("fsdp&ranks=2&tp=4") == 4 * whole // 2
+    assert weights(keys) == 4 * whole // shards
 
 
 def test_tied_parameters_stay_tied() -> None:
