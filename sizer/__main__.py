@@ -2,7 +2,7 @@
 
     python -m sizer estimate resnet50
     python -m sizer estimate "arch=torchvision:resnet50&batch=1,32" [--config FILE] [--explain | --json | --csv]
-    python -m sizer levers | limits | which "arch=hf:gpt2&dtype=bfloat16&batch=8&gpu=rtx-4090" [--config FILE] [--json]
+    python -m sizer levers | limits | which | ranks "arch=hf:gpt2&dtype=bfloat16&batch=8&gpu=rtx-4090" [--config FILE] [--json]
     python -m sizer compare "arch=hf:gpt2&batch=8" "arch=hf:gpt2&batch=8&checkpointing=1" [--json | --csv]
     python -m sizer peak "arch=hf:gpt2&dtype=bfloat16&batch=8" [--config FILE] [--json | --snapshot FILE | --script]
     python -m sizer measure "arch=torchvision:resnet50&dtype=float32&batch=32" --device cuda:0|mps|cpu [--json]
@@ -39,6 +39,7 @@ COMMANDS = {
     "levers": "what to change so that it needs less, and the fewest changes that make it fit",
     "limits": "the largest batch, sequence and image that the device holds",
     "which": "on which devices of the catalogue it fits",
+    "ranks": "on how many GPUs it fits, by which way of training, and what each of them holds",
     "compare": "two to four questions beside each other, and what each takes more or less than the first",
     "peak": "what is alive at the peak: tensors, modules, PyTorch's memory snapshot, a script that does the work",
     "gpus": "the devices that an estimate can be made for",

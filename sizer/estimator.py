@@ -169,6 +169,7 @@ class Estimator:
             expandable_segments=self.request.expandable_segments,
             first=focus[1] if focus is not None and focus[0] == dtype else None,
             replays=self._tracer.replays,
+            passes=self.request.accumulate,
         )
 
     def _possible_batches(self) -> tuple[int, ...]:
@@ -296,15 +297,18 @@ def _of_each_rank(request: Request) -> Iterator[str]:
     """What to know of figures that are those of one of several ranks."""
     if request.parallel == "none":
         return
-    title, world = PARALLELS[request.parallel].title, request.world
-    together = ", ".join(f"{batch * world:,}" for batch in request.batches[:3])
+    title, data_ranks = PARALLELS[request.parallel].title, request.data_ranks
+    together = ", ".join(f"{batch * data_ranks:,}" for batch in request.batches[:3])
     more = ", …" if len(request.batches) > 3 else ""
+    split = f", {request.tp} of which share a batch by tensor parallel" if request.tp > 1 else ""
     yield (
-        f"these are the figures of each of {world:,} ranks of {title}; the batch is of one rank, all ranks together have "
-        f"{together}{more} samples, and what NCCL holds is a range from published figures"
+        f"these are the figures of each of {request.world:,} ranks of {title}{split}; the batch is of one rank, all ranks together "
+        f"have {together}{more} samples, and what NCCL holds is a range from published figures"
     )
-    if request.parallel == "zero1":
-        yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the first rank"
+    if request.rank is not None:
+        yield f"these are the figures of rank {request.rank}; another may need more"
+    elif request.parallel == "zero1":
+        yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the rank with most"
 
 
 def _on_the_host(request: Request, kv_caches: tuple[KvCache, ...]) -> Iterator[str]:

@@ -17,6 +17,7 @@ MAX_RANK, MAX_ALPHA, MAX_ACCUMULATE = 4096, 65_536, 65_536
 MAX_SEQUENCE_LENGTH = 1_048_576
 MIN_IMAGE, MAX_IMAGE = 16, 4096
 MAX_NEW = 32_768
+MAX_TP = 256  # more than any model has key heads
 MAX_WORLD = 16_384  # ranks: FSDP2 lists the shards of every parameter for each
 CACHES = ("dynamic", "static", *OFFLOADED)
 _NO_CACHE = {
@@ -142,6 +143,11 @@ def format_image_size(size: tuple[int, int]) -> str:
 def read_reshard(text: str) -> int:
     """FSDP2's `reshard_after_forward`: 1, 0, or the size of a smaller group."""
     return 0 if text == "0" else _read_integer(text, 1, MAX_WORLD, "reshard=1")
+
+
+def read_rank(text: str) -> int:
+    """The number of a rank, from 0."""
+    return _read_integer(text, 0, MAX_WORLD - 1, "rank=0")
 
 
 def read_torch(text: str) -> str:

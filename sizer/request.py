@@ -18,7 +18,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.catalogue.parallel import beside_nccl
+from sizer.catalogue.parallel import PARALLELS, beside_nccl
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
@@ -44,7 +44,8 @@ class Request:
     passes an optimizer's step has.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
-    GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`.
+    GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`, `tp` among
+    how many GPUs matrices are split, `rank` the one whose figures are asked for, None for the one that needs most.
     """
 
     source: str
@@ -79,11 +80,18 @@ class Request:
     ranks: int = 8
     replicate: int = 1
     reshard: int = 1
+    tp: int = 1
+    rank: int | None = None
+
+    @property
+    def data_ranks(self) -> int:
+        """Among how many ranks data are parallel: each has samples of its own."""
+        return self.ranks * self.replicate if "ranks" in PARALLELS[self.parallel].keys else 1
 
     @property
     def world(self) -> int:
         """How many ranks there are."""
-        return 1 if self.parallel == "none" else self.ranks * self.replicate
+        return self.data_ranks * self.tp
 
 
 def parse_query(text: str) -> Request:
@@ -138,7 +146,7 @@ def check_one_rank(request: Request, what: str) -> None:
 
 def gpu_of(request: Request) -> Gpu:
     """The GPU that a request is for, as its process has it: with what NCCL holds, where there are several ranks."""
-    return beside_nccl(find_gpu(request.gpu), request.parallel, request.world)
+    return beside_nccl(find_gpu(request.gpu), request.parallel, request.world, request.tp)
 
 
 def format_query(request: Request, *, complete: bool = False) -> str:
@@ -305,10 +313,19 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
     if request.world > MAX_WORLD:
         yield Refusal(
             key="replicate",
-            given=f"{request.replicate} groups of {request.ranks} ranks",
+            given=f"{request.replicate} groups of {request.ranks * request.tp} ranks",
             allowed=f"at most {MAX_WORLD:,} ranks",
-            todo=f"ask for replicate={MAX_WORLD // request.ranks}",
+            todo=f"ask for replicate={max(1, MAX_WORLD // (request.ranks * request.tp))}",
         )
+    if request.rank is not None and request.rank >= request.world:
+        yield Refusal(
+            key="rank",
+            given=f"{request.rank} with {request.world:,} ranks",
+            allowed=f"0 to {request.world - 1:,}",
+            todo=f"ask for rank={request.world - 1}",
+        )
+    if request.tp > 1 or request.parallel == "tp":
+        yield from _refused_in_tensor_parallel(request, gpu)
     if request.reshard > 1 and (request.reshard >= request.ranks or request.ranks % request.reshard):
         fitting = max(
             size for size in range(1, min(request.reshard, request.ranks - 1) + 1) if not request.ranks % size
@@ -318,6 +335,28 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
             given=f"{request.reshard} with ranks={request.ranks}",
             allowed="1, 0, or less than ranks and a divisor of it",
             todo=f"ask for reshard={fitting}",
+        )
+
+
+def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
+    if request.tp == 1:
+        yield Refusal(
+            key="tp", given="1 with parallel=tp", allowed="2 or more", todo="ask for tp=8, or remove parallel"
+        )
+    if request.train == "adapter":
+        yield Refusal(
+            key="train",
+            given=f"'adapter' with tp={request.tp}",
+            allowed="all, head: how an adapter's matrices are split was not compared with PyTorch's own",
+            todo="remove it, or tp",
+        )
+    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
+    if request.parallel == "tp" and request.optimizer_impl != "loop" and "foreach" in known:
+        yield Refusal(
+            key="optimizer_impl",
+            given=f"{quote(request.optimizer_impl) if request.optimizer_impl else 'nothing'} with parallel=tp",
+            allowed="loop: PyTorch's others take no whole parameters beside split ones",
+            todo="ask for optimizer_impl=loop",
         )
 
 

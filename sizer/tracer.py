@@ -21,7 +21,9 @@ from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.parallel import PARALLELS
 from sizer.distributed.plan import Plan
+from sizer.distributed.tensor_parallel import check_degree
 from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced, pack, unpack
@@ -104,7 +106,7 @@ class Tracer:
         progress: Progress | None = None,
     ) -> None:
         self.loaded = as_loaded(request, gpu, config)
-        self.request, self.gpu = self.loaded.request, gpu
+        self.request, self.gpu = as_traced(self.loaded.request), gpu
         self._config = config
         self._kept = NothingKept() if kept is None else kept
         self._progress = progress or (lambda text: None)
@@ -280,6 +282,8 @@ class Tracer:
 
     def _count(self) -> Counted:
         blueprint, module = self._blueprint, self._module(COUNTED_IN)
+        if self.request.tp > 1:
+            check_degree(module, self.request.tp)
         counted = Counted(
             census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
@@ -362,11 +366,7 @@ class Tracer:
         """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
         request, plain = self.request, Request(source=self.request.source)
         same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
-        asked = replace(
-            request,
-            accumulate=min(request.accumulate, PASSES),
-            **{name: getattr(plain, name) for name in same_for_all},
-        )
+        asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
         return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
 
     def _name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
@@ -414,11 +414,30 @@ def work_of(request: Request, dtype: str) -> Work:
     )
 
 
+def as_traced(request: Request) -> Request:
+    """The request with as few passes and ranks as have its tapes: from the second pass on all are alike, and so is what a rank of
+    DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
+    fewest = {"accumulate": min(request.accumulate, PASSES), "replicate": min(request.replicate, 2)}
+    if request.parallel == "ddp":
+        fewest |= {"ranks": min(request.ranks, 2), "rank": None}
+    elif request.parallel == "hsdp" and request.rank is not None:
+        fewest["rank"] = request.rank % (request.ranks * request.tp)
+    return replace(request, **fewest)
+
+
 def plan_of(request: Request) -> Plan | None:
     """How a request spreads its model over ranks, None where there is one."""
     if request.parallel == "none":
         return None
-    return Plan(parallel=request.parallel, ranks=request.ranks, replicate=request.replicate, reshard=request.reshard)
+    ranks = request.ranks if "ranks" in PARALLELS[request.parallel].keys else 1
+    return Plan(
+        parallel=request.parallel,
+        ranks=ranks,
+        replicate=request.replicate,
+        reshard=request.reshard,
+        tp=request.tp,
+        rank=request.rank,
+    )
 
 
 def answers_of(gpu: Gpu) -> str:

@@ -325,7 +325,7 @@ def test_the_complete_form_writes_defaults_too():
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
     written = [
         [field.partition("=")[0] for field in format_query(parse_query(f"{most}&{more}"), complete=True).split("&")]
-        for more in ("mode=generate", "train=adapter&alpha=8", "parallel=hsdp")
+        for more in ("mode=generate", "train=adapter&alpha=8", "parallel=hsdp&rank=0")
     ]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)
@@ -432,7 +432,7 @@ RANKS_REFUSED = [
     ("parallel=ddp&reshard=0", "reshard: given '0' without parallel=fsdp or hsdp"),
     ("parallel=fsdp&replicate=2", "replicate: given '2' without parallel=hsdp"),
     ("mode=inference&parallel=fsdp", "parallel: given 'fsdp' without mode=training"),
-    ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp; did you mean"),
+    ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp; did you mean"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
     ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),
     ("parallel=ddp&optimizer=lion-8bit", "optimizer: given 'lion-8bit' with parallel=ddp, allowed PyTorch's own"),
@@ -446,7 +446,26 @@ RANKS_REFUSED = [
         "reshard: given 5 with ranks=12, allowed 1, 0, or less than ranks and a divisor of it; ask for reshard=4",
     ),
     ("parallel=fsdp&ranks=4&reshard=4", "reshard: given 4 with ranks=4, allowed 1, 0, or less than ranks"),
+    ("rank=1", "rank: given '1' without parallel=ddp or zero1 or fsdp or hsdp or tp"),
+    ("parallel=fsdp&rank=8", "rank: given 8 with 8 ranks, allowed 0 to 7; ask for rank=7"),
+    ("parallel=fsdp&rank=-1", "rank: given '-1', allowed whole numbers from 0 to 16,383; write for example rank=0"),
+    ("tp=8", "tp: given '8' without parallel=fsdp or hsdp or tp"),
+    ("parallel=ddp&tp=8", "tp: given '8' without parallel=fsdp or hsdp or tp"),
+    ("parallel=tp&ranks=4&tp=2", "ranks: given '4' without parallel=ddp or zero1 or fsdp or hsdp"),
+    ("parallel=tp&optimizer_impl=loop", "tp: given 1 with parallel=tp, allowed 2 or more; ask for tp=8"),
+    ("parallel=tp&tp=8", "optimizer_impl: given nothing with parallel=tp, allowed loop"),
+    ("parallel=tp&tp=8&optimizer_impl=fused", "optimizer_impl: given 'fused' with parallel=tp, allowed loop"),
+    ("parallel=fsdp&tp=2&train=adapter", "train: given 'adapter' with tp=2, allowed all, head"),
+    (
+        "parallel=hsdp&ranks=1024&replicate=4&tp=8",
+        "replicate: given 4 groups of 8192 ranks, allowed at most 16,384 ranks; ask for replicate=2",
+    ),
 ]
+
+
+def test_other_libraries_models_are_not_split():
+    with pytest.raises(RequestError, match=r"^tp: given '2' with a torchvision architecture, allowed tp with hf:"):
+        parse_query("arch=torchvision:resnet18&parallel=fsdp&tp=2")
 
 
 @pytest.mark.parametrize(("keys", "said"), RANKS_REFUSED)
@@ -460,6 +479,10 @@ def test_ranks_are_asked_for_with_how_they_work_together():
     assert (plain.parallel, plain.world) == ("none", 1)
     assert (grouped.parallel, grouped.world, grouped.reshard) == ("hsdp", 8, 2)
     assert parse_query(f"{LLAMA}&parallel=fsdp").world == 8
+    split = parse_query(f"{LLAMA}&parallel=hsdp&ranks=4&replicate=2&tp=8")
+    assert (split.world, split.data_ranks) == (64, 8)
+    alone = parse_query(f"{LLAMA}&parallel=tp&tp=8&optimizer_impl=loop")
+    assert (alone.world, alone.data_ranks) == (8, 1)
     assert format_query(parse_query(f"{LLAMA}&parallel=fsdp&ranks=8&reshard=1")) == f"{LLAMA}&parallel=fsdp"
     assert format_query(parse_query(f"{LLAMA}&parallel=none")) == LLAMA
 
@@ -467,11 +490,14 @@ def test_ranks_are_asked_for_with_how_they_work_together():
 def test_what_nccl_holds_is_a_part_of_the_process():
     alone, two, many, grouped = (
         gpu_of(parse_query(f"{LLAMA}{keys}"))
-        for keys in ("", "&parallel=ddp&ranks=2", "&parallel=fsdp", "&parallel=hsdp&replicate=2")
+        for keys in ("", "&parallel=ddp&ranks=2", "&parallel=fsdp", "&parallel=fsdp&tp=2")
     )
+    assert gpu_of(parse_query(f"{LLAMA}&parallel=hsdp&replicate=2")) == grouped
+    assert gpu_of(parse_query(f"{LLAMA}&parallel=tp&tp=8&optimizer_impl=loop")) == many
     assert alone == GPUS[parse_query(LLAMA).gpu]
     assert gpu_of(parse_query(f"{LLAMA}&parallel=fsdp&ranks=1")) == alone
-    # bytes beside the context: 544 MB of two ranks, 688 of more; 1.06 and 2 GB for each communicator, of which HSDP has two
+    # bytes beside the context: 544 MB of two ranks, 688 of more; 1.06 and 2 GB for each communicator, of which
+    # HSDP has two, as FSDP2 with tensor parallel has
     assert [gpu.context_low_bytes - alone.context_low_bytes for gpu in (two, many)] == [544 * 10**6, 688 * 10**6]
     assert [gpu.context_bytes - alone.context_bytes for gpu in (many, grouped)] == [1_060 * 10**6, 2_120 * 10**6]
     assert [gpu.context_high_bytes - alone.context_high_bytes for gpu in (many, grouped)] == [2 * 10**9, 4 * 10**9]
@@ -517,8 +543,8 @@ def random_request(rng: random.Random) -> Request:
 
 
 def random_ranks(rng: random.Random) -> dict[str, object]:
-    choices = {"ranks": (8, 2, 1, 64), "replicate": (1, 4), "reshard": (1, 0)}
-    parallel = rng.choice(list(PARALLELS))
+    choices = {"ranks": (8, 2, 1, 64), "replicate": (1, 4), "reshard": (1, 0), "tp": (1,), "rank": (None, 0)}
+    parallel = rng.choice([key for key in PARALLELS if key != "tp"])  # which needs tp, and optimizer_impl
     return {"parallel": parallel} | {key: rng.choice(choices[key]) for key in PARALLELS[parallel].keys}
 
 

@@ -20,29 +20,33 @@ class Parallel:
     title: str
     shards: bool = False
     communicators: int = 1
-    keys: tuple[str, ...] = ("ranks",)
+    keys: tuple[str, ...] = ("ranks", "rank")
 
 
 _ROWS = (
     Parallel(key="none", title="One GPU", communicators=0, keys=()),
     Parallel(key="ddp", title="DDP"),
     Parallel(key="zero1", title="ZeRO-1"),
-    Parallel(key="fsdp", title="FSDP2", shards=True, keys=("ranks", "reshard")),
-    Parallel(key="hsdp", title="HSDP", shards=True, communicators=2, keys=("ranks", "replicate", "reshard")),
+    Parallel(key="fsdp", title="FSDP2", shards=True, keys=("ranks", "reshard", "tp", "rank")),
+    Parallel(
+        key="hsdp", title="HSDP", shards=True, communicators=2, keys=("ranks", "replicate", "reshard", "tp", "rank")
+    ),
+    Parallel(key="tp", title="Tensor parallel", keys=("tp", "rank")),
 )
 
-PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard")
+PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "tp", "rank")
 PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 
-def beside_nccl(gpu: Gpu, parallel: str, ranks: int) -> Gpu:
-    """A GPU as one of so many ranks has it: what NCCL holds, in bytes, is a part of what a process holds outside the allocator.
+def beside_nccl(gpu: Gpu, parallel: str, ranks: int, tp: int = 1) -> Gpu:
+    """A GPU as one of so many ranks has it, `tp` of which split matrices over a communicator of their own: what NCCL holds, in
+    bytes, is a part of what a process holds outside the allocator.
 
     Source: what others measured. 544 MB for a group of 2 and 688 for larger ones on A100 (github.com/NVIDIA/nccl/issues/964);
     1.06 GB for one of 8 H100 (1685), about 1.6 for one communicator and 6 for three (864).
     *Known limitation*: which algorithms and protocols NCCL takes, over how many channels, is not known.
     """
-    communicators = PARALLELS[parallel].communicators
+    communicators = PARALLELS[parallel].communicators + (tp > 1 and parallel != "tp")
     if not communicators or ranks == 1:
         return gpu
     low, usual, high = NCCL_BYTES

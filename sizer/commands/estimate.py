@@ -72,6 +72,7 @@ def format_report(report: Report, width: int | None = None) -> str:
         _estimates(report, width),
         _peaks(report, width),
         _largest(report),
+        _communication(report),
         _kv_cache(report, width),
         _remarks(report),
     )
@@ -162,6 +163,16 @@ def _largest(report: Report) -> Iterator[str]:
         sure = f"{row.batch:,}" if row.batch else "none"
         more = f", perhaps {row.possible_batch:,}" if row.possible_batch and row.possible_batch != row.batch else ""
         yield f"  {row.dtype}: {sure}{more}{f' ({row.reason})' if row.reason and not row.batch else ''}"
+
+
+def _communication(report: Report) -> Iterator[str]:
+    """What each rank tells the others in a step, at the estimate in focus."""
+    focus = _focus(report)
+    if focus is None or not focus.communication:
+        return
+    yield f"Between the ranks in a step, {focus.dtype} at batch {focus.batch}:"
+    rows = ((row.kind, row.group, f"{row.calls:,}", format_bytes(row.bytes)) for row in focus.communication)
+    yield from format_table(("collective", "over", "calls", "bytes"), rows, left=2)
 
 
 def _kv_cache(report: Report, width: int | None) -> Iterator[str]:

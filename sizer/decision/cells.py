@@ -14,9 +14,8 @@ from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in, no_bat
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
 from sizer.request import Request, format_query, gpu_of, parse_query
-from sizer.tracer import Counted, Kept, Progress, Tracer, answers_of
+from sizer.tracer import Counted, Kept, Progress, Tracer, answers_of, as_traced
 from sizer.tracing.cuda.size_oracle import size_oracle_of
-from sizer.tracing.trace import PASSES
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
 
@@ -54,6 +53,7 @@ class Cells:
                 unbounded=find_unbounded(
                     tape, gpu.backend, expandable_segments=expandable, replays=self.tracer(request).replays
                 ),
+                passes=request.accumulate,
             )
         return self._estimates[request]
 
@@ -120,12 +120,7 @@ class Cells:
         """The tracer of a question; those on the same module share it."""
         gpu = gpu_of(request)
         key = replace(
-            request,
-            dtypes=("float32",),
-            batches=(1,),
-            gpu=_rules_of(gpu),
-            expandable_segments=False,
-            accumulate=min(request.accumulate, PASSES),
+            as_traced(request), dtypes=("float32",), batches=(1,), gpu=_rules_of(gpu), expandable_segments=False
         )
         if key not in self._tracers:
             tracer = Tracer(request, gpu, config=self._config, kept=self._kept, progress=self._progress)

@@ -11,18 +11,27 @@ from sizer.catalogue.parallel import PARALLELS
 class Plan:
     """`parallel` is a key of PARALLELS but "none"; `ranks` share one copy of what is sharded, of which there are `replicate`.
 
-    `reshard` is FSDP2's `reshard_after_forward`: 1 and 0 for yes and no, or the size of a smaller group.
+    `reshard` is FSDP2's `reshard_after_forward`: 1 and 0 for yes and no, or the size of a smaller group. `tp` ranks each are in the
+    place of one of these: each has a part of the matrices, and the same samples. `rank` is the one that is looked at, None for the
+    one that needs most.
     """
 
     parallel: str
     ranks: int
     replicate: int = 1
     reshard: int = 1
+    tp: int = 1
+    rank: int | None = None
 
     @property
     def world(self) -> int:
         """How many ranks there are."""
-        return self.ranks * self.replicate
+        return self.ranks * self.replicate * self.tp
+
+    @property
+    def splits(self) -> bool:
+        """Whether no rank ever holds the whole model."""
+        return self.shards or self.tp > 1
 
     @property
     def shards(self) -> bool:

@@ -1,4 +1,4 @@
-"""A module as each rank of a world has it: by DDP, or by FSDP2 over the blocks that the model is a stack of."""
+"""A module as each rank of a world has it: by DDP, by FSDP2 over the blocks that the model is a stack of, by tensor parallel."""
 
 from __future__ import annotations
 
@@ -7,24 +7,38 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from sizer.architecture.checkpointing import repeated_blocks
 from sizer.distributed.plan import Plan
+from sizer.distributed.tensor_parallel import split_matrices
 
 
-def shard(module: nn.Module, plan: Plan, dtype: str) -> None:
+def split(module: nn.Module, plan: Plan, dtype: str) -> None:
+    """Leave a module on meta what a rank has of it: of its matrices by tensor parallel, then of all parameters by FSDP2.
+
+    It stays on meta: `to_empty` then makes what a rank holds, and no rank ever holds the whole.
+    """
+    sizes = {"replicate": plan.replicate, "shard": plan.ranks, "tp": plan.tp}
+    wanted = (plan.parallel == "hsdp", plan.shards, plan.tp > 1)
+    names = tuple(name for name, there in zip(sizes, wanted, strict=True) if there)
+    mesh = dist.init_device_mesh("cuda", tuple(sizes[name] for name in names), mesh_dim_names=names)
+    if plan.tp > 1:
+        split_matrices(module, mesh["tp"])
+    if plan.shards:
+        shard(module, plan, mesh[tuple(name for name in names if name != "tp")], dtype)
+
+
+def shard(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str) -> None:
     """Shard a module's parameters by `fully_shard`: each of its repeated blocks, then what is left, as one group.
 
     A dtype of mixed precision ("amp-bfloat16") is FSDP2's own policy: parameters are gathered and used in it, gradients reduced in
-    float32. A module on meta stays there: `to_empty` then makes what a rank holds, and no rank ever holds the whole.
+    float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    sizes, names = ((plan.replicate, plan.ranks), ("replicate", "shard"))
-    if plan.parallel == "fsdp":
-        sizes, names = sizes[1:], names[1:]
     options: dict[str, Any] = {
-        "mesh": dist.init_device_mesh("cuda", sizes, mesh_dim_names=names),
+        "mesh": mesh,
         "reshard_after_forward": bool(plan.reshard) if plan.reshard < 2 else plan.reshard,
     }
     if dtype.startswith("amp-"):

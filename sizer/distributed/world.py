@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -42,7 +43,8 @@ def world_of(size: int, rank: int, accelerator: Accelerator) -> Iterator[None]:
         stack.enter_context(devices_answer(accelerator, local_rank))
         stack.enter_context(_environment(size, rank, local_rank))
         stack.enter_context(_process_group(size, rank))
-        for patched in (_sharding_patched, _fully_shard_patched, _replicated_patched):
+        stack.enter_context(_local_shapes_kept_apart(rank))
+        for patched in (_sharding_patched, _strides_looked_for_once, _fully_shard_patched, _replicated_patched):
             stack.enter_context(patched())
         yield
 
@@ -103,6 +105,50 @@ def _sharding_patched() -> Iterator[None]:
             return ask(*args, **kwargs)
 
     with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
+        yield
+
+
+@contextmanager
+def _local_shapes_kept_apart(rank: int) -> Iterator[None]:
+    """DTensor remembers how a view looks on its rank (torch/distributed/tensor/_sharding_prop.py), of which a process has one: what
+    it knows of the first rank stays, of another it is forgotten."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    if rank == 0:
+        yield
+        return
+    _clear_sharding_prop_cache()
+    try:
+        yield
+    finally:
+        _clear_sharding_prop_cache()
+
+
+@contextmanager
+def _strides_looked_for_once() -> Iterator[None]:
+    """DTensor looks through all the tensors of a list for strided shards once for each of them (torch/distributed/tensor/
+    _sharding_prop.py; not in PyTorch 2.11): a third of the time that FSDP2 of a model of 8B takes. Once is enough."""
+    from torch.distributed.tensor import _sharding_prop as propagation
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    name = "_propagate_use_strided_shard_flag"
+    if (pass_on := getattr(propagation, name, None)) is None:
+        yield
+        return
+    asked, found = None, SimpleNamespace(args_spec=())
+
+    def once(strategy: Any, schema: Any) -> None:
+        nonlocal asked
+        if schema is not asked:  # one of those that have the flag, and one of those that do not, say all
+            specs = (
+                spec for spec in schema.args_spec if any(isinstance(one, _StridedShard) for one in spec.placements)
+            )
+            flags = {spec.use_strided_shard_as_shard_order: spec for spec in specs}
+            asked, found.args_spec = schema, tuple(flags.values())
+        if found.args_spec:
+            pass_on(strategy, found)
+
+    with mock.patch.object(propagation, name, once):
         yield
 
 

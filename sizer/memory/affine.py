@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
+from sizer.memory.communication import bytes_per_item
 from sizer.memory.size_queries import AffineSizeQuery, by_block, fit_size_queries, gather
 from sizer.memory.streams import stream_of
 from sizer.memory.tape import Tape
@@ -20,7 +21,8 @@ class NotAffineError(ValueError):
 class AffineTape:
     """A tape whose sizes are `constant[i] + per_item[i] * batch` bytes; all else is that of `tape`, the first of the two traces.
 
-    `size_queries` are those whose answers are on no line; the line of their blocks is a model.
+    `size_queries` are those whose answers are on no line; the line of their blocks is a model. `told_per_item` are the bytes by
+    which each of the tape's collectives grows.
     """
 
     fitted_at: tuple[int, int]
@@ -28,6 +30,7 @@ class AffineTape:
     constant: array[int]
     per_item: array[int]
     size_queries: tuple[AffineSizeQuery, ...] = ()
+    told_per_item: tuple[int, ...] = ()
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> AffineTape:
         """The tape whose size queries name another dtype."""
@@ -53,7 +56,12 @@ class AffineTape:
                 f"trace batch {batch} by itself"
             )
         queries = tuple([query.at(batch) for query in self.size_queries])
-        return replace(self.tape, batch=batch, sizes=array("q", sizes), size_queries=queries)
+        more = batch - self.tape.batch
+        told = (
+            replace(row, bytes=row.bytes + more * slope)
+            for row, slope in zip(self.tape.collectives, self.told_per_item, strict=True)
+        )
+        return replace(self.tape, batch=batch, sizes=array("q", sizes), size_queries=queries, collectives=tuple(told))
 
     def check(self, third: Tape) -> None:
         """None where a third trace (or its beginning) is predicted to the byte, its size queries to the number.
@@ -63,6 +71,7 @@ class AffineTape:
         expected = _beginning(self.at(third.batch), third)
         _check_same_work(expected, third)
         _check_same_size_queries(expected, third)
+        _check_same_collectives(expected, third)
         if expected.sizes == third.sizes:
             return
         block = next(i for i, size in enumerate(expected.sizes) if size != third.sizes[i])
@@ -112,6 +121,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
         slopes += [0 if block is None else slopes[block] for block in counterparts]
     try:
         size_queries = fit_size_queries(queried, queried_later, (first.batch, second.batch))
+        told = bytes_per_item(first.collectives, second.collectives, [phase for _, phase in second.marks], step)
     except ValueError as error:
         raise NotAffineError(f"{error}: trace each batch by itself") from error
     return AffineTape(
@@ -120,6 +130,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
         constant=array("q", [size - slope * first.batch for size, slope in zip(first.sizes, slopes, strict=True)]),
         per_item=array("q", slopes),
         size_queries=size_queries,
+        told_per_item=told,
     )
 
 
@@ -143,6 +154,7 @@ def _beginning(tape: Tape, other: Tape) -> Tape:
         size_queries=gather(
             {block: question for block, question in by_block(tape.size_queries).items() if block < blocks}
         ),
+        collectives=tuple(row for row in tape.collectives if row.phase in {phase for _, phase in other.marks}),
     )
 
 
@@ -207,6 +219,16 @@ def _check_same_size_queries(one: Tape, other: Tape) -> None:
         raise NotAffineError(
             f"{other.describe(block)} has the size query {found.get(block)} at batch {other.batch}; "
             f"it should be {expected.get(block)}: trace each batch by itself"
+        )
+
+
+def _check_same_collectives(one: Tape, other: Tape) -> None:
+    """Raise NotAffineError where two tapes do not tell other ranks the same."""
+    if one.collectives != other.collectives:
+        expected, found = set(one.collectives), set(other.collectives)
+        raise NotAffineError(
+            f"ranks tell each other {found - expected} at batch {other.batch}; it should be {expected - found}: "
+            "trace each batch by itself"
         )
 
 

@@ -11,10 +11,11 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 
 from sizer.memory.affine import AffineTape
 from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.communication import Collective
 from sizer.memory.family import TapeFamily
 from sizer.memory.size_queries import AffineSizeQuery, SizeQuery
 from sizer.memory.tape import Loop, Tape
@@ -115,7 +116,8 @@ class _Writer:
     def write_line(self, line: AffineTape) -> dict:
         self._write(line.constant, line.per_item)
         queries = [_query_row(query, query.constant, query.per_item) for query in line.size_queries]
-        return {"fitted_at": line.fitted_at, "tape": self.write_tape(line.tape), "queries": queries}
+        tape = self.write_tape(line.tape)
+        return {"fitted_at": line.fitted_at, "tape": tape, "queries": queries, "told": line.told_per_item}
 
     def write_tape(self, tape: Tape) -> dict:
         self._write(*(getattr(tape, name) for name in _COLUMNS))
@@ -130,6 +132,7 @@ class _Writer:
             "loops": [[loop.begin, loop.end, loop.count] for loop in tape.loops],
             "streams": len(tape.streams),
             "awaited": sorted(tape.awaited),
+            "collectives": [list(astuple(row)) for row in tape.collectives],
         }
 
     def _write(self, *columns: array[int] | bytes) -> None:
@@ -138,6 +141,10 @@ class _Writer:
 
 def _query_row(query: SizeQuery | AffineSizeQuery, *numbers: Iterable[int]) -> list:
     return [query.kind, query.words, *numbers, query.blocks]
+
+
+def _collective(phase: str, kind: str, group: str, again: bool, calls: int, size: int) -> Collective:
+    return Collective(phase=phase, kind=kind, group=group, again=again, calls=calls, bytes=size)
 
 
 class _Reader:
@@ -160,6 +167,7 @@ class _Reader:
             constant=constant,
             per_item=per_item,
             size_queries=tuple(queries),
+            told_per_item=tuple(header["told"]),
         )
 
     def read_tape(self, header: dict) -> Tape:
@@ -184,6 +192,7 @@ class _Reader:
             loops=tuple(Loop(begin=begin, end=end, count=count) for begin, end, count in header["loops"]),
             streams=self._take(header["streams"]),
             awaited=frozenset(header["awaited"]),
+            collectives=tuple(_collective(*row) for row in header["collectives"]),
         )
 
     def _read(self, code: str, length: int) -> array[int]:

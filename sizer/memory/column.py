@@ -48,11 +48,13 @@ def read_column(
     first: int | None = None,
     oracle_name: str | None = None,
     replays: Replays | None = None,
+    passes: int = 1,
 ) -> Iterator[Column]:
     """The column of one dtype as it grows, the last one whole: the batch size `first`, all of them, the largest that fits.
 
     A batch size that the family has no tape for has a note in the place of an estimate. What `replays` hold, which
-    other columns may share, is not replayed again; `oracle_name` says whose answers the oracle gives.
+    other columns may share, is not replayed again; `oracle_name` says whose answers the oracle gives; a step
+    accumulates so many `passes`.
     """
     replays = replays or Replays()
     rows: dict[int, tuple[Estimate, Tape]] = {}
@@ -72,6 +74,7 @@ def read_column(
             mode=mode,
             expandable_segments=expandable_segments,
             unbounded=find_unbounded(tape, gpu.backend, expandable_segments=expandable_segments, replays=replays),
+            passes=passes,
         )
         rows[batch] = row, tape
 

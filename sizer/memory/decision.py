@@ -5,8 +5,10 @@ Every figure is that of an estimate (sizer.memory.estimate), traced or replayed 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from sizer.memory.communication import Volume
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import Fits
 
@@ -122,3 +124,51 @@ class DeviceReport:
     query: str
     rows: tuple[DeviceRow, ...] = ()
     pending: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One question on so many GPUs by one way of training, `title`. `cell`, of each rank, is None where it cannot be traced, for
+    `reason`. `at_peak` are the bytes of what is alive when most is, the most first (sizer.memory.weighing), `communication` what a
+    rank tells the others in a step.
+
+    `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may; None where not even 1 does,
+    or as long as `searched` is False: it is searched on the fewest GPUs that do.
+    """
+
+    parallel: str
+    title: str
+    gpus: int
+    query: str
+    cell: Cell | None = None
+    at_peak: dict[str, int] = field(default_factory=dict)
+    communication: tuple[Volume, ...] = ()
+    batch: int | None = None
+    possible_batch: int | None = None
+    searched: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One question on several numbers of GPUs of its device's kind; `pending` are the queries of rows to come.
+
+    `fewest` is on how many of them it surely fits at least, by any way of training; None where it does on none.
+    """
+
+    query: str
+    rows: tuple[RankRow, ...] = ()
+    fewest: int | None = None
+    pending: tuple[str, ...] = ()
+
+
+def describe_fewest(found: RankReport) -> Iterator[str]:
+    """A line for each way of training on the fewest GPUs on which the work surely fits, once the largest batch there is known."""
+    if found.fewest is None and found.rows and not found.pending:
+        yield f"It surely fits on none of up to {max(row.gpus for row in found.rows)} GPUs."
+    for row in found.rows:
+        if row.searched:
+            batch = f"{row.batch:,}" if row.batch else "none"
+            perhaps = f", perhaps {row.possible_batch:,}" if row.possible_batch != row.batch else ""
+            gpus = f"{row.gpus} GPUs by {row.title}" if row.gpus > 1 else "one GPU"
+            yield f"It fits on {gpus}; the largest batch {'of each ' if row.gpus > 1 else ''}is {batch}{perhaps}."

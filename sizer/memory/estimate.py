@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.memory.bounds import Margin
+from sizer.memory.communication import Volume, volumes_of_step
 from sizer.memory.fit import Fits, fit
 from sizer.memory.tape import CATEGORIES, FROZEN, Tape
 from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, peak_bytes
@@ -23,8 +24,8 @@ class Estimate:
     where a part of a model is trained alone. `activations_bytes` is what the forward pass leaves alive, `kv_cache_bytes` what a
     generation's cache holds at its end. `peak_*` are the allocator's counters, rounding and library workspaces included.
     `process_bytes` is what nvidia-smi would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose
-    parts are `margins` (see sizer.memory.fit). Where `out_of_memory` is not None it says what would fail on this device; all else
-    is for a device large enough.
+    parts are `margins` (see sizer.memory.fit); `communication` is what one of several ranks tells the others in a step. Where
+    `out_of_memory` is not None it says what would fail on this device; all else is for a device large enough.
     """
 
     dtype: str
@@ -53,6 +54,7 @@ class Estimate:
     margins: tuple[Margin, ...] = ()
     frozen_bytes: int = 0
     kv_cache_bytes: int = 0
+    communication: tuple[Volume, ...] = ()
 
 
 def estimate_tape(
@@ -63,6 +65,7 @@ def estimate_tape(
     mode: str = "training",
     expandable_segments: bool = False,
     unbounded: Unbounded | None = None,
+    passes: int = 1,
 ) -> Estimate:
     """The bytes that a tape's work needs on a device, phase by phase, and whether it fits.
 
@@ -70,7 +73,7 @@ def estimate_tape(
     "backward", optimizer state at the end of "optimizer", activations at the end of "forward". In inference there are
     no gradients and no optimizer state, and activations are all that the forward pass leaves beside weights, buffers,
     inputs and workspaces. Where a phase is not marked, the most that was ever alive of the category counts.
-    `unbounded` is as in `fit`.
+    `unbounded` is as in `fit`; `passes` are those that a step accumulates.
     """
     result = fit(tape, gpu, expandable_segments=expandable_segments, unbounded=unbounded)
     timeline, live = result.timeline, live_by_category(tape)
@@ -83,6 +86,7 @@ def estimate_tape(
         gradients_bytes=_alive(tape, live, "backward", "gradient") if training else 0,
         optimizer_bytes=_alive(tape, live, "optimizer", "optimizer state") if training else 0,
         activations_bytes=_activations(tape, live, training),
+        communication=volumes_of_step(tape.collectives, passes=passes),
         kv_cache_bytes=live[tape.marks[-1][1]]["kv cache"] if tape.marks else 0,
         peak_allocated_bytes=timeline.peak_allocated_bytes,
         peak_reserved_bytes=timeline.peak_reserved_bytes,

@@ -22,7 +22,7 @@ Scalar = bool | int | float | str | None
 
 _PHASE_NUMBERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
 _OF_EACH_ROW = ("dtypes", "batches")  # of the query; a row has its own
-_NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins")
+_NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins", "communication")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

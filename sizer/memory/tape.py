@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from sizer.memory.communication import Collective
 from sizer.memory.size_queries import SizeOracle, SizeQuery
 
 FROZEN = "frozen parameter"  # told apart where a part of a model is trained alone
@@ -24,6 +25,7 @@ CATEGORIES = (
 )
 PHASES = ("load", "forward", "backward", "optimizer", "step2", "prefill", "decode")
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
+RESIZE = "UntypedStorage.resize_"  # the op of the blocks that it allocates: FSDP2 gathers parameters into such storages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class Tape:
     streams: by block the number of the stream for which it was allocated, 0 for the default one; empty where all are of that.
         A tape of several streams has no loops.
     awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
+    collectives: what this rank told others, where there are any, by phase.
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
     a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one.
     """
@@ -78,6 +81,7 @@ class Tape:
     loops: tuple[Loop, ...] = ()
     streams: bytes = b""
     awaited: frozenset[int] = frozenset()
+    collectives: tuple[Collective, ...] = ()
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:
         """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""

@@ -23,7 +23,7 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, quote
 from sizer.memory.codec import LIMIT_TEXT, decode
-from sizer.memory.decision import DeviceReport, LeverReport, LimitReport
+from sizer.memory.decision import DeviceReport, LeverReport, LimitReport, RankReport
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.placement.report import PlacementReport
@@ -111,6 +111,10 @@ class JobClient:
     def submit_devices(self, query: str, config_text: str | None = None) -> Job:
         """A job whose result is the DeviceReport of the one dtype and batch size of a query: on which GPU. Raises as `submit`."""
         return self._submit("devices", query, config_text, _decoder(DeviceReport))
+
+    def submit_ranks(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is the RankReport of the one dtype and batch size of a query: on how many GPUs. Raises as `submit`."""
+        return self._submit("ranks", query, config_text, _decoder(RankReport))
 
     def submit_peak(self, query: str, config_text: str | None = None) -> Job:
         """A job whose result is the PeakReport of the one dtype and batch size of a query: what is alive. Raises as `submit`."""

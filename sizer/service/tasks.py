@@ -74,6 +74,13 @@ def _devices(job: dict, channel: Channel) -> dict:
     return _last(devices, job, channel)
 
 
+def _ranks(job: dict, channel: Channel) -> dict:
+    """The one dtype and batch size of a query on one GPU and on several."""
+    from sizer.decision.ranks import ranks
+
+    return _last(ranks, job, channel)
+
+
 def _peak(job: dict, channel: Channel) -> dict:
     """What is alive at the peak of the one dtype and batch size of a query."""
     from sizer.decision.peak import peak
@@ -159,6 +166,7 @@ TASKS = {
     "levers": _levers,
     "limits": _limits,
     "devices": _devices,
+    "ranks": _ranks,
     "peak": _peak,
     "snapshot": _snapshot,
     "compare": _compare,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
+from collections.abc import Iterator
 from copy import copy
 
+from sizer.memory.communication import Collective
 from sizer.memory.size_queries import gather
 from sizer.memory.tape import CATEGORIES, Tape, blocks_alive
 
@@ -42,6 +45,10 @@ class BlockLog:
         self.awaited: set[int] = set()
         self.marks: list[tuple[int, str]] = []
         self.second_forward: int | None = None  # where in the order it has ended
+        self.telling = True  # whether what is told other ranks now is a part of every step
+        self.again = False  # whether it comes again in a step of more passes
+        self._told: Counter[tuple[int, str, str, bool]] = Counter()  # bytes by phase, kind and group
+        self._calls: Counter[tuple[int, str, str, bool]] = Counter()
         self._asked: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
         self._op_names: dict[str, int] = {}
         self._module_names: dict[str, int] = {"": 0}
@@ -66,6 +73,13 @@ class BlockLog:
     def release(self, block: int) -> None:
         """Note that the block is free from here on."""
         self.order.append(~block)
+
+    def tell(self, kind: str, group: str, size: int) -> None:
+        """Note a collective of `size` bytes."""
+        if self.telling:
+            key = len(self.marks), kind, group, self.again
+            self._told[key] += size
+            self._calls[key] += 1
 
     def copy(self) -> BlockLog:
         """A log that begins with all that is in this one."""
@@ -113,7 +127,15 @@ class BlockLog:
             second_forward=self.second_forward,
             streams=self._streams(),
             awaited=frozenset(self.awaited),
+            collectives=tuple(self._collectives()),
         )
+
+    def _collectives(self) -> Iterator[Collective]:
+        for key, size in self._told.items():
+            number, kind, group, again = key
+            if number < len(self.marks):
+                phase, calls = self.marks[number][1], self._calls[key]
+                yield Collective(phase=phase, kind=kind, group=group, again=again, calls=calls, bytes=size)
 
     def _streams(self) -> bytes:
         """The streams by block, numbered in the order in which they come; nothing where all are the default one."""

@@ -25,16 +25,15 @@ from torch.utils._python_dispatch import (
 from sizer.architecture.subclasses import parts_of
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.block_notes import Tensor as NotedTensor
-from sizer.memory.tape import EMPTY_CACHE
+from sizer.memory.tape import EMPTY_CACHE, RESIZE
 from sizer.tracing.allocations import PRODUCT, Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading, tensors_in
 from sizer.tracing.log import BlockLog, DeferredSize
-from sizer.tracing.meta import in_place
+from sizer.tracing.meta import collectives, in_place
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.memo import Memo, makes_tensors
-from sizer.tracing.meta.resizing import RESIZE
 from sizer.tracing.meta.streams import Stream
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.rules import rules_for
@@ -58,6 +57,7 @@ class _Plan:
     correct: Callable[[tuple, Any], Any] | None  # corrects the meta kernel's result
     multiplies: bool  # matrices, so that cuBLAS works
     held: Held | None  # what the kernel allocates beside its results
+    collective: str | None  # what ranks tell each other by it
     lifts: bool  # the last call of `torch.tensor(data)`, whose argument is new
 
 
@@ -129,6 +129,8 @@ class Recorder(TorchDispatchMode):
         elif isinstance(out, (list, tuple)):
             for tensor in tensors_of(out):
                 self._see(plan, tensor, args)
+        if plan.collective is not None:
+            self.log.tell(plan.collective, *collectives.told(func, args, out))
         if plan.multiplies:
             self._multiply(plan, *self.rules.blas.needs(func, args, out))
         return out
@@ -148,6 +150,7 @@ class Recorder(TorchDispatchMode):
             correct=rules.results.get(func),
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
             held=rules.held.get(func),
+            collective=collectives.KINDS.get(name),
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
         return plan

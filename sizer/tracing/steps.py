@@ -91,7 +91,7 @@ class Steps:
     first training step shows when optimizer state appears, the peak often falls in the second.
 
     `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
-    `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is None. PyTorch
+    `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is not given. PyTorch
     chooses the optimizer's implementation where the work names none, as it does for everybody.
     """
 
@@ -108,7 +108,7 @@ class Steps:
         passes: int | None = None,
     ) -> None:
         self._blueprint, self._work = blueprint, work
-        self._passes = passes or work.accumulate
+        self.passes = passes or work.accumulate
         self.module = module.train(work.trains)
         # the whole of training's state: inference has neither
         optimizer = work.optimizer if work.trains else "none"
@@ -139,13 +139,13 @@ class Steps:
         """Two steps; yields (number of the step, phase, whether the step's phase ends) after each of its parts, (2, "step2", True)
         at the end. Where a step accumulates, its forward phase ends with the first pass, its backward phase with the last."""
         for number in (1, 2):
-            for done in range(1, self._passes + 1):
-                tell_whether_last(self.module, done == self._passes)
+            for done in range(1, self.passes + 1):
+                tell_whether_last(self.module, done == self.passes)
                 self.forward()
                 yield number, "forward", done == 1
                 if self._work.trains:
                     self.backward()
-                    yield number, "backward", done == self._passes
+                    yield number, "backward", done == self.passes
             if self._work.trains:
                 self.optimize()
                 yield number, "optimizer", True
@@ -154,8 +154,8 @@ class Steps:
 
     def step(self) -> None:
         """Does one whole step, after which neither gradients nor output are left."""
-        for done in range(1, self._passes + 1):
-            tell_whether_last(self.module, done == self._passes)
+        for done in range(1, self.passes + 1):
+            tell_whether_last(self.module, done == self.passes)
             self.forward()
             if self._work.trains:
                 self.backward()

@@ -19,9 +19,7 @@ from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.quantization import quantization_objects
 from sizer.architecture.subclasses import parts_of
-from sizer.distributed.devices import Accelerator
-from sizer.distributed.sharding import replicate, shard
-from sizer.distributed.world import world_of
+from sizer.distributed.sharding import replicate, split
 from sizer.errors import TraceError
 from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
@@ -29,7 +27,6 @@ from sizer.memory.tape import Tape
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
-from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.buckets import buckets_seen
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
@@ -41,6 +38,7 @@ from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.resizing import resizes_seen
 from sizer.tracing.meta.rnnt import transducers_on
 from sizer.tracing.meta.streams import streams_seen
+from sizer.tracing.rank import world_of_work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.rules import kernels_installed
 from sizer.tracing.steps import Steps, Work, weight_dtype
@@ -122,7 +120,7 @@ def trace(
     recorder.block_notes = block_notes
     if work.plan is None:
         bring(recorder, module, loading, tell_frozen=work.tell_frozen)
-    with _world(work, device), unchanged(module):
+    with world_of_work(work, module, device), unchanged(module):
         with repeatable(), recording(recorder):
             try:
                 with explained(recorder, module):
@@ -145,30 +143,20 @@ def trace(
         return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
 
 
-@contextmanager
-def _world(work: Work, device: Device) -> Iterator[None]:
-    """The world of which the work is one rank, the first: FSDP2 and ZeRO-1 round up what they give it."""
-    if work.plan is None:
-        yield
-        return
-    with world_of(work.plan.world, 0, Accelerator(capability=device.capability.plain)), OnMeta():
-        yield
-
-
 def _on_rank(recorder: Recorder, module: nn.Module, work: Work) -> nn.Module:
     """A copy of the module as the rank has it on its device, logged.
 
-    FSDP2 shards it while it is on meta: it is made empty then, so that nothing but its own shards is ever on the device. DDP
-    takes it as it is there, and holds its buckets from then on.
+    FSDP2 and tensor parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is ever on
+    the device. DDP takes it as it is there, and holds its buckets from then on.
     """
     with _disable_current_modes():
         module = copy.deepcopy(module)
-        if work.plan.shards:
-            shard(module, work.plan, work.dtype)
-    if work.plan.shards:
+        if work.plan.splits:
+            split(module, work.plan, work.dtype)
+    if work.plan.splits:
         module.to_empty(device=_META)
     recorder.load(module, tell_frozen=work.tell_frozen)
-    if work.plan.shards:
+    if work.plan.splits:
         return module
     return replicate(module)
 
@@ -193,6 +181,7 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
     log, last = recorder.log, "backward" if steps.module.training else "forward"
     trained = [p for p in steps.module.parameters() if p.requires_grad]
     start = len(log.order)
+    log.again = several = steps.passes > 1
     for number, phase, ends in steps.run_all():
         if phase == "forward":
             log.keep_activations(start)
@@ -204,6 +193,8 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
             recorder.classify(steps.optimizers.state_tensors(), "optimizer state")
         if recorder.block_notes is not None:
             _note(recorder, steps, number, phase)
+        if phase != "forward":
+            log.again = several and phase == "optimizer"
         start = len(log.order)
         if ends and (number == 1 or phase == "step2"):
             log.mark(phase)

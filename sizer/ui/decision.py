@@ -1,4 +1,4 @@
-"""What to do with the estimate in focus: what to change, how far it goes, on which GPU. Each answer grows while it is looked at."""
+"""What to do with the estimate in focus: what to change, how far it goes, on which GPU, on how many. Each answer grows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from sizer.catalogue.modes import MODES
 from sizer.errors import SizerError
 from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LeverRow, Limit, LimitReport
 from sizer.memory.estimate import Estimate
-from sizer.query_values import DTYPES
-from sizer.request import Request, format_query, parse_query
+from sizer.request import Request, format_query
 from sizer.service.job import Job
-from sizer.ui import form, links, service
+from sizer.ui import service
 from sizer.ui.charts import finish
-from sizer.ui.focus import look_at
+from sizer.ui.offers import offer
 from sizer.ui.palette import MARKS, VERDICTS
+from sizer.ui.ranks import show_ranks
 from sizer.ui.remarks import show_error
 from sizer.ui.scale import GIBIBYTES
 from sizer.units import format_bytes
@@ -30,7 +31,7 @@ PRICE = "Price per hour"
 
 
 def show_decision(request: Request, estimate: Estimate) -> None:
-    """Show the three answers on the estimate in focus; only the one that is open is computed.
+    """Show the answers on the estimate in focus; only the one that is open is computed.
 
     What to change is open where it does not surely fit. Where it does, nothing is computed before the reader asks.
     """
@@ -41,6 +42,8 @@ def show_decision(request: Request, estimate: Estimate) -> None:
         "How far it goes": (client.submit_limits, _show_limits),
         "Which GPU?": (client.submit_devices, _show_devices),
     }
+    if MODES[request.mode].trains:
+        answers["On how many GPUs?"] = (client.submit_ranks, show_ranks)
     fits = estimate.fits is True
     asked = st.segmented_control(
         "What next?",
@@ -83,24 +86,6 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
     st.fragment(run, run_every=None if name in done else POLL_SECONDS)()
 
 
-def _apply(changed: str, request: Request) -> None:
-    """Put a changed question of one dtype and batch size into the form, beside the dtypes and batch sizes that are there."""
-    asked = parse_query(changed)
-    (dtype,), (batch,) = asked.dtypes, asked.batches
-    dtypes = tuple(one for one in DTYPES if one in (*request.dtypes, dtype))
-    batches = tuple(sorted({*request.batches, batch}))
-    whole = replace(asked, dtypes=dtypes, batches=batches, focus=(dtype, batch))
-    if (address := links.address_of(whole)) is not None:
-        st.query_params.from_dict(address)
-    else:
-        form.fill(whole)
-        look_at((dtype, batch))
-
-
-def _offer(label: str, changed: str, request: Request, key: str) -> None:
-    st.button(label, key=key, on_click=_apply, args=(changed, request), type="tertiary", icon=":material/check:")
-
-
 # ----------------------------------------------------------------------------------------------------------- what to change
 
 
@@ -130,7 +115,7 @@ def _show_smallest(found: LeverReport, request: Request) -> None:
     with st.container(horizontal=True, vertical_alignment="center", border=True):
         process = format_bytes(found.smallest.cell.process_bytes)
         st.markdown(f"**To make it fit: {changes}.** The process then takes {process}. {found.search}", width="stretch")
-        _offer("Apply all", found.smallest.query, request, "apply_smallest")
+        offer("Apply all", found.smallest.query, request, "apply_smallest")
 
 
 def _show_lever(row: LeverRow, base: int, request: Request) -> None:
@@ -142,7 +127,7 @@ def _show_lever(row: LeverRow, base: int, request: Request) -> None:
     with code.popover("Code"):
         st.code(row.code, language="python")
     with apply:
-        _offer("Apply", row.query, request, f"apply_{row.key}")
+        offer("Apply", row.query, request, f"apply_{row.key}")
 
 
 # -------------------------------------------------------------------------------------------------------------- how far
@@ -166,7 +151,7 @@ def _show_limit(limit: Limit, request: Request) -> None:
     why.caption(limit.reason)
     if limit.query:
         with apply:
-            _offer("Apply", limit.query, request, f"limit_{limit.key}")
+            offer("Apply", limit.query, request, f"limit_{limit.key}")
 
 
 # ------------------------------------------------------------------------------------------------------------- which GPU

@@ -71,6 +71,7 @@ def fill(request: Request) -> None:
     state["new"], state["cache"] = str(request.new), request.cache
     state["parallel"], state["ranks"] = request.parallel, str(request.ranks)
     state["replicate"], state["reshard"] = str(request.replicate), str(request.reshard)
+    state["tp"], state["rank"] = str(request.tp), "" if request.rank is None else str(request.rank)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
     look_at(request.focus)
@@ -323,6 +324,8 @@ PARALLEL_FIELDS = {  # likewise
     "ranks": ("Ranks", "GPUs among which data are parallel; with HSDP those of one group.", "8"),
     "replicate": ("Groups", "Of ranks, each with a copy of the weights.", "1"),
     "reshard": ("Reshard", "FSDP2's reshard_after_forward: 1, 0, or the size of a smaller group.", "1"),
+    "tp": ("Tensor parallel", "GPUs among which the matrices are split, which share a batch.", "1"),
+    "rank": ("Rank", "Whose figures are asked for, from 0.", "the one that needs most"),
 }
 PARALLEL_HELP = "How several of the device train the model together; every figure is then that of one of them."
 ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."

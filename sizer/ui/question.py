@@ -99,7 +99,9 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.accumulate} accumulated passes"
     if request.parallel != "none":
         groups = f"{request.replicate} × " if request.replicate > 1 else ""
-        yield f"{PARALLELS[request.parallel].title} over {groups}{request.ranks} ranks"
+        split = f" × {request.tp}" if request.tp > 1 else ""
+        ranks = f"{groups}{request.ranks}{split}" if request.data_ranks > 1 else f"{request.tp}"
+        yield f"{PARALLELS[request.parallel].title} over {ranks} ranks"
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
 

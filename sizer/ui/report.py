@@ -105,6 +105,7 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
         "Phases",
         "At the peak",
         *(["KV cache"] if report.kv_caches else []),
+        *(["Communication"] if focus and focus.communication else []),
         "Modules",
         "Tensors",
         "Assumptions",
@@ -121,6 +122,9 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
     if report.kv_caches:
         with tabs["KV cache"]:
             tables.show_kv_cache(report, focus)
+    if focus and focus.communication:
+        with tabs["Communication"]:
+            tables.show_communication(focus)
     with tabs["Modules"]:
         tables.show_modules(report.model)
     with tabs["Tensors"]:

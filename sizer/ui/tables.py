@@ -164,6 +164,23 @@ def show_kv_cache(report: Report, focus: Estimate | None) -> None:
 
 
 @drawn_once
+def show_communication(estimate: Estimate) -> None:
+    """Show what each rank tells the others in a step."""
+    scale = scale_for([row.bytes for row in estimate.communication])
+    rows = [
+        {"Collective": row.kind, "Over": row.group, "Calls": row.calls, scale.name: scale.of(row.bytes)}
+        for row in estimate.communication
+    ]
+    st.dataframe(
+        pd.DataFrame(rows), hide_index=True, column_config={scale.name: st.column_config.NumberColumn(format="%.3f")}
+    )
+    st.caption(
+        f"By each rank in a step, in {estimate.dtype} at batch {estimate.batch}, read off the trace: bytes of whole tensors, what "
+        "a rank has after an all-gather and had before a reduce-scatter. How many of them it sends depends on NCCL's algorithm."
+    )
+
+
+@drawn_once
 def show_modules(model: Census) -> None:
     """Show every module's own parameters and buffers, largest first."""
     scale = scale_for([row.parameter_bytes + row.buffer_bytes for row in model.modules])

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture import make_blueprint
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
-from sizer.distributed.sharding import replicate, shard
+from sizer.distributed.sharding import replicate, split
 from sizer.request import parse_query
 from sizer.tracer import work_of
 from sizer.tracing.steps import Steps, weight_dtype
@@ -37,8 +37,8 @@ def peaks(query: str) -> list[int]:
     dist.init_process_group("fake", rank=0, world_size=work.plan.world, store=FakeStore(), pg_options=answers())
     module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     with repeatable(), KnownValues():
-        if work.plan.shards:
-            shard(module, work.plan, work.dtype)
+        if work.plan.splits:
+            split(module, work.plan, work.dtype)
             module.to_empty(device=CUDA)
         else:
             allocate_parameters(module)

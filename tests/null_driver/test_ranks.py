@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import FakeProcessGroup
 import sizer
 from sizer.catalogue.parallel import PARALLELS
 from sizer.config_json import encode_config
-from sizer.request import parse_query
+from sizer.request import Request, parse_query
 from tests.distributed.cases import CASES, Case
 from tests.tracing.models import BERT, LLAMA, VIT
 
@@ -68,6 +68,24 @@ ARCHITECTURES = {
     "vit": f"{arch(VIT)}&image=224&batch=2",
     "resnet": "arch=torchvision:resnet18&image=64&batch=4",
 }
+LOOP = "optimizer_impl=loop"
+
+
+def split(model_type: str, head: str, **others: object) -> str:
+    """A model of two layers with a plan for tensor parallel."""
+    config = LLAMA | {"model_type": model_type, "architectures": [head], "hidden_size": 512, "intermediate_size": 1536}
+    return f"{arch(config, num_hidden_layers=2, **others)}&seq=256&batch=2"
+
+
+SPLIT = {
+    "llama": split("llama", "LlamaForCausalLM"),
+    "llama, tied": split("llama", "LlamaForCausalLM", tie_word_embeddings=True),
+    "qwen2": split("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": split("qwen3", "Qwen3ForCausalLM", head_dim=64),
+    "gemma2": split("gemma2", "Gemma2ForCausalLM", head_dim=64),
+    "phi3": split("phi3", "Phi3ForCausalLM", pad_token_id=0),
+    "mixtral": split("mixtral", "MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2),
+}
 QUERIES = {
     **{f"{name} by fsdp": f"{text}&dtype=bfloat16&parallel=fsdp" for name, text in ARCHITECTURES.items()},
     **{f"{name} by ddp": f"{text}&dtype=float32&parallel=ddp&ranks=4" for name, text in ARCHITECTURES.items()},
@@ -80,22 +98,37 @@ QUERIES = {
     "uneven": f"{ARCHITECTURES['gpt2']}&dtype=bfloat16&parallel=fsdp&ranks=7",
     "zero1": f"{ARCHITECTURES['llama']}&dtype=float32&parallel=zero1",
     "zero1 under autocast": f"{ARCHITECTURES['gpt2']}&dtype=amp-bfloat16&parallel=zero1&accumulate=3",
+    **{f"{name} by tensor parallel": f"{text}&dtype=bfloat16&parallel=tp&tp=2&{LOOP}" for name, text in SPLIT.items()},
+    **{
+        f"{name} by both": f"{text}&dtype=float32&parallel=fsdp&ranks=4&tp=2"
+        for name, text in SPLIT.items()
+        if name != "mixtral"
+    },
+    "split under autocast": f"{SPLIT['llama']}&dtype=amp-bfloat16&parallel=tp&tp=2&{LOOP}",
+    "split by policy": f"{SPLIT['llama']}&dtype=amp-bfloat16&parallel=fsdp&ranks=64&tp=2&checkpointing=1",
+    "split with a scaler": f"{SPLIT['llama']}&dtype=amp-float16&parallel=fsdp&tp=2&optimizer_impl=fused",
+    "split in groups": f"{SPLIT['qwen3']}&dtype=bfloat16&parallel=hsdp&ranks=2&replicate=2&tp=2",
+    "split, not resharded": f"{SPLIT['phi3']}&dtype=bfloat16&parallel=fsdp&ranks=2&tp=2&accumulate=3&reshard=0",
     "ddp under autocast": f"{ARCHITECTURES['llama']}&dtype=amp-float16&parallel=ddp&optimizer_impl=loop",
 }
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # PyTorch's own, of logits that tensor parallel has gathered
 @pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")  # DDP's own, of convolutions
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("shards", [True, False], ids=["FSDP2", "DDP"])
-def test_queries_hold_what_pytorchs_own_do(run_on_null, shards):
-    of_ranks = {name: parse_query(f"{query}&gpu={GPU}") for name, query in QUERIES.items()}
-    chosen = [name for name, request in of_ranks.items() if PARALLELS[request.parallel].shards == shards]
-    if not shards and not ANSWERED:
+@pytest.mark.parametrize("kind", ["FSDP2", "DDP", "tensor parallel"])
+def test_queries_hold_what_pytorchs_own_do(run_on_null, kind):
+    chosen = [name for name, query in QUERIES.items() if _kind(parse_query(f"{query}&gpu={GPU}")) == kind]
+    if kind == "DDP" and not ANSWERED:
         pytest.skip(UNANSWERED)
     queries = [f"{QUERIES[name]}&gpu={GPU}" for name in chosen]
     truth = run_on_null("tests.null_driver.rank_queries", json.dumps(queries), gpu=GPU)
     found = {name: (peaks(query), measured) for name, query, measured in zip(chosen, queries, truth, strict=True)}
     assert {name: both for name, both in found.items() if both[0] != both[1]} == {}
+
+
+def _kind(request: Request) -> str:
+    return "tensor parallel" if request.tp > 1 else "FSDP2" if PARALLELS[request.parallel].shards else "DDP"
 
 
 def peaks(query: str) -> list[int]:

@@ -14,6 +14,8 @@ from sizer.memory.decision import (
     LeverSet,
     Limit,
     LimitReport,
+    RankReport,
+    RankRow,
 )
 from sizer.request import format_query, parse_query
 
@@ -88,3 +90,26 @@ def devices_for(query: str) -> DeviceReport:
     )
     none = DeviceRow(gpu="cpu", name="CPU", total_bytes=64 * GIB, query=query, reason="no kernel", searched=True)
     return DeviceReport(query=query, rows=(*rows, none))
+
+
+def ranks_for(query: str) -> RankReport:
+    """96 GiB on one GPU, 60 on each of 2 by FSDP2, where 3 samples fit, and as much by DDP as on one; HSDP cannot be traced."""
+    asked = replace(parse_query(query), ranks=2)
+    ways = {name: format_query(replace(asked, parallel=name)) for name in ("ddp", "fsdp", "hsdp")}
+    rows = (
+        RankRow(parallel="none", title="One GPU", gpus=1, query=query, cell=cell(query, 96, False)),
+        RankRow(parallel="ddp", title="DDP", gpus=2, query=ways["ddp"], cell=cell(query, 98, False)),
+        RankRow(
+            parallel="fsdp",
+            title="FSDP2",
+            gpus=2,
+            query=ways["fsdp"],
+            cell=cell(query, 60),
+            at_peak={"optimizer state": 40 * GIB, "parameter": 12 * GIB, "buffer": 1},
+            batch=3,
+            possible_batch=4,
+            searched=True,
+        ),
+        RankRow(parallel="hsdp", title="HSDP of 8", gpus=16, query=ways["hsdp"], reason="no kernel"),
+    )
+    return RankReport(query=query, rows=rows, fewest=2)

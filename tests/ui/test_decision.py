@@ -7,8 +7,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from sizer.ui.decision import PRICE, cheapest, devices_chart, devices_frame
+from sizer.ui.ranks import ranks_chart, ranks_frame
 from tests.ui.conftest import markup, texts
-from tests.ui.decisions import devices_for
+from tests.ui.decisions import devices_for, ranks_for
 
 SMALL_GPU = "custom:2GiB@8.0"  # which nothing here fits, so that what to change is open
 QUERY = "arch=torchvision:resnet50&dtype=float32&batch=32"
@@ -50,7 +51,9 @@ def open_tab(page: AppTest, name: str) -> AppTest:
 
 
 def test_limits_are_shown_and_applied(client, open_page):
-    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "How far it goes")
+    page = open_tab(
+        open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "How far it goes"
+    )
     assert {"74", "perhaps 96", "none"} <= set(texts(page))
     assert "not even 16 fits" in markup(page)
     page.button(key="limit_batch").click().run()
@@ -69,6 +72,31 @@ def test_every_device_has_a_row_and_a_point(client, open_page):
         "fits",
         "fits",
     ]
+
+
+def test_the_fewest_gpus_are_named_and_asked_for(client, open_page):
+    page = open_tab(
+        open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "On how many GPUs?"
+    )
+    assert "It fits on 2 GPUs by FSDP2; the largest batch of each is 3, perhaps 4." in texts(page)
+    page.button(key="ranks_FSDP2_2").click().run()
+    assert (client.requests[-1].parallel, client.requests[-1].ranks) == ("fsdp", 2)
+
+
+def test_inference_is_not_asked_on_how_many(client, open_page):
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU, mode="inference")
+    control = next(control for control in page.segmented_control if control.label == "What next?")
+    assert control.options == ["What to change", "How far it goes", "Which GPU?"]
+
+
+def test_every_way_of_training_has_a_row_and_a_point():
+    rows = ranks_for(QUERY).rows
+    frame = ranks_frame(rows)
+    assert list(frame["Fits"]) == ["✕ does not fit", "✕ does not fit", "✓ fits", "no kernel"]
+    assert list(frame["Most of it"]) == ["", "", "optimizer state 40.00 GiB, parameter 12.00 GiB", ""]
+    data = ranks_chart(rows, 80 * 2**30).to_dict()["datasets"].values()
+    points = [(row["by"], row["gpus"], row["process"]) for rows in data for row in rows if "by" in row]
+    assert points == [("One GPU", 1, 96.0), ("DDP", 2, 98.0), ("FSDP2", 2, 60.0)]
 
 
 def test_prices_are_compared_where_they_are_typed_in():

@@ -58,4 +58,6 @@ def test_what_is_trained_is_part_of_the_question():
 def test_ranks_are_part_of_the_question():
     query = "arch=hf:gpt2&dtype=bfloat16&batch=2&gpu=t4&parallel="
     assert " · FSDP2 over 16 ranks · " in summary(parse_query(f"{query}fsdp&ranks=16"))
+    assert " · FSDP2 over 16 × 8 ranks · " in summary(parse_query(f"{query}fsdp&ranks=16&tp=8"))
+    assert " · Tensor parallel over 4 ranks · " in summary(parse_query(f"{query}tp&tp=4&optimizer_impl=loop"))
     assert " · HSDP over 2 × 8 ranks · " in summary(parse_query(f"{query}hsdp&replicate=2"))

@@ -54,6 +54,25 @@ def wrapped(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> t
     return AsyncCollectiveTensor(args[0])
 
 
+def told(func: Any, args: tuple, out: Any) -> tuple[str, int]:
+    """Over which group of ranks a collective is, by the name of its dimension of a mesh ("world" for all of them), and the bytes of
+    its whole tensor: the larger of what goes in and what comes out."""
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    names = [argument.name for argument in func._schema.arguments]
+    if "group_name" in names:
+        group = _resolve_process_group(args[names.index("group_name")])
+    else:
+        group = ProcessGroup.unbox(args[names.index("process_group")])
+    sizes = (
+        sum(tensor.nbytes for tensor in tensors_of(value if isinstance(value, list) else [value]))
+        for value in (*args, out)
+    )
+    name = group.group_desc.removeprefix("mesh_")
+    return "world" if name == "default_pg" else name, max(sizes)
+
+
 _C10D = (
     "broadcast_", "allreduce_", "allreduce_coalesced_", "allgather_", "_allgather_base_", "allgather_coalesced_",
     "allgather_into_tensor_coalesced_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "reduce_",
@@ -62,7 +81,28 @@ _C10D = (
 )  # fmt: skip
 _IN_PLACE = ("wait_tensor", "wait_tensors", "all_reduce_", "all_reduce_coalesced_", "broadcast_")
 
+_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL = "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
+
 # By name: PyTorch may be built without torch.distributed.
+KINDS = {
+    **dict.fromkeys(("c10d.broadcast_.default", "_c10d_functional.broadcast.default"), "broadcast"),
+    **{f"c10d.{name}.default": _ALL_REDUCE for name in ("allreduce_", "allreduce_coalesced_")},
+    **{
+        f"_c10d_functional.{name}.default": _ALL_REDUCE
+        for name in ("all_reduce", "all_reduce_", "all_reduce_coalesced")
+    },
+    **{f"c10d.{name}.default": _ALL_GATHER for name in _C10D if "allgather" in name},
+    **{f"_c10d_functional.all_gather_into_tensor{end}.default": _ALL_GATHER for end in ("", "_out", "_coalesced")},
+    **{f"c10d.{name}.default": _REDUCE_SCATTER for name in _C10D if "reduce_scatter" in name},
+    **{f"_c10d_functional.reduce_scatter_tensor{end}.default": _REDUCE_SCATTER for end in ("", "_out", "_coalesced")},
+    **dict.fromkeys(("c10d.alltoall_.default", "c10d.alltoall_base_.default"), _ALL_TO_ALL),
+    "_c10d_functional.all_to_all_single.default": _ALL_TO_ALL,
+    "c10d.reduce_.default": "reduce",
+    "c10d.gather_.default": "gather",
+    "c10d.scatter_.default": "scatter",
+    "c10d.send.default": "send",
+    "c10d.recv_.default": "receive",
+}
 HANDLERS = {
     **{f"c10d.{name}.default": collective for name in _C10D},
     **{f"_c10d_functional.{name}.default": in_place for name in _IN_PLACE},

@@ -9,8 +9,6 @@ from unittest import mock
 
 import torch
 
-RESIZE = "UntypedStorage.resize_"  # the op of the blocks that it allocates
-
 
 @contextmanager
 def resizes_seen(seen: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:

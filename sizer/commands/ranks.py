@@ -1,0 +1,45 @@
+"""The command `ranks`: the work on one GPU and on several, by every way of training."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+
+from sizer.commands.arguments import add_query, query_of
+from sizer.commands.job import MakeClient, wait
+from sizer.commands.text import FITS, format_table, print_list, to_printable
+from sizer.memory.codec import encode
+from sizer.memory.decision import RankReport, RankRow, describe_fewest
+from sizer.units import format_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_query(parser, "as of estimate, with one dtype and one batch, or focus=DTYPE:BATCH; its parallel does not count")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def run(options: argparse.Namespace, make_client: MakeClient) -> int:
+    """Print on how many GPUs the work fits, what each of them holds, and the largest batch on the fewest."""
+    query = query_of(options)
+    with contextlib.closing(make_client()) as client:
+        found = wait(client.submit_ranks(query))
+    print_list(options, encode(found), map(to_printable, format_ranks(found)))
+    return 0
+
+
+def format_ranks(found: RankReport) -> Iterator[str]:
+    """A row for each way of training on each number of GPUs, every figure of one of them; then the fewest that do."""
+    header = ("GPUs", "by", "allocated", "process", "fits", "largest at the peak")
+    yield from format_table(header, map(_cells, found.rows), left=2)
+    yield ""
+    yield from describe_fewest(found)
+
+
+def _cells(row: RankRow) -> tuple[str, ...]:
+    if row.cell is None:
+        return f"{row.gpus}", row.title, "-", "-", "-", row.reason[:60]
+    most = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(row.at_peak.items())[:2])
+    sizes = (format_bytes(size) for size in (row.cell.peak_allocated_bytes, row.cell.process_bytes))
+    return f"{row.gpus}", row.title, *sizes, FITS[row.cell.fits], most

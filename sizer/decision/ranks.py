@@ -1,0 +1,112 @@
+"""One question on one GPU and on several: by which way of training it fits on how many, and what each rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.sources import SOURCES
+from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.distributed.devices import PER_HOST
+from sizer.memory.decision import RankReport, RankRow
+from sizer.memory.weighing import weigh_peak
+from sizer.request import Request, format_query
+from sizer.tracer import Kept, Progress
+
+GPUS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way of training on so many GPUs: the question that asks for it."""
+
+    title: str
+    gpus: int
+    request: Request
+
+
+def ranks(
+    request: Request,
+    *,
+    config: dict | None = None,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+) -> Iterator[RankReport]:
+    """The one dtype and batch size of a request on 1 to 64 GPUs of its kind, by every way of training; it grows.
+
+    The batch is that of each rank. Last comes the largest batch on the fewest GPUs on which it surely fits. What does not depend on
+    how many ranks there are is traced once. Raises RequestError for a request of several dtypes or batch sizes, and for one that
+    ranks cannot share: a generation, say; and what an estimate raises where the work itself has none.
+    """
+    request = one_cell(request)
+    checked(ways(request)[1].request)  # refused here where no ranks can share it
+    cells = Cells(request, config=config, kept=kept, progress=progress)
+    report_progress = progress or (lambda text: None)
+    cells.counted(request)  # refused here where the architecture itself is
+    asked = ways(request)
+    report = RankReport(query=format_query(request, complete=True), pending=_queries(asked))
+    yield report
+    for done, way in enumerate(asked, 1):
+        report_progress(f"{way.title} on {way.gpus}, {done} of {len(asked)}")
+        report = replace(report, rows=(*report.rows, _row(way, cells)), pending=_queries(asked[done:]))
+        yield report
+    fitting = [row.gpus for row in report.rows if row.cell is not None and row.cell.fits is True]
+    report = replace(report, fewest=min(fitting, default=None))
+    for number, row in enumerate(report.rows):
+        if row.gpus == report.fewest and row.cell is not None and row.cell.fits is True:
+            report_progress(f"largest batch by {row.title} on {row.gpus}")
+            found = _with_largest(row, asked[number].request, cells)
+            report = replace(report, rows=(*report.rows[:number], found, *report.rows[number + 1 :]))
+            yield report
+    cells.keep_replays()
+    yield report
+
+
+def ways(request: Request) -> list[Way]:
+    """Every way of training on every number of GPUs, the fewest first.
+
+    HSDP shards within hosts of 8 and replicates over them; tensor parallel, for which transformers has plans, stays within one.
+    """
+    alone = replace(request, parallel="none", ranks=8, replicate=1, reshard=1, tp=1, rank=None)
+    found = [Way(title=PARALLELS["none"].title, gpus=1, request=alone)]
+    for gpus in GPUS[1:]:
+        groups = gpus // PER_HOST
+        of_data = {"ddp": gpus, "zero1": gpus, "fsdp": gpus} | ({"hsdp": PER_HOST} if groups > 1 else {})
+        for key, ranks in of_data.items():
+            row = PARALLELS[key]
+            spread = {"ranks": ranks, "replicate": gpus // ranks, "reshard": request.reshard if row.shards else 1}
+            title = f"{row.title} of {PER_HOST}" if key == "hsdp" else row.title
+            found.append(Way(title=title, gpus=gpus, request=replace(alone, parallel=key, **spread)))
+        if groups > 1 and "tp" not in SOURCES[request.source].refuses:
+            split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST, "reshard": request.reshard}
+            title = f"{PARALLELS['fsdp'].title}, tensor parallel of {PER_HOST}"
+            found.append(Way(title=title, gpus=gpus, request=replace(alone, **split)))
+    return found
+
+
+def _queries(asked: list[Way]) -> tuple[str, ...]:
+    return tuple(format_query(way.request) for way in asked)
+
+
+def _row(way: Way, cells: Cells) -> RankRow:
+    query = format_query(way.request)
+    row = RankRow(parallel=way.request.parallel, title=way.title, gpus=way.gpus, query=query)
+    try:
+        asked = checked(way.request)
+        return replace(
+            row,
+            cell=cells.cell(asked),
+            at_peak=weigh_peak(cells.tape(asked)),
+            communication=cells.estimate(asked).communication,
+        )
+    except CANNOT as error:
+        return replace(row, reason=why(error))
+
+
+def _with_largest(row: RankRow, request: Request, cells: Cells) -> RankRow:
+    try:
+        found = cells.largest_batch(request)
+    except CANNOT as error:
+        return replace(row, searched=True, reason=why(error))
+    return replace(row, searched=True, batch=found.batch, possible_batch=found.possible_batch, reason=found.reason)

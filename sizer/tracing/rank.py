@@ -1,0 +1,42 @@
+"""Which rank of a world is traced: the one that is asked for, or the one that needs most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from sizer.distributed.devices import Accelerator
+from sizer.distributed.world import world_of
+from sizer.tracing.device import Device
+from sizer.tracing.meta.accelerators import OnMeta
+from sizer.tracing.meta.optimizers import build_optimizers
+from sizer.tracing.steps import Work
+
+
+@contextmanager
+def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[None]:
+    """The world of which the work on a module that is on meta is one rank; none where it has no plan."""
+    if work.plan is None:
+        yield
+        return
+    accelerator = Accelerator(capability=device.capability.plain)
+    rank = _neediest(work, module, accelerator) if work.plan.rank is None else work.plan.rank
+    with world_of(work.plan.world, rank, accelerator), OnMeta():
+        yield
+
+
+def _neediest(work: Work, module: nn.Module, accelerator: Accelerator) -> int:
+    """The rank that needs most: the first, since FSDP2 and tensor parallel round up what the first ranks have; of ZeRO-1, which
+    spreads whole parameters, the one for whose parameters the optimizer has most state."""
+    if work.plan.parallel != "zero1":
+        return 0
+    with world_of(work.plan.world, 0, accelerator):
+        optimizers = build_optimizers(work.optimizer, work.optimizer_impl, module, sharded=True).optimizers
+        parts = zip(*(optimizer._partition_parameters() for optimizer in optimizers), strict=True)
+        sizes = [
+            sum(parameter.numel() for groups in part for group in groups for parameter in group["params"])
+            for part in parts
+        ]
+    return sizes.index(max(sizes)) if sizes else 0

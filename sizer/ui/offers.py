@@ -1,0 +1,31 @@
+"""Buttons that put a changed question of one dtype and batch size into the form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import streamlit as st
+
+from sizer.query_values import DTYPES
+from sizer.request import Request, parse_query
+from sizer.ui import form, links
+from sizer.ui.focus import look_at
+
+
+def _apply(changed: str, request: Request) -> None:
+    """Put a changed question of one dtype and batch size into the form, beside the dtypes and batch sizes that are there."""
+    asked = parse_query(changed)
+    (dtype,), (batch,) = asked.dtypes, asked.batches
+    dtypes = tuple(one for one in DTYPES if one in (*request.dtypes, dtype))
+    batches = tuple(sorted({*request.batches, batch}))
+    whole = replace(asked, dtypes=dtypes, batches=batches, focus=(dtype, batch))
+    if (address := links.address_of(whole)) is not None:
+        st.query_params.from_dict(address)
+    else:
+        form.fill(whole)
+        look_at((dtype, batch))
+
+
+def offer(label: str, changed: str, request: Request, key: str) -> None:
+    """Show a button that puts a changed question into the form."""
+    st.button(label, key=key, on_click=_apply, args=(changed, request), type="tertiary", icon=":material/check:")

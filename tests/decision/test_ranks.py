@@ -1,0 +1,124 @@
+"""On how many GPUs: every row is the estimate of the same work on that many."""
+
+from __future__ import annotations
+
+import json
+from unittest import mock
+
+import pytest
+
+from sizer.config_json import encode_config
+from sizer.decision.ranks import ranks, ways
+from sizer.errors import RequestError
+from sizer.estimator import estimate
+from sizer.memory.codec import decode, encode
+from sizer.memory.decision import RankReport, describe_fewest
+from sizer.request import parse_query
+from tests.decision.questions import TWO_LAYERS, anew
+from tests.tracing.models import LLAMA
+
+# 53.6 M parameters: on one GPU 0.8 GiB of weights, gradients and optimizer state alone.
+QUERY = f"{TWO_LAYERS}&seq=64&dtype=float32&batch=2&gpu=custom:3GiB@8.0"
+
+# Llama whose heads divide by 8
+SPLIT = "arch=config:" + encode_config(json.dumps(LLAMA | {"num_key_value_heads": 8, "num_hidden_layers": 1}))
+
+ASKED = (1, 2, 16)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def grown(texts: list[str]) -> list[RankReport]:
+    with mock.patch("sizer.decision.ranks.GPUS", ASKED):
+        return list(ranks(parse_query(QUERY), progress=texts.append))
+
+
+def test_every_way_of_training_has_a_row_on_every_number(grown):
+    found = [(row.gpus, row.title) for row in grown[-1].rows]
+    spread = ["DDP", "ZeRO-1", "FSDP2"]
+    assert found == [
+        (1, "One GPU"),
+        *((2, way) for way in spread),
+        *((16, way) for way in (*spread, "HSDP of 8", "FSDP2, tensor parallel of 8")),
+    ]
+
+
+def test_a_row_is_what_asking_for_it_gives(grown):
+    for row in grown[-1].rows:
+        if row.cell is None:  # GPT-2 has no plan for tensor parallel
+            assert row.title == "FSDP2, tensor parallel of 8" and row.reason.startswith("tp: given"), row.title
+            continue
+        if row.gpus == 16 and row.parallel in ("ddp", "hsdp"):  # which were traced on fewer
+            assert row.cell == anew(row.query), row.title
+        assert sum(row.at_peak.values()) == pytest.approx(row.cell.peak_allocated_bytes, rel=0.01)
+        assert list(row.at_peak.values()) == sorted(row.at_peak.values(), reverse=True)
+
+
+def test_the_largest_batch_is_that_of_the_fewest_that_fit(grown):
+    found = grown[-1]
+    assert found.fewest == min(row.gpus for row in found.rows if row.cell and row.cell.fits is True)
+    searched = [row for row in found.rows if row.searched]
+    assert (
+        searched == [row for row in found.rows if row.gpus == found.fewest and row.cell and row.cell.fits is True] != []
+    )
+    for row in searched:
+        (most,) = estimate(parse_query(row.query)).max_batch
+        assert (row.batch, row.possible_batch) == (most.batch, most.possible_batch)
+    assert len([*describe_fewest(found)]) == len(searched)
+
+
+def test_what_does_not_depend_on_the_ranks_is_traced_once(grown, texts):
+    # DDP and HSDP once, the others on each number of GPUs; at batch 2 alone until the largest is looked for
+    begun = next(place for place, text in enumerate(texts) if text.startswith("largest batch"))
+    traced = [text for text in texts[:begun] if text.startswith("tracing")]
+    assert traced == ["tracing float32 at batch 2"] * (1 + 1 + 2 + 2 + 1)
+
+
+def test_it_grows_row_by_row(grown):
+    assert [len(report.rows) for report in grown[:10]] == [*range(10)]
+    assert [len(report.pending) for report in grown[:10]] == [*range(9, -1, -1)]
+    assert decode(RankReport, encode(grown[-1])) == grown[-1]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (f"{QUERY}&mode=inference", r"^parallel: given 'ddp' without mode=training"),
+        (f"{TWO_LAYERS}&dtype=float32&batch=2&gpu=cpu", r"^parallel: given 'ddp' with gpu=cpu"),
+        (f"{QUERY}&optimizer=adamw-8bit", r"^optimizer: given 'adamw-8bit' with parallel=ddp"),
+        (QUERY.replace("batch=2", "batch=2,4"), r"^this answer is for one dtype and batch size"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused(query, message):
+    with pytest.raises(RequestError, match=message):
+        list(ranks(parse_query(query)))
+
+
+def test_what_was_asked_of_parallel_training_stays_where_it_applies():
+    asked = ways(parse_query(f"{QUERY}&parallel=fsdp&ranks=4&reshard=0&checkpointing=1"))
+    assert {way.request.parallel: way.request.reshard for way in asked} == {
+        "none": 1, "ddp": 1, "zero1": 1, "fsdp": 0, "hsdp": 0,
+    }  # fmt: skip
+    assert all(way.request.checkpointing and way.request.world == way.gpus for way in asked)
+
+
+def test_a_group_that_the_ranks_are_too_few_for_is_a_row_with_the_reason():
+    with mock.patch("sizer.decision.ranks.GPUS", (1, 2)):
+        *_, found = ranks(parse_query(f"{QUERY}&parallel=fsdp&ranks=8&reshard=4"))
+    reasons = {(row.gpus, row.title): row.reason for row in found.rows if row.cell is None and row.parallel == "fsdp"}
+    assert reasons.keys() == {(2, "FSDP2")} and reasons[2, "FSDP2"].startswith("reshard: given 4 with ranks=2")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # PyTorch's own, of logits that tensor parallel has gathered
+def test_tensor_parallel_stays_within_a_host():
+    with mock.patch("sizer.decision.ranks.GPUS", (1, 8, 16)):
+        *_, found = ranks(parse_query(f"{SPLIT}&seq=16&dtype=float32&batch=1&gpu=h100-80gb"))
+    (split,) = (row for row in found.rows if row.title == "FSDP2, tensor parallel of 8")
+    assert (split.gpus, parse_query(split.query).tp) == (16, 8)
+    assert split.cell == anew(split.query)
+    assert split.cell.peak_allocated_bytes < found.rows[0].cell.peak_allocated_bytes

@@ -1,0 +1,71 @@
+"""Whose figures are shown: those of the rank that is asked for, else of the one that needs most."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import PreTrainedModel
+
+from sizer.config_json import encode_config
+from sizer.decision.cells import Cells
+from sizer.estimator import estimate
+from sizer.request import parse_query
+from tests.tracing.models import LLAMA
+
+# Little divides by 2 or 3: 1,001 words, 200 wide, an MLP of 500
+CONFIG = {"hidden_size": 200, "intermediate_size": 500, "num_attention_heads": 4, "num_key_value_heads": 2}
+UNEVEN = encode_config(json.dumps(LLAMA | CONFIG | {"num_hidden_layers": 2, "vocab_size": 1001}))
+QUERY = f"arch=config:{UNEVEN}&seq=16&batch=2&dtype=float32&gpu=h100-80gb"
+UNEVEN_WORDS = pytest.mark.skipif(
+    not hasattr(PreTrainedModel, "_expand_parallel_plan"),
+    reason="this transformers splits 1,001 words in two for nobody",
+)
+
+
+@pytest.fixture(scope="module")
+def cells() -> Cells:
+    return Cells(parse_query(QUERY))
+
+
+def peak(cells: Cells, choices: str) -> int:
+    """Allocated bytes, the most of them."""
+    return cells.estimate(parse_query(f"{QUERY}&{choices}")).peak_allocated_bytes
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(
+    ("choices", "world"),
+    [
+        ("parallel=fsdp&ranks=3", 3),
+        ("parallel=zero1&ranks=3&optimizer_impl=loop", 3),
+        pytest.param("parallel=tp&tp=2&optimizer_impl=loop", 2, marks=UNEVEN_WORDS),
+        pytest.param("parallel=fsdp&ranks=3&tp=2", 6, marks=(UNEVEN_WORDS, pytest.mark.exhaustive)),
+        pytest.param("parallel=hsdp&ranks=3&replicate=2", 6, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_without_one_it_is_the_rank_that_needs_most(cells: Cells, choices: str, world: int) -> None:
+    peaks = [peak(cells, f"{choices}&rank={rank}") for rank in range(world)]
+    assert peak(cells, choices) == max(peaks)
+    assert min(peaks) < max(peaks), "or it would not matter"
+
+
+def test_of_zero1_it_need_not_be_the_first(cells: Cells) -> None:
+    # Words go to the first two of 4 ranks, 200,200 elements each; of the layers' 840,000 and the norms the other two have more
+    first, third = (peak(cells, f"parallel=zero1&ranks=4&rank={rank}") for rank in (0, 2))
+    assert first < third == peak(cells, "parallel=zero1&ranks=4")
+
+
+def test_every_rank_of_ddp_is_alike_and_groups_of_hsdp_are(cells: Cells) -> None:
+    assert peak(cells, "parallel=ddp&ranks=16&rank=11") == peak(cells, "parallel=ddp&ranks=16")
+    # the last of 3 in the second group is the last of the first
+    second, first = (peak(cells, f"parallel=hsdp&ranks=3&replicate=4&rank={rank}") for rank in (5, 2))
+    assert first == second < peak(cells, "parallel=hsdp&ranks=3&replicate=4")
+
+
+@pytest.mark.exhaustive
+def test_a_report_says_whose_figures_they_are() -> None:
+    asked = estimate(parse_query(f"{QUERY}&parallel=fsdp&ranks=3&rank=2"))
+    assert "these are the figures of rank 2; another may need more" in asked.cautions
+    assert asked.request["rank"] == 2
+    assert "rank" not in estimate(parse_query(QUERY)).request
