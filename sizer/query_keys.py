@@ -319,7 +319,7 @@ KEYS: dict[str, Key] = {
     "tp": _field(
         "tp",
         whole_number(MAX_TP, "tp=8"),
-        allowed=f"GPUs among which matrices are split, by transformers' own plans, 1 to {MAX_TP}",
+        allowed=f"GPUs that split matrices by transformers' own plans, 1 to {MAX_TP}; alone it is parallel=tp",
         needs=_of_parallels("tp"),
     ),
     "rank": _field(

@@ -116,6 +116,8 @@ def parse_query(text: str) -> Request:
             refusals.append(refused.at(key, value))
     if "arch" not in pairs and all(refusal.key != "arch" for refusal in refusals):
         refusals.append(Refusal(key="arch", given="nothing", allowed=ARCH_ALLOWED, todo=EXAMPLE))
+    if values.get("tp", 1) > 1 and values.get("parallel", "none") == "none":
+        values["parallel"] = "tp"
     refusals.extend(_conflicts(values))
     if refusals:
         raise RequestError(refusals=refusals)

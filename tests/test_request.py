@@ -449,7 +449,7 @@ RANKS_REFUSED = [
     ("rank=1", "rank: given '1' without parallel=ddp or zero1 or fsdp or hsdp or tp"),
     ("parallel=fsdp&rank=8", "rank: given 8 with 8 ranks, allowed 0 to 7; ask for rank=7"),
     ("parallel=fsdp&rank=-1", "rank: given '-1', allowed whole numbers from 0 to 16,383; write for example rank=0"),
-    ("tp=8", "tp: given '8' without parallel=fsdp or hsdp or tp"),
+    ("tp=8", "optimizer_impl: given nothing with parallel=tp, allowed loop"),
     ("parallel=ddp&tp=8", "tp: given '8' without parallel=fsdp or hsdp or tp"),
     ("parallel=tp&ranks=4&tp=2", "ranks: given '4' without parallel=ddp or zero1 or fsdp or hsdp"),
     ("parallel=tp&optimizer_impl=loop", "tp: given 1 with parallel=tp, allowed 2 or more; ask for tp=8"),
@@ -479,6 +479,9 @@ def test_ranks_are_asked_for_with_how_they_work_together():
     assert (plain.parallel, plain.world) == ("none", 1)
     assert (grouped.parallel, grouped.world, grouped.reshard) == ("hsdp", 8, 2)
     assert parse_query(f"{LLAMA}&parallel=fsdp").world == 8
+    assert parse_query(f"{LLAMA}&tp=8&optimizer_impl=loop") == parse_query(
+        f"{LLAMA}&parallel=tp&tp=8&optimizer_impl=loop"
+    )
     split = parse_query(f"{LLAMA}&parallel=hsdp&ranks=4&replicate=2&tp=8")
     assert (split.world, split.data_ranks) == (64, 8)
     alone = parse_query(f"{LLAMA}&parallel=tp&tp=8&optimizer_impl=loop")

@@ -24,6 +24,8 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     by_smi = report.gpu.maker == "NVIDIA" and not report.gpu.unified
     seen = "as nvidia-smi shows it" if by_smi else "for the whole process"
     needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
+    if request.world > 1:
+        needs = f"{needs} on each of {request.world:,} GPUs"
     return f"{work(request, report, estimate)} in {estimate.dtype} needs {needs}; {verdict(report, estimate)}."
 
 
@@ -58,11 +60,12 @@ def subject(request: Request, report: Report) -> str:
 
 def verdict(report: Report, estimate: Estimate) -> str:
     """Whether the estimate fits the report's GPU, and the largest batch that does."""
+    what = "a rank" if "parallel" in report.request else "it"
     if estimate.fits is True:
-        return f"it fits one {report.gpu.name}{_up_to(largest_batch(report, estimate.dtype))}"
+        return f"{what} fits one {report.gpu.name}{_up_to(largest_batch(report, estimate.dtype))}"
     if estimate.fits == "uncertain":
-        return f"it may or may not fit one {report.gpu.name}"
-    return f"it does not fit one {report.gpu.name}{_instead(report, largest_batch(report, estimate.dtype))}"
+        return f"{what} may or may not fit one {report.gpu.name}"
+    return f"{what} does not fit one {report.gpu.name}{_instead(report, largest_batch(report, estimate.dtype))}"
 
 
 def largest_batch(report: Report, dtype: str) -> MaxBatch | None:

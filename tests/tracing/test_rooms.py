@@ -39,7 +39,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "steps": _BELOW,
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
-    "trace": (*_BELOW, "loading", "cuda", "rules", "recorder", "steps"),
+    "rank": (*_BELOW, "steps"),
+    "trace": (*_BELOW, "loading", "cuda", "rules", "recorder", "steps", "rank"),
     "generation": (*_BELOW, "loading", "recorder", "steps", "trace"),
 }
 

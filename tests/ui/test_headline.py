@@ -55,6 +55,14 @@ def test_sentence(gpu, seen):
     )
 
 
+def test_a_rank_of_several_is_told_from_the_whole():
+    request = replace(RESNET, gpu="t4", parallel="ddp", ranks=4, replicate=1)
+    report = report_for(RESNET)
+    report = replace(report, request=report.request | {"parallel": "ddp", "ranks": 4})
+    told = sentence(request, report, replace(report.estimates[0], fits=False))
+    assert " on each of 4 GPUs; a rank does not fit one " in told
+
+
 @pytest.mark.parametrize(
     ("size", "words"),
     [
