@@ -18,6 +18,7 @@ from tests.benchmarks.bench_outside import HELD, read_messages, used
 from tests.benchmarks.published.errors import LIBRARIES, in_range, read_errors, table_by_kind, table_by_set
 from tests.benchmarks.published.rows import read_runs
 from tests.benchmarks.shares import read_share
+from tests.benchmarks.tables import read_table
 from tests.memory.test_bounds import CONVOLVING
 from tests.oldest import REQUIREMENTS, floors
 from tests.readme import README
@@ -26,6 +27,9 @@ from tests.tracing.test_cpu_truth_models import HAIR
 
 TESTS = Path(__file__).parent
 PUBLISHED_README = TESTS / "measured" / "published" / "README.md"
+SERVICE = (
+    Path(__file__).parent / "benchmarks" / "service.csv"
+)  # as the benchmarks printed them, on two cores that had other work
 RECORDED = TESTS / "null_driver" / "recorded"
 
 Figures = tuple[object, ...]
@@ -146,10 +150,20 @@ SENTENCES: dict[str, Callable[[], Figures]] = {
     "Under autocast every one of {} at random traces": _autocast,
     "all {} of {}, in both modes": _timm,
 }
+
+
+def _service() -> Iterator[str]:
+    yield "| what | figure | with |"
+    yield "|---|---|---|"
+    for row in read_table(SERVICE):
+        yield f"| {row['what']} | {row['figure']} | `{row['with']}` |"
+
+
 # The file and the comment around each table.
 BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "errors by set": (README, table_by_set),
     "errors by kind of run": (PUBLISHED_README, table_by_kind),
+    "the service": (README, _service),
 }
 
 

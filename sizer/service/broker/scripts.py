@@ -1,6 +1,6 @@
 """What happens on the board in one step, in Redis' own language: nobody else sees it half done.
 
-Each script has one question at a time; its keys are those of `sizer.service.broker.board.Keys`.
+Each script has one question at a time; its keys are those that `sizer.service.broker.board.Board` gives it.
 """
 
 from __future__ import annotations
