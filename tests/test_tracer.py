@@ -98,6 +98,7 @@ def test_another_work_is_traced_anew(traces, change):
     assert plain(found) == plain(again)
 
 
+@pytest.mark.exhaustive
 def test_batches_that_are_on_no_line_are_added_to_those_that_were_traced(traces):
     query = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&mode=inference&batch="
     shelf = Shelf()
@@ -166,6 +167,7 @@ def test_a_batch_of_one_that_is_looked_at_stands_before_the_others_are_traced(tr
 
 
 @needs_sam2_video
+@pytest.mark.exhaustive
 def test_what_a_module_keeps_from_its_first_step_is_in_no_tape():
     # Its memory of the video is made in the first step that it ever does.
     config = encode_config(json.dumps({"model_type": "sam2_video", **RARE["sam2_video"]}))

@@ -220,6 +220,7 @@ def test_uploaded_config(page: Page, app_url: str):
     assert json.loads(page.get_by_label("or paste it").input_value()) == LLAMA
 
 
+@pytest.mark.exhaustive
 def test_stop_and_go_on(page: Page, app_url: str):
     page.goto(f"{app_url}/?arch=torchvision:densenet201&dtype=float32,bfloat16&batch=3,5,7")
     page.get_by_role("button", name="Stop", exact=True).click(timeout=ANSWER_MS)

@@ -66,6 +66,7 @@ def measured_elsewhere(name: str) -> dict:
 
 
 # The figures of real models are held by tests/device/trial/test_measure_models.py.
+@pytest.mark.exhaustive
 def test_measured_beside_its_estimate_and_kept(page: Page, app_url: str):
     button = go_to_measure(page, app_url, RESNET)
     expect(

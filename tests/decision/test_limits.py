@@ -84,6 +84,7 @@ def test_it_grows_and_survives_the_way_to_the_page():
     assert decode(LimitReport, encode(grown[-1])) == grown[-1]
 
 
+@pytest.mark.exhaustive
 def test_how_many_tokens_fit_is_read_where_memory_ends() -> None:
     query = f"{TWO_LAYERS}&mode=generate&seq=64&new=16&dtype=float32&batch=100&gpu=custom:2GiB@8.0"
     (tokens,) = (limit for limit in last(query).limits if limit.key == "new")

@@ -62,7 +62,7 @@ RUN = {
     "inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=bfloat16&batch=4",
 }
 
-SOME = ("CNN", "language model", "mixed precision", "timm", "LoRA", "inference", "generation")
+SOME = ("CNN", "language model", "LoRA", "generation")
 
 
 def script_of(query: str) -> PeakReport:

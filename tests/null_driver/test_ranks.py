@@ -41,7 +41,7 @@ def measured(rows: list[list[int]]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["hsdp", "ddp", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("fsdp", "zero1", "tensor"))]
+    "kind", ["hsdp", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("ddp", "fsdp", "zero1", "tensor"))]
 )
 def test_they_hold_what_pytorchs_own_do(run_on_null, kind):
     names = [name for name in CASES if name.startswith(kind)]
