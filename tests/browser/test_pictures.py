@@ -47,7 +47,9 @@ def check(name: str, page: Page, *, height: int, same: re.Pattern | None = None)
         page.wait_for_timeout(1000)  # charts follow the window a moment later
         told = PngInfo()
         told.add_text(SHOWS, json.dumps(words))
-        Image.open(BytesIO(page.screenshot())).quantize(200).save(file, pnginfo=told, optimize=True)
+        # colours that little is drawn in are kept, too: those of a legend
+        few = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+        few.save(file, pnginfo=told, optimize=True)
     with Image.open(file) as picture:
         taken = json.loads(picture.info[SHOWS])
     deadline = time.monotonic() + PATIENCE_MS / 1000
