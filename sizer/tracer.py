@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from torch import nn
@@ -40,6 +40,7 @@ from sizer.tracing.batch_lines import FITTED_AT, trace_lines
 from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
+from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
 from sizer.tracing.generation import trace_generation, trace_kv_cache, trace_noted_generation
 from sizer.tracing.loading import Loading
@@ -114,6 +115,7 @@ class Tracer:
         self._traced: dict[str, Traced] = {}  # by the names that they are kept under
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
         self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
+        self._deep_traces: dict[str, DeepTraces] = {}
         self._lender: Tracer | None = None
 
     def device(self) -> Device:
@@ -315,7 +317,22 @@ class Tracer:
             return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
         if MODES[self.request.mode].generates:
             return trace_generation(blueprint, module, work, **told)
-        return trace(blueprint, module, work, **told, short=short, block_notes=block_notes)
+
+        at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
+        return at() if block_notes is not None else self._deep(dtype).trace(at)
+
+    def _deep(self, dtype: str) -> DeepTraces:
+        """What traces fewer layers of the module than it has, where that is possible; a quantised one was loaded as a whole."""
+        if dtype not in self._deep_traces:
+            candidates = self._repeated if self._loading(dtype) is None else ()
+            self._deep_traces[dtype] = DeepTraces(self._module(dtype), candidates)
+        return self._deep_traces[dtype]
+
+    @cached_property
+    def _repeated(self) -> tuple[Repeated, ...]:
+        if self._lender is not None:
+            return self._lender._repeated
+        return find_repeated(self._module(COUNTED_IN))
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
         device, begun = self._begun.pop(dtype, None) or (self.device(), None)

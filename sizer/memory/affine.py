@@ -68,8 +68,8 @@ class AffineTape:
 
         Raises NotAffineError naming the first op that differs.
         """
-        expected = _beginning(self.at(third.batch), third)
-        _check_same_work(expected, third)
+        expected = beginning(self.at(third.batch), third)
+        check_same_work(expected, third)
         _check_same_size_queries(expected, third)
         _check_same_collectives(expected, third)
         if expected.sizes == third.sizes:
@@ -95,8 +95,8 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
     """
     if first.batch == second.batch:
         raise ValueError(f"both tapes are of batch {first.batch}; two different batches are needed: trace another one")
-    begun = _beginning(first, second)
-    _check_same_work(begun, second)
+    begun = beginning(first, second)
+    check_same_work(begun, second)
     step = second.batch - first.batch
     slopes = [(after - before) // step for before, after in zip(begun.sizes, second.sizes, strict=True)]
     for block, (size, slope) in enumerate(zip(begun.sizes, slopes, strict=True)):
@@ -134,7 +134,7 @@ def fit_affine(first: Tape, second: Tape) -> AffineTape:
     )
 
 
-def _beginning(tape: Tape, other: Tape) -> Tape:
+def beginning(tape: Tape, other: Tape) -> Tape:
     """The tape cut to the phases of the other one; the tape itself where the other has them all."""
     if len(other.marks) >= len(tape.marks) or not other.marks:
         return tape
@@ -184,7 +184,7 @@ def _shape(tape: Tape, block: int) -> tuple[int, int, int, int]:
     return tape.ops[block], tape.modules[block], tape.sizes[block], stream_of(tape, block)
 
 
-def _check_same_work(one: Tape, other: Tape) -> None:
+def check_same_work(one: Tape, other: Tape) -> None:
     """Raise NotAffineError naming the first event at which two tapes are not the same work."""
     ops, modules = one.op_names[: len(other.op_names)], one.module_names[: len(other.module_names)]
     if ops == other.op_names and modules == other.module_names:

@@ -3,7 +3,7 @@
     Blueprint ──build──► module on meta ──trace──► Recorder (a dispatch mode, by the Rules of a Device) ──► Tape
 
     tables, capability ← device, log, modules, loading ← values ← allocations ← meta ← cuda | cpu | mps ← rules ← recorder
-        ← rank, trace, watch, explain, batch_lines
+        ← rank, trace, watch, explain, batch_lines, depth
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
 tensors would hold, `meta` is what meta tensors do differently from every device, `cuda`, `cpu` and `mps` what one kind of device
@@ -24,6 +24,7 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - how quantised weights come to the device: `loading.py` and `trace.build_loaded`;
 - what an operator of bitsandbytes does on CUDA: `cuda/bitsandbytes.py`;
 - which rank of several is traced, and in which world: `rank.py`;
+- which layers of a deep model are traced, and when all are: `depth.py`, `sizer/memory/unfold.py`;
 - which batch sizes are traced, and how the others follow from them: `batch_lines.py`;
 - which steps of a generation are traced, and how the others follow from them: `generation.py`;
 - a Python function that must be replaced while a trace runs: `trace.recording`, which enters all such contexts.

@@ -99,13 +99,14 @@ def trace(
     batch: int,
     device: Device,
     short: bool = False,
+    forward_alone: bool = False,
     block_notes: BlockNotes | None = None,
     loading: Loading | None = None,
 ) -> Tape:
     """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
 
-    With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`. What the tape does not hold
-    of its blocks goes to `block_notes`, which change nothing of it.
+    With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`, with `forward_alone` after the
+    first forward pass. What the tape does not hold of its blocks goes to `block_notes`, which change nothing of it.
 
     `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. One that is
     quantised is what `build_loaded` returned, with its `loading`.
@@ -136,7 +137,8 @@ def trace(
                         move=recorder.place,
                         passes=min(work.accumulate, PASSES),
                     )
-                    _log(recorder, steps, short=short)
+                    trains = short and work.trains and not forward_alone
+                    _log(recorder, steps, last="backward" if trains else "forward" if short or forward_alone else None)
             finally:
                 module.zero_grad(set_to_none=True)
         _check_size(recorder, batch)
@@ -175,10 +177,9 @@ def _check_size(recorder: Recorder, batch: int) -> None:
         raise TraceError(f"batch {batch} would allocate {total:.1e} bytes in all", allowed="less than 2**62")
 
 
-def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
-    """Runs the steps, marks their phases and says what their blocks are; with `short` the first step up to where no later phase
-    depends on the batch size."""
-    log, last = recorder.log, "backward" if steps.module.training else "forward"
+def _log(recorder: Recorder, steps: Steps, *, last: str | None) -> None:
+    """Runs the steps, marks their phases and says what their blocks are; with `last` the first step up to the end of that phase."""
+    log = recorder.log
     trained = [p for p in steps.module.parameters() if p.requires_grad]
     start = len(log.order)
     log.again = several = steps.passes > 1
@@ -198,7 +199,7 @@ def _log(recorder: Recorder, steps: Steps, *, short: bool) -> None:
         start = len(log.order)
         if ends and (number == 1 or phase == "step2"):
             log.mark(phase)
-        if short and ends and phase == last:
+        if ends and phase == last:
             return
 
 

@@ -36,6 +36,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rules": (*_BELOW, "cuda", "cpu", "mps"),
     "recorder": (*_BELOW, "modules", "loading", "cuda", "rules"),
     "batch_lines": ("capability", "device"),
+    "depth": (),
     "steps": _BELOW,
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),

@@ -136,10 +136,10 @@ class KnownValues:
                 kept[name] = real.clone()
 
     def recall(self, module: nn.Module) -> None:
-        """Remember the values that `keep` left with the module, in the dtypes that its buffers have now."""
+        """Remember the values that `keep` left with the module, in the dtypes that its buffers have now; some may be gone."""
+        buffers = dict(module.named_buffers())
         for name, real in getattr(module.__dict__.get(_KEPT), "values", {}).items():
-            buffer = module.get_buffer(name)
-            if buffer.shape == real.shape and buffer.is_contiguous():
+            if (buffer := buffers.get(name)) is not None and buffer.shape == real.shape and buffer.is_contiguous():
                 self.remember(buffer, real.to(buffer.dtype, copy=True))
 
     def assume(self, tensor: Tensor, real: Tensor, text: str) -> None:

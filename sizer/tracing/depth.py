@@ -1,0 +1,219 @@
+"""Deep models, traced with fewer layers: lists of layers that are alike, and the tapes that are unfolded from a few of them.
+
+Which layers are alike is read off the module: the same classes, parameters and attributes, and the same entry in what the config
+says of each layer. That the tapes of such layers repeat each other is not taken for granted: three depths are traced
+(sizer.memory.unfold), and the forward pass of the whole model. Where these do not agree, the whole model is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+import torch
+from torch import nn
+
+from sizer.errors import TraceError
+from sizer.memory.affine import LIMIT_BYTES
+from sizer.memory.tape import Tape
+from sizer.memory.unfold import NotRepeatedError, Unfolded, unfold
+
+LONGEST_PERIOD = 6  # layers, of which a period is made where those of several kinds take turns
+FEWEST = 2  # layers that are left at least: one that is the first, one that is the last
+# How a tape is unfolded, one after the other: from models so many periods deeper than the shallowest, and so much `earlier`.
+ATTEMPTS = (0, 0), (1, 0), (1, 1)
+WORTH = 0.8  # of the whole model, what the three depths may have in all: its forward pass comes on top
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """Lists of layers in a module that are equally long, in each of which, from some layer on, each is as the one a period before.
+
+    `stacks` are their dotted paths, `layers` how many each has, `alike_from` the first of those that are alike, `fewest` how many
+    are left of them in the shallowest model.
+    """
+
+    stacks: tuple[str, ...]
+    layers: int
+    period: int
+    alike_from: int
+    fewest: int
+
+    @property
+    def periods(self) -> int:
+        """How many periods the whole model has more than the shallowest one."""
+        return (self.layers - self.fewest) // self.period
+
+    @contextmanager
+    def shortened(self, module: nn.Module, more: int) -> Iterator[None]:
+        """Within the context the module's lists have so many periods `more` than in the shallowest model."""
+        layers = self.fewest + more * self.period
+        whole = {path: module.get_submodule(path) for path in self.stacks}
+        for path, stack in whole.items():
+            _put(module, path, stack[:layers])
+        try:
+            yield
+        finally:
+            for path, stack in whole.items():
+                _put(module, path, stack)
+
+
+class DeepTraces:
+    """The tapes of one work of a module in one dtype, from traces of it with fewer layers."""
+
+    def __init__(self, module: nn.Module, candidates: Sequence[Repeated]) -> None:
+        self._module, self._candidates = module, list(candidates)
+        self._known: list[Unfolded] = []
+        self._attempt = ATTEMPTS[0]  # the one that led to what is known
+
+    def trace(self, at: Callable[..., Tape]) -> Tape:
+        """The tape that `at()` gives, which traces the module as it is then; `at(forward_alone=True)` gives its beginning.
+
+        It is the tape of a trace of the whole module where layers do not repeat each other. Raises what `at` raises.
+        """
+        while self._candidates:
+            try:
+                return self._trace(at, self._candidates[0])
+            except (NotRepeatedError, TraceError):
+                del self._candidates[0], self._known[:]
+        return at()
+
+    def _trace(self, at: Callable[..., Tape], repeated: Repeated) -> Tape:
+        @cache
+        def shortened(more: int) -> Tape:
+            with repeated.shortened(self._module, more):
+                return at()
+
+        for known in self._known:
+            with suppress(NotRepeatedError):
+                return known.of(shortened(self._attempt[0] + 1))
+        if self._known:
+            found = self._unfold(shortened, repeated, checked=True)
+        else:
+            found = self._find(shortened, repeated)
+            found.check(at(forward_alone=True))
+        if sum(found.tape.sizes) >= LIMIT_BYTES:
+            raise NotRepeatedError("more bytes than replays add up")
+        self._known.append(found)
+        return found.tape
+
+    def _find(self, shortened: Callable[[int], Tape], repeated: Repeated) -> Unfolded:
+        """What three depths show, at the first attempt that shows it."""
+        for self._attempt in ATTEMPTS[:-1]:
+            with suppress(NotRepeatedError):
+                return self._unfold(shortened, repeated, checked=False)
+        self._attempt = ATTEMPTS[-1]
+        return self._unfold(shortened, repeated, checked=False)
+
+    def _unfold(self, shortened: Callable[[int], Tape], repeated: Repeated, *, checked: bool) -> Unfolded:
+        deeper, earlier = self._attempt
+        first, second = shortened(deeper), shortened(deeper + 1)
+        third = None if checked else shortened(deeper + 2)
+        told = {"stacks": repeated.stacks, "alike_from": repeated.alike_from, "earlier": earlier, "third": third}
+        return unfold(first, second, repeated.periods - deeper, **told)
+
+
+def find_repeated(module: nn.Module) -> tuple[Repeated, ...]:
+    """The lists of layers of a module that are worth being traced with fewer, the longest first; equally long ones together."""
+    found: dict[tuple[int, int, int, int], list[str]] = {}
+    for path, stack in module.named_modules():
+        if isinstance(stack, (nn.ModuleList, nn.Sequential)) and len(stack) > FEWEST:
+            outer = any(path.startswith(f"{other}.") for paths in found.values() for other in paths)
+            if not outer and (period := _period(module, stack)) is not None:
+                found.setdefault((len(stack), *period), []).append(path)
+    together = (
+        Repeated(stacks=tuple(stacks), layers=layers, period=period, alike_from=first, fewest=fewest)
+        for (layers, period, first, fewest), stacks in found.items()
+    )
+    worth = {one: _share(module, one) for one in together}
+    return tuple(sorted((one for one, share in worth.items() if share <= WORTH), key=worth.__getitem__))
+
+
+def _share(module: nn.Module, repeated: Repeated) -> float:
+    """How much of the whole model is traced by three depths, by the number of its parts."""
+    whole = sum(1 for _ in module.modules())
+    layers = sum(1 for path in repeated.stacks for _ in module.get_submodule(path).modules()) / repeated.layers
+    depths = (repeated.fewest + more * repeated.period for more in range(3))
+    return sum(1 - (repeated.layers - depth) * layers / whole for depth in depths)
+
+
+def _put(module: nn.Module, path: str, stack: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    module.get_submodule(parent)._modules[name] = stack
+
+
+def _period(module: nn.Module, stack: nn.Module) -> tuple[int, int, int] | None:
+    """How many layers a period has, the first of those that are alike, how many the shallowest model keeps; None without any."""
+    described = _described(module, stack)
+    if described is None:
+        return None
+    for period in range(1, LONGEST_PERIOD + 1):
+        kept = len(described)
+        while kept > period and described[kept - 1] == described[kept - 1 - period]:
+            kept -= 1
+        first = kept - period  # layers before the first of those that come again
+        fewest = first + (FEWEST if period == 1 else 1) * period + (len(described) - first) % period
+        if fewest + 3 * period <= len(described):
+            return period, first, fewest
+    return None
+
+
+def _described(module: nn.Module, stack: nn.Module) -> list[dict[str, object]] | None:
+    """What each layer is: equal for two that are alike. None where layers share parameters."""
+    layers = list(stack)
+    own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
+    if sum(map(len, own)) != len(set().union(*own)):
+        return None
+    described = [dict(_facts(layer, number)) for number, layer in enumerate(layers)]
+    for name in set().union(*described):
+        values = [facts.get(name) for facts in described]
+        if all(type(value) is int for value in values) and len({value - at for at, value in enumerate(values)}) == 1:
+            for facts in described:
+                del facts[name]  # the layer's own number
+    for name, values in _said_by_layer(module, len(layers)):
+        for facts, value in zip(described, values, strict=True):
+            facts[f"config.{name}"] = _plain(value, "")
+    return described
+
+
+def _facts(layer: nn.Module, number: int) -> Iterator[tuple[str, object]]:
+    """Everything that decides what a layer does: its parts, their parameters, buffers and attributes."""
+    for path, part in layer.named_modules():
+        yield f"{path}:", type(part)
+        for kind, tensors in (("parameter", part._parameters), ("buffer", part._buffers)):
+            for name, tensor in tensors.items():
+                told = tensor if tensor is None else (type(tensor), tensor.shape, tensor.dtype, tensor.requires_grad)
+                yield f"{path}:{kind} {name}", told
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                yield f"{path}:{name}", _plain(value, f".{number}.")
+
+
+def _plain(value: object, own: str) -> object:
+    """A value that is equal for two that do the same; of what is not known to, the object itself counts.
+
+    A path in which the layer's own number stands is equal to that of another layer.
+    """
+    if isinstance(value, str):
+        return value.replace(own, ".*.") if own else value
+    if value is None or isinstance(value, (bool, int, float, bytes, Enum, torch.dtype, torch.device, type)):
+        return value
+    if isinstance(value, dict):
+        return tuple((key, _plain(one, own)) for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(one, own) for one in value)
+    if isinstance(value, (set, frozenset)):
+        return frozenset(_plain(one, own) for one in value)
+    return type(value), id(value)
+
+
+def _said_by_layer(module: nn.Module, layers: int) -> Iterator[tuple[str, list]]:
+    """What the configs of a module's parts say of each layer in lists that are as long as that of the layers."""
+    configs = {id(config): config for part in module.modules() if (config := getattr(part, "config", None)) is not None}
+    for number, config in enumerate(configs.values()):
+        for name, value in vars(config).items() if hasattr(config, "__dict__") else ():
+            if isinstance(value, (list, tuple)) and len(value) == layers:
+                yield f"{number}.{name}", list(value)

@@ -1,0 +1,138 @@
+"""Deep models of which a few layers are traced: their tapes are those of a trace of all, wherever they are unfolded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from sizer.catalogue.gpus import GPUS
+from sizer.config_json import encode_config
+from sizer.memory.size_queries import by_block
+from sizer.memory.tape import Tape
+from sizer.request import parse_query
+from sizer.tracer import Tracer, work_of
+from sizer.tracing.depth import DeepTraces, find_repeated
+from sizer.tracing.trace import trace
+from tests.architecture.tiny_configs import BERT, CONV_SOUND, LLAMA, SPECIAL, VISION
+
+GPU = GPUS["a100-40gb"]
+DEEP = {"num_hidden_layers": 14}
+WHISPER = {
+    "model_type": "whisper", "d_model": 32, "encoder_layers": 16, "decoder_layers": 16, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 128, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "num_mel_bins": 8, "max_source_positions": 32,
+}  # fmt: skip
+MIXED = {  # three dense layers before those with experts
+    **LLAMA, "num_hidden_layers": 26, "model_type": "deepseek_v3", "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "num_key_value_heads": 4, "first_k_dense_replace": 3, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_shared_experts": 1,
+}  # fmt: skip
+TURNS = {**LLAMA, "num_hidden_layers": 20, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
+EXHAUSTIVE = pytest.mark.exhaustive
+
+UNFOLDED = [
+    pytest.param({**LLAMA, **DEEP}, "", id="llama"),
+    pytest.param(WHISPER, "", id="encoder and decoder"),
+    pytest.param({**LLAMA, **DEEP}, "&mode=inference", id="inference", marks=EXHAUSTIVE),
+    pytest.param({**LLAMA, **DEEP}, "&checkpointing=1&accumulate=4", id="checkpointed", marks=EXHAUSTIVE),
+    pytest.param({**LLAMA, **DEEP}, "&train=adapter&optimizer=lion", id="adapters", marks=EXHAUSTIVE),
+    pytest.param({**LLAMA, **DEEP}, "&parallel=fsdp&ranks=4", id="fsdp", marks=EXHAUSTIVE),
+    pytest.param({**LLAMA, **DEEP}, "&parallel=fsdp&ranks=2&tp=2&optimizer_impl=loop", id="fsdp+tp", marks=EXHAUSTIVE),
+    pytest.param(MIXED, "", id="dense before experts", marks=EXHAUSTIVE),
+    pytest.param(TURNS, "", id="layers by turns", marks=EXHAUSTIVE),
+    pytest.param({**BERT, **DEEP}, "&optimizer=adafactor&optimizer_impl=loop", id="bert", marks=EXHAUSTIVE),
+    pytest.param({"model_type": "vit", **VISION, **DEEP}, "", id="vit", marks=EXHAUSTIVE),
+]
+
+
+def tracer_of(config: dict, more: str) -> Tracer:
+    return Tracer(parse_query(f"arch=config:{encode_config(json.dumps(config))}&dtype=bfloat16{more}"), GPU)
+
+
+class Traces:
+    """Traces of one work, and how many layers each of them had."""
+
+    def __init__(self, config: dict, more: str = "") -> None:
+        self._tracer = tracer_of(config, more)
+        self._blueprint, self.module = self._tracer.built()
+        self.layers: list[tuple[int, bool]] = []
+
+    def at(self, batch: int = 2, *, short: bool = False, forward_alone: bool = False) -> Tape:
+        lists = [len(part) for part in self.module.modules() if isinstance(part, nn.ModuleList)]
+        self.layers.append((max(lists), forward_alone))
+        work = work_of(self._tracer.request, "bfloat16")
+        told = {"batch": batch, "device": self._tracer.device(), "short": short, "forward_alone": forward_alone}
+        return trace(self._blueprint, self.module, work, **told)
+
+
+def assert_same(one: Tape, other: Tape) -> None:
+    assert by_block(one.size_queries) == by_block(other.size_queries)
+    assert replace(one, size_queries=()) == replace(other, size_queries=())
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+@pytest.mark.parametrize(("config", "more"), UNFOLDED)
+def test_a_few_layers_give_the_tape_of_all(config: dict, more: str):
+    traces = Traces(config, more)
+    repeated = find_repeated(traces.module)
+    deep = DeepTraces(traces.module, repeated)
+    unfolded = [deep.trace(lambda batch=batch, **told: traces.at(batch, **told)) for batch in (2, 7)]
+    whole = repeated[0].layers
+    assert all(layers <= whole / 2 for layers, forward_alone in traces.layers if not forward_alone)
+    assert [forward_alone for layers, forward_alone in traces.layers if layers == whole] == [True]
+    for tape, batch in zip(unfolded, (2, 7), strict=True):
+        assert_same(tape.validate(), traces.at(batch))
+
+
+def test_the_tracer_unfolds_what_it_traces():
+    tracer = tracer_of({**LLAMA, **DEEP}, "&batch=2")
+    tape = tracer.trace("bfloat16", (2,)).family.at(2)
+    assert_same(tape, Traces({**LLAMA, **DEEP}).at(2))
+    assert "model.layers.13.mlp" in {name.rpartition(".")[0] for name in tape.module_names}
+
+
+def test_a_model_that_treats_one_layer_otherwise_is_traced_as_a_whole():
+    """wav2vec2's encoder leaves out layers at random: what they are says nothing of it."""
+    config = {"model_type": "wav2vec2", **CONV_SOUND, **SPECIAL, **DEEP, "layerdrop": 0.4, "vocab_size": 32}
+    traces = Traces(config | {"num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 8})
+    deep = DeepTraces(traces.module, find_repeated(traces.module))
+    assert deep.trace(traces.at) == traces.at()
+    assert (14, False) in traces.layers[:-1]
+
+
+def test_layers_are_alike_by_what_they_are():
+    alike = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+    (found,) = find_repeated(nn.ModuleDict({"stack": alike}))
+    assert (found.stacks, found.layers, found.period, found.fewest) == (("stack",), 20, 1, 2)
+    turns = nn.Sequential(*(nn.Linear(8, 8, bias=at % 2 == 0) for at in range(20)))
+    (found,) = find_repeated(nn.ModuleDict({"stack": turns}))
+    assert (found.period, found.fewest) == (2, 2)
+    alike[10] = nn.Linear(8, 8, bias=False)
+    assert find_repeated(nn.ModuleDict({"stack": alike})) == ()
+    shared = nn.Linear(8, 8)
+    assert find_repeated(nn.ModuleDict({"stack": nn.Sequential(*[shared] * 20)})) == ()
+    dropping = nn.Sequential(*(nn.Dropout(at / 20) for at in range(20)))
+    assert find_repeated(nn.ModuleDict({"stack": dropping})) == ()
+
+
+def test_what_the_config_says_of_each_layer_counts():
+    model = nn.Module()
+    model.stack = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+    model.config = type("Config", (), {})()
+    model.config.layer_types = ["full"] * 13 + ["sliding"] * 7
+    assert find_repeated(model) == ()
+    model.config.layer_types = ["full"] * 20
+    assert find_repeated(model)
+
+
+def test_the_lists_are_whole_again_after_an_error():
+    stack = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+    module = nn.ModuleDict({"stack": stack})
+    (found,) = find_repeated(module)
+    with pytest.raises(KeyError, match="mine"), found.shortened(module, 1):
+        assert len(module["stack"]) == 3
+        raise KeyError("mine")
+    assert module["stack"] is stack
