@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     elif options.import_file is not None:
         return _import(ledger, options, make_client)
     elif options.json:
-        print(ledger.export_json())
+        sys.stdout.writelines(ledger.export_json())
     elif options.csv:
         print(ledger.export_csv().replace("\r\n", "\n"), end="")  # stdout writes the platform's own line ends
     else:

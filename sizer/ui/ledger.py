@@ -124,7 +124,9 @@ def _show_import(ledger: Ledger) -> None:
         if ledger.rows():
             with st.container(horizontal=True):
                 offer_download("The ledger (CSV)", ledger.export_csv, "sizer-ledger.csv", "text/csv")
-                offer_download("The ledger (JSON)", ledger.export_json, "sizer-ledger.json", "application/json")
+                offer_download(
+                    "The ledger (JSON)", lambda: "".join(ledger.export_json()), "sizer-ledger.json", "application/json"
+                )
 
 
 def _show_rows(ledger: Ledger) -> None:

@@ -218,7 +218,7 @@ def test_import_of_another_ledger(filled, ledger, open_ledger, tmp_path):
     other.add(comparison_of(measured_on(CUDA, at="2026-11-19T10:00:00Z"), architecture="elsewhere"))
     other.add(filled.comparison(1))
     page = open_ledger()
-    page.file_uploader(key="import_ledger_0").upload("ledger.json", other.export_json().encode()).run()
+    page.file_uploader(key="import_ledger_0").upload("ledger.json", "".join(other.export_json()).encode()).run()
     assert page.success[0].value == "1 comparison was added to the ledger, 1 known already."
     assert listed(page) == ["vit_b_16", "resnet18", "elsewhere"]
 

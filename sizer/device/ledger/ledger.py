@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sizer.device.comparison.comparison import Comparison
-from sizer.device.ledger.exchange import ImportItem, digest_of, read_items
+from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, digest_of, read_items
 from sizer.device.ledger.filter import Filter, where
 from sizer.device.ledger.row import COLUMNS, LedgerRow, columns_of, row_from
 from sizer.device.ledger.schema import BUSY_SECONDS, migrate
@@ -28,9 +28,11 @@ from sizer.device.record.recording import Measured
 from sizer.errors import JobError, RequestError, SizerError, quote
 from sizer.memory.codec import DecodeError
 from sizer.memory.table import write_csv
+from sizer.units import format_bytes
 
 LOCATION_VARIABLE = "SIZER_LEDGER"
 SCHEMA = 1  # of the exported JSON
+LIMIT_BYTES = LIMIT_CHARACTERS  # some 5,000 comparisons
 Compare = Callable[[Measured], Comparison]
 
 
@@ -70,7 +72,10 @@ class Ledger:
         self.path = ledger_path() if path is None else Path(path)
 
     def add(self, comparison: Comparison) -> int:
-        """The id of the comparison, kept from now on; the same measurement once more takes its old row's place."""
+        """The id of the comparison, kept from now on; the same measurement once more takes its old row's place.
+
+        Raises JobError where the ledger is full: more than another machine would import of it.
+        """
         digest = digest_of(comparison.measurement)
         values = columns_of(comparison) | {
             "digest": digest,
@@ -81,6 +86,7 @@ class Ledger:
         marks = ", ".join(f":{name}" for name in values)
         changes = ", ".join(f"{name} = excluded.{name}" for name in values if name != "digest")
         with self._open(write=True) as database:
+            _check_room(database, len(values["data"]))
             (number,) = database.execute(
                 f"INSERT INTO comparisons ({names}) VALUES ({marks}) "
                 f"ON CONFLICT (digest) DO UPDATE SET {changes} RETURNING id",
@@ -181,10 +187,25 @@ class Ledger:
                 rows[number] |= cells
         return write_csv(list(header), rows.values())
 
-    def export_json(self, filter: Filter | None = None) -> str:
-        """The comparisons as JSON that `import_json` takes: {"schema": 1, "comparisons": [...]}."""
-        comparisons = [comparison.to_dict() for comparison in self.comparisons(filter)]
-        return json.dumps({"schema": SCHEMA, "comparisons": comparisons}, allow_nan=False)
+    def export_json(self, filter: Filter | None = None) -> Iterator[str]:
+        """The comparisons as JSON that `import_json` takes, in parts: {"schema": 1, "comparisons": [...], "left_out": [...]}.
+
+        They are written as they are kept, one at a time. One that is not JSON is left out, and named at the end.
+        """
+        yield f'{{"schema": {SCHEMA}, "comparisons": ['
+        left_out, between = [], ""
+        for row in self.rows(filter):
+            for (data,) in self._read(
+                "SELECT data FROM comparisons WHERE id = ?", (row.id,)
+            ):  # none if deleted meanwhile
+                try:
+                    json.loads(data)
+                except ValueError as error:
+                    left_out.append(f"comparison {row.id} cannot be read ({quote(str(error), 200)})")
+                else:
+                    yield between + data
+                    between = ", "
+        yield f'], "left_out": {json.dumps(left_out)}}}\n'
 
     def _knows(self, digest: str) -> bool:
         return bool(self._read("SELECT 1 FROM comparisons WHERE digest = ?", (digest,)))
@@ -215,6 +236,20 @@ class Ledger:
             file = quote(str(self.path), 200)
             todo = f"set {LOCATION_VARIABLE} to another file, or move this one away"
             raise JobError(f"the ledger cannot be used ({error})", given=file, todo=todo) from error
+
+
+def _check_room(database: sqlite3.Connection, more_bytes: int) -> None:
+    """Raise JobError where the ledger holds as much as it may."""
+    pages, free, size = (
+        database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    if (held := (pages - free) * size) + more_bytes > LIMIT_BYTES:
+        raise JobError(
+            "the ledger is full",
+            given=format_bytes(held),
+            allowed=format_bytes(LIMIT_BYTES),
+            todo=f"delete comparisons, or begin another with {LOCATION_VARIABLE}",
+        )
 
 
 def _compared(item: ImportItem, compare: Compare | None) -> Comparison:

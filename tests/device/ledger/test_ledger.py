@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
+from sizer.device.ledger import ledger as ledgers
 from sizer.device.ledger.filter import Filter
 from sizer.device.ledger.ledger import Ledger, ledger_path
 from sizer.device.ledger.schema import MIGRATIONS
@@ -187,12 +189,36 @@ def test_csv_has_every_quantity_and_no_formula(ledger):
 
 def test_a_ledger_travels_as_json(filled, tmp_path):
     elsewhere = Ledger(tmp_path / "other.sqlite3")
-    done = elsewhere.import_json(filled.export_json())
+    done = elsewhere.import_json("".join(filled.export_json()))
     assert (len(done.added), done.known, done.refused) == (4, 0, ())
     assert [row.architecture for row in elsewhere.rows()] == [row.architecture for row in filled.rows()]
     assert list(elsewhere.comparisons()) == list(filled.comparisons())
-    again = elsewhere.import_json(filled.export_json())
+    again = elsewhere.import_json("".join(filled.export_json()))
     assert (again.added, again.known) == ((), 4)
+
+
+def test_an_export_leaves_out_what_is_not_json_and_names_it(filled, tmp_path):
+    number = filled.rows()[1].id
+    with closing(sqlite3.connect(filled.path, isolation_level=None)) as database:
+        database.execute("UPDATE comparisons SET data = substr(data, 1, 40) WHERE id = ?", (number,))
+    text = "".join(filled.export_json())
+    (reason,) = json.loads(text)["left_out"]
+    assert reason.startswith(f"comparison {number} cannot be read")
+    assert len(Ledger(tmp_path / "other.sqlite3").import_json(text).added) == 3
+
+
+def test_an_export_is_written_row_by_row(filled):
+    parts = filled.export_json()
+    assert [next(parts).count('"measurement"') for _ in range(3)] == [0, 1, 1]
+
+
+def test_a_full_ledger_takes_nothing_more(filled, monkeypatch):
+    monkeypatch.setattr(ledgers, "LIMIT_BYTES", filled.path.stat().st_size + 2**18)
+    kept = len(filled.rows())
+    with pytest.raises(JobError, match=r"the ledger is full: given .* KiB, allowed .* KiB; delete comparisons"):
+        for number in range(10, 29):
+            filled.add(comparison_of(measured_at=day(number), name="x" * 2**16))
+    assert len(filled.rows()) > kept
 
 
 def printed(comparison: Comparison) -> str:
@@ -312,6 +338,7 @@ WRITE = """
 import json, sys
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.ledger import Ledger
+from contextlib import closing
 from dataclasses import replace
 path, text, name = sys.argv[1:]
 comparison = Comparison.from_dict(json.loads(text))
