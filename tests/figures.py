@@ -17,6 +17,7 @@ from sizer.memory.bounds import BETWEEN_VERSIONS
 from tests.benchmarks.bench_outside import HELD, read_messages, used
 from tests.benchmarks.published.errors import LIBRARIES, in_range, read_errors, table_by_kind, table_by_set
 from tests.benchmarks.published.rows import read_runs
+from tests.benchmarks.service_figures import SERVICE
 from tests.benchmarks.shares import read_share
 from tests.benchmarks.tables import read_table
 from tests.memory.test_bounds import CONVOLVING
@@ -27,9 +28,6 @@ from tests.tracing.test_cpu_truth_models import HAIR
 
 TESTS = Path(__file__).parent
 PUBLISHED_README = TESTS / "measured" / "published" / "README.md"
-SERVICE = (
-    Path(__file__).parent / "benchmarks" / "service.csv"
-)  # as the benchmarks printed them, on two cores that had other work
 RECORDED = TESTS / "null_driver" / "recorded"
 
 Figures = tuple[object, ...]

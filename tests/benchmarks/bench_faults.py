@@ -1,6 +1,6 @@
 """How long an answer takes whose job server is killed, or stopped, in the middle of it.
 
-    python -m tests.benchmarks.bench_faults [--times 20]
+    python -m tests.benchmarks.bench_faults [--times 20] [--record]
 
 A client with a spare, as in public mode, and real questions. Each time the server in use is killed (SIGKILL) or stopped (SIGSTOP)
 while it works on a question, as soon as its spare is ready; the seconds are those from then until the answer is there by itself,
@@ -18,6 +18,7 @@ import time
 from sizer.memory.report import Report
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
+from tests.benchmarks.service_figures import add_record, record
 
 QUERY = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&image={}"
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
@@ -66,12 +67,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_faults")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="one of them alone")
     parser.add_argument("--times", type=int, default=20, help="how often the server is killed, and how often stopped")
+    add_record(parser)
     arguments = parser.parse_args()
     faults, times = Faults(), arguments.times
     for name in arguments.fault or FAULTS:
         seconds = [faults.recovery(FAULTS[name]) for _ in range(times)]
         half, worst = statistics.median(seconds), max(seconds)
         print(f"{name} {times} times: half within {half:.1f} s, all within {worst:.1f} s, the same bytes", flush=True)
+        if arguments.record:
+            what = f"a job server {name} in the middle of an answer, {times} times: later by, half and worst"
+            record("bench_faults", {what: f"{half:.1f} and {worst:.1f} s"})
     faults.close()
 
 

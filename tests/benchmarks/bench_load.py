@@ -1,6 +1,6 @@
 """What many visitors at once wait for, and what the app's process holds after them.
 
-    python -m tests.benchmarks.bench_load [--minutes 5]
+    python -m tests.benchmarks.bench_load [--minutes 5] [--record]
 
 A real app on the loopback interface and visitors who speak Streamlit's protocol, all on this machine: they take a part of its CPU
 themselves. Bursts: so many people ask at the same moment, each one of a dozen questions whose answers are known. Then a hundred
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import websockets
 
+from tests.benchmarks.service_figures import add_record, record
 from tests.benchmarks.visitor import Visitor, ask_until
 from tests.browser.conftest import running_app
 
@@ -151,38 +152,54 @@ class Load:
                     await asyncio.sleep(1)
 
 
-async def measure(address: str, process: int, minutes: float) -> None:
-    """Print a line for each of the loads."""
+async def measure(address: str, process: int, minutes: float) -> dict[str, str]:
+    """The figures of README, by what they are of; a line for each of the loads is printed."""
     load = Load(address, process)
     await load.warm()
     print(f"the app's process holds {resident_mib(process):.0f} MiB with {len(QUERIES)} answers", flush=True)
     health = Health(address)
     health.start()
+    bursts = []
     for people in CROWDS:
         seconds = await load.burst(people)
         half, most = (quantile(seconds, share) for share in (0.5, 0.95))
+        bursts.append(f"{most:.1f}")
         print(f"{people} at once: half within {half:.2f} s, 95 % within {most:.2f} s", flush=True)
     waits, held = await load.soak(60 * minutes)
     health.end()
-    print(f"{PEOPLE} people for {minutes:g} min: 95 % of {len(waits):,} looks within {quantile(waits, 0.95):.2f} s")
+    looks, healthy = quantile(waits, 0.95), quantile(health.seconds, 0.99)
+    print(f"{PEOPLE} people for {minutes:g} min: 95 % of {len(waits):,} looks within {looks:.2f} s")
     third = max(len(held) // 3, 1)
-    print(
-        f"memory: {max(held[:third]):.0f} MiB at most in the first third of that time, {max(held[-third:]):.0f} in the last"
-    )
-    print(f"/healthz: 99 % of {len(health.seconds):,} within {1000 * quantile(health.seconds, 0.99):.0f} ms")
+    first, last = max(held[:third]), max(held[-third:])
+    print(f"memory: {first:.0f} MiB at most in the first third of that time, {last:.0f} in the last")
+    print(f"/healthz: 99 % of {len(health.seconds):,} within {1000 * healthy:.0f} ms")
     print(f"answers that were another's: {load.crossed} of {load.answers:,}")
+    return {
+        f"{', '.join(map(str, CROWDS))} people at once: 95 % have their page within": f"{', '.join(bursts)} s",
+        f"{PEOPLE} people who look every {THINK_SECONDS:.0f} seconds, beside strangers who send nonsense: 95 % within": (
+            f"{looks:.2f} s"
+        ),
+        "/healthz meanwhile: 99 % within": f"{healthy:.2f} s",
+        f"the app's process at most, in the first and the last third of {minutes:g} minutes of that": (
+            f"{first:.0f} and {last:.0f} MiB"
+        ),
+        "answers that were another's": f"{load.crossed} of {load.answers:,}",
+    }
 
 
 def main() -> None:
     """Start the app and measure."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_load")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long people look around")
-    minutes = parser.parse_args().minutes
+    add_record(parser)
+    arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         running_app(Path(folder), SIZER_SESSIONS="400") as (address, process),
     ):
-        asyncio.run(measure(address, process.pid, minutes))
+        figures = asyncio.run(measure(address, process.pid, arguments.minutes))
+    if arguments.record:
+        record("bench_load", figures)
 
 
 if __name__ == "__main__":

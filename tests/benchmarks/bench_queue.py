@@ -1,6 +1,6 @@
 """How long a small question takes beside long ones of other visitors, and beside many tabs of another.
 
-    python -m tests.benchmarks.bench_queue
+    python -m tests.benchmarks.bench_queue [--record]
 
 Two places, as on two cores. The small question is ResNet-18's whole grid, which nobody has asked before; the long ones are Mask
 R-CNN's, of which each batch size is traced by itself. Nothing is kept from an earlier run.
@@ -8,6 +8,7 @@ R-CNN's, of which each batch size is traced by itself. Nothing is kept from an e
 
 from __future__ import annotations
 
+import argparse
 import time
 
 from sizer.errors import JobError
@@ -15,6 +16,7 @@ from sizer.service.client import JobClient
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job
 from sizer.service.settings import Settings
+from tests.benchmarks.service_figures import add_record, record
 
 SMALL = "arch=torchvision:resnet18"
 LONG = "arch=torchvision:maskrcnn_resnet50_fpn"
@@ -23,8 +25,8 @@ ALONE, GRIDS, TABS = "alone", "six Mask R-CNN grids of six visitors", "66 tabs o
 BEFORE_SECONDS = 15.0  # that the others have worked when the small question comes
 
 
-def measure(name: str) -> str:
-    """The seconds of the small question, its wait included, in one of the three situations, as a line."""
+def measure(name: str) -> float:
+    """The seconds of the small question, its wait included, in one of the three situations; they are printed, too."""
     client = JobClient(Settings(tapes="", max_jobs=2))
     client.submit_models().result()
     others = [] if name == ALONE else _grids(client) if name == GRIDS else _tabs(client)
@@ -34,7 +36,8 @@ def measure(name: str) -> str:
     took = time.monotonic() - began
     still = sum(not job.done for job in others)
     client.close()
-    return f"{name}: {took:.1f} s; of {len(others)} other jobs {still} were still there"
+    print(f"{name}: {took:.1f} s; of {len(others)} other jobs {still} were still there", flush=True)
+    return took
 
 
 def _grids(client: JobClient) -> list[Job]:
@@ -57,6 +60,16 @@ def _tabs(client: JobClient) -> list[Job]:
     return jobs
 
 
+def main() -> None:
+    """Print a line for each situation."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_queue")
+    add_record(parser)
+    recorded = parser.parse_args().record
+    took = [measure(situation) for situation in (ALONE, GRIDS, TABS)]
+    if recorded:
+        what = f"ResNet-18's whole grid {ALONE}, beside {GRIDS}, beside {TABS}"
+        record("bench_queue", {what: f"{', '.join(f'{seconds:.1f}' for seconds in took)} s"})
+
+
 if __name__ == "__main__":
-    for situation in (ALONE, GRIDS, TABS):
-        print(measure(situation), flush=True)
+    main()

@@ -1,6 +1,6 @@
 """How much CPU the app's own process takes to show an answer that is known, to one visitor who looks at it again and again.
 
-    python -m tests.benchmarks.bench_rerun
+    python -m tests.benchmarks.bench_rerun [--record]
 
 A real app on the loopback interface and a visitor who speaks Streamlit's protocol. The CPU is that of all threads of the process
 that serves the pages, job servers apart, by the system's account of it (ticks of 10 ms, over all reruns together).
@@ -8,11 +8,13 @@ that serves the pages, job servers apart, by the system's account of it (ticks o
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks.service_figures import add_record, record
 from tests.benchmarks.visitor import Visitor, ask_until
 from tests.browser.conftest import running_app
 
@@ -31,8 +33,8 @@ def cpu_seconds(process: int) -> float:
     return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime: proc(5)
 
 
-async def measure(address: str, process: int, query: str) -> str:
-    """A line on one query."""
+async def measure(address: str, process: int, query: str) -> float:
+    """The milliseconds of CPU that one query takes, which are printed."""
     async with Visitor(address) as visitor:
         await ask_until(visitor, query, DRAWN)
         await visitor.run(query)
@@ -40,14 +42,21 @@ async def measure(address: str, process: int, query: str) -> str:
         shown = [await visitor.run(query) for _ in range(RERUNS)]
         took = 1000 * (cpu_seconds(process) - before) / RERUNS
     alike = len({one.digest() for one in shown}) == 1
-    return f"{query}: {took:.0f} ms of CPU, {len(shown[-1].elements)} elements, {'alike' if alike else 'NOT alike'}"
+    text = f"{query}: {took:.0f} ms of CPU, {len(shown[-1].elements)} elements, {'alike' if alike else 'NOT alike'}"
+    print(text, flush=True)
+    return took
 
 
 def main() -> None:
     """Print a line for each query."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_rerun")
+    add_record(parser)
+    recorded = parser.parse_args().record
     with tempfile.TemporaryDirectory() as folder, running_app(Path(folder)) as (address, process):
-        for query in QUERIES:
-            print(asyncio.run(measure(address, process.pid, query)), flush=True)
+        took = [asyncio.run(measure(address, process.pid, query)) for query in QUERIES]
+    if recorded:
+        figure = f"{min(took):.0f} to {max(took):.0f} ms"
+        record("bench_rerun", {"a page whose answer is known, in the processor's time": figure})
 
 
 if __name__ == "__main__":
