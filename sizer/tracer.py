@@ -189,7 +189,10 @@ class Tracer:
         if alone is None:
             device = self.device()
             try:
-                family, failure = TapeFamily(exact=(self._run(dtype, batch, device),)), ""
+                tape = self._run(dtype, batch, device)
+                family, failure = TapeFamily(exact=(tape,)), ""
+                if batch == 1:
+                    self._begun[dtype] = device, tape
             except TraceError as error:
                 family, failure = TapeFamily(), str(error)
             alone = Traced(family=family, failure=failure, kernels=device.kernels(), decisions=device.decisions())
