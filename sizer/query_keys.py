@@ -316,6 +316,13 @@ KEYS: dict[str, Key] = {
         allowed="1, 0, or the size of a smaller group: FSDP2's reshard_after_forward",
         needs=_of_parallels("reshard"),
     ),
+    "offload": _field(
+        "offload",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, parameters, gradients and optimizer state in the host's memory",
+        needs=_of_parallels("offload"),
+    ),
     "tp": _field(
         "tp",
         whole_number(MAX_TP, "tp=8"),

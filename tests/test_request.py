@@ -430,6 +430,8 @@ def test_a_cache_that_cannot_be_traced_is_refused_with_the_reason(keys, reason):
 RANKS_REFUSED = [
     ("ranks=4", "ranks: given '4' without parallel=ddp or zero1 or fsdp or hsdp"),
     ("parallel=ddp&reshard=0", "reshard: given '0' without parallel=fsdp or hsdp"),
+    ("parallel=ddp&offload=1", "offload: given '1' without parallel=fsdp or hsdp"),
+    ("parallel=fsdp&offload=yes", "offload: given 'yes', allowed 0, 1"),
     ("parallel=fsdp&replicate=2", "replicate: given '2' without parallel=hsdp"),
     ("mode=inference&parallel=fsdp", "parallel: given 'fsdp' without mode=training"),
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp; did you mean"),
@@ -546,7 +548,14 @@ def random_request(rng: random.Random) -> Request:
 
 
 def random_ranks(rng: random.Random) -> dict[str, object]:
-    choices = {"ranks": (8, 2, 1, 64), "replicate": (1, 4), "reshard": (1, 0), "tp": (1,), "rank": (None, 0)}
+    choices = {
+        "ranks": (8, 2, 1, 64),
+        "replicate": (1, 4),
+        "reshard": (1, 0),
+        "offload": (False, True),
+        "tp": (1,),
+        "rank": (None, 0),
+    }
     parallel = rng.choice([key for key in PARALLELS if key != "tp"])  # which needs tp, and optimizer_impl
     return {"parallel": parallel} | {key: rng.choice(choices[key]) for key in PARALLELS[parallel].keys}
 

@@ -27,14 +27,18 @@ _ROWS = (
     Parallel(key="none", title="One GPU", communicators=0, keys=()),
     Parallel(key="ddp", title="DDP"),
     Parallel(key="zero1", title="ZeRO-1"),
-    Parallel(key="fsdp", title="FSDP2", shards=True, keys=("ranks", "reshard", "tp", "rank")),
+    Parallel(key="fsdp", title="FSDP2", shards=True, keys=("ranks", "reshard", "offload", "tp", "rank")),
     Parallel(
-        key="hsdp", title="HSDP", shards=True, communicators=2, keys=("ranks", "replicate", "reshard", "tp", "rank")
+        key="hsdp",
+        title="HSDP",
+        shards=True,
+        communicators=2,
+        keys=("ranks", "replicate", "reshard", "offload", "tp", "rank"),
     ),
     Parallel(key="tp", title="Tensor parallel", keys=("tp", "rank")),
 )
 
-PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "tp", "rank")
+PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "offload", "tp", "rank")
 PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 

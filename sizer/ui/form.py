@@ -71,6 +71,7 @@ def fill(request: Request) -> None:
     state["new"], state["cache"] = str(request.new), request.cache
     state["parallel"], state["ranks"] = request.parallel, str(request.ranks)
     state["replicate"], state["reshard"] = str(request.replicate), str(request.reshard)
+    state["offload"] = request.offload
     state["tp"], state["rank"] = str(request.tp), "" if request.rank is None else str(request.rank)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
@@ -266,8 +267,12 @@ def _ask_ranks() -> dict[str, str]:
     chosen = st.selectbox("GPUs", list(titles), format_func=titles.get, key="parallel", help=PARALLEL_HELP, **KEEP)
     values = {"parallel": chosen}
     for key in PARALLELS[chosen].keys:
-        label, help_text, placeholder = PARALLEL_FIELDS[key]
-        values[key] = _text(label, help_text, key=key, placeholder=placeholder)
+        if key in PARALLEL_SWITCHES:
+            label, help_text = PARALLEL_SWITCHES[key]
+            values[key] = "01"[st.toggle(label, help=help_text, key=key, **KEEP)]
+        else:
+            label, help_text, placeholder = PARALLEL_FIELDS[key]
+            values[key] = _text(label, help_text, key=key, placeholder=placeholder)
     return values
 
 
@@ -326,6 +331,9 @@ PARALLEL_FIELDS = {  # likewise
     "reshard": ("Reshard", "FSDP2's reshard_after_forward: 1, 0, or the size of a smaller group.", "1"),
     "tp": ("Tensor parallel", "GPUs among which the matrices are split, which share a batch.", "1"),
     "rank": ("Rank", "Whose figures are asked for, from 0.", "the one that needs most"),
+}
+PARALLEL_SWITCHES = {  # label and help
+    "offload": ("Offload to the host", "FSDP2's CPUOffloadPolicy: parameters, gradients and the optimizer's state."),
 }
 PARALLEL_HELP = "How several of the device train the model together; every figure is then that of one of them."
 ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."
