@@ -151,7 +151,7 @@ class Recorder(TorchDispatchMode):
             run=Memo(func) if makes_tensors(func) else func,
             correct=rules.results.get(func),
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
-            held=rules.held.get(func),
+            held=rules.held.get(func) or rules.held.get(name),
             collective=collectives.KINDS.get(name),
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
@@ -278,6 +278,8 @@ class Recorder(TorchDispatchMode):
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
         if tensor.device.type not in self._device_types or tensor.untyped_storage()._cdata in self._live:
             return
+        if is_traceable_wrapper_subclass_type(type(tensor)):
+            return  # its storage stands for none; what is inside was seen where it was made
         if (
             tensor.device.type == "cpu"
             and not plan.lifts
