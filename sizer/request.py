@@ -354,7 +354,7 @@ def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]
             allowed="all, head: how an adapter's matrices are split was not compared with PyTorch's own",
             todo="remove it, or tp",
         )
-    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
+    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend) if MODES[request.mode].trains else ()
     if request.parallel == "tp" and request.optimizer_impl != "loop" and "foreach" in known:
         yield Refusal(
             key="optimizer_impl",

@@ -433,7 +433,8 @@ RANKS_REFUSED = [
     ("parallel=ddp&offload=1", "offload: given '1' without parallel=fsdp or hsdp"),
     ("parallel=fsdp&offload=yes", "offload: given 'yes', allowed 0, 1"),
     ("parallel=fsdp&replicate=2", "replicate: given '2' without parallel=hsdp"),
-    ("mode=inference&parallel=fsdp", "parallel: given 'fsdp' without mode=training"),
+    ("mode=inference&parallel=ddp", "parallel: given 'ddp' without mode=training"),
+    ("mode=generate&parallel=fsdp", "parallel: given 'fsdp' without mode=training or mode=inference"),
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp; did you mean"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
     ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),
@@ -490,6 +491,9 @@ def test_ranks_are_asked_for_with_how_they_work_together():
     assert (alone.world, alone.data_ranks) == (8, 1)
     assert format_query(parse_query(f"{LLAMA}&parallel=fsdp&ranks=8&reshard=1")) == f"{LLAMA}&parallel=fsdp"
     assert format_query(parse_query(f"{LLAMA}&parallel=none")) == LLAMA
+    assert (
+        parse_query(f"{LLAMA}&mode=inference&tp=8").world == 8
+    )  # there is no optimizer that takes no split parameters
 
 
 def test_what_nccl_holds_is_a_part_of_the_process():

@@ -49,7 +49,7 @@ def peaks(query: str) -> list[int]:
             module = load(module, CUDA)
             initialize_parameters(module)
             module = replicate(module)
-        for _ in Steps(blueprint, module, blueprint.example(batch, True), work, device=CUDA).run():
+        for _ in Steps(blueprint, module, blueprint.example(batch, work.trains), work, device=CUDA).run():
             pass
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
     return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), pinned]

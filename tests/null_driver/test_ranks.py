@@ -116,6 +116,11 @@ QUERIES = {
     "convnext": "arch=torchvision:convnext_tiny&image=64&batch=2&dtype=bfloat16&parallel=fsdp",
     "swin under autocast": "arch=torchvision:swin_t&image=64&batch=2&dtype=amp-bfloat16&parallel=ddp",
     "lora offloaded": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=fsdp&offload=1&train=adapter",
+    "inference by fsdp": f"{ARCHITECTURES['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp",
+    "inference in groups": f"{ARCHITECTURES['vit']}&mode=inference&dtype=amp-bfloat16&parallel=hsdp&ranks=4&replicate=2",
+    "inference by tensor parallel": f"{SPLIT['qwen3']}&mode=inference&dtype=bfloat16&parallel=tp&tp=2",
+    "inference by both": f"{SPLIT['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp&ranks=2&tp=2",
+    "inference, offloaded": f"{ARCHITECTURES['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp&offload=1",
     "offloaded": f"{ARCHITECTURES['llama']}&dtype=float32&parallel=fsdp&ranks=4&offload=1&optimizer=sgd",
     "offloaded, in groups": f"{ARCHITECTURES['gpt2']}&dtype=float32&parallel=hsdp&ranks=4&replicate=2&offload=1&accumulate=2",
     "ddp under autocast": f"{ARCHITECTURES['llama']}&dtype=amp-float16&parallel=ddp&optimizer_impl=loop",
@@ -142,7 +147,7 @@ def test_queries_hold_what_pytorchs_own_do(run_on_null, kind):
 
 
 def _kind(request: Request) -> str:
-    if request.offload:
+    if request.offload and request.train == "all" and request.mode == "training":
         return "offloaded"
     return "tensor parallel" if request.tp > 1 else "FSDP2" if PARALLELS[request.parallel].shards else "DDP"
 
