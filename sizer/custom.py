@@ -127,7 +127,7 @@ def size_step(
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
     roots = watcher.roots()
     census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
-    tape = recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes))
+    tape = recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
     dtype = _dtype(roots[0]) if roots else "float32"
     return _report(tape, census, dtype=dtype, gpu=place, mode="training", device=device)
 

@@ -28,7 +28,6 @@ from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import convolutions, explain, formulas
-from sizer.tracing.meta import grouped
 from sizer.units import format_bytes
 
 
@@ -217,7 +216,7 @@ class Estimator:
             ),
             target=target(device),
             assumptions=tuple(dict.fromkeys(str(kernel) for one in traced.values() for kernel in one.kernels)),
-            uncounted=(*counted.uncounted, *self._unanswered(traced), *self._of_grouped_products(traced)),
+            uncounted=(*counted.uncounted, *self._unanswered(traced)),
             explanation=None if pending else self._explain(traced),
             formulas=formulas(device, self.gpu),
             kv_caches=kv_caches,
@@ -272,11 +271,6 @@ class Estimator:
             if not resolved and any(query.kind == CUDNN for query in queries)
             else ()
         )
-
-    def _of_grouped_products(self, traced: Mapping[str, Traced]) -> tuple[str, ...]:
-        """What to say where experts are multiplied by a kernel of CUDA's."""
-        names = {name for one in traced.values() for tape in one.family.tapes() for name in tape.op_names}
-        return (grouped.UNCOUNTED,) if self.gpu.backend == "cuda" and grouped.OPERATOR in names else ()
 
 
 def versions() -> dict[str, str]:

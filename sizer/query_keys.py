@@ -135,6 +135,14 @@ def _of_parallels(key: str) -> Callable[[AnyRequest], str]:
     return needs
 
 
+def _of_ranks(request: AnyRequest) -> str:
+    """What a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
+    mode, row = MODES[request.mode], PARALLELS[request.parallel]
+    if mode.trains or (row.infers and not mode.generates):
+        return ""
+    return "mode=training or mode=inference" if row.infers else "mode=training"
+
+
 def _of_weights(request: AnyRequest) -> str:
     """What quantised weights need: they are not trained."""
     trained = MODES[request.mode].trains and request.train != "adapter"
@@ -294,9 +302,9 @@ KEYS: dict[str, Key] = {
         read=lambda text: {"parallel": choice(PARALLELS)(text)},
         write=lambda request: None if request.parallel == "none" else request.parallel,
         is_default=lambda request: request.parallel == "none",
-        allowed=f"{', '.join(PARALLELS)}: how several GPUs train the model together; every figure is that of one rank",
+        allowed=f"{', '.join(PARALLELS)}: how several GPUs work on the model together; every figure is that of one rank",
         otherwise="none",
-        needs=_training,
+        needs=_of_ranks,
     ),
     "ranks": _field(
         "ranks",
@@ -315,6 +323,13 @@ KEYS: dict[str, Key] = {
         read_reshard,
         allowed="1, 0, or the size of a smaller group: FSDP2's reshard_after_forward",
         needs=_of_parallels("reshard"),
+    ),
+    "offload": _field(
+        "offload",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, parameters, gradients and optimizer state in the host's memory",
+        needs=_of_parallels("offload"),
     ),
     "tp": _field(
         "tp",

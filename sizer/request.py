@@ -44,8 +44,9 @@ class Request:
     passes an optimizer's step has.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
-    GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`, `tp` among
-    how many GPUs matrices are split, `rank` the one whose figures are asked for, None for the one that needs most.
+    GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`, `offload`
+    its CPUOffloadPolicy, `tp` among how many GPUs matrices are split, `rank` the one whose figures are asked for, None for the one
+    that needs most.
     """
 
     source: str
@@ -80,6 +81,7 @@ class Request:
     ranks: int = 8
     replicate: int = 1
     reshard: int = 1
+    offload: bool = False
     tp: int = 1
     rank: int | None = None
 
@@ -352,7 +354,7 @@ def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]
             allowed="all, head: how an adapter's matrices are split was not compared with PyTorch's own",
             todo="remove it, or tp",
         )
-    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
+    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend) if MODES[request.mode].trains else ()
     if request.parallel == "tp" and request.optimizer_impl != "loop" and "foreach" in known:
         yield Refusal(
             key="optimizer_impl",

@@ -455,6 +455,7 @@ def plan_of(request: Request) -> Plan | None:
         ranks=ranks,
         replicate=request.replicate,
         reshard=request.reshard,
+        offload=request.offload,
         tp=request.tp,
         rank=request.rank,
     )

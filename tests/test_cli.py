@@ -123,6 +123,14 @@ def test_what_is_to_be_read_with_the_figures_follows_the_headline(run):
     assert printed["cautions"][0] in printed["notes"]
 
 
+def test_what_the_host_holds_follows_the_headline():
+    report = report_for(parse_query("arch=torchvision:resnet50&dtype=float32&batch=32"))
+    held = tuple(replace(row, host_bytes=3 * 2**30) for row in report.estimates)
+    said = "The host holds 3.00 GiB of what is offloaded, for each rank."
+    assert said in format_report(replace(report, estimates=held)).splitlines()
+    assert said not in format_report(report)
+
+
 def test_estimate_as_json_is_the_report(run):
     status, out, err = run("estimate", QUERY, "--json")
     assert (status, err) == (0, "")

@@ -18,10 +18,8 @@ from sizer.query_values import DTYPES
 from sizer.request import parse_query
 from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.size_oracle import KINDS
-from sizer.tracing.meta import grouped
 from tests.architecture.rare_configs import RARE
 from tests.decision.questions import TWO_LAYERS
-from tests.tracing.models import MIXTRAL
 
 QUERIES = [
     "arch=torchvision:resnet18&image=64",
@@ -248,12 +246,6 @@ def test_a_rank_holds_its_share_and_the_report_says_so() -> None:
     assert sharded.gpu.context_bytes - alone.gpu.context_bytes == 1_060 * 10**6
     assert sharded.max_batch[0].batch > alone.max_batch[0].batch
     assert share.peak_allocated_bytes < whole.peak_allocated_bytes < both.estimates[0].peak_allocated_bytes
-
-
-def test_what_grouped_products_take_beside_their_results_is_said_not_to_be_counted() -> None:
-    query = f"arch=config:{encode_config(json.dumps(MIXTRAL))}&seq=8&mode=inference&dtype=bfloat16&batch=2&gpu="
-    on_cuda, on_cpu = (estimate(parse_query(f"{query}{gpu}")).uncounted for gpu in ("h100-80gb", "cpu"))
-    assert grouped.UNCOUNTED in on_cuda and grouped.UNCOUNTED not in on_cpu
 
 
 def test_progress_is_told() -> None:

@@ -430,8 +430,11 @@ def test_a_cache_that_cannot_be_traced_is_refused_with_the_reason(keys, reason):
 RANKS_REFUSED = [
     ("ranks=4", "ranks: given '4' without parallel=ddp or zero1 or fsdp or hsdp"),
     ("parallel=ddp&reshard=0", "reshard: given '0' without parallel=fsdp or hsdp"),
+    ("parallel=ddp&offload=1", "offload: given '1' without parallel=fsdp or hsdp"),
+    ("parallel=fsdp&offload=yes", "offload: given 'yes', allowed 0, 1"),
     ("parallel=fsdp&replicate=2", "replicate: given '2' without parallel=hsdp"),
-    ("mode=inference&parallel=fsdp", "parallel: given 'fsdp' without mode=training"),
+    ("mode=inference&parallel=ddp", "parallel: given 'ddp' without mode=training"),
+    ("mode=generate&parallel=fsdp", "parallel: given 'fsdp' without mode=training or mode=inference"),
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp; did you mean"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
     ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),
@@ -488,6 +491,9 @@ def test_ranks_are_asked_for_with_how_they_work_together():
     assert (alone.world, alone.data_ranks) == (8, 1)
     assert format_query(parse_query(f"{LLAMA}&parallel=fsdp&ranks=8&reshard=1")) == f"{LLAMA}&parallel=fsdp"
     assert format_query(parse_query(f"{LLAMA}&parallel=none")) == LLAMA
+    assert (
+        parse_query(f"{LLAMA}&mode=inference&tp=8").world == 8
+    )  # there is no optimizer that takes no split parameters
 
 
 def test_what_nccl_holds_is_a_part_of_the_process():
@@ -546,7 +552,14 @@ def random_request(rng: random.Random) -> Request:
 
 
 def random_ranks(rng: random.Random) -> dict[str, object]:
-    choices = {"ranks": (8, 2, 1, 64), "replicate": (1, 4), "reshard": (1, 0), "tp": (1,), "rank": (None, 0)}
+    choices = {
+        "ranks": (8, 2, 1, 64),
+        "replicate": (1, 4),
+        "reshard": (1, 0),
+        "offload": (False, True),
+        "tp": (1,),
+        "rank": (None, 0),
+    }
     parallel = rng.choice([key for key in PARALLELS if key != "tp"])  # which needs tp, and optimizer_impl
     return {"parallel": parallel} | {key: rng.choice(choices[key]) for key in PARALLELS[parallel].keys}
 

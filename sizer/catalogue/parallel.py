@@ -13,12 +13,13 @@ NCCL_BYTES = (688 * 10**6, 1_060 * 10**6, 2_000 * 10**6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, and
-    the `keys` of a query that it takes."""
+    """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, the
+    `keys` of a query that it takes, and whether it is of use to inference, too (`infers`)."""
 
     key: str
     title: str
     shards: bool = False
+    infers: bool = False
     communicators: int = 1
     keys: tuple[str, ...] = ("ranks", "rank")
 
@@ -27,14 +28,19 @@ _ROWS = (
     Parallel(key="none", title="One GPU", communicators=0, keys=()),
     Parallel(key="ddp", title="DDP"),
     Parallel(key="zero1", title="ZeRO-1"),
-    Parallel(key="fsdp", title="FSDP2", shards=True, keys=("ranks", "reshard", "tp", "rank")),
+    Parallel(key="fsdp", title="FSDP2", shards=True, infers=True, keys=("ranks", "reshard", "offload", "tp", "rank")),
     Parallel(
-        key="hsdp", title="HSDP", shards=True, communicators=2, keys=("ranks", "replicate", "reshard", "tp", "rank")
+        key="hsdp",
+        title="HSDP",
+        shards=True,
+        infers=True,
+        communicators=2,
+        keys=("ranks", "replicate", "reshard", "offload", "tp", "rank"),
     ),
-    Parallel(key="tp", title="Tensor parallel", keys=("tp", "rank")),
+    Parallel(key="tp", title="Tensor parallel", infers=True, keys=("tp", "rank")),
 )
 
-PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "tp", "rank")
+PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "offload", "tp", "rank")
 PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 

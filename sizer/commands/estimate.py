@@ -109,6 +109,8 @@ def _headline(report: Report) -> Iterator[str]:
             f"{work} in {focus.dtype} at batch {focus.batch} needs {allocated} allocated ({process} for the process); "
             f"{verdict} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
         )
+        if focus.host_bytes:
+            yield f"The host holds {format_bytes(focus.host_bytes)} of what is offloaded, for each rank."
     for caveat in caveats(report):
         yield f"Note: {caveat}"
     for dtype, reason in report.failures.items():

@@ -68,18 +68,19 @@ def ways(request: Request) -> list[Way]:
 
     HSDP shards within hosts of 8 and replicates over them; tensor parallel, for which transformers has plans, stays within one.
     """
-    alone = replace(request, parallel="none", ranks=8, replicate=1, reshard=1, tp=1, rank=None)
+    alone = replace(request, parallel="none", ranks=8, replicate=1, reshard=1, offload=False, tp=1, rank=None)
+    sharded = {"reshard": request.reshard, "offload": request.offload}
     found = [Way(title=PARALLELS["none"].title, gpus=1, request=alone)]
     for gpus in GPUS[1:]:
         groups = gpus // PER_HOST
         of_data = {"ddp": gpus, "zero1": gpus, "fsdp": gpus} | ({"hsdp": PER_HOST} if groups > 1 else {})
         for key, ranks in of_data.items():
             row = PARALLELS[key]
-            spread = {"ranks": ranks, "replicate": gpus // ranks, "reshard": request.reshard if row.shards else 1}
+            spread = {"ranks": ranks, "replicate": gpus // ranks} | (sharded if row.shards else {})
             title = f"{row.title} of {PER_HOST}" if key == "hsdp" else row.title
             found.append(Way(title=title, gpus=gpus, request=replace(alone, parallel=key, **spread)))
         if groups > 1 and "tp" not in SOURCES[request.source].refuses:
-            split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST, "reshard": request.reshard}
+            split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST} | sharded
             title = f"{PARALLELS['fsdp'].title}, tensor parallel of {PER_HOST}"
             found.append(Way(title=title, gpus=gpus, request=replace(alone, **split)))
     return found

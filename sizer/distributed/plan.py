@@ -11,15 +11,16 @@ from sizer.catalogue.parallel import PARALLELS
 class Plan:
     """`parallel` is a key of PARALLELS but "none"; `ranks` share one copy of what is sharded, of which there are `replicate`.
 
-    `reshard` is FSDP2's `reshard_after_forward`: 1 and 0 for yes and no, or the size of a smaller group. `tp` ranks each are in the
-    place of one of these: each has a part of the matrices, and the same samples. `rank` is the one that is looked at, None for the
-    one that needs most.
+    `reshard` is FSDP2's `reshard_after_forward`: 1 and 0 for yes and no, or the size of a smaller group; `offload` its
+    CPUOffloadPolicy. `tp` ranks each are in the place of one of these: each has a part of the matrices, and the same samples.
+    `rank` is the one that is looked at, None for the one that needs most.
     """
 
     parallel: str
     ranks: int
     replicate: int = 1
     reshard: int = 1
+    offload: bool = False
     tp: int = 1
     rank: int | None = None
 

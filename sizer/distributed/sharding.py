@@ -35,12 +35,14 @@ def shard(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str) -> None:
     A dtype of mixed precision ("amp-bfloat16") is FSDP2's own policy: parameters are gathered and used in it, gradients reduced in
     float32.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     options: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": bool(plan.reshard) if plan.reshard < 2 else plan.reshard,
     }
+    if plan.offload:
+        options["offload_policy"] = CPUOffloadPolicy()
     if dtype.startswith("amp-"):
         half = getattr(torch, dtype.removeprefix("amp-"))
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)

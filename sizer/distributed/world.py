@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.distributed.devices import PER_HOST, Accelerator, devices_answer
-from sizer.errors import RequestError, TraceError
+from sizer.errors import RequestError
 
 _FAKE = "fake_on_meta"
 _DEVICES = ("cpu", "cuda", "meta")
@@ -154,25 +154,34 @@ def _strides_looked_for_once() -> Iterator[None]:
 
 @contextmanager
 def _fully_shard_patched() -> Iterator[None]:
-    """FSDP2 refuses parameters on meta where training begins (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py), and leaves
-    them there where it should take them to the host."""
-    from torch.distributed.fsdp import CPUOffloadPolicy
+    """FSDP2 refuses parameters on meta where training begins (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py), and
+    does not pad there what a module's parameters were replaced by (_fsdp_param.py)."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-    def refuse_offload(group: FSDPParamGroup) -> None:
-        if isinstance(group.offload_policy, CPUOffloadPolicy):
-            raise TraceError(
-                "CPUOffloadPolicy cannot be traced yet",
-                given="fully_shard(..., offload_policy=CPUOffloadPolicy())",
-                allowed="parameters on the device",
-                todo="leave offload_policy out",
-            )
+    reset = FSDPParam.reset_sharded_param
+
+    def reset_sharded_param(param: FSDPParam) -> None:
+        reset(param)
+        _pad(param)
 
     with (
         mock.patch.object(FSDPParamGroup, "_validate_no_meta_params", _nothing),
-        mock.patch.object(FSDPParamGroup, "_validate_cpu_offload_params", refuse_offload),
+        mock.patch.object(FSDPParam, "reset_sharded_param", reset_sharded_param),
     ):
         yield
+
+
+def _pad(param: Any) -> None:
+    """Give an FSDPParam whose shard was made anew on meta its padding, which lets all ranks gather as much."""
+    local = param.sharded_param._local_tensor
+    if not local.is_meta or local.untyped_storage()._cdata == param._sharded_param_data.untyped_storage()._cdata:
+        return
+    dim, size = param.fsdp_placement.dim, param.padded_sharded_param_size
+    length = local.size(dim) if local.numel() else 0
+    padded = local if local.size() == size else local.new_zeros(size)
+    param._sharded_param_data = padded.view(-1)
+    param.sharded_param._local_tensor = padded.narrow(dim, 0, length)
 
 
 @contextmanager

@@ -22,10 +22,11 @@ class Estimate:
 
     `weights/buffers/gradients/optimizer_bytes` are exact tensor bytes; `frozen_bytes` are those weights that are not trained,
     where a part of a model is trained alone. `activations_bytes` is what the forward pass leaves alive, `kv_cache_bytes` what a
-    generation's cache holds at its end. `peak_*` are the allocator's counters, rounding and library workspaces included.
-    `process_bytes` is what nvidia-smi would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose
-    parts are `margins` (see sizer.memory.fit); `communication` is what one of several ranks tells the others in a step. Where
-    `out_of_memory` is not None it says what would fail on this device; all else is for a device large enough.
+    generation's cache holds at its end, `host_bytes` the most that the host holds of what is offloaded, which no other figure has a
+    part of. `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is what nvidia-smi
+    would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins` (see
+    sizer.memory.fit); `communication` is what one of several ranks tells the others in a step. Where `out_of_memory` is not None it
+    says what would fail on this device; all else is for a device large enough.
     """
 
     dtype: str
@@ -55,6 +56,7 @@ class Estimate:
     frozen_bytes: int = 0
     kv_cache_bytes: int = 0
     communication: tuple[Volume, ...] = ()
+    host_bytes: int = 0
 
 
 def estimate_tape(
@@ -87,6 +89,7 @@ def estimate_tape(
         optimizer_bytes=_alive(tape, live, "optimizer", "optimizer state") if training else 0,
         activations_bytes=_activations(tape, live, training),
         communication=volumes_of_step(tape.collectives, passes=passes),
+        host_bytes=tape.host_bytes,
         kv_cache_bytes=live[tape.marks[-1][1]]["kv cache"] if tape.marks else 0,
         peak_allocated_bytes=timeline.peak_allocated_bytes,
         peak_reserved_bytes=timeline.peak_reserved_bytes,

@@ -61,6 +61,7 @@ class Tape:
         A tape of several streams has no loops.
     awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
     collectives: what this rank told others, where there are any, by phase.
+    host_bytes: the most that the host held of parameters, gradients and optimizer state that are offloaded to it.
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
     a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one.
     """
@@ -82,6 +83,7 @@ class Tape:
     streams: bytes = b""
     awaited: frozenset[int] = frozenset()
     collectives: tuple[Collective, ...] = ()
+    host_bytes: int = 0
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:
         """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""

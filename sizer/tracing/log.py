@@ -110,7 +110,7 @@ class BlockLog:
             if self.category(block) == "temporary":
                 self.classify(block, "activation")
 
-    def tape(self, *, batch: int, stand_ins: tuple[str, ...]) -> Tape:
+    def tape(self, *, batch: int, stand_ins: tuple[str, ...], host_bytes: int = 0) -> Tape:
         """The frozen tape up to the last mark: what is released after it is the end of the trace, not of the work."""
         return Tape(
             batch=batch,
@@ -128,6 +128,7 @@ class BlockLog:
             streams=self._streams(),
             awaited=frozenset(self.awaited),
             collectives=tuple(self._collectives()),
+            host_bytes=host_bytes,
         )
 
     def _collectives(self) -> Iterator[Collective]:

@@ -33,6 +33,7 @@ from sizer.tracing.loading import Loading, tensors_in
 from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import collectives, in_place
 from sizer.tracing.meta.dtypes import Check
+from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import Memo, makes_tensors
 from sizer.tracing.meta.streams import Stream
 from sizer.tracing.modules import ModulePaths
@@ -66,7 +67,7 @@ class Recorder(TorchDispatchMode):
 
     `log` is the tape in the making, `values` the known values, `paths` the module at work, `notes` the stand-ins used, `at`
     the operator at work. `on_backward` is called for every operator of a backward pass, where somebody wants to know.
-    Tensors on the CPU are part of the log only where the device is the CPU itself.
+    Tensors on the CPU are part of the log only where the device is the CPU itself; `host` are meta tensors that stand for such.
     """
 
     def __init__(self, device: Device) -> None:
@@ -75,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self.rules = rules_for(device)
         self.log = BlockLog()
         self.values = KnownValues()
+        self.host = HostMemory()
         self.paths = ModulePaths()
         self.notes: dict[str, None] = {}
         self.at: Any = None
@@ -149,7 +151,7 @@ class Recorder(TorchDispatchMode):
             run=Memo(func) if makes_tensors(func) else func,
             correct=rules.results.get(func),
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
-            held=rules.held.get(func),
+            held=rules.held.get(func) or rules.held.get(name),
             collective=collectives.KINDS.get(name),
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
@@ -231,6 +233,11 @@ class Recorder(TorchDispatchMode):
         if not after:
             self._emptied.add(key)
 
+    def leave(self, tensor: Tensor) -> None:
+        """Log that the device no longer has what a tensor holds, which goes on living."""
+        if (entry := self._live.pop(tensor.untyped_storage()._cdata, None)) is not None:
+            self.log.release(entry[0])
+
     def await_stream(self, tensor: Tensor, stream: Stream) -> None:
         """Note that the tensor's block, once released, is free only when another stream has done its work."""
         block = self.block_of(tensor)
@@ -271,15 +278,21 @@ class Recorder(TorchDispatchMode):
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
         if tensor.device.type not in self._device_types or tensor.untyped_storage()._cdata in self._live:
             return
+        if is_traceable_wrapper_subclass_type(type(tensor)):
+            return  # its storage stands for none; what is inside was seen where it was made
         if (
             tensor.device.type == "cpu"
             and not plan.lifts
             and any(tensor.untyped_storage()._cdata == t.untyped_storage()._cdata for t in tensors_of(args))
         ):
             return  # a view of a tensor that was there before the step
+        if self.host.makes(tensors_of(args)) and tensor not in self.host:
+            self.host.take(tensor)
         self._enter(tensor, plan.name, self.paths.current(), "temporary")
 
     def _enter(self, tensor: Tensor, op: str, module: str, category: str) -> None:
+        if tensor in self.host:
+            return
         storage = tensor.untyped_storage()
         block = self.log.allocate(storage.nbytes(), op, module, category)
         self._note(tensor, block)

@@ -27,10 +27,12 @@ from sizer.tracing.cuda import (
     embedding,
     encoder,
     normalization,
+    packed_copies,
     recurrent,
     reductions,
     softmax,
 )
+from sizer.tracing.cuda import grouped as cuda_grouped
 from sizer.tracing.cuda import indexing as cuda_indexing
 from sizer.tracing.cuda.cublas import Blas, blas_of
 from sizer.tracing.device import Device
@@ -57,7 +59,7 @@ _EVERYWHERE = (
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, dropout, embedding, encoder,
-        cuda_indexing, normalization, recurrent, reductions, softmax,
+        cuda_grouped, cuda_indexing, normalization, packed_copies, recurrent, reductions, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (*_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, products, cpu_reductions),
@@ -68,7 +70,8 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
 class Rules:
     """What a device does with operators: one table for each way in which meta tensors are not enough.
 
-    Handlers of other libraries' operators are found by name ("torchvision.nms.default"): these exist only once they are imported.
+    Handlers of other libraries' operators, and what their kernels hold, are found by name ("torchvision.nms.default"): these exist
+    only once they are imported.
     """
 
     kernels: Mapping[Any, Callable[..., Any]]  # call, in a composite operator's place, what the device would call

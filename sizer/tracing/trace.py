@@ -33,6 +33,7 @@ from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.empty_cache import emptied_caches_seen
 from sizer.tracing.meta.fp8 import fp8_products
+from sizer.tracing.meta.host_memory import offloading_seen
 from sizer.tracing.meta.imports import untraced_imports
 from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.resizing import resizes_seen
@@ -142,20 +143,20 @@ def trace(
             finally:
                 module.zero_grad(set_to_none=True)
         _check_size(recorder, batch)
-        return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+        return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
 
 
 def _on_rank(recorder: Recorder, module: nn.Module, work: Work) -> nn.Module:
     """A copy of the module as the rank has it on its device, logged.
 
     FSDP2 and tensor parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is ever on
-    the device. DDP takes it as it is there, and holds its buckets from then on.
+    the device; where they are offloaded, only its buffers are. DDP takes it as it is there, and holds its buckets from then on.
     """
     with _disable_current_modes():
         module = copy.deepcopy(module)
         if work.plan.splits:
             split(module, work.plan, work.dtype)
-    if work.plan.splits:
+    if work.plan.splits and not work.plan.offload:
         module.to_empty(device=_META)
     recorder.load(module, tell_frozen=work.tell_frozen)
     if work.plan.splits:
@@ -224,7 +225,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(untraced_imports())
         stack.enter_context(kernels_installed(device))
         stack.enter_context(Autocast(device.kind, device.version).installed())
-        stack.enter_context(optimizers_on(device.kind))
+        stack.enter_context(optimizers_on(device.kind, lambda: bool(recorder.host)))
         stack.enter_context(fast_path_on(device.kind))
         stack.enter_context(fp8_products(device.kind))
         stack.enter_context(emptied_caches_seen(device.kind, recorder.empty_cache))
@@ -235,6 +236,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(streams_seen(recorder.log, device.kind, recorder.stand_in, recorder.await_stream))
         stack.enter_context(resizes_seen(recorder.resized))
         stack.enter_context(buckets_seen(recorder.log))
+        stack.enter_context(offloading_seen(recorder.host, recorder.leave))
         if device.kind == "cpu":
             stack.enter_context(random_states_seen(recorder.see_new))
         stack.enter_context(recorder.paths)

@@ -71,6 +71,7 @@ def fill(request: Request) -> None:
     state["new"], state["cache"] = str(request.new), request.cache
     state["parallel"], state["ranks"] = request.parallel, str(request.ranks)
     state["replicate"], state["reshard"] = str(request.replicate), str(request.reshard)
+    state["offload"] = request.offload
     state["tp"], state["rank"] = str(request.tp), "" if request.rank is None else str(request.rank)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
@@ -224,8 +225,8 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
     if for_device:
         values["gpu"] = _ask_gpu()
-        if mode.trains and _on_cuda(values["gpu"]):
-            values |= _ask_ranks()
+        if not mode.generates and _on_cuda(values["gpu"]):
+            values |= _ask_ranks(mode)
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
@@ -260,14 +261,20 @@ def _ask_trained_part() -> dict[str, str]:
     return values
 
 
-def _ask_ranks() -> dict[str, str]:
-    """How many of the device train the model together, and the fields that this way of doing so takes."""
-    titles = {key: row.title for key, row in PARALLELS.items()}
+def _ask_ranks(mode: Mode) -> dict[str, str]:
+    """How many of the device work on the model together, and the fields that this way of doing so takes."""
+    titles = {key: row.title for key, row in PARALLELS.items() if mode.trains or row.infers or key == "none"}
+    if st.session_state["parallel"] not in titles:
+        st.session_state["parallel"] = "none"
     chosen = st.selectbox("GPUs", list(titles), format_func=titles.get, key="parallel", help=PARALLEL_HELP, **KEEP)
     values = {"parallel": chosen}
     for key in PARALLELS[chosen].keys:
-        label, help_text, placeholder = PARALLEL_FIELDS[key]
-        values[key] = _text(label, help_text, key=key, placeholder=placeholder)
+        if key in PARALLEL_SWITCHES:
+            label, help_text = PARALLEL_SWITCHES[key]
+            values[key] = "01"[st.toggle(label, help=help_text, key=key, **KEEP)]
+        else:
+            label, help_text, placeholder = PARALLEL_FIELDS[key]
+            values[key] = _text(label, help_text, key=key, placeholder=placeholder)
     return values
 
 
@@ -327,7 +334,10 @@ PARALLEL_FIELDS = {  # likewise
     "tp": ("Tensor parallel", "GPUs among which the matrices are split, which share a batch.", "1"),
     "rank": ("Rank", "Whose figures are asked for, from 0.", "the one that needs most"),
 }
-PARALLEL_HELP = "How several of the device train the model together; every figure is then that of one of them."
+PARALLEL_SWITCHES = {  # label and help
+    "offload": ("Offload to the host", "FSDP2's CPUOffloadPolicy: parameters, gradients and the optimizer's state."),
+}
+PARALLEL_HELP = "How several of the device work on the model together; every figure is then that of one of them."
 ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."

@@ -18,6 +18,11 @@ from sizer.ui.phases import inside
 from sizer.ui.remarks import show_lines
 from sizer.units import format_bytes, format_count
 
+HOST_HELP = (
+    "The most that the host's memory holds of parameters, gradients and optimizer state at once, for each rank. What is pinned "
+    "comes in powers of two."
+)
+
 
 def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     """The headline on one estimate: what is done, what it needs, whether it fits. Holds no text a stranger wrote."""
@@ -109,6 +114,8 @@ def show_figures(report: Report, estimate: Estimate) -> None:
         )
         _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", PEAK_KINDS["reserved"].help)
         _metric("Process", estimate.process_bytes, f"{low} to {high}", PEAK_KINDS["process"].help)
+        if estimate.host_bytes:
+            _metric("Host", estimate.host_bytes, "of each rank, offloaded", HOST_HELP)
         _show_largest(largest_batch(report, estimate.dtype), estimate)
         _show_parameters(report)
 

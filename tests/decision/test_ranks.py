@@ -103,6 +103,8 @@ def test_what_was_asked_of_parallel_training_stays_where_it_applies():
     assert {way.request.parallel: way.request.reshard for way in asked} == {
         "none": 1, "ddp": 1, "zero1": 1, "fsdp": 0, "hsdp": 0,
     }  # fmt: skip
+    offloaded = ways(parse_query(f"{QUERY}&parallel=hsdp&offload=1"))
+    assert {way.request.parallel for way in offloaded if way.request.offload} == {"fsdp", "hsdp"}
     assert all(way.request.checkpointing and way.request.world == way.gpus for way in asked)
 
 

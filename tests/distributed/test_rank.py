@@ -69,3 +69,11 @@ def test_a_report_says_whose_figures_they_are() -> None:
     assert "these are the figures of rank 2; another may need more" in asked.cautions
     assert asked.request["rank"] == 2
     assert "rank" not in estimate(parse_query(QUERY)).request
+
+
+@pytest.mark.exhaustive
+def test_what_fsdp_gathers_in_half_beside_float32_statistics_does_not_train() -> None:
+    found = estimate(
+        parse_query("arch=torchvision:resnet18&image=32&batch=2&dtype=amp-bfloat16&parallel=fsdp&gpu=h100-80gb")
+    )
+    assert "Expected running_mean to have type BFloat16 but got Float" in found.failures["amp-bfloat16"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 import sizer
 from sizer.distributed.devices import Accelerator
@@ -134,15 +134,6 @@ def test_nothing_of_it_stays(fails: bool) -> None:
 def test_worlds_that_cannot_be_are_refused(asked: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         sizer.size_step(sharded, **{"gpu": GPU} | asked)
-
-
-def test_offload_is_refused_by_name() -> None:
-    def offloading() -> Callable[[], None]:
-        model = fully_shard(nn.Linear(4, 4, device="cuda"), offload_policy=CPUOffloadPolicy())
-        return lambda: model(torch.zeros(2, 4, device="cuda")).sum().backward()
-
-    with pytest.raises(TraceError, match=r"^CPUOffloadPolicy cannot be traced yet"):
-        sizer.size_step(offloading, gpu=GPU, world=2)
 
 
 def test_a_world_within_a_world_is_refused() -> None:

@@ -1,8 +1,8 @@
-"""Two steps of the first rank of a query over the null driver, with PyTorch's fake process group: PyTorch's own peaks.
+"""Two steps of a rank of a query (the first where it names none) over the null driver, with PyTorch's fake process group.
 
     python -m tests.null_driver.rank_queries QUERIES
 
-QUERIES is a JSON list; prints the most bytes allocated and reserved for each as JSON.
+QUERIES is a JSON list; prints the most bytes allocated, reserved and pinned on the host for each as JSON.
 """
 
 from __future__ import annotations
@@ -30,24 +30,29 @@ CUDA = torch.device("cuda")
 
 
 def peaks(query: str) -> list[int]:
-    """The most bytes allocated and reserved in two steps of a query's one cell."""
+    """The most bytes allocated, reserved and pinned in two steps of a query's one cell."""
     request = parse_query(query)
     blueprint, work, (batch,) = make_blueprint(request), work_of(request, *request.dtypes), request.batches
     torch.cuda.init()
-    dist.init_process_group("fake", rank=0, world_size=work.plan.world, store=FakeStore(), pg_options=answers())
+    dist.init_process_group(
+        "fake", rank=work.plan.rank or 0, world_size=work.plan.world, store=FakeStore(), pg_options=answers()
+    )
     module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
     with repeatable(), KnownValues():
         if work.plan.splits:
             split(module, work.plan, work.dtype)
-            module.to_empty(device=CUDA)
+            module.to_empty(device="cpu" if work.plan.offload else CUDA)
+            for buffer in module.buffers():
+                buffer.data = buffer.data.to(CUDA)
         else:
             allocate_parameters(module)
             module = load(module, CUDA)
             initialize_parameters(module)
             module = replicate(module)
-        for _ in Steps(blueprint, module, blueprint.example(batch, True), work, device=CUDA).run():
+        for _ in Steps(blueprint, module, blueprint.example(batch, work.trains), work, device=CUDA).run():
             pass
-    return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+    pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
+    return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), pinned]
 
 
 if __name__ == "__main__":

@@ -18,9 +18,6 @@ GPU = "h100-80gb"
 ANSWERED = hasattr(FakeProcessGroup.Options(), "simulate_uniform_ranks")  # what DDP asks for; not there in 2.11
 UNANSWERED = "this PyTorch's fake process group has no results for what DDP asks"
 
-# Of these the most reserved is estimated by one small segment too high; the reason was not found.
-UNLIKE = {"tensor parallel within fsdp": 2**21}
-
 
 def estimated(case: Case) -> list[tuple[int, int, int]]:
     """Allocated bytes, the most of them, and reserved bytes after setup, the first step and the second, then the most reserved."""
@@ -49,11 +46,7 @@ def test_they_hold_what_pytorchs_own_do(run_on_null, kind):
         pytest.skip(UNANSWERED)
     truth = run_on_null("tests.null_driver.ranks", json.dumps(names), gpu=GPU)
     found = {name: (estimated(CASES[name]), measured(truth[name])) for name in names}
-    wrong = {name: both for name, both in found.items() if both[0] != both[1]}
-    assert wrong.keys() == UNLIKE.keys() & set(names), wrong
-    for name, (mine, theirs) in wrong.items():
-        assert [row[:2] for row in mine[:3]] == [row[:2] for row in theirs[:3]]
-        assert mine[3][0] - theirs[3][0] == UNLIKE[name]
+    assert {name: both for name, both in found.items() if both[0] != both[1]} == {}
 
 
 def arch(config: dict, **others: object) -> str:
@@ -68,6 +61,7 @@ ARCHITECTURES = {
     "vit": f"{arch(VIT)}&image=224&batch=2",
     "resnet": "arch=torchvision:resnet18&image=64&batch=4",
 }
+TABLES = 2**16  # what kernels pin of their own, at most: where each of the tensors that they copy begins
 LOOP = "optimizer_impl=loop"
 
 
@@ -109,14 +103,36 @@ QUERIES = {
     "split with a scaler": f"{SPLIT['llama']}&dtype=amp-float16&parallel=fsdp&tp=2&optimizer_impl=fused",
     "split in groups": f"{SPLIT['qwen3']}&dtype=bfloat16&parallel=hsdp&ranks=2&replicate=2&tp=2",
     "split, not resharded": f"{SPLIT['phi3']}&dtype=bfloat16&parallel=fsdp&ranks=2&tp=2&accumulate=3&reshard=0",
+    "lora by policy": f"{ARCHITECTURES['llama']}&dtype=amp-bfloat16&parallel=fsdp&ranks=16&train=adapter&checkpointing=1",
+    "lora by ddp": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=ddp&train=adapter",
+    "dora by fsdp": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=fsdp&train=adapter&adapter=dora",
+    "head in groups": f"{ARCHITECTURES['vit']}&dtype=float32&parallel=hsdp&ranks=2&replicate=4&train=head",
+    "mixtral by policy": f"{SPLIT['mixtral']}&dtype=amp-bfloat16&parallel=fsdp",
+    "mixtral by both, bfloat16": f"{SPLIT['mixtral']}&dtype=bfloat16&parallel=fsdp&ranks=4&tp=2",
+    "last of 7": f"{ARCHITECTURES['gpt2']}&dtype=bfloat16&parallel=fsdp&ranks=7&rank=6",
+    "last of 1,024": f"{ARCHITECTURES['gpt2']}&dtype=amp-bfloat16&parallel=fsdp&ranks=1024&rank=1023",
+    "uneven in float16": f"{ARCHITECTURES['bert']}&dtype=amp-float16&parallel=fsdp&reshard=0",
+    "groups resharded to 4": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=hsdp&replicate=2&reshard=4",
+    "convnext": "arch=torchvision:convnext_tiny&image=64&batch=2&dtype=bfloat16&parallel=fsdp",
+    "swin under autocast": "arch=torchvision:swin_t&image=64&batch=2&dtype=amp-bfloat16&parallel=ddp",
+    "lora offloaded": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=fsdp&offload=1&train=adapter",
+    "inference by fsdp": f"{ARCHITECTURES['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp",
+    "inference in groups": f"{ARCHITECTURES['vit']}&mode=inference&dtype=amp-bfloat16&parallel=hsdp&ranks=4&replicate=2",
+    "inference by tensor parallel": f"{SPLIT['qwen3']}&mode=inference&dtype=bfloat16&parallel=tp&tp=2",
+    "inference by both": f"{SPLIT['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp&ranks=2&tp=2",
+    "inference, offloaded": f"{ARCHITECTURES['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp&offload=1",
+    "offloaded": f"{ARCHITECTURES['llama']}&dtype=float32&parallel=fsdp&ranks=4&offload=1&optimizer=sgd",
+    "offloaded, in groups": f"{ARCHITECTURES['gpt2']}&dtype=float32&parallel=hsdp&ranks=4&replicate=2&offload=1&accumulate=2",
     "ddp under autocast": f"{ARCHITECTURES['llama']}&dtype=amp-float16&parallel=ddp&optimizer_impl=loop",
 }
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # PyTorch's own, of logits that tensor parallel has gathered
 @pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")  # DDP's own, of convolutions
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["FSDP2", "DDP", "tensor parallel"])
+@pytest.mark.parametrize(
+    "kind",
+    ["offloaded", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("FSDP2", "DDP", "tensor parallel"))],
+)
 def test_queries_hold_what_pytorchs_own_do(run_on_null, kind):
     chosen = [name for name, query in QUERIES.items() if _kind(parse_query(f"{query}&gpu={GPU}")) == kind]
     if kind == "DDP" and not ANSWERED:
@@ -124,14 +140,19 @@ def test_queries_hold_what_pytorchs_own_do(run_on_null, kind):
     queries = [f"{QUERIES[name]}&gpu={GPU}" for name in chosen]
     truth = run_on_null("tests.null_driver.rank_queries", json.dumps(queries), gpu=GPU)
     found = {name: (peaks(query), measured) for name, query, measured in zip(chosen, queries, truth, strict=True)}
-    assert {name: both for name, both in found.items() if both[0] != both[1]} == {}
+    assert {name: both for name, both in found.items() if both[0][:2] != both[1][:2]} == {}
+    for name, (mine, theirs) in found.items():
+        if "optimizer=sgd" in QUERIES[name] and kind == "offloaded":  # which holds nothing that is not pinned
+            assert 0 <= theirs[2] - mine[2] < TABLES
 
 
 def _kind(request: Request) -> str:
+    if request.offload and request.train == "all" and request.mode == "training":
+        return "offloaded"
     return "tensor parallel" if request.tp > 1 else "FSDP2" if PARALLELS[request.parallel].shards else "DDP"
 
 
 def peaks(query: str) -> list[int]:
-    """The most bytes allocated and reserved in two steps, as traced."""
+    """The most bytes allocated, reserved and held by the host in two steps, as traced."""
     (row,) = sizer.estimate(query).estimates
-    return [row.peak_allocated_bytes, row.peak_reserved_bytes]
+    return [row.peak_allocated_bytes, row.peak_reserved_bytes, row.host_bytes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from sizer.catalogue.gpus import GPUS
 from sizer.request import Request
@@ -61,6 +62,24 @@ def test_a_rank_of_several_is_told_from_the_whole():
     report = replace(report, request=report.request | {"parallel": "ddp", "ranks": 4})
     told = sentence(request, report, replace(report.estimates[0], fits=False))
     assert " on each of 4 GPUs; a rank does not fit one " in told
+
+
+def figures_page(report, estimate):
+    from sizer.ui.headline import show_figures
+
+    show_figures(report, estimate)
+
+
+def test_what_the_host_holds_stands_beside_the_other_figures():
+    report = report_for(RESNET)
+
+    def labels(host_bytes):
+        estimate = replace(report.estimates[0], host_bytes=host_bytes)
+        page = AppTest.from_function(figures_page, args=(report, estimate)).run()
+        return [metric.label for metric in page.metric]
+
+    assert "Process" in labels(0) and "Host" not in labels(0)
+    assert labels(3 * GIB).index("Host") == labels(3 * GIB).index("Process") + 1
 
 
 @pytest.mark.parametrize(

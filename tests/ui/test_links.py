@@ -58,5 +58,6 @@ def test_link_refused_as_a_whole_says_so():
     assert [str(refusal) for refusal in link.refusals] == [
         f"query has too many keys: given {MAX_KEYS + 1}, allowed each key once: v, arch, head, mode, dtype, batch, seq, image, "
         "new, cache, optimizer, optimizer_impl, attention, checkpointing, gpu, expandable, torch, train, adapter, r, alpha, "
-        "targets, adapter_dropout, weights, accumulate, parallel, ranks, replicate, reshard, tp, rank, focus; drop the rest"
+        "targets, adapter_dropout, weights, accumulate, parallel, ranks, replicate, reshard, offload, tp, rank, focus; drop "
+        "the rest"
     ]

@@ -136,11 +136,16 @@ def test_the_fields_of_several_gpus_are_there_where_they_apply(client, open_page
     assert parse_query(link_on(page)) == replace(asked, focus=("float32", 128))
     page.text_input(key="reshard").set_value("2").run()
     assert client.requests[-1] == replace(asked, reshard=2)
+    page.toggle(key="offload").set_value(True).run()
+    assert client.requests[-1] == replace(asked, reshard=2, offload=True)
     page.selectbox(key="parallel").set_value("ddp").run()
     assert client.requests[-1] == Request(source="torchvision", name="resnet18", parallel="ddp", ranks=4)
-    assert not {"replicate", "reshard"} & {element.key for element in page.text_input}
+    assert not {"replicate", "reshard", "offload"} & {element.key for element in (*page.text_input, *page.toggle)}
+    page.button_group(key="mode").set_value("inference").run()
+    assert page.selectbox(key="parallel").options == ["One GPU", "FSDP2", "HSDP", "Tensor parallel"]
+    assert client.requests[-1] == Request(source="torchvision", name="resnet18", mode="inference")
     page.selectbox(key="gpu").set_value("cpu").run()
-    assert client.requests[-1] == Request(source="torchvision", name="resnet18", gpu="cpu")
+    assert client.requests[-1] == Request(source="torchvision", name="resnet18", mode="inference", gpu="cpu")
     assert "parallel" not in {element.key for element in page.selectbox}
 
 

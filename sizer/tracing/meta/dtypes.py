@@ -124,6 +124,14 @@ def _batch_norm(kind: str, args: tuple) -> None:
         raise RuntimeError(f"Expected weight to have type {name(input.dtype)} but got {name(weight.dtype)}")
 
 
+def _batch_norm_backward(kind: str, args: tuple) -> None:
+    """Statistics have the dtype of weights on CUDA, which the forward pass does not ask for (cuda/Normalization.cu): parameters
+    that FSDP2 gathers in half beside float32 statistics do not train."""
+    weight, mean = args[2], args[3]
+    if kind == "cuda" and weight is not None and mean is not None and weight.dtype != mean.dtype:
+        raise RuntimeError(f"Expected running_mean to have type {name(weight.dtype)} but got {name(mean.dtype)}")
+
+
 def _index_put(kind: str, args: tuple) -> None:
     """Values have the dtype of what they are written to, but for a number under a mask, which becomes `masked_fill`."""
     target, indices, values = args[:3]
@@ -208,6 +216,7 @@ _BY_NAME: dict[str, Check] = {
     "native_layer_norm": _normalized(2),
     "native_group_norm": _normalized(1),
     "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
     "cudnn_batch_norm": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit.no_stats": _batch_norm,

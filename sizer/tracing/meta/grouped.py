@@ -36,8 +36,4 @@ def _shape(first: Tensor, second: Tensor, groups: Tensor | None) -> list[int]:
     return [rows, columns]
 
 
-OPERATOR = "aten._grouped_mm.default"
-UNCOUNTED = (
-    "scratch of grouped matrix products (experts): how much their kernels take beside their results is not known"
-)
 HANDLERS = {torch.ops.aten._grouped_mm.default: grouped_mm}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -111,8 +111,9 @@ def _keep_pages_apart(optimizer: torch.optim.Optimizer) -> None:
 
 
 @contextmanager
-def optimizers_on(kind: str) -> Iterator[None]:
-    """Within the context, optimizers and clipping over meta tensors take the implementation that they take on this kind of device.
+def optimizers_on(kind: str, offloads: Callable[[], bool]) -> Iterator[None]:
+    """Within the context, optimizers and clipping over meta tensors take the implementation that they take on this kind of device,
+    or that of the CPU once the parameters are `offloads()` on the host.
 
     On CUDA most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
     (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate nothing.
@@ -121,11 +122,13 @@ def optimizers_on(kind: str) -> Iterator[None]:
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
 
-    foreach = ["cuda", "meta"] if kind == "cuda" else ["cuda"]
+    def foreach() -> list[str]:
+        return ["cuda", "meta"] if kind == "cuda" and not offloads() else ["cuda"]
+
     clips = ["cuda"] if kind == "mps" else ["cuda", "meta"]  # torch.nn.utils.clip_grad, on the CPU too
     fused = ["meta", "cuda", "mps", "cpu", "xpu"]
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: foreach))
+        stack.enter_context(mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", foreach))
         stack.enter_context(
             mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: clips)
         )

@@ -1,0 +1,144 @@
+"""Meta tensors that stand for tensors of the host: what FSDP2's CPUOffloadPolicy keeps there, and how much of it there is at most.
+
+FSDP2 leaves parameters on meta where it would take them to the host (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
+`_init_sharded_param`). Read in PyTorch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sizer.architecture.subclasses import parts_of
+
+
+class HostMemory:
+    """The meta storages that stand for memory of the host. `peak_bytes` is the most that there was of it at once.
+
+    Pinned memory comes in powers of two (ATen/core/CachingHostAllocator.h, PyTorch 2.11 and 2.15: `PowerOf2Ceil`).
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self.making: bool | None = (
+            None  # whether what is made now is on the host; None where that follows from what it is made of
+        )
+        self._held_bytes = 0
+        self._storages: dict[int, weakref.ref] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._storages
+
+    def makes(self, inputs: list[Tensor]) -> bool:
+        """Whether what an operator makes of these tensors is on the host."""
+        if not self._storages or self.making is not None:
+            return bool(self.making)
+        on_meta = [tensor for tensor in inputs if tensor.device.type == "meta"]
+        return bool(on_meta) and all(tensor in self for tensor in on_meta)
+
+    def take(self, tensor: Tensor, *, pinned: bool = False) -> None:
+        """Have a meta tensor's storage stand for memory of the host from now on."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if pinned and size:
+            size = 1 << (size - 1).bit_length()
+        self._storages[key] = weakref.ref(storage, lambda _: self._free(key, size))
+        self._held_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+
+    def copy_of(self, tensor: Tensor, *, pinned: bool) -> Tensor:
+        """A copy of a meta tensor on the host."""
+        with _disable_current_modes():
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        self.take(copy, pinned=pinned)
+        return copy
+
+    def _free(self, key: int, size: int) -> None:
+        del self._storages[key]
+        self._held_bytes -= size
+
+
+class _ToHost(TorchFunctionMode):
+    """Copies to the host what `.to(torch.device("cpu"))` is asked of."""
+
+    def __init__(self, host: HostMemory) -> None:
+        super().__init__()
+        self._host = host
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.to and args[1] == torch.device("cpu"):
+            return self._host.copy_of(args[0], pinned=kwargs["non_blocking"])  # pinned where nobody waits for the copy
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def offloading_seen(host: HostMemory, left: Callable[[Tensor], None]) -> Iterator[None]:
+    """Within the context FSDP2 has on the host what it offloads, and the optimizer steps there. `left` is told of each parameter
+    that leaves the device."""
+    if not (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    init, gathered, reduce = FSDPParam._init_sharded_param, FSDPParam.all_gather_inputs.fget, groups.foreach_reduce
+
+    def init_sharded_param(param: FSDPParam, *args: Any, **kwargs: Any) -> None:
+        init(param, *args, **kwargs)
+        if param.offload_to_cpu:
+            left(param._sharded_param_data)
+            host.take(param._sharded_param_data, pinned=param.pin_memory)
+
+    def all_gather_inputs(param: FSDPParam) -> list[Tensor]:
+        host.making = False
+        try:
+            return gathered(param)
+        finally:
+            host.making = None
+
+    def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
+        with _ToHost(host):
+            return reduce(*args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(FSDPParam, "_init_sharded_param", init_sharded_param))
+        stack.enter_context(mock.patch.object(FSDPParam, "all_gather_inputs", property(all_gather_inputs)))
+        stack.enter_context(mock.patch.object(groups, "foreach_reduce", foreach_reduce))
+        stack.enter_context(
+            mock.patch.object(groups.FSDPParamGroup, "_validate_cpu_offload_params", lambda group: None)
+        )
+        stack.enter_context(_steps_on(host))
+        yield
+
+
+@contextmanager
+def _steps_on(host: HostMemory) -> Iterator[None]:
+    """Within the context what an optimizer makes in a step is on the host where its parameters are."""
+
+    def begin(optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        parameters = [part for group in optimizer.param_groups for one in group["params"] for part in parts_of(one)]
+        host.making = True if host and all(part in host for part in parameters) else None
+
+    def end(*args: Any) -> None:
+        host.making = None
+
+    handles = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
