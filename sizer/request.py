@@ -266,11 +266,11 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
             allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
             todo="choose another optimizer, or another gpu",
         )
-    if WEIGHTS[request.weights].quantizes and gpu.backend != "cuda":
+    if WEIGHTS[request.weights].quantizes and gpu.backend not in ("cuda", "cpu"):
         yield Refusal(
             key="weights",
             given=f"{quote(request.weights)} with gpu={request.gpu}",
-            allowed="checkpoint, full; the others with a CUDA device, whose kernels are known",
+            allowed="checkpoint, full; the others with a CUDA device or the CPU, whose kernels are known",
             todo="remove it, or choose another gpu",
         )
     if request.cache in OFFLOADED and gpu.backend != "cuda":
