@@ -124,17 +124,6 @@ def parse_query(text: str) -> Request:
     return Request(**values)
 
 
-def check_not_generating(request: Request, what: str) -> None:
-    """Raise RequestError for a generation: `what` says of which answer there is none for it."""
-    if MODES[request.mode].generates:
-        raise RequestError(
-            f"{what}: not for a generation",
-            given=f"mode={request.mode}",
-            allowed=", ".join(mode.key for mode in MODES.values() if not mode.generates),
-            todo="ask for mode=inference, which reads the prompt, or size_step with your own loop",
-        )
-
-
 def check_one_rank(request: Request, what: str) -> None:
     """Raise RequestError for one rank of several: `what` says of which answer there is none for it."""
     if request.parallel != "none":

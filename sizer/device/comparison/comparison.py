@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
 from sizer.device.comparison.alignment import Alignment
 from sizer.device.comparison.curve import Level, curves_of
 from sizer.device.comparison.divergence import Divergence, Scratch, first_divergence, largest_divergences, scratch_of
@@ -17,6 +18,7 @@ from sizer.device.record.recording import Measured
 from sizer.errors import RequestError
 from sizer.memory.codec import Document
 from sizer.memory.estimate import Estimate
+from sizer.memory.loops import written
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
 from sizer.request import parse_query
@@ -56,6 +58,11 @@ class Comparison(Document):
     notes: tuple[str, ...] = ()
 
     @property
+    def task(self) -> str:
+        """What was done, in a word: "training", "inference", "generation"."""
+        return MODES[self.mode].title.lower() if self.mode in MODES else self.mode
+
+    @property
     def holds(self) -> bool:
         """Whether every row with a tolerance stays within it, and both sides agree on whether the work fits."""
         return not self.wrong
@@ -88,7 +95,7 @@ def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
             allowed=", ".join(f"{row.dtype} at batch {row.batch}" for row in report.estimates) or "none",
         )
     request = parse_query(measurement.query)
-    recording = measured.recording
+    recording, tape = measured.recording, written(tape)
     sides = Sides(
         estimate=estimate,
         tape=tape,
