@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from sizer.architecture import make_blueprint
-from sizer.architecture.packed import checkpoint_bytes, quantized_layers
+from sizer.architecture.packed import checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization
+from sizer.architecture.quantized_layers import quantized_layers
 from sizer.request import parse_query
 from sizer.tracing.trace import build
 
