@@ -54,7 +54,6 @@ def list_small_cases() -> tuple[Case, ...]:
         _config("llama-small", SMALL_LLAMA, 2, seq=64, dtype="bfloat16", **_ADAPTER, weights="nf4-dq", checkpointing=1),
         _config("llama-small", SMALL_LLAMA, 2, seq=64, **_ANSWER, weights="int8"),
         _config("llama-small", SMALL_LLAMA, 2, seq=64, dtype="bfloat16", mode="generate", new=64),
-        _config("llama-small", SMALL_LLAMA, 2, seq=64, mode="generate", new=16, cache="static"),
     )
 
 
