@@ -126,17 +126,6 @@ def parse_query(text: str) -> Request:
     return Request(**values)
 
 
-def check_not_generating(request: Request, what: str) -> None:
-    """Raise RequestError for a generation: `what` says of which answer there is none for it."""
-    if MODES[request.mode].generates:
-        raise RequestError(
-            f"{what}: not for a generation",
-            given=f"mode={request.mode}",
-            allowed=", ".join(mode.key for mode in MODES.values() if not mode.generates),
-            todo="ask for mode=inference, which reads the prompt, or size_step with your own loop",
-        )
-
-
 def check_one_rank(request: Request, what: str) -> None:
     """Raise RequestError for one rank of several: `what` says of which answer there is none for it."""
     if request.parallel != "none":
@@ -268,11 +257,11 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
             allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
             todo="choose another optimizer, or another gpu",
         )
-    if WEIGHTS[request.weights].quantizes and gpu.backend != "cuda":
+    if WEIGHTS[request.weights].quantizes and gpu.backend not in ("cuda", "cpu"):
         yield Refusal(
             key="weights",
             given=f"{quote(request.weights)} with gpu={request.gpu}",
-            allowed="checkpoint, full; the others with a CUDA device, whose kernels are known",
+            allowed="checkpoint, full; the others with a CUDA device or the CPU, whose kernels are known",
             todo="remove it, or choose another gpu",
         )
     if request.cache in OFFLOADED and gpu.backend != "cuda":

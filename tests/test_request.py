@@ -376,7 +376,10 @@ def test_an_adapter_is_asked_for_by_its_keys():
             "weights: given 'nf4' without train=adapter or mode=inference, allowed weights with train=adapter",
         ),
         ("weights=int8&train=head", "weights: given 'int8' without train=adapter or mode=inference"),
-        ("weights=nf4&mode=inference&gpu=cpu", "weights: given 'nf4' with gpu=cpu, allowed checkpoint, full"),
+        (
+            "weights=nf4&mode=inference&gpu=m2-ultra-64gb",
+            "weights: given 'nf4' with gpu=m2-ultra-64gb, allowed checkpoint",
+        ),
         ("weights=nf5&mode=inference", "weights: given 'nf5', allowed checkpoint, full, nf4, nf4-dq, int8, fp8"),
         ("train=adapter&adapter=lorra", "adapter: given 'lorra', allowed lora, dora,"),
         (

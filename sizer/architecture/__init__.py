@@ -78,8 +78,9 @@ def _quantized(blueprint: Blueprint, request: Request) -> Blueprint:
 
 def _as_checkpoint(blueprint: Blueprint, quantization: Quantization) -> Blueprint:
     """The blueprint, whose module holds its weights as the checkpoint does."""
-    from sizer.architecture.packed import check_names, load_packed, pack
+    from sizer.architecture.packed import load_packed, pack
     from sizer.architecture.quantization import describe_weights
+    from sizer.architecture.quantized_layers import check_names
     from sizer.architecture.quantizers import load_quantized, replace_layers
 
     method, settings = METHODS[quantization.method], quantization.settings

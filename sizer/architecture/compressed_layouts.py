@@ -12,6 +12,7 @@ from sizer.errors import ConfigError, quote
 
 Tensors = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
+_MX_FORMATS, _MX_BLOCK = ("mxfp4-pack-quantized", "mxfp8-quantized"), 32  # compressors/mxfp4/ and mxfp8/, 0.20
 _NVFP4_BLOCK = 16  # weights that share a scale: compressed_tensors/compressors/nvfp4/base.py, 0.20
 
 
@@ -20,18 +21,21 @@ def compressed_tensors(settings: Mapping[str, object], outputs: int, inputs: int
     groups = settings.get("config_groups")
     group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict) or len(groups) != 1:
+    if not isinstance(weights, dict):
         given = f"config_groups = {quote(groups)}"
-        raise ConfigError("these weights are of more than one kind", given=given, allowed="one group of layers")
+        raise ConfigError(
+            "quantization_config is malformed", given=given, allowed="groups of layers with their weights"
+        )
     kind = group.get("format") or settings.get("format")
     bits = whole(weights, "num_bits", 8, (2, 3, 4, 5, 6, 7, 8))
-    columns = groups_of(weights, inputs) if weights.get("strategy") == "group" else 1
-    rows = 1 if weights.get("strategy") == "tensor" else outputs
-    scale: tuple[int, ...] = (1,) if weights.get("strategy") == "tensor" else (rows, columns)
+    scale = _scale_shape(weights, outputs, inputs)
+    rows, columns = (1, 1) if len(scale) == 1 else scale
     tensors = _compressed_weight(kind, bits, outputs, inputs, weights)
     if kind == "nvfp4-pack-quantized":
         tensors["weight_scale"] = (outputs, inputs // _NVFP4_BLOCK), torch.float8_e4m3fn
         tensors["weight_global_scale"] = (1,), torch.float32
+    elif kind in _MX_FORMATS:
+        tensors["weight_scale"] = (outputs, ceil(inputs, _MX_BLOCK)), torch.uint8
     else:
         tensors["weight_scale"] = scale, dtype
     if not weights.get("symmetric", True):
@@ -52,13 +56,50 @@ def _compressed_weight(kind: object, bits: int, outputs: int, inputs: int, weigh
     if kind == "pack-quantized":
         packed = (outputs, ceil(inputs * bits, WORD)), torch.int32
         return {"weight_packed": packed, "weight_shape": ((2,), torch.int64)}
-    if kind == "nvfp4-pack-quantized":
+    if kind in ("nvfp4-pack-quantized", "mxfp4-pack-quantized"):
         return {"weight_packed": ((outputs, inputs // 2), torch.uint8)}
-    if kind in ("int-quantized", "float-quantized", "naive-quantized"):
+    if kind in ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized"):
         held = torch.float8_e4m3fn if weights.get("type") == "float" else torch.int8
         return {"weight": ((outputs, inputs), held)}
-    allowed = "pack-quantized, nvfp4-pack-quantized, int-quantized, float-quantized, naive-quantized"
+    allowed = (
+        "pack-quantized, nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized, int-quantized, float-quantized, "
+        "naive-quantized"
+    )
     raise ConfigError("no layout of these weights is known", given=f"format = {quote(kind)}", allowed=allowed)
+
+
+def _scale_shape(weights: Mapping[str, object], outputs: int, inputs: int) -> tuple[int, ...]:
+    """The shape of a layer's scales by the strategy of its weights: one, or rows and columns of them."""
+    strategy = weights.get("strategy")
+    if strategy == "tensor":
+        return (1,)
+    if strategy != "block":
+        return outputs, groups_of(weights, inputs) if strategy == "group" else 1
+    block = weights.get("block_structure")
+    if not isinstance(block, list) or len(block) != 2 or not all(type(side) is int and side > 0 for side in block):
+        given = f"block_structure = {quote(block)}"
+        raise ConfigError("quantization_config is malformed", given=given, allowed="two sides of a block")
+    return ceil(outputs, block[0]), ceil(inputs, block[1])
+
+
+def group_of(settings: Mapping[str, object], path: str, class_name: str) -> Mapping[str, object]:
+    """The settings with that group of layers alone which a layer is of: named by its path, else by a pattern, else by its class.
+
+    compressed_tensors/utils/match.py, 0.20, which looks at names before patterns, and at patterns before classes.
+    """
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) < 2:
+        return settings
+    kinds = {class_name, "Linear"}
+    found = [
+        ((target != path) + (target in kinds), name)
+        for name, group in groups.items()
+        if isinstance(group, dict)
+        for target in group.get("targets") or ()
+        if _names(target, path, kinds)
+    ]
+    _, name = min(found, key=lambda one: one[0])
+    return {**settings, "config_groups": {name: groups[name]}}
 
 
 def is_target(settings: Mapping[str, object], path: str, class_name: str) -> bool:

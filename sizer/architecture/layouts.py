@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from sizer.architecture.codebook_layouts import aqlm, vptq
 from sizer.architecture.compressed_layouts import Tensors, compressed_tensors
 from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
 from sizer.errors import ConfigError, quote
@@ -58,7 +59,9 @@ def _fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch
             given = f"weight_block_size = {quote(block)}"
             raise ConfigError("quantization_config is malformed", given=given, allowed="two sides of a block")
         scales = ceil(outputs, block[0]), ceil(inputs, block[1])
-    tensors: Tensors = {"weight": ((outputs, inputs), torch.float8_e4m3fn), "weight_scale_inv": (scales, torch.float32)}
+    exponents = block is not None and settings.get("scale_fmt") == "ue8m0"
+    scale_dtype = torch.float8_e8m0fnu if exponents else torch.float32
+    tensors: Tensors = {"weight": ((outputs, inputs), torch.float8_e4m3fn), "weight_scale_inv": (scales, scale_dtype)}
     return tensors | (
         {"activation_scale": ((), torch.float32)} if settings.get("activation_scheme") == "static" else {}
     )
@@ -109,17 +112,28 @@ def _gptq(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torc
     }
 
 
-def _aqlm(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """aqlm/inference.py, QuantizedLinear, 1.1."""
-    bits, books = whole(settings, "nbits_per_codebook", 16, tuple(range(1, 17))), whole(settings, "num_codebooks", 1)
-    wide, high = whole(settings, "in_group_size", 8), whole(settings, "out_group_size", 1)
-    if min(books, wide, high) < 1:
-        raise ConfigError("quantization_config is malformed", given="a group or codebook of 0", allowed="1 and more")
-    return {
-        "codes": ((outputs // high, inputs // wide, books), torch.int8 if bits <= 8 else torch.int16),
-        "codebooks": ((books, 2**bits, high, wide), dtype),
-        "scales": ((outputs // high, 1, 1, 1), dtype),
-    }
+def _auto_round(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """auto_round_extension/torch/qlinear_torch.py of intel/auto-round at 07dfed0: packed as by GPTQ, without the group of each
+    input, or as by AWQ."""
+    packing = str(settings.get("packing_format", "auto_round:gptq"))
+    if "awq" in packing:
+        return _awq({**settings, "version": "gemm"}, outputs, inputs, dtype)
+    if "gptq" not in packing or settings.get("data_type", "int") != "int":
+        given = f"packing_format = {quote(packing)}, data_type = {quote(settings.get('data_type', 'int'))}"
+        raise ConfigError("no layout of these weights is known", given=given, allowed="gptq or awq, of integers")
+    tensors = _gptq(settings, outputs, inputs, dtype)
+    return {name: held for name, held in tensors.items() if name != "g_idx"}
+
+
+def _spqr(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """spqr_quant/inference.py, QuantizedLinear, 0.2: what no rule tells of a layer's tensors its config names, as `shapes`."""
+    shapes = settings.get("shapes")
+    if not isinstance(shapes, dict):
+        raise ConfigError(
+            "quantization_config is malformed", given=f"shapes = {quote(shapes)}", allowed="shapes by layer"
+        )
+    dtypes = {"dense_weights": torch.int64, "row_offsets": torch.int32, "col_vals": torch.int32, "in_perm": torch.int32}
+    return {name: ((whole(shapes, f"{name}.shape", None),), held) for name, held in dtypes.items()}
 
 
 def _bitnet(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
@@ -182,15 +196,19 @@ def _quanto(settings: Mapping[str, object], outputs: int, inputs: int, dtype: to
 LAYOUTS: dict[str, Layout] = {
     "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
+    "mxfp8": _fp8,
     "mxfp4": _mxfp4,
     "awq": _awq,
     "gptq": _gptq,
-    "aqlm": _aqlm,
+    "aqlm": aqlm,
+    "auto-round": _auto_round,
     "bitnet": _bitnet,
     "eetq": _eetq,
     "fbgemm_fp8": _fbgemm_fp8,
     "higgs": _higgs,
     "hqq": _hqq,
     "quanto": _quanto,
+    "spqr": _spqr,
+    "vptq": vptq,
     "compressed-tensors": compressed_tensors,
 }

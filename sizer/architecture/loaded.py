@@ -66,8 +66,9 @@ def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator
         yield "adapters beside such weights are not traced"
     if request.parallel != "none":
         yield "how ranks hold them was not compared with PyTorch's own"
-    if gpu.backend != "cuda":
-        yield "their kernels are known for CUDA devices alone"
+    if gpu.backend not in method.backends:
+        others = " and the CPU" if "cpu" in method.backends else " alone"
+        yield f"their kernels are known for CUDA devices{others}"
     if method.lowest is not None and (gpu.capability is None or gpu.capability < method.lowest):
         yield f"the {gpu.name} does not compute with them, and transformers makes them 16 bits as it loads them"
     if method.decompresses or quantization.settings.get("dequantize") is True:

@@ -5,30 +5,20 @@ Every tensor has the bytes that it has on the device. A product takes its result
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from math import prod
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
-from transformers.quantizers.base import HfQuantizer
-from transformers.quantizers.quantizers_utils import should_convert_module
 
-from sizer.architecture.compressed_layouts import Tensors, is_target
+from sizer.architecture.compressed_layouts import Tensors
 from sizer.architecture.layouts import LAYOUTS, layout_of
 from sizer.architecture.quantization import weight_bytes
 from sizer.architecture.quantization_settings import Quantization
+from sizer.architecture.quantized_layers import quantized_layers, settings_of, sides_of
 from sizer.catalogue.checkpoints import METHODS
 from sizer.errors import BuildError, ConfigError, quote
 from sizer.units import format_bytes
-
-_BLOCK = re.compile(r"\.\d+\.")  # a layer within one of a stack: what GPTQ quantises (optimum/gptq/quantizer.py, 2.3)
-_SKIPPED = {
-    "awq": "modules_to_not_convert",
-    "aqlm": "linear_weights_not_to_quantize",
-    "bitsandbytes": "llm_int8_skip_modules",
-}
 
 
 class PackedLinear(nn.Module):
@@ -90,7 +80,7 @@ def pack(module: nn.Module, dtype: str, quantization: Quantization) -> nn.Module
             "this model has no layer that its checkpoint quantises", given=given, todo="ask for weights=full"
         )
     for path, layer in layers:
-        module.set_submodule(path, _packed(layer, quantization, getattr(torch, half)))
+        module.set_submodule(path, _packed(path, layer, quantization, getattr(torch, half)))
     return module
 
 
@@ -122,8 +112,8 @@ def checkpoint_bytes(module: nn.Module, quantization: Quantization, dtype: torch
     ones once. Raises ConfigError as `pack` does."""
     packed = total = 0
     seen: set[int] = set()
-    for _, layer in quantized_layers(module, quantization):
-        held = _packed(layer, quantization, dtype)
+    for path, layer in quantized_layers(module, quantization):
+        held = _packed(path, layer, quantization, dtype)
         packed += sum(weight_bytes(one) for one in held.parameters() if hasattr(one, "elements"))
         seen.update(id(one) for name, one in layer.named_parameters(recurse=False) if not name.endswith("bias"))
     for parameter in module.parameters():
@@ -137,79 +127,9 @@ def checkpoint_bytes(module: nn.Module, quantization: Quantization, dtype: torch
     return packed + total + sum(map(weight_bytes, persistent))
 
 
-def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Module]]:
-    """Paths and layers of a transformers model that its checkpoint has quantised. Raises ConfigError where a name is no pattern."""
-    method, settings = quantization.method, quantization.settings
-    names = _names_left_out(module, quantization)
-    for path, child in list(module.named_modules()):
-        linear, experts = isinstance(child, (nn.Linear, Conv1D)), sides_of(child) is not None
-        if not (experts if method == "mxfp4" else linear or experts):
-            continue
-        if method == "compressed-tensors":
-            if is_target(settings, path, type(child).__name__):
-                yield path, child
-        elif method == "gptq":
-            if _BLOCK.search(path) or settings.get("lm_head") is True:
-                yield path, child
-        elif method == "hqq":
-            if path.rpartition(".")[2] not in names:
-                yield path, child
-        elif should_convert_module(path, names):
-            yield path, child
-
-
-def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
-    """The names of modules that stay as they are: the settings', and transformers' own choice where it makes one."""
-    method, settings = quantization.method, quantization.settings
-    if method == "hqq":
-        return _strings(settings, "skip_modules") or ["lm_head"]
-    names = _strings(settings, _SKIPPED.get(method, "modules_to_not_convert"))
-    if method == "aqlm":
-        return [name.removesuffix(".weight") for name in names or ()]
-    return HfQuantizer.get_modules_to_not_convert(
-        module, names, module._keep_in_fp32_modules, add_default_skips=method == "awq"
-    )
-
-
-def check_names(quantization: Quantization) -> None:
-    """Raise ConfigError where the names of modules that stay as they are, or the sides of a block, are none."""
-    _strings(quantization.settings, _SKIPPED.get(quantization.method, "modules_to_not_convert"))
-    layout_of(quantization.method, quantization.settings, 1, 1, torch.float32)
-
-
-def _strings(settings: dict, key: str) -> list[str] | None:
-    """A list of the settings whose names are patterns, None where there is none. Raises ConfigError."""
-    names = settings.get(key)
-    if names is None:
-        return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        given = f"{key} = {quote(names)}"
-        raise ConfigError("quantization_config is malformed", given=given, allowed="a list of names")
-    for name in names:
-        try:
-            re.compile(name)
-        except re.error as error:
-            given = f"{key}: {quote(name)}"
-            raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error
-    return names
-
-
-def sides_of(layer: nn.Module) -> tuple[int, int, int] | None:
-    """The number of experts, the model's width and that inside of a layer that holds gated experts; None where it holds none."""
-    both, down = (layer._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
-    if both is None or down is None or both.dim() != 3 or down.dim() != 3:
-        return None
-    (count, *first), (_, *second) = both.shape, down.shape
-    if first[0] == 2 * second[1] and first[1] == second[0]:
-        return count, first[1], second[1]
-    if first[1] == 2 * second[0] and first[0] == second[1]:  # as [experts, inputs, outputs]
-        return count, first[0], second[0]
-    return None
-
-
-def _packed(layer: nn.Module, quantization: Quantization, dtype: torch.dtype) -> nn.Module:
+def _packed(path: str, layer: nn.Module, quantization: Quantization, dtype: torch.dtype) -> nn.Module:
     """The layer with its weights packed."""
-    method, settings = quantization.method, quantization.settings
+    method, settings = quantization.method, settings_of(quantization, path, layer)
     if (sides := sides_of(layer)) is None:
         inputs, outputs = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
         return PackedLinear(outputs, inputs, layout_of(method, settings, outputs, inputs, dtype), layer.bias)

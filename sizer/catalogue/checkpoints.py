@@ -22,7 +22,8 @@ class Method:
 
     `adapts` says whether an adapter beside such weights is traced. `lowest` is the least capability that computes with them, below
     which transformers makes them 16 bits while it loads them; `decompresses` says that it does so in the first forward pass on
-    every device. `settings` are what of a `quantization_config` transformers' own code is given.
+    every device. `backends` are the kinds of devices whose kernels for them are known. `settings` are what of a
+    `quantization_config` transformers' own code is given.
     """
 
     key: str
@@ -31,6 +32,7 @@ class Method:
     adapts: bool = False
     lowest: tuple[int, int] | None = None
     decompresses: bool = False
+    backends: tuple[str, ...] = ("cuda",)
     settings: tuple[str, ...] = ()
 
 
@@ -43,11 +45,22 @@ _OF_FP8 = (
     "expert_dtype",
 )
 _ROWS = (
-    Method(key=BITSANDBYTES, title="bitsandbytes", traced=True, adapts=True, settings=_OF_BITSANDBYTES),
+    Method(
+        key=BITSANDBYTES,
+        title="bitsandbytes",
+        traced=True,
+        adapts=True,
+        backends=("cuda", "cpu"),
+        settings=_OF_BITSANDBYTES,
+    ),
     Method(key="fp8", title="FP8 in blocks", traced=True, adapts=True, lowest=FP8_CAPABILITY, settings=_OF_FP8),
     Method(key="mxfp4", title="MXFP4", lowest=MXFP4_CAPABILITY),
     Method(key="awq", title="AWQ"),
     Method(key="gptq", title="GPTQ"),
+    Method(key="auto-round", title="AutoRound"),
+    Method(key="mxfp8", title="MXFP8", lowest=FP8_CAPABILITY),
+    Method(key="spqr", title="SpQR"),
+    Method(key="vptq", title="VPTQ"),
     Method(key="compressed-tensors", title="compressed-tensors", decompresses=True),
     Method(key="aqlm", title="AQLM"),
     Method(key="bitnet", title="BitNet"),

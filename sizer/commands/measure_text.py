@@ -45,7 +45,7 @@ def format_measurement(measurement: Measurement) -> str:
 def _subject(comparison: Comparison) -> Iterator[str]:
     measurement = comparison.measurement
     model = f"{comparison.architecture} ({comparison.class_name})"
-    yield f"{model}, {comparison.mode} in {measurement.dtype} at batch {measurement.batch}"
+    yield f"{model}, {comparison.task} in {measurement.dtype} at batch {measurement.batch}"
     yield f"measured on {_device(measurement)}"
 
 

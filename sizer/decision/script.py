@@ -17,6 +17,7 @@ from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.decision.script_models import Parts, parts_of
 from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
+from sizer.decision.script_weights import is_quantized
 from sizer.errors import BuildError
 from sizer.request import Request, format_query
 from sizer.tracer import Tracer
@@ -59,7 +60,7 @@ def loss_of(model, args, kwargs, targets):
 {loss}
 
 def work():
-    model = build_model(){cast}.to(device).train()
+    model = build_model(){placed}.train()
 {optimizers}    with torch.device(device):
         batch = make_batch()
     start()
@@ -70,7 +71,7 @@ def work():
 """
 INFERENCE = """\
 def work():
-    model = build_model().to(dtype).to(device).eval()
+    model = build_model(){placed}.eval()
     with torch.device(device):
         args, kwargs, _ = make_batch()
     start()
@@ -81,7 +82,7 @@ def work():
 """
 GENERATION = """\
 def work():
-    model = build_model().to(dtype).to(device).eval()
+    model = build_model(){placed}.eval()
     with torch.device(device):
         _, kwargs, _ = make_batch()
     model.generation_config = GenerationConfig({options})
@@ -128,8 +129,6 @@ def write_script(request: Request, tracer: Tracer) -> str:
     Raises BuildError where a plain program cannot make the model or its inputs.
     """
     blueprint, module = tracer.built()
-    if blueprint.replace_layers is not None:
-        raise BuildError("no script can be written for weights that are quantised", given=f"weights={request.weights}")
     trains = MODES[request.mode].trains
     example = blueprint.example(request.batches[0], trains)
     base = base_of(module)
@@ -138,14 +137,20 @@ def write_script(request: Request, tracer: Tracer) -> str:
             "no script can be written for a model that takes objects of transformers' own", given=blueprint.name
         )
     parts = parts_of(request, blueprint, base, example)
-    limited = training_lines(request, module)
-    parts = replace(parts, imports=(*parts.imports, *training_imports(request)), build=f"{parts.build}{limited}")
+    quantized = is_quantized(blueprint)
+    limited = training_lines(request, module, quantized=quantized)
+    imports = training_imports(request, quantized=quantized)
+    parts = replace(parts, imports=(*parts.imports, *imports), build=f"{parts.build}{limited}")
+    placed = "" if quantized else ".to(dtype).to(device)"
     if MODES[request.mode].generates:
         example = Example(kwargs=prompt_of(example))
         parts = replace(parts, imports=(*parts.imports, "from transformers import GenerationConfig"))
-        body = GENERATION.format(options=_options(request, module), context=_without_gradients(request))
+        options = _options(request, module)
+        body = GENERATION.format(placed=placed, options=options, context=_without_gradients(request))
+    elif trains:
+        body = _training(request, parts, placed=".to(device)" if request.train == "adapter" and placed else placed)
     else:
-        body = _training(request, parts) if trains else INFERENCE.format(step=_inference_step(request))
+        body = INFERENCE.format(placed=placed, step=_inference_step(request))
     script = f"{_head(request, parts, example, blueprint.class_name)}{body}{TAIL}"
     if len(script) > MAX_LETTERS:
         raise BuildError("a script would be too long: it would hold the whole config", given=f"{len(script):,} letters")
@@ -190,7 +195,7 @@ def _autocast(request: Request) -> str:
     return f"torch.autocast(device.partition(':')[0], dtype=torch.{half})"
 
 
-def _training(request: Request, parts: Parts) -> str:
+def _training(request: Request, parts: Parts, *, placed: str) -> str:
     (dtype,) = request.dtypes
     scales, mixed = dtype == "amp-float16", dtype.startswith("amp-")
     lines = _optimizers(request)
@@ -209,7 +214,7 @@ def _training(request: Request, parts: Parts) -> str:
         lines += [f"scaler = torch.amp.GradScaler(device.partition(':')[0], init_scale={INIT_SCALE})"]
     return TRAINING.format(
         loss=parts.loss,
-        cast="" if request.train == "adapter" else ".to(dtype)",
+        placed=placed,
         optimizers=_indent(lines, 4) + ("\n" if lines else ""),
         step=_indent(step, 8),
     )

@@ -14,6 +14,7 @@ from sizer.architecture.checkpointing import repeated_blocks
 from sizer.architecture.vision import auxiliary_weight_of, build_options, class_name_of, task_name_of
 from sizer.architecture.vision_tasks import FLOW_GAMMA, FLOW_LIMIT, SEGMENTATION_AUXILIARY
 from sizer.catalogue.sources import SOURCES
+from sizer.decision.script_weights import is_quantized, quantized_lines
 from sizer.errors import BuildError
 from sizer.request import Request
 from sizer.tracing import trace
@@ -84,7 +85,7 @@ def parts_of(request: Request, blueprint: Blueprint, module: nn.Module, example:
         return _torchvision(request, blueprint)
     if package == "timm":
         return _timm(request, blueprint)
-    return _transformers(request, module, example)
+    return _transformers(request, blueprint, module, example)
 
 
 def _torchvision(request: Request, blueprint: Blueprint) -> Parts:
@@ -126,7 +127,7 @@ def _timm(request: Request, blueprint: Blueprint) -> Parts:
     )
 
 
-def _transformers(request: Request, module: nn.Module, example: Example) -> Parts:
+def _transformers(request: Request, blueprint: Blueprint, module: nn.Module, example: Example) -> Parts:
     config, model = type(module.config), type(module)
     for one in (config, model):
         if getattr(transformers, one.__name__, None) is not one:
@@ -136,11 +137,16 @@ def _transformers(request: Request, module: nn.Module, example: Example) -> Part
     build = f"    config = {config.__name__}(\n{_fields(module.config)}    )\n"
     if request.attention == "eager":
         build += '    config._attn_implementation = "eager"\n'
-    build += f"    model = {model.__name__}(config)\n"
+    names = [config.__name__, model.__name__]
+    if is_quantized(blueprint):
+        build += quantized_lines(request, model.__name__)
+        names.append("BitsAndBytesConfig")
+    else:
+        build += f"    model = {model.__name__}(config)\n"
     if request.checkpointing:
         build += "    model.gradient_checkpointing_enable()\n"
     return Parts(
-        imports=(f"from transformers import {config.__name__}, {model.__name__}",),
+        imports=(f"from transformers import {', '.join(names)}",),
         build=build,
         loss=OWN_LOSS if "labels" in example.kwargs else STAND_IN.format(arguments="**kwargs"),
     )
@@ -151,7 +157,7 @@ def _fields(config: transformers.PreTrainedConfig) -> str:
     fields = config.to_diff_dict()
     if fields.pop("id2label", None) is not None:  # the names of classes, of which their number counts
         fields["num_labels"] = config.num_labels
-    unused = ("label2id", "transformers_version", "architectures", "model_type", "dtype")
+    unused = ("label2id", "transformers_version", "architectures", "model_type", "dtype", "quantization_config")
     lines = []
     for name, value in fields.items():
         if name not in unused:

@@ -20,24 +20,29 @@ ATTENTION_LAYERS = """\
         for path, part in model.named_modules()
         if "Attention" in type(part).__name__
         for name, layer in part.named_modules()
-        if type(layer).__name__ in ("Linear", "Conv1D")
+        if type(layer).__name__ in ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")
     ]
 """
+PREPARED = """\
+    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False){checkpointed}
+"""
+CHECKPOINTED = "\n    model.enable_input_require_grads()"  # as that does with checkpointing, which is on already
 ADAPTER = """\
     config = {config}({arguments})
-    model = get_peft_model(model.to(dtype), config)  # which keeps its own weights in float32
+    model = get_peft_model({model}, config)  # which keeps its own weights in float32
 """
 
 
-def training_imports(request: Request) -> tuple[str, ...]:
-    """What a script imports to limit what is trained."""
+def training_imports(request: Request, *, quantized: bool) -> tuple[str, ...]:
+    """What a script imports to limit what is trained, beside weights that may be quantised."""
     if request.train != "adapter":
         return ()
-    return (f"from peft import {ADAPTERS[request.adapter].config_class}, get_peft_model",)
+    prepares = ", prepare_model_for_kbit_training" if quantized else ""
+    return (f"from peft import {ADAPTERS[request.adapter].config_class}, get_peft_model{prepares}",)
 
 
-def training_lines(request: Request, module: nn.Module) -> str:
-    """The end of `build_model`, which `module` is on meta."""
+def training_lines(request: Request, module: nn.Module, *, quantized: bool) -> str:
+    """The end of `build_model`, which `module` is on meta, with weights that may be quantised."""
     if request.train == "all":
         return ""
     if request.train == "head":
@@ -51,5 +56,7 @@ def training_lines(request: Request, module: nn.Module) -> str:
         for name, value in arguments.items()
         if value is not None
     )
-    lines = ADAPTER.format(config=row.config_class, arguments=", ".join(written))
-    return f"{ATTENTION_LAYERS}{lines}" if named else lines
+    whole = "model" if quantized else "model.to(dtype)"
+    lines = ADAPTER.format(config=row.config_class, arguments=", ".join(written), model=whole)
+    prepared = PREPARED.format(checkpointed=CHECKPOINTED if request.checkpointing else "") if quantized else ""
+    return f"{prepared}{ATTENTION_LAYERS if named else ''}{lines}"

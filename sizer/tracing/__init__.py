@@ -22,7 +22,7 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - a dtype under autocast: the lists of `meta/autocast_lists.py`;
 - which attention backend CUDA chooses: CONDITIONS, `cuda/attention_backend.py`;
 - how quantised weights come to the device: `loading.py` and `trace.build_loaded`;
-- what an operator of bitsandbytes does on CUDA: `cuda/bitsandbytes.py`;
+- what an operator of bitsandbytes does: `meta/bitsandbytes.py`, `cuda/bitsandbytes.py`, `cpu/bitsandbytes.py`;
 - which rank of several is traced, and in which world: `rank.py`;
 - which layers of a deep model are traced, and when all are: `depth.py`, `sizer/memory/unfold.py`;
 - which batch sizes are traced, and how the others follow from them: `batch_lines.py`;

@@ -164,7 +164,8 @@ class Recorder(TorchDispatchMode):
         """
         for path, tensor, category in tensors_in(module, tell_frozen=tell_frozen):
             self._own(tensor, category, "Module.to", path)
-        self.values.recall(module)
+        with _disable_current_modes():  # values are no part of what is on the device
+            self.values.recall(module)
         self.paths.name(module)
 
     def loaded(self, module: nn.Module, *, tell_frozen: bool = False) -> Loading:

@@ -14,6 +14,7 @@ import torch
 from sizer.tracing import mps
 from sizer.tracing.allocations import Held
 from sizer.tracing.cpu import attention as cpu_attention
+from sizer.tracing.cpu import bitsandbytes as cpu_bitsandbytes
 from sizer.tracing.cpu import convolution as cpu_convolution
 from sizer.tracing.cpu import copies, products
 from sizer.tracing.cpu import normalization as cpu_normalization
@@ -62,7 +63,10 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
         cuda_grouped, cuda_indexing, normalization, packed_copies, recurrent, reductions, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
-    "cpu": (*_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, products, cpu_reductions),
+    "cpu": (
+        *_EVERYWHERE, strides, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, products,
+        cpu_reductions,
+    ),
 }  # fmt: skip
 
 

@@ -77,6 +77,14 @@ def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]
     return Example(args=walk(example.args, cast=True), kwargs=kwargs, targets=walk(example.targets, cast=False))
 
 
+def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The function that brings a tensor of a batch to a device. On the CPU, where `.to` would not copy, a clone stands for the
+    batch that a data loader just made."""
+    if device.type == "cpu":
+        return lambda tensor: tensor.clone(memory_format=torch.contiguous_format)
+    return lambda tensor: tensor.contiguous().to(device)
+
+
 def _as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor in another dtype; one number that stands for many still does."""
     if tensor.dim() and not any(tensor.stride()):
@@ -119,15 +127,7 @@ class Steps:
         # FSDP2 casts by a policy of its own
         shards = work.plan is not None and work.plan.shards
         self._cast = nullcontext if shards else autocast(kind or device.type, work.dtype)
-        if move is None:
-            # On the CPU `.to` would not copy: a clone stands for the batch that a data loader just made.
-            whole = torch.contiguous_format
-            move = (
-                (lambda tensor: tensor.clone(memory_format=whole))
-                if device.type == "cpu"
-                else (lambda tensor: tensor.contiguous().to(device))
-            )
-        self.example = place(example, weight_dtype(work.dtype), move)
+        self.example = place(example, weight_dtype(work.dtype), move or mover(device))
         self.loss: Tensor | None = None
         self.output: object = None
 

@@ -24,6 +24,7 @@ from sizer.errors import TraceError
 from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
+from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
@@ -239,6 +240,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(offloading_seen(recorder.host, recorder.leave))
         if device.kind == "cpu":
             stack.enter_context(random_states_seen(recorder.see_new))
+            stack.enter_context(bitsandbytes_on_cpu())
         stack.enter_context(recorder.paths)
         stack.enter_context(recorder)
         yield

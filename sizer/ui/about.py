@@ -44,10 +44,10 @@ CATEGORIES = """
 """
 
 CHECKS = """
-*Measure* runs the same two steps on a real device, in a process of its own, and reads it after each phase. Each figure
-stands beside the estimate's of the same kind, with its signed error: estimated less measured, over measured, so that + is an
-estimate that was too high. Where both were recorded allocation by allocation, the page names the first operator and module
-where they diverge. A lack of memory is a result like any other.
+*Measure* runs the same two steps, or the same generation, on a real device, in a process of its own, and reads it after each
+phase. Each figure stands beside the estimate's of the same kind, with its signed error: estimated less measured, over measured,
+so that + is an estimate that was too high. Where both were recorded allocation by allocation, the page names the first operator
+and module where they diverge. A lack of memory is a result like any other.
 
 It keeps every comparison, says how far off the estimates were on each device (median, worst, bias), and imports what another
 machine measured. Beside those stand figures that others measured on GPUs and published, each with its source.

@@ -67,7 +67,7 @@ def headline(comparison: Comparison) -> str:
 def _show_work(comparison: Comparison) -> None:
     """Show what was measured, where and when, in words that may be a stranger's."""
     measurement = comparison.measurement
-    work = f"{comparison.mode} of {comparison.architecture}, {measurement.dtype}, batch {measurement.batch}"
+    work = f"{comparison.task} of {comparison.architecture}, {measurement.dtype}, batch {measurement.batch}"
     place = f"{measurement.device.name}, torch {measurement.versions.get('torch', 'unknown')}"
     st.text(f"{work[0].upper()}{work[1:]}. {place}, {format_moment(measurement.measured_at)}.")
 

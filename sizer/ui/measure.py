@@ -127,11 +127,14 @@ def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
     """What will be run where, and what the estimate says that it takes, as plain text."""
     estimate = report.estimates[0]
     model = subject(cell, report).replace("\\", "")
-    work = f"{MODES[cell.mode].headline} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
+    mode = MODES[cell.mode]
+    work = f"{mode.headline} {cell.new:,} tokens with" if mode.generates else mode.headline
+    work = f"{work} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
+    steps = "" if mode.generates else ", two whole steps"
     free = f", {format_bytes(facts.free_bytes)} free" if facts.free_bytes is not None else ""
     peak, process = format_bytes(estimate.peak_allocated_bytes), format_bytes(_process_bytes(estimate, facts))
     return (
-        f"{work}, two whole steps on {facts.device} ({facts.name}{free}). "
+        f"{work}{steps} on {facts.device} ({facts.name}{free}). "
         f"The estimate: {peak} allocated at the peak, about {process} for the whole process."
     )
 

@@ -58,6 +58,34 @@ METHODS = {
         "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
     },
+    "auto-round": {"bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"},
+    "mxfp8": {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"},
+    "vptq": {
+        "modules_to_not_convert": ["lm_head"],
+        "shared_layer_config": {
+            name: {
+                "vector_lens": [-1, 8],
+                "num_centroids": [-1, 65536],
+                "num_res_centroids": [-1, 256],
+                "group_num": 1,
+                "group_size": 512 if name == "down_proj" else 256,
+            }
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+        },
+    },
+    "spqr": {
+        "bits": 3,
+        "modules_to_not_convert": ["lm_head"],
+        "shapes": {
+            f"model.layers.{number}.{path}.{tensor}.shape": size
+            for number in range(2)
+            for path in (
+                *(f"self_attn.{one}_proj" for one in "qkvo"),
+                *(f"mlp.{one}_proj" for one in ("gate", "up", "down")),
+            )
+            for tensor, size in {"dense_weights": 100, "row_offsets": 30, "col_vals": 20, "in_perm": 10}.items()
+        },
+    },
 }
 INFERENCE = "mode=inference&dtype=bfloat16&batch=1&seq=64&gpu=h100-80gb"
 
@@ -90,6 +118,13 @@ BYTES = {
     "bitnet": LINEAR // 4 + 14 * 2,
     "aqlm": LINEAR // 8 + 14 * 256 * 8 * 2 + sum(outputs for outputs, _ in SHAPES) * 2,
     "compressed-tensors": LINEAR // 2 + LINEAR // 128 * 2 + 14 * 2 * 8,
+    # GPTQ's without the groups; a byte, and one for 32 weights
+    "auto-round": LINEAR // 2 + LINEAR // 128 // 2 + LINEAR // 128 * 2,
+    "mxfp8": LINEAR + LINEAR // 32,
+    # VPTQ: for 8 weights 16 bits that name a centroid of 65,536 and 8 that name one of 256, of 8 numbers each; for each input a
+    # scale, a bias and its place. SpQR: as the config says.
+    "vptq": LINEAR // 8 * 3 + 14 * (65536 + 256) * 8 * 2 + sum(inputs for _, inputs in SHAPES) * 6,
+    "spqr": 14 * (100 * 8 + 60 * 4),
 }
 
 
@@ -99,7 +134,9 @@ def test_the_tensors_of_a_checkpoint_have_the_bytes_of_their_layout(method):
     assert checkpoint_bytes(module, settings_of(method), torch.bfloat16) == BYTES[method] + 2 * REST
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "eetq", "hqq", "bitnet", "aqlm"])
+@pytest.mark.parametrize(
+    "method", ["awq", "gptq", "eetq", "hqq", "bitnet", "aqlm", "auto-round", "mxfp8", "vptq", "spqr"]
+)
 def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
     found = estimate(parse_query(f"{arch(method)}&{INFERENCE}"))
     assert found.estimates[0].weights_bytes == BYTES[method] + 2 * REST
@@ -110,6 +147,65 @@ def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
 def test_every_method_has_a_layout():
     assert set(CHECKPOINT_METHODS) == set(LAYOUTS)
     assert quantization_of(parse_query(f"{arch('awq')}&mode=inference"), None) == settings_of("awq")
+
+
+FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
+MIXED = {
+    "attention": {
+        "targets": ["re:.*self_attn.*"],
+        "format": "float-quantized",
+        "weights": FLOAT | {"strategy": "channel"},
+    },
+    "others": {
+        "targets": ["Linear"],
+        "format": "mxfp4-pack-quantized",
+        "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True},
+    },
+}
+ATTENTION = sum(outputs * inputs for outputs, inputs in SHAPES if outputs != 512 and inputs != 512)
+COMPRESSED = {
+    # a scale of two bytes for each block of 128 × 128
+    "blocks": (
+        {"format": "float-quantized", "weights": FLOAT | {"strategy": "block", "block_structure": [128, 128]}},
+        LINEAR + LINEAR // 128**2 * 2,
+    ),
+    "MXFP8": (
+        {"format": "mxfp8-quantized", "weights": FLOAT | {"strategy": "group", "group_size": 32}},
+        LINEAR + LINEAR // 32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_formats_of_compressed_tensors(name):
+    group, size = COMPRESSED[name]
+    settings = {"ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], **group}}}
+    quantization = Quantization(method="compressed-tensors", settings=settings, dtype="bfloat16")
+    assert checkpoint_bytes(made(f"{arch(None)}&mode=inference"), quantization, torch.bfloat16) == size + 2 * REST
+
+
+def test_groups_of_layers_are_packed_each_in_its_own_way():
+    settings = {"ignore": ["lm_head"], "config_groups": MIXED}
+    quantization = Quantization(method="compressed-tensors", settings=settings, dtype="bfloat16")
+    # attention: a byte, and two for each of q's, k's, v's and o's outputs; the others: half a byte, and one for 32 weights
+    attention = ATTENTION + 2 * (256 + 128 + 128 + 256) * 2
+    others = (LINEAR - ATTENTION) // 2 + (LINEAR - ATTENTION) // 32
+    found = checkpoint_bytes(made(f"{arch(None)}&mode=inference"), quantization, torch.bfloat16)
+    assert found == attention + others + 2 * REST
+
+
+def test_layers_of_auto_round_have_settings_of_their_own():
+    whole = made(f"{arch(None)}&mode=inference")
+    plain = checkpoint_bytes(whole, settings_of("auto-round"), torch.bfloat16)
+    settings = METHODS["auto-round"] | {
+        "extra_config": {"model.layers.0.mlp.up_proj": {"bits": 16}, "lm_head": {"bits": 8}}
+    }
+    found = checkpoint_bytes(
+        whole, Quantization(method="auto-round", settings=settings, dtype="bfloat16"), torch.bfloat16
+    )
+    up, head = 512 * 256, 1000 * 256
+    packed = up // 2 + up // 128 // 2 + up // 128 * 2
+    assert found - plain == 2 * up - packed + head + head // 128 + head // 128 * 2 - 2 * head
 
 
 def layer(name: str) -> nn.Module:
@@ -127,11 +223,12 @@ def layer(name: str) -> nn.Module:
             "eetq": lambda: eetq.EetqLinear(**sides),
             "fbgemm_fp8": lambda: fbgemm_fp8.FbgemmFp8Linear(**sides, bias=False),
             "fp8": lambda: finegrained_fp8.FP8Linear(**sides, block_size=(128, 128)),
+            "mxfp8": lambda: finegrained_fp8.FP8Linear(**sides, block_size=(1, 32), scale_fmt="ue8m0"),
             "higgs": lambda: higgs.HiggsLinear(**sides, num_bits=4, bias=False, dtype=torch.bfloat16),
         }[name]()
 
 
-@pytest.mark.parametrize("method", ["bitnet", "eetq", "fbgemm_fp8", "fp8", "higgs"])
+@pytest.mark.parametrize("method", ["bitnet", "eetq", "fbgemm_fp8", "fp8", "higgs", "mxfp8"])
 def test_a_layout_is_that_of_transformers_own_layer(method):
     own = {name: (tuple(one.shape), one.dtype) for name, one in layer(method).state_dict().items()}
     assert layout_of(method, METHODS[method], 512, 1024, torch.bfloat16) == own
@@ -176,7 +273,7 @@ REASONS = {
     "mode=inference&gpu=t4": ("fp8", "the Tesla T4 (16 GB) does not compute with them, and transformers makes them"),
     "mode=inference&gpu=m2-ultra-64gb": ("awq", "their kernels are known for CUDA devices alone"),
     "mode=inference": ("compressed-tensors", "transformers makes them 16 bits in the first forward pass"),
-    "mode=inference&batch=1": ("spqr", "no layout of this method is known"),
+    "mode=inference&batch=1": ("quark", "no layout of this method is known"),
 }
 
 
@@ -221,6 +318,17 @@ MALFORMED = {
         "transformers refuses this quantization_config",
     ),
     "blocks": ({"quant_method": "quanto", "weights": "int3"}, "weights = 'int3'"),
+    "packing": (
+        {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"},
+        "data_type = 'mx_fp', allowed gptq or awq",
+    ),
+    "a layer's own": ({"quant_method": "auto-round", "bits": 4, "extra_config": {"x": 4}}, "allowed settings by layer"),
+    "shapes": ({"quant_method": "spqr"}, "dense_weights.shape = None, allowed a whole number"),
+    "no layer": ({"quant_method": "vptq"}, "nothing of 'model.layers.0.self_attn.q_proj'"),
+    "centroids": (
+        {"quant_method": "vptq", "shared_layer_config": {"q_proj": {"vector_lens": [8]}}},
+        r"vector_lens = \[8\], allowed two numbers",
+    ),
 }
 
 

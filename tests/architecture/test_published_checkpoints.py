@@ -1,8 +1,8 @@
 """Published quantised checkpoints: the bytes of their tensors, as others read them, against the layouts of their methods.
 
 published_checkpoints.json has one row a checkpoint: the preset of its architecture, its `quantization_config` without what names no
-tensor, what was read (`bytes` of all tensors; or elements, those of the quantised weights and of the `rest`), by whom, and in
-`besides` what the files hold otherwise than transformers loads it, in bytes.
+tensor, what was read (`bytes` of all tensors; or elements, those of the quantised weights and of the `rest` or their `scales`), by
+whom, and in `besides` what the files hold otherwise than transformers loads it, in bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from sizer.architecture import make_blueprint
-from sizer.architecture.packed import checkpoint_bytes, quantized_layers
+from sizer.architecture.packed import checkpoint_bytes
 from sizer.architecture.quantization_settings import Quantization
+from sizer.architecture.quantized_layers import quantized_layers
 from sizer.request import parse_query
 from sizer.tracing.trace import build
 
@@ -38,8 +39,14 @@ def test_its_tensors_have_the_bytes_that_were_read(row):
         assert found + sum(row.get("besides", {}).values()) == row["bytes"]
         return
     weights = sum(layer.weight.numel() for _, layer in quantized_layers(module, quantization))
+    rest = sum(one.numel() for one in module.parameters()) - weights
     assert weights == row["weights"]
-    assert sum(one.numel() for one in module.parameters()) - weights == row["rest"]
+    if "rest" in row:
+        assert rest == row["rest"]
+        return
+    dtype = getattr(torch, row["dtype"])
+    held = checkpoint_bytes(module, quantization, dtype) - rest * dtype.itemsize - weights
+    assert held == row["scales"] * torch.float32.itemsize  # as transformers holds them
 
 
 def test_every_row_says_who_read_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -29,6 +30,8 @@ SMALL_GPT2 = encode_config('{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "
 SMALL_BERT = encode_config(
     '{"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}'
 )
+TINY_LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "vocab_size": 64}
+TINY_LLAMA |= {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
 RUN = {
     "CNN": "arch=torchvision:resnet18&image=64&dtype=float32&batch=4&optimizer=sgd-momentum",
     "checkpointed CNN": "arch=torchvision:densenet121&image=64&dtype=float32&batch=2&checkpointing=1&optimizer=sgd",
@@ -53,6 +56,15 @@ RUN = {
             "&train=adapter&targets=conv1",
         }
         if find_spec("peft")
+        else {}
+    ),
+    **(
+        {
+            "QLoRA": f"arch=config:{SMALL_GPT2}&seq=64&dtype=bfloat16&batch=4&train=adapter&weights=nf4-dq&checkpointing=1",
+            "quantised inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=float32&batch=4&weights=int8",
+            "quantised generation": f"arch=config:{SMALL_GPT2}&seq=64&mode=generate&new=8&dtype=bfloat16&batch=16&weights=nf4",
+        }
+        if find_spec("peft") and find_spec("bitsandbytes")
         else {}
     ),
     "head": "arch=torchvision:resnet18&image=64&dtype=float32&batch=4&train=head",
@@ -154,6 +166,24 @@ def test_what_cannot_be_written_is_said():
     config = encode_config('{"model_type": "sam2_video"}')
     request = parse_query(f"arch=config:{config}&mode=inference&dtype=float32&batch=1&gpu=cpu")
     with pytest.raises(BuildError, match=r"a model that takes objects of transformers' own"):
+        write_script(request, Cells(request).tracer(request))
+
+
+@pytest.mark.parametrize(
+    ("keys", "given"),
+    [
+        ("weights=fp8", "weights=fp8"),
+        ("weights=checkpoint", "weights=checkpoint"),
+    ],
+)
+def test_weights_that_no_plain_program_makes_are_refused(keys: str, given: str):
+    pytest.importorskip("bitsandbytes")
+    held = {"load_in_4bit": True, "quant_method": "bitsandbytes"} if keys == "weights=checkpoint" else None
+    config = {**TINY_LLAMA, **({"quantization_config": held} if held else {})}
+    request = parse_query(
+        f"arch=config:{encode_config(json.dumps(config))}&seq=8&mode=inference&dtype=bfloat16&batch=1&gpu=h100-80gb&{keys}"
+    )
+    with pytest.raises(BuildError, match=f"weights that are quantised so: given {given}, allowed nf4, nf4-dq, int8"):
         write_script(request, Cells(request).tracer(request))
 
 

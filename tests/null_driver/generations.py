@@ -13,13 +13,13 @@ import sys
 
 import torch
 
-from sizer.architecture.generation import generate
+from sizer.device.trial.generating import generate_on
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, load
-from sizer.tracing.steps import place, weight_dtype
+from sizer.tracing.steps import weight_dtype
 from sizer.tracing.trace import repeatable
 from tests.null_driver.emptied import empty_the_allocator
 from tests.null_driver.values import KnownValues
-from tests.tracing.generations import generation
+from tests.tracing.generations import generation, work
 
 DEVICE = torch.device("cuda")
 
@@ -28,12 +28,12 @@ def peaks(head: str, cache: str, dtype: str, batch: int, prompt: int, new: int) 
     """The most bytes allocated and reserved, from an empty allocator on."""
     empty_the_allocator()
     blueprint, _ = generation(head, prompt=prompt)
-    with repeatable(), torch.no_grad(), KnownValues():
-        module = build_without_weights(blueprint, weight_dtype(dtype)).eval()
+    with repeatable(), KnownValues():
+        module = build_without_weights(blueprint, weight_dtype(dtype))
         allocate_parameters(module)
         load(module, DEVICE)
-        example = place(blueprint.example(batch, False), weight_dtype(dtype), lambda tensor: tensor.to(DEVICE))
-        generate(module, example, new=new, cache=cache, on_token=lambda number, held: number < new)
+        asked = work(new, cache=cache, dtype=dtype)
+        generate_on(module, blueprint.example(batch, False), asked, DEVICE, lambda *told: None)
         found = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
     return found
 

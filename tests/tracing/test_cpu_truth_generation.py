@@ -5,17 +5,17 @@ from __future__ import annotations
 import gc
 
 import pytest
-import torch
+from torch import Tensor
 
-from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import generate
+from sizer.architecture.blueprint import Blueprint, Example
 from sizer.device.readers.cpu import CpuReader
+from sizer.device.trial.generating import generate_on
 from sizer.device.trial.limits import one_thread
 from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
 from sizer.memory.loops import written
 from sizer.memory.timeline import running_bytes
 from sizer.tracing.generation import _run, trace_generation
-from sizer.tracing.steps import Work, place, weight_dtype
+from sizer.tracing.steps import Work, weight_dtype
 from sizer.tracing.trace import repeatable
 from tests.tracing.cpu_truth import CPU
 from tests.tracing.generations import device, generation, work
@@ -44,18 +44,16 @@ def measure(blueprint: Blueprint, asked: Work) -> list[int]:
     module = build_without_weights(blueprint, dtype)
     reader = CpuReader(CPU)
     gc.collect()
-    with repeatable(), one_thread(), torch.no_grad():
+    with repeatable(), one_thread():
         reader.begin(record=True)
         load(module, reader.device)
         initialize_parameters(module)
-        placed = place(example, dtype, torch.clone)
 
-        def on_token(number: int, cache: object) -> bool:
+        def on_token(number: int, inputs: Example, cache: list[Tensor]) -> None:
             if looked_at(number):
                 reader.mark(f"token {number}")
-            return number < NEW
 
-        generate(module.eval(), placed, new=NEW, cache=asked.cache, on_token=on_token)
+        generate_on(module, example, asked, reader.device, on_token)
         reader.end()
     return [reading.allocated_bytes for reading in reader.phases()]
 

@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
     "rank": (*_BELOW, "steps"),
-    "trace": (*_BELOW, "loading", "cuda", "rules", "recorder", "steps", "rank"),
+    "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "rank"),
     "generation": (*_BELOW, "loading", "recorder", "steps", "trace"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
 from sizer.device.comparison.alignment import Alignment
 from sizer.device.comparison.curve import Level, curves_of
 from sizer.device.comparison.divergence import Divergence, Scratch, first_divergence, largest_divergences, scratch_of
@@ -17,11 +18,13 @@ from sizer.device.record.recording import Measured
 from sizer.errors import RequestError
 from sizer.memory.codec import Document
 from sizer.memory.estimate import Estimate
+from sizer.memory.loops import repeated_events, written
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
 from sizer.request import parse_query
 
 SCHEMA = 1
+COMPARED_AT_MOST = 4_000_000  # events of a generation's steps that no tape holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,11 @@ class Comparison(Document):
     notes: tuple[str, ...] = ()
 
     @property
+    def task(self) -> str:
+        """What was done, in a word: "training", "inference", "generation"."""
+        return MODES[self.mode].title.lower() if self.mode in MODES else self.mode
+
+    @property
     def holds(self) -> bool:
         """Whether every row with a tolerance stays within it, and both sides agree on whether the work fits."""
         return not self.wrong
@@ -77,7 +85,7 @@ def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
     """The measurement beside the estimate of the same dtype and batch, row by row, in bytes.
 
     `report` holds that one estimate, made for `gpu_of(measured.measurement.device)`, and `tape` is what it was made from. Raises
-    RequestError where the report has no such estimate.
+    RequestError where the report has no such estimate, and for a generation of too many steps.
     """
     measurement = measured.measurement
     estimate = report.find(measurement.dtype, measurement.batch)
@@ -88,7 +96,7 @@ def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
             allowed=", ".join(f"{row.dtype} at batch {row.batch}" for row in report.estimates) or "none",
         )
     request = parse_query(measurement.query)
-    recording = measured.recording
+    recording, tape = measured.recording, _whole(tape)
     sides = Sides(
         estimate=estimate,
         tape=tape,
@@ -120,3 +128,15 @@ def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
         wrong=wrong,
         notes=tuple(notes_on(sides, report)),
     )
+
+
+def _whole(tape: Tape) -> Tape:
+    """The tape with every step of a generation written out. Raises RequestError where they are too many to be compared."""
+    if (events := repeated_events(tape)) > COMPARED_AT_MOST:
+        raise RequestError(
+            "the steps of this generation are too many to be compared one by one",
+            given=f"{events:,} events",
+            allowed=f"{COMPARED_AT_MOST:,}",
+            todo="measure fewer new tokens",
+        )
+    return written(tape)

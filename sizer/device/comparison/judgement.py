@@ -43,7 +43,7 @@ def _cause(sides: Sides, row: Row) -> str:
 _TENSORS = {
     "weights_bytes": "category parameter, phase load",
     "buffers_bytes": "category buffer, phase load",
-    "inputs_bytes": "category input, phase forward: both sides did not get the same batch",
+    "inputs_bytes": "category input: both sides did not get the same batch",
     "gradients_bytes": "category gradient, phase backward",
     "optimizer_bytes": "category optimizer state, phase optimizer",
 }

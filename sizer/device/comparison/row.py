@@ -161,7 +161,7 @@ def _numbers(sides: Sides, phase: str | None) -> dict[str, object]:
 def _inputs(sides: Sides) -> int:
     """The bytes of the batch, as the estimate has them."""
     live = live_by_category(sides.tape)
-    return live["forward"]["input"] if "forward" in live else 0
+    return next((live[phase]["input"] for phase in ("forward", "prefill") if phase in live), 0)
 
 
 def _left_by_forward(sides: Sides) -> int:

@@ -7,75 +7,19 @@ from dataclasses import dataclass
 from functools import cache
 
 from sizer.config_json import encode_config
+from sizer.device.suite.shapes import (
+    LLAMA_1B,
+    LLAMA_8B,
+    MIXTRAL,
+    QWEN3,
+    QWEN3_MOE,
+    SMALL_GPT2,
+    SMALL_LLAMA,
+    SMALL_MIXTRAL,
+)
 
-# Shapes of models that people train, as configs: no key here is a default of transformers.
-_LLAMA_1B = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-_QWEN3 = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-_MIXTRAL = {
-    "model_type": "mixtral",
-    "architectures": ["MixtralForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "sliding_window": None,
-}
-_QWEN3_MOE = {
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "moe_intermediate_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-}
-# The same families, small enough for a CPU.
-_SMALL_GPT2 = {
-    "model_type": "gpt2",
-    "architectures": ["GPT2LMHeadModel"],
-    "vocab_size": 4096,
-    "n_embd": 256,
-    "n_head": 4,
-}
-_SMALL_GPT2 |= {"n_layer": 4, "n_positions": 256, "bos_token_id": 0, "eos_token_id": 0}
-_SMALL_LLAMA = _LLAMA_1B | {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "vocab_size": 4096}
-_SMALL_LLAMA |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512}
-_SMALL_MIXTRAL = _MIXTRAL | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 2048}
-_SMALL_MIXTRAL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+_ADAPTER = {"train": "adapter"}
+_ANSWER = {"mode": "inference"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +33,7 @@ class Case:
 @cache
 def list_cases() -> tuple[Case, ...]:
     """The cases for an accelerator, cheapest first within each family; none needs more than 80 GiB."""
-    return (*_convolutional(), *_pictures(), *_texts(), *_large_texts())
+    return (*_convolutional(), *_pictures(), *_texts(), *_large_texts(), *_fine_tuned(), *_quantized(), *_generated())
 
 
 @cache
@@ -103,9 +47,13 @@ def list_small_cases() -> tuple[Case, ...]:
         _preset("all-minilm-l6-v2", 4, seq=64, dtype="amp-bfloat16"),
         _preset("t5-small", 2, seq=32, optimizer="adafactor"),
         _preset("whisper-tiny", 1, mode="inference"),
-        _config("gpt2-small", _SMALL_GPT2, 2, seq=64, checkpointing=1),
-        _config("llama-small", _SMALL_LLAMA, 2, seq=64, dtype="bfloat16"),
-        _config("mixtral-small", _SMALL_MIXTRAL, 2, seq=32, optimizer="sgd-momentum"),
+        _config("gpt2-small", SMALL_GPT2, 2, seq=64, checkpointing=1),
+        _config("llama-small", SMALL_LLAMA, 2, seq=64, dtype="bfloat16"),
+        _config("mixtral-small", SMALL_MIXTRAL, 2, seq=32, optimizer="sgd-momentum"),
+        _config("llama-small", SMALL_LLAMA, 2, seq=64, dtype="bfloat16", **_ADAPTER),
+        _config("llama-small", SMALL_LLAMA, 2, seq=64, dtype="bfloat16", **_ADAPTER, weights="nf4-dq", checkpointing=1),
+        _config("llama-small", SMALL_LLAMA, 2, seq=64, **_ANSWER, weights="int8"),
+        _config("llama-small", SMALL_LLAMA, 2, seq=64, dtype="bfloat16", mode="generate", new=64),
     )
 
 
@@ -170,14 +118,47 @@ def _texts() -> tuple[Case, ...]:
 
 def _large_texts() -> tuple[Case, ...]:
     return (
-        _config("llama-1b", _LLAMA_1B, 2, seq=2048, dtype="bfloat16"),
-        _config("llama-1b", _LLAMA_1B, 2, seq=2048, dtype="amp-bfloat16"),
-        _config("llama-1b", _LLAMA_1B, 4, seq=2048, dtype="bfloat16", checkpointing=1, optimizer_impl="fused"),
-        _config("llama-1b", _LLAMA_1B, 2, seq=2048, dtype="bfloat16", optimizer="adafactor"),
-        _config("llama-1b", _LLAMA_1B, 4, seq=2048, dtype="bfloat16", mode="inference"),
-        _config("qwen3-0.6b", _QWEN3, 2, seq=2048, dtype="bfloat16"),
-        _config("qwen3-moe", _QWEN3_MOE, 2, seq=1024, dtype="bfloat16"),
-        _config("mixtral", _MIXTRAL, 2, seq=1024, dtype="bfloat16"),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="bfloat16"),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="amp-bfloat16"),
+        _config("llama-1b", LLAMA_1B, 4, seq=2048, dtype="bfloat16", checkpointing=1, optimizer_impl="fused"),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="bfloat16", optimizer="adafactor"),
+        _config("llama-1b", LLAMA_1B, 4, seq=2048, dtype="bfloat16", mode="inference"),
+        _config("qwen3-0.6b", QWEN3, 2, seq=2048, dtype="bfloat16"),
+        _config("qwen3-moe", QWEN3_MOE, 2, seq=1024, dtype="bfloat16"),
+        _config("mixtral", MIXTRAL, 2, seq=1024, dtype="bfloat16"),
+    )
+
+
+def _fine_tuned() -> tuple[Case, ...]:
+    return (
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="bfloat16", **_ADAPTER),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="amp-bfloat16", **_ADAPTER),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="bfloat16", **_ADAPTER, adapter="dora", checkpointing=1),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="bfloat16", optimizer="adamw-8bit"),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="float16", **_ADAPTER, weights="int8"),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="bfloat16", **_ADAPTER, weights="nf4", accumulate=4),
+        _config(
+            "llama-8b", LLAMA_8B, 1, seq=2048, dtype="bfloat16", **_ADAPTER, weights="nf4-dq", checkpointing=1,
+            optimizer="paged-adamw-8bit",
+        ),
+    )  # fmt: skip
+
+
+def _quantized() -> tuple[Case, ...]:
+    return (
+        _config("llama-1b", LLAMA_1B, 4, seq=2048, dtype="bfloat16", **_ANSWER, weights="nf4"),
+        _config("llama-1b", LLAMA_1B, 4, seq=2048, dtype="float16", **_ANSWER, weights="int8"),
+        _config("llama-8b", LLAMA_8B, 1, seq=2048, dtype="bfloat16", **_ANSWER, weights="nf4-dq"),
+    )
+
+
+def _generated() -> tuple[Case, ...]:
+    return (
+        _config("llama-1b", LLAMA_1B, 8, seq=512, dtype="bfloat16", mode="generate", new=256),
+        _config("llama-1b", LLAMA_1B, 8, seq=512, dtype="bfloat16", mode="generate", new=256, cache="static"),
+        _config("llama-1b", LLAMA_1B, 8, seq=512, dtype="bfloat16", mode="generate", new=128, cache="offloaded"),
+        _config("llama-1b", LLAMA_1B, 8, seq=512, dtype="bfloat16", mode="generate", new=128, weights="nf4"),
+        _config("qwen3-0.6b", QWEN3, 4, seq=2048, dtype="bfloat16", mode="generate", new=128),
     )
 
 
@@ -201,8 +182,8 @@ def _case(model: str, arch: str, batch: int, keys: dict[str, object]) -> Case:
     return Case(name="-".join(words), query="&".join(f"{key}={value}" for key, value in pairs.items()))
 
 
-_SIZES = ("seq", "image")  # one per model: not in the case's name
+_SIZES = ("seq", "image", "new")  # one per model: not in the case's name
 
 
 def _word(key: str, value: object) -> str:
-    return "checkpointing" if key == "checkpointing" else str(value)
+    return {"checkpointing": "checkpointing", "accumulate": f"accumulate{value}"}.get(key, str(value))

@@ -19,14 +19,16 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sizer.architecture import make_blueprint
+from sizer.catalogue.modes import MODES
 from sizer.device.readers.open import open_reader
 from sizer.device.record.kernels import KernelRecord, KernelRow
-from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
+from sizer.device.trial.generating import generate_on
+from sizer.device.trial.materialize import allocate_parameters, initialize_parameters, loaded_on, prepare
 from sizer.errors import DeviceError
 from sizer.processes.program import print_value
 from sizer.request import Request, format_query, parse_query
 from sizer.tracer import work_of
-from sizer.tracing.steps import Steps, weight_dtype
+from sizer.tracing.steps import Steps
 from sizer.tracing.trace import repeatable
 
 LONG_LIST = 8  # of more tensors than this only the sums are kept
@@ -184,7 +186,7 @@ def open_counter(device: torch.device) -> CallCounter:
 
 
 def record_kernels(request: Request, device_name: str) -> KernelRecord:
-    """The kernels of two steps of a request with one dtype and one batch, in bytes.
+    """The kernels of two steps, or of a generation, of a request with one dtype and one batch, in bytes.
 
     What ends the steps early, running out of memory included, is the record's `failure`; the calls until then stand. Raises
     DeviceError for a device that is not there or cannot count, RequestError, ConfigError and BuildError for the question.
@@ -194,18 +196,22 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     reader = open_reader(device_name)
     facts, device = reader.facts(), reader.device
     log = KernelLog(counter := open_counter(device))
-    blueprint, work, failure = make_blueprint(request), work_of(request, *request.dtypes), None
-    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
-    if device.type != "cpu":
+    work, failure = work_of(request, *request.dtypes), None
+    blueprint = make_blueprint(request, loaded=loaded_on(request, facts))
+    module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
+    if device.type != "cpu" and blueprint.load_quantized is None:
         allocate_parameters(module)
     example = blueprint.example(request.batches[0], work.trains)
     with repeatable(), counter.running():
         try:
-            module = load(module, device)
+            module = bring(module, device)
             initialize_parameters(module)
             with log:
-                for _ in Steps(blueprint, module, example, work, device=device).run():
-                    reader.synchronize()
+                if MODES[work.mode].generates:
+                    generate_on(module, example, work, device, lambda *told: reader.synchronize())
+                else:
+                    for _ in Steps(blueprint, module, example, work, device=device).run():
+                        reader.synchronize()
         except Exception as error:  # of any kind, out of memory above all: the calls before it are recorded
             failure = _first_line(error)
     return KernelRecord(

@@ -7,7 +7,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.sources import SOURCES
 from sizer.device.record.recording import Measured
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
@@ -15,7 +18,7 @@ from sizer.memory.codec import DecodeError
 from sizer.processes.outcome import Outcome
 from sizer.processes.process import ChildProcess
 from sizer.processes.wire import clip_progress, error_from_wire, from_line
-from sizer.request import Request, check_not_generating, check_one_rank, format_query, parse_query
+from sizer.request import Request, check_one_rank, format_query, parse_query
 
 WALL_SECONDS = 600.0
 LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included
@@ -151,13 +154,13 @@ def start(
 
     `config_text` is the config.json of a `hub:` architecture, which is fetched without it. `timing` and `record` can be left
     out; `seconds` limits the wall clock (WALL_SECONDS), `host_bytes` what a measurement on the CPU may take (what is free).
-    One measurement runs at a time, others wait. Raises RequestError at once where the query is wrong, or names more than one
-    dtype or batch.
+    One measurement runs at a time, others wait. Raises RequestError at once where the query is wrong, names more than one dtype
+    or batch, or asks for what such a device cannot do.
     """
     request = parse_query(query)
-    check_not_generating(request, "a measurement")
     check_one_rank(request, "a measurement")
     _check_one(request)
+    _check_possible(request, device)
     if config_text is not None and not SOURCES[request.source].fetched:
         todo = "put the config itself into the query, as arch=config:..."
         raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
@@ -201,6 +204,17 @@ def measure(
         job.cancel()
         raise
     return job.result()
+
+
+def _check_possible(request: Request, device: str) -> None:
+    """Raise RequestError where devices of this kind cannot do what is asked for, by what a query for one of them is refused with.
+
+    Expandable segments are the allocator's: the device itself says whether it has them.
+    """
+    kind = device.partition(":")[0]
+    same = [gpu.key for gpu in GPUS.values() if gpu.backend == kind]
+    if same and find_gpu(request.gpu).backend != kind:
+        parse_query(format_query(replace(request, gpu=same[0], expandable_segments=False), complete=True))
 
 
 def _check_one(request: Request) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
@@ -11,8 +13,20 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.loaded import Loaded, as_loaded
 from sizer.architecture.quantization import quantization_states
+from sizer.catalogue.checkpoints import METHODS
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.device.record.measurement import DeviceFacts
+from sizer.errors import BuildError
+from sizer.request import Request
 from sizer.tracing.modules import children_first
+from sizer.tracing.steps import weight_dtype
+
+Bring = Callable[[nn.Module, torch.device], nn.Module]  # the module on the device, loaded as its weights are
+
+Copies = dict[int, tuple[Tensor, Tensor]]
+"""Buffer and copy by the buffer's id; both live on, so that no id is used again."""
 
 STANDARD_DEVIATION = 0.02  # of the random weights: small enough that no half-precision activation overflows
 
@@ -30,6 +44,33 @@ def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpoin
     return cast(module, dtype)
 
 
+def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) -> Loaded:
+    """How the weights of a request are loaded on a device that is there.
+
+    Raises ConfigError as `as_loaded` does, and BuildError for a checkpoint whose method's own kernels do not run here.
+    """
+    device = replace(find_gpu(request.gpu), name=facts.name, backend=facts.kind, capability=facts.capability)
+    loaded = as_loaded(request, device, config)
+    if loaded.quantization is not None and loaded.request.weights == "checkpoint":
+        method = METHODS[loaded.quantization.method]
+        if not method.traced:
+            raise BuildError(
+                f"the kernels of {method.title} are no part of what is installed here, so that there is nothing to measure",
+                given=f"a checkpoint in {method.title}",
+                allowed=", ".join(row.title for row in METHODS.values() if row.traced),
+                todo="ask for weights=full, or another way to quantise",
+            )
+    return loaded
+
+
+def prepare(blueprint: Blueprint, dtype: str, *, checkpointing: bool) -> tuple[nn.Module, Bring]:
+    """The blueprint's module for a dtype of the contract, with parameters on meta, and what brings it to a device as its weights
+    are loaded. Raises BuildError as Blueprint.make does."""
+    if blueprint.load_quantized is None:
+        return build_without_weights(blueprint, weight_dtype(dtype), checkpointing=checkpointing), load
+    return prepare_quantized(blueprint, dtype), partial(load_quantized, blueprint, checkpointing=checkpointing)
+
+
 def prepare_quantized(blueprint: Blueprint, dtype: str) -> nn.Module:
     """The blueprint's module for a dtype of the contract with the layers that will hold quantised weights: parameters on meta,
     buffers real, on the CPU. Raises BuildError as Blueprint.make does."""
@@ -39,7 +80,12 @@ def prepare_quantized(blueprint: Blueprint, dtype: str) -> nn.Module:
 
 def load_quantized(blueprint: Blueprint, module: nn.Module, device: torch.device, *, checkpointing: bool) -> nn.Module:
     """The module of `prepare_quantized` on the device, quantised by the real library, and made for its work there."""
-    return blueprint.finish(blueprint.load(module, device.type), checkpointing=checkpointing)
+    module = blueprint.finish(blueprint.load(module, device.type), checkpointing=checkpointing)
+    if device.type == "cpu":
+        copies: Copies = {}
+        for _, child in children_first(module):
+            _copy_buffers(child, copies)
+    return module
 
 
 def parameter_and_buffer_bytes(module: nn.Module) -> tuple[int, int]:
@@ -68,14 +114,12 @@ def load(module: nn.Module, device: torch.device) -> nn.Module:
     """
     if device.type != "cpu":
         return module.to(device)
-    copies: dict[int, tuple[Tensor, Tensor]] = {}
+    copies: Copies = {}
     for _, child in children_first(module):
         for parameter in child._parameters.values():
             if parameter is not None and parameter.is_meta:
                 _swap(parameter, torch.empty_like(parameter, device="cpu"))
-        for name, buffer in child._buffers.items():
-            if buffer is not None:
-                child._buffers[name] = _copy(buffer, copies)
+        _copy_buffers(child, copies)
     return module
 
 
@@ -137,9 +181,12 @@ def _swap(parameter: nn.Parameter, data: Tensor) -> None:
     torch._C._swap_tensor_impl(parameter, nn.Parameter(data, requires_grad=parameter.requires_grad))
 
 
-def _copy(buffer: Tensor, copies: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
-    """The copy of a buffer, the same for all modules that share it; of a copy itself. Both live on, so that no id is used again."""
-    if id(buffer) not in copies:
-        copy = buffer.clone()
-        copies[id(buffer)], copies[id(copy)] = (buffer, copy), (copy, copy)
-    return copies[id(buffer)][1]
+def _copy_buffers(child: nn.Module, copies: Copies) -> None:
+    """Put copies in the place of the buffers that a module itself holds, of each buffer one, and of a copy itself."""
+    for name, buffer in child._buffers.items():
+        if buffer is None:
+            continue
+        if id(buffer) not in copies:
+            copy = buffer.clone()
+            copies[id(buffer)], copies[id(copy)] = (buffer, copy), (copy, copy)
+        child._buffers[name] = copies[id(buffer)][1]

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.architecture.loaded import as_loaded
-from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
 from sizer.device.record.recording import Measured
+from sizer.device.trial.generating import generate_on
 from sizer.device.trial.limits import memory_limited, one_thread
 from sizer.device.trial.materialize import (
+    Bring,
     allocate_parameters,
-    build_without_weights,
     initialize_parameters,
-    load,
-    load_quantized,
+    loaded_on,
     parameter_and_buffer_bytes,
-    prepare_quantized,
+    prepare,
     storage_bytes,
 )
 from sizer.device.trial.timing import measure_timing
@@ -50,6 +46,8 @@ _DOING = {
     "backward": "first backward pass",
     "optimizer": "first optimizer step",
     "step2": "second step",
+    "prefill": "reading the prompt",
+    "decode": "generating token by token",
 }
 
 
@@ -71,17 +69,9 @@ def measure_request(
     """
     work = work_of(request, *request.dtypes)
     progress("building the module")
-    facts = reader.facts()
-    device = replace(find_gpu(request.gpu), name=facts.name, backend=facts.kind, capability=facts.capability)
-    blueprint = make_blueprint(request, config, as_loaded(request, device, config))
+    blueprint = make_blueprint(request, config, loaded_on(request, reader.facts(), config))
     example = blueprint.example(request.batches[0], work.trains)
-    checkpointing = request.checkpointing
-    if blueprint.load_quantized is None:
-        module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=checkpointing)
-        bring = load
-    else:
-        module = prepare_quantized(blueprint, work.dtype)
-        bring = partial(load_quantized, blueprint, checkpointing=checkpointing)
+    module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
     trial = _Trial(blueprint, module, bring, example, work, reader, progress)
     if refusal := _too_large(module, free_bytes):
@@ -99,7 +89,7 @@ class _Trial:
 
     blueprint: Blueprint
     module: nn.Module
-    bring: Callable[[nn.Module, torch.device], nn.Module]  # loads the module on the device
+    bring: Bring
     example: Example
     work: Work
     reader: Reader
@@ -146,6 +136,9 @@ class _Trial:
         self.reader.watch(self.module)
         self._mark("load", self._loaded())
         initialize_parameters(self.module)
+        if MODES[self.work.mode].generates:
+            generate_on(self.module, self.example, self.work, device, self._mark_token)
+            return
         steps = Steps(self.blueprint, self.module, self.example, self.work, device=device)
         for phase in steps.run():
             self._mark(phase, self._live(phase, steps))
@@ -153,10 +146,17 @@ class _Trial:
         if steps.skipped:
             self.doubts.append("the gradient scaler met an overflow and left out an optimizer's step")
 
+    def _mark_token(self, number: int, inputs: Example, cache: list[Tensor]) -> None:
+        """Mark the end of the prompt with the first token, that of the generation with the last one."""
+        ends = [phase for phase, last in (("prefill", 1), ("decode", self.work.new)) if number == last]
+        for phase in ends:
+            live = self._placed(inputs) if phase == "prefill" else {}
+            self._mark(phase, live | _at_addresses("kv cache", {"": self._on_device(cache)}))
+
     def _mark(self, phase: str, live: LiveTensors) -> None:
         self.reader.mark(phase, live)
         self.phase = MODES[self.work.mode].phase_after(phase)
-        if phase != "step2":
+        if phase != self.phase:
             self.progress(_DOING[self.phase])
 
     def _loaded(self) -> LiveTensors:
@@ -169,11 +169,8 @@ class _Trial:
 
     def _live(self, phase: str, steps: Steps) -> LiveTensors:
         """Counts the tensors that a phase brought, and says where they live."""
-        kind = self.reader.device.type
         if phase == "forward":
-            inputs = [t for t in _tensors(steps.example) if t.device.type == kind]
-            self.tensors["inputs_bytes"] = storage_bytes(inputs)
-            return _at_addresses("input", {"": inputs})
+            return self._placed(steps.example)
         if phase == "backward":
             gradients = {path: p.grad for path, p in self.module.named_parameters() if p.grad is not None}
             self.tensors["gradients_bytes"] = storage_bytes(list(gradients.values()))
@@ -183,10 +180,18 @@ class _Trial:
                 for address, (category, path) in _at_addresses("gradient", gradients).items()
             }
         if phase == "optimizer":
-            states = [t for t in steps.optimizers.state_tensors() if t.device.type == kind]
+            states = self._on_device(steps.optimizers.state_tensors())
             self.tensors["optimizer_bytes"] = storage_bytes(states)
             return _at_addresses("optimizer state", {"": states})
         return {}
+
+    def _placed(self, example: Example) -> LiveTensors:
+        inputs = self._on_device(_tensors(example))
+        self.tensors["inputs_bytes"] = storage_bytes(inputs)
+        return _at_addresses("input", {"": inputs})
+
+    def _on_device(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [tensor for tensor in tensors if tensor.device.type == self.reader.device.type]
 
     def take_time(self) -> None:
         """Measure the time of one step and of the batch's way to the device; add a doubt where that fails."""

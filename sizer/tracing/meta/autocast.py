@@ -222,7 +222,8 @@ class Autocast:
             (original, "__enter__", new_enter),
             (original, "__exit__", new_leave),
             (torch, "clear_autocast_cache", new_clear),
-            (torch, "is_autocast_enabled", lambda d=None: state.enabled if d is None or mine(d) else is_enabled(d)),
+            # asked without a device it answers for CUDA (torch/csrc/autograd/init.cpp)
+            (torch, "is_autocast_enabled", lambda d="cuda": state.enabled if mine(d) else is_enabled(d)),
             (torch, "get_autocast_dtype", lambda d: state.dtype if mine(d) else get_dtype(d)),
             (torch.amp, "is_autocast_available", lambda d: mine(d) or is_available(d)),
             (torch.amp.autocast_mode, "is_autocast_available", lambda d: mine(d) or is_available(d)),

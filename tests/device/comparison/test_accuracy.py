@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from sizer.catalogue.modes import MODES
 from sizer.device.comparison.row import Row
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.files import read_measured
 from sizer.device.record.recording import Measured
-from sizer.tracing.cpu import processor
+from sizer.tracing.cpu import bitsandbytes, processor
 from tests.benchmarks.bench_accuracy import (
     Held,
     changes,
@@ -42,13 +43,16 @@ WORST_PEAK, MEDIAN_PEAK = 0.0005, 0.00001
 
 @pytest.fixture(autouse=True, scope="module")
 def _as_on_the_measured_processor() -> Iterator[None]:
-    """One thread, and oneDNN's kernels for AVX-512 with bfloat16, whatever the processor of this computer has."""
+    """One thread, and the kernels of oneDNN and bitsandbytes for AVX-512, whatever the processor of this computer has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processor, "floats_per_register", lambda: 16)
         patch.setattr(processor, "onednn_takes", lambda dtype: dtype in (torch.bfloat16, torch.float16))
+        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+        bitsandbytes._kernels.cache_clear()
         yield
+    bitsandbytes._kernels.cache_clear()
     torch.set_num_threads(threads)
 
 
@@ -76,8 +80,9 @@ def test_at_least_six_real_models_were_measured():
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_phase_ends_with_the_bytes_that_were_measured(name: str):
-    rows = [row for row in held(name).comparison.rows if row.quantity.endswith(".allocated_bytes")]
-    assert {row.phase for row in rows} >= {"load", "forward", "step2"}
+    comparison = held(name).comparison
+    rows = [row for row in comparison.rows if row.quantity.endswith(".allocated_bytes")]
+    assert {row.phase for row in rows} == set(MODES[comparison.mode].phases)
     off = {row.phase: abs(row.difference_bytes) - row.allowance_bytes - slack(name, row) for row in rows}
     assert max(off.values()) <= 0, off  # beside the Python numbers that autograd saved
 

@@ -13,7 +13,7 @@ from sizer.device.record.measurement import SAMPLED, DeviceFacts, DeviceOutOfMem
 from sizer.device.record.recording import Measured
 from sizer.errors import DeviceError, RequestError
 from sizer.memory.codec import DecodeError
-from sizer.memory.tape import Tape
+from sizer.memory.tape import Loop, Tape
 from tests.device.tapes import CPU, CUDA, GIB, QUERY, measured_from, report_of, tape_of, training
 
 MIB = 2**20
@@ -319,6 +319,17 @@ def test_a_report_of_other_work_is_refused():
     tape = tape_of(training())
     with pytest.raises(RequestError, match="given bfloat16 at batch 2, allowed float32 at batch 2"):
         compare(report_of(tape, gpu_of(CPU)), measured_from(tape, dtype="bfloat16"), tape)
+
+
+def test_a_generation_of_too_many_steps_is_not_compared():
+    tape = tape_of(training())
+    length = len(tape.order)
+    endless = replace(tape, loops=(Loop(begin=length - 2, end=length, count=10**7),))
+    # 2 events, 10,000,000 times
+    with pytest.raises(
+        RequestError, match=r"too many to be compared one by one: given 20,000,000 events, allowed 4,000,000"
+    ):
+        compare(report_of(tape, gpu_of(CPU)), measured_from(tape), endless)
 
 
 # -------------------------------------------------------------------------------------------------------------- curves

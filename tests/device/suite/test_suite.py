@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sizer.__main__ import main
+from sizer.catalogue.modes import MODES
 from sizer.device.comparison.family import family_of
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.files import read_measured
@@ -234,9 +235,13 @@ def test_names_are_unique_and_good_for_files():
 
 def test_the_suite_covers_what_it_promises():
     requests = [parse_query(case.query) for case in list_cases()]
-    assert 40 <= len(requests) <= 50
+    assert 55 <= len(requests) <= 65
     assert {request.dtypes[0] for request in requests} >= {"float32", "bfloat16", "amp-bfloat16", "amp-float16"}
-    assert {request.mode for request in requests} == {"training", "inference"}
+    assert {request.mode for request in requests} == set(MODES)
+    assert {request.weights for request in requests} == {"checkpoint", "nf4", "nf4-dq", "int8"}
+    assert {request.cache for request in requests} == {"dynamic", "static", "offloaded"}
+    assert {"adamw-8bit", "paged-adamw-8bit"} <= {request.optimizer for request in requests}
+    assert sum(request.train == "adapter" for request in requests) >= 6
     assert {request.optimizer for request in requests} >= {"sgd", "sgd-momentum", "adamw", "adafactor", "rmsprop"}
     assert {request.optimizer_impl for request in requests} >= {None, "fused", "loop"}
     assert {request.attention for request in requests} == {"sdpa", "eager"}

@@ -1,0 +1,158 @@
+"""Which layers of a transformers model its checkpoint has quantised, and with which settings each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from sizer.architecture.compressed_layouts import group_of, is_target
+from sizer.architecture.layouts import layout_of
+from sizer.architecture.quantization_settings import Quantization
+from sizer.errors import ConfigError, quote
+
+_BLOCK = re.compile(r"\.\d+\.")  # a layer within one of a stack: what GPTQ quantises (optimum/gptq/quantizer.py, 2.3)
+_SKIPPED = {
+    "awq": "modules_to_not_convert",
+    "aqlm": "linear_weights_not_to_quantize",
+    "bitsandbytes": "llm_int8_skip_modules",
+}
+_BLOCK_NAMES = (
+    "quant_block_list",
+    "block_name_to_quantize",
+    "to_quant_block_names",
+)  # of AutoRound, the first one counts
+_MOST_BITS = 8  # of a weight that AutoRound calls quantised
+
+
+def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Module]]:
+    """Paths and layers of a transformers model that its checkpoint has quantised. Raises ConfigError where a name is no pattern."""
+    method, settings = quantization.method, quantization.settings
+    names = _names_left_out(module, quantization)
+    for path, child in list(module.named_modules()):
+        linear, experts = isinstance(child, (nn.Linear, Conv1D)), sides_of(child) is not None
+        if not (experts if method == "mxfp4" else linear or experts):
+            continue
+        if method == "auto-round":
+            if is_of_auto_round(settings, path, names):
+                yield path, child
+        elif method == "compressed-tensors":
+            if is_target(settings, path, type(child).__name__):
+                yield path, child
+        elif method == "gptq":
+            if _BLOCK.search(path) or settings.get("lm_head") is True:
+                yield path, child
+        elif method == "hqq":
+            if path.rpartition(".")[2] not in names:
+                yield path, child
+        elif should_convert_module(path, names):
+            yield path, child
+
+
+def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
+    """The names of modules that stay as they are: the settings', and transformers' own choice where it makes one."""
+    method, settings = quantization.method, quantization.settings
+    if method == "hqq":
+        return _strings(settings, "skip_modules") or ["lm_head"]
+    names = _strings(settings, _SKIPPED.get(method, "modules_to_not_convert"))
+    if method == "aqlm":
+        return [name.removesuffix(".weight") for name in names or ()]
+    return HfQuantizer.get_modules_to_not_convert(
+        module, names, module._keep_in_fp32_modules, add_default_skips=method in ("auto-round", "awq")
+    )
+
+
+def is_of_auto_round(settings: Mapping[str, object], path: str, names: list[str]) -> bool:
+    """Whether AutoRound has quantised a layer: one within its blocks, or named by itself, of at most 8 bits.
+
+    auto_round/inference/convert_model.py, get_layer_config, of intel/auto-round at 0048664.
+    """
+    own = _own_settings(settings, "extra_config").get(path)
+    blocks = next((settings[key] for key in _BLOCK_NAMES if settings.get(key)), None)
+    within = _BLOCK.search(path) if blocks is None else path.startswith(tuple(_block_names(blocks)))
+    if own is None and (not within or any(re.search(name, path) for name in names)):
+        return False
+    bits = (own or {}).get("bits", settings.get("bits"))
+    return isinstance(bits, int) and bits <= _MOST_BITS
+
+
+def _block_names(names: object) -> Iterator[str]:
+    """The names of blocks, with commas between them or in lists of lists."""
+    for name in names.split(",") if isinstance(names, str) else names if isinstance(names, list) else ():
+        if isinstance(name, str):
+            yield name
+        else:
+            yield from _block_names(name)
+
+
+def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapping[str, object]:
+    """The settings of one layer, where a method has them by layer. Raises ConfigError where they name none for this one."""
+    method, settings = quantization.method, quantization.settings
+    if method == "compressed-tensors":
+        return group_of(settings, path, type(layer).__name__)
+    if method == "auto-round":
+        return {**settings, **_own_settings(settings, "extra_config").get(path, {})}
+    if method == "spqr":
+        shapes = settings.get("shapes")
+        shapes = shapes if isinstance(shapes, dict) else {}
+        return {**settings, "shapes": {name.removeprefix(f"{path}."): value for name, value in shapes.items()}}
+    if method != "vptq":
+        return settings
+    own = _own_settings(settings, "config_for_layers").get(path)
+    shared = _own_settings(settings, "shared_layer_config").get(path.rpartition(".")[2])
+    if (found := own or shared) is None:
+        raise ConfigError(
+            "quantization_config is malformed", given=f"nothing of {quote(path)}", allowed="config_for_layers"
+        )
+    return found
+
+
+def _own_settings(settings: Mapping[str, object], key: str) -> dict[str, dict]:
+    """Settings by layer. Raises ConfigError where they are none."""
+    found = settings.get(key) or {}
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise ConfigError(
+            "quantization_config is malformed", given=f"{key} = {quote(found)}", allowed="settings by layer"
+        )
+    return found
+
+
+def check_names(quantization: Quantization) -> None:
+    """Raise ConfigError where the names of modules that stay as they are, or the sides of a block, are none."""
+    _strings(quantization.settings, _SKIPPED.get(quantization.method, "modules_to_not_convert"))
+    layout_of(quantization.method, quantization.settings, 1, 1, torch.float32)
+
+
+def _strings(settings: dict, key: str) -> list[str] | None:
+    """A list of the settings whose names are patterns, None where there is none. Raises ConfigError."""
+    names = settings.get(key)
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        given = f"{key} = {quote(names)}"
+        raise ConfigError("quantization_config is malformed", given=given, allowed="a list of names")
+    for name in names:
+        try:
+            re.compile(name)
+        except re.error as error:
+            given = f"{key}: {quote(name)}"
+            raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error
+    return names
+
+
+def sides_of(layer: nn.Module) -> tuple[int, int, int] | None:
+    """The number of experts, the model's width and that inside of a layer that holds gated experts; None where it holds none."""
+    both, down = (layer._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
+    if both is None or down is None or both.dim() != 3 or down.dim() != 3:
+        return None
+    (count, *first), (_, *second) = both.shape, down.shape
+    if first[0] == 2 * second[1] and first[1] == second[0]:
+        return count, first[1], second[1]
+    if first[1] == 2 * second[0] and first[0] == second[1]:  # as [experts, inputs, outputs]
+        return count, first[0], second[0]
+    return None

@@ -1,0 +1,142 @@
+"""bitsandbytes on the CPU: see sizer.tracing.meta.bitsandbytes.
+
+Its layers ask whether a tensor is on the CPU; `bitsandbytes_on_cpu` answers for tensors on meta. Where the processor multiplies
+bfloat16 (AVX-512 BF16) a layer of 4-bit weights packs them in another order in its first pass of inference, for good.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from sizer.tracing.meta.bitsandbytes import OPERATORS, OUT_OPERATORS, PACKAGE, Kernels, run_backend, runner
+from sizer.tracing.values.handler import Handler
+
+
+@cache
+def _kernels() -> tuple[Kernels, ModuleType]:
+    """The functions that the installed package runs on the CPU, by operator, and the module that holds most of them."""
+    found: Kernels = {}
+    module = run_backend("default", found)
+    run_backend("cpu", found)
+    return found, module
+
+
+@contextmanager
+def bitsandbytes_on_cpu() -> Iterator[None]:
+    """Within the context, layers of bitsandbytes treat meta tensors as such of the CPU, as a process does that has just begun:
+    tables that the package keeps are not there yet. Weights that were packed anew are as before after it."""
+    if PACKAGE not in sys.modules:
+        yield
+        return
+    import bitsandbytes
+    from bitsandbytes.autograd import _functions as products
+    from bitsandbytes.backends import utils
+    from bitsandbytes.nn import Linear4bit
+
+    _kernels()[1]._get_4bit_quantize_bounds.cache_clear()
+    for key in [key for key in utils._code_4bit_cache if key[1].type == "meta"]:
+        del utils._code_4bit_cache[key]
+    restore: list[Callable[[], None]] = []
+    forward, multiply_4bit = Linear4bit.forward, products.matmul_4bit
+
+    def forward_packed(layer: nn.Module, x: Tensor) -> Tensor:
+        if layer.support_avx512bf16_for_cpu and not layer.training and not x.requires_grad and not _is_packed(layer):
+            restore.append(_restorer(layer))
+            _pack(layer)
+        return forward(layer, x)
+
+    def matmul_4bit(
+        A: Tensor, B: Tensor, quant_state: Any, out: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        if not getattr(quant_state, "packing_format_for_cpu", False):
+            return multiply_4bit(A, B, quant_state, out=out, bias=bias)
+        result = bitsandbytes.functional.gemv_4bit(A, B, out=out, state=quant_state)
+        return result if bias is None else result.add_(bias)
+
+    def matmul(
+        A: Tensor, B: Tensor, out: Tensor | None = None, state: Any = None, threshold: float = 0.0, bias: Any = None
+    ) -> Tensor:
+        if threshold > 0:
+            state.threshold = threshold
+        product = products.MatMul8bitFp if state.is_training else products.MatMul8bitLt
+        return product.apply(A, B, out, bias, state)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Linear4bit, "forward", forward_packed))
+        stack.enter_context(mock.patch.object(bitsandbytes, "matmul_4bit", matmul_4bit))
+        stack.enter_context(mock.patch.object(bitsandbytes, "matmul", matmul))
+        try:
+            yield
+        finally:
+            for one in restore:
+                one()
+
+
+def _is_packed(layer: nn.Module) -> bool:
+    return getattr(layer.weight.quant_state, "packing_format_for_cpu", False)
+
+
+def _pack(layer: nn.Module) -> None:
+    from bitsandbytes.functional import _convert_weight_packed_for_cpu
+
+    layer.weight.data, _ = _convert_weight_packed_for_cpu(layer.weight.data, layer.weight.quant_state)
+
+
+def _restorer(layer: nn.Module) -> Callable[[], None]:
+    """What gives a layer weights and scales of its own again, of the shapes and dtypes of now; it holds none of them."""
+    weight, state = layer.weight, layer.weight.quant_state
+    form, values = _form(weight), _forms(state)
+    second, kind = None if state.state2 is None else _forms(state.state2), type(state)
+
+    def restore() -> None:
+        weight.data = torch.empty(form.shape, dtype=form.dtype, device="meta")
+        vars(state).clear()
+        vars(state).update(_made(values))
+        if second is not None:
+            state.state2 = kind.__new__(kind)
+            vars(state.state2).update(_made(second))
+
+    return restore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _form(tensor: Tensor) -> _Form:
+    return _Form(shape=tensor.shape, dtype=tensor.dtype)
+
+
+def _forms(state: object) -> dict[str, object]:
+    """The values of a state, of tensors their forms."""
+    return {
+        name: _form(value) if isinstance(value, Tensor) else value
+        for name, value in vars(state).items()
+        if name != "state2" or value is None
+    }
+
+
+def _made(values: dict[str, object]) -> dict[str, object]:
+    return {
+        name: torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, _Form) else value
+        for name, value in values.items()
+    }
+
+
+_run = runner(lambda: _kernels()[0])
+HANDLERS: dict[str, Handler] = {
+    **{f"{PACKAGE}.{name}.default": _run for name in OPERATORS},
+    **{f"{PACKAGE}.{name}.out": _run for name in OUT_OPERATORS},
+}
