@@ -236,6 +236,7 @@ def _unfold(first: _Rows, second: _Rows, stretches: tuple[_Stretch, ...], period
         streams=np.frombuffer(two.streams, np.uint8)[sources].tobytes() if two.streams else b"",
         awaited=frozenset(np.flatnonzero(np.isin(sources, list(two.awaited))).tolist()) if two.awaited else frozenset(),
         collectives=_collectives(one, two, periods),
+        host_bytes=_grown(one.host_bytes, two.host_bytes, periods),
     )
     same_sizes = np.array_equal(sizes, second.sizes[sources])
     return Unfolded(tape=tape, second=two, sources=sources, sizes_alone=same_sizes and not two.collectives)

@@ -39,7 +39,7 @@ UNFOLDED = [
     pytest.param({**LLAMA, **DEEP}, "&mode=inference", id="inference", marks=EXHAUSTIVE),
     pytest.param({**LLAMA, **DEEP}, "&checkpointing=1&accumulate=4", id="checkpointed", marks=EXHAUSTIVE),
     pytest.param({**LLAMA, **DEEP}, "&train=adapter&optimizer=lion", id="adapters", marks=EXHAUSTIVE),
-    pytest.param({**LLAMA, **DEEP}, "&parallel=fsdp&ranks=4", id="fsdp", marks=EXHAUSTIVE),
+    pytest.param({**LLAMA, **DEEP}, "&parallel=fsdp&ranks=4&offload=1", id="offloaded", marks=EXHAUSTIVE),
     pytest.param({**LLAMA, **DEEP}, "&parallel=fsdp&ranks=2&tp=2&optimizer_impl=loop", id="fsdp+tp", marks=EXHAUSTIVE),
     pytest.param(MIXED, "", id="dense before experts", marks=EXHAUSTIVE),
     pytest.param(TURNS, "", id="layers by turns", marks=EXHAUSTIVE),
