@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -46,6 +47,7 @@ def world_of(size: int, rank: int, accelerator: Accelerator) -> Iterator[None]:
         stack.enter_context(_local_shapes_kept_apart(rank))
         for patched in (_sharding_patched, _strides_looked_for_once, _fully_shard_patched, _replicated_patched):
             stack.enter_context(patched())
+        stack.enter_context(_shards_made_up())
         yield
 
 
@@ -172,6 +174,25 @@ def _fully_shard_patched() -> Iterator[None]:
         mock.patch.object(FSDPParamGroup, "_validate_no_meta_params", _nothing),
         mock.patch.object(FSDPParamGroup, "_validate_cpu_offload_params", refuse_offload),
     ):
+        yield
+
+
+@contextmanager
+def _shards_made_up() -> Iterator[None]:
+    """A shard that is smaller than the first rank's is made up to its size as it comes to the device; on meta FSDP2 leaves it as it
+    is (reset_sharded_param of torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    reset = FSDPParam.reset_sharded_param
+
+    def reset_on_meta(param: FSDPParam) -> None:
+        reset(param)
+        held, local = param._sharded_param_data, param.sharded_param._local_tensor
+        if local.is_meta and local.untyped_storage()._cdata != held.untyped_storage()._cdata:
+            with mock.patch.object(torch.Tensor, "is_meta", False, create=True):
+                reset(param)
+
+    with mock.patch.object(FSDPParam, "reset_sharded_param", reset_on_meta):
         yield
 
 
