@@ -15,7 +15,7 @@ from sizer.tracing import mps
 from sizer.tracing.allocations import Held
 from sizer.tracing.cpu import attention as cpu_attention
 from sizer.tracing.cpu import convolution as cpu_convolution
-from sizer.tracing.cpu import copies, products
+from sizer.tracing.cpu import copies, gloo, products
 from sizer.tracing.cpu import normalization as cpu_normalization
 from sizer.tracing.cpu import reductions as cpu_reductions
 from sizer.tracing.cuda import (
@@ -60,7 +60,7 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
         cuda_indexing, normalization, recurrent, reductions, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
-    "cpu": (*_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, products, cpu_reductions),
+    "cpu": (*_EVERYWHERE, strides, cpu_attention, cpu_convolution, copies, cpu_normalization, gloo, products, cpu_reductions),
 }  # fmt: skip
 
 
