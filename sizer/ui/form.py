@@ -224,8 +224,9 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
     if for_device:
         values["gpu"] = _ask_gpu()
-        if mode.trains and _on_cuda(values["gpu"]):
-            values |= _ask_ranks()
+    # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
+    if mode.trains and _on_cuda(values["gpu"]) and (for_device or st.session_state["parallel"] != "none"):
+        values |= _ask_ranks()
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
