@@ -161,7 +161,7 @@ def test_a_model_is_measured_on_this_cpu_and_held_against_its_estimate(capsys, l
 
 @pytest.mark.exhaustive
 def test_two_ranks_are_measured_on_this_cpu_each_against_its_estimate(capsys, ledger, monkeypatch):
-    monkeypatch.setattr(launch_ranks, "_places", lambda device: 2)
+    monkeypatch.setattr(launch_ranks, "count_places", lambda device: 2)
     query = "arch=torchvision:resnet18&image=32&dtype=float32&batch=2&parallel=zero1&ranks=2"
     settings = Settings(max_jobs=1)
     status = main(["measure", query, "--device", "cpu", "--json"], make_client=lambda: JobClient(settings))

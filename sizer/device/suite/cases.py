@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from sizer.config_json import encode_config
+from sizer.request import parse_query
 
 # Shapes of models that people train, as configs: no key here is a default of transformers.
 _LLAMA_1B = {
@@ -85,11 +86,16 @@ class Case:
     name: str
     query: str
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks train together, each on a device of its own; 1 for one."""
+        return parse_query(self.query).world
+
 
 @cache
 def list_cases() -> tuple[Case, ...]:
     """The cases for an accelerator, cheapest first within each family; none needs more than 80 GiB."""
-    return (*_convolutional(), *_pictures(), *_texts(), *_large_texts())
+    return (*_convolutional(), *_pictures(), *_texts(), *_large_texts(), *_ranks())
 
 
 @cache
@@ -106,6 +112,9 @@ def list_small_cases() -> tuple[Case, ...]:
         _config("gpt2-small", _SMALL_GPT2, 2, seq=64, checkpointing=1),
         _config("llama-small", _SMALL_LLAMA, 2, seq=64, dtype="bfloat16"),
         _config("mixtral-small", _SMALL_MIXTRAL, 2, seq=32, optimizer="sgd-momentum"),
+        _vision("resnet18", 2, image=64, parallel="ddp", ranks=2),
+        _config("gpt2-small", _SMALL_GPT2, 2, seq=64, parallel="zero1", ranks=2),
+        _config("llama-small", _SMALL_LLAMA, 2, seq=64, parallel="fsdp", ranks=2),
     )
 
 
@@ -178,6 +187,14 @@ def _large_texts() -> tuple[Case, ...]:
         _config("qwen3-0.6b", _QWEN3, 2, seq=2048, dtype="bfloat16"),
         _config("qwen3-moe", _QWEN3_MOE, 2, seq=1024, dtype="bfloat16"),
         _config("mixtral", _MIXTRAL, 2, seq=1024, dtype="bfloat16"),
+    )
+
+
+def _ranks() -> tuple[Case, ...]:
+    return (
+        _vision("resnet50", 32, parallel="ddp", ranks=2),
+        _preset("gpt2", 4, seq=1024, parallel="zero1", ranks=2),
+        _config("llama-1b", _LLAMA_1B, 2, seq=2048, dtype="amp-bfloat16", parallel="fsdp", ranks=2),
     )
 
 

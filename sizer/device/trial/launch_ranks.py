@@ -13,8 +13,8 @@ from sizer.device.record.recording import Measured
 from sizer.device.trial.launch import MeasureJob, check_cell, message_for
 from sizer.errors import RequestError, SizerError, quote
 from sizer.request import Request, format_query, parse_query
-from sizer.units import counted
 
+PLACES = {"cpu": "cores", "cuda": "GPUs"}  # what each rank has one of, by kind of device
 GRACE_SECONDS = 10.0  # for the ranks that are left where one has ended early: they wait for it in vain
 
 
@@ -85,7 +85,7 @@ def start_ranks(query: str, device: str, *, record: bool = True, seconds: float 
     """
     request = parse_query(query)
     check_cell(request)
-    check_places(request, device, _places(device))
+    check_places(request, device, count_places(device))
     return RanksJob(message_for(request, device, timing=False, record=record, seconds=seconds), request)
 
 
@@ -95,16 +95,19 @@ def check_places(request: Request, device: str, places: int) -> None:
         return
     key = "ranks" if "ranks" in PARALLELS[request.parallel].keys else "tp"
     others = request.world // getattr(request, key)
-    what = counted(places, "core") if device == "cpu" else counted(places, "GPU")
     raise RequestError(
         key,
         given=f"{request.world} ranks on {device}",
-        allowed=f"as many as there are on this computer: {what}",
+        allowed=f"as many as this computer has {PLACES[device]}: {places}",
         todo=f"ask for {key}={places // others}" if places // others > 1 else "leave parallel out",
     )
 
 
-def _places(device: str) -> int:
+def count_places(device: str) -> int:
+    """How many ranks there can be: this computer's cores for "cpu", its GPUs for "cuda".
+
+    Raises RequestError for another kind of device, DeviceError where there is no GPU.
+    """
     if device == "cpu":
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device == "cuda":

@@ -21,7 +21,7 @@ OF_TWO = f"{RESNET}&parallel=ddp&ranks=2"
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_ranks, "_places", lambda device: 2)
+    monkeypatch.setattr(launch_ranks, "count_places", lambda device: 2)
 
 
 def started(query: str = OF_TWO, **limits: float) -> RanksJob:
@@ -62,10 +62,10 @@ def test_so_does_the_limit_on_time() -> None:
 @pytest.mark.parametrize(
     ("keys", "device", "places", "message"),
     [
-        ("parallel=fsdp&ranks=8", "cpu", 2, "ranks: given 8 ranks on cpu, allowed .*: 2 cores; ask for ranks=2"),
-        ("parallel=fsdp&ranks=4&tp=2", "cuda", 4, "ranks: given 8 ranks on cuda, allowed .*: 4 GPUs; ask for ranks=2"),
-        ("parallel=tp&tp=4&optimizer_impl=loop", "cuda", 2, "tp: given 4 ranks on cuda, .*: 2 GPUs; ask for tp=2"),
-        ("parallel=ddp&ranks=2", "cuda", 1, "ranks: given 2 ranks on cuda, allowed .*: 1 GPU; leave parallel out"),
+        ("parallel=fsdp&ranks=8", "cpu", 2, "ranks: given 8 ranks on cpu, allowed .* cores: 2; ask for ranks=2"),
+        ("parallel=fsdp&ranks=4&tp=2", "cuda", 4, "ranks: given 8 ranks on cuda, allowed .* GPUs: 4; ask for ranks=2"),
+        ("parallel=tp&tp=4&optimizer_impl=loop", "cuda", 2, "tp: given 4 ranks on cuda, .* GPUs: 2; ask for tp=2"),
+        ("parallel=ddp&ranks=2", "cuda", 1, "ranks: given 2 ranks on cuda, allowed .* GPUs: 1; leave parallel out"),
     ],
 )
 def test_more_ranks_than_there_are_places(keys: str, device: str, places: int, message: str) -> None:
