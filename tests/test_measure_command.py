@@ -12,12 +12,10 @@ from sizer.commands import measure as command
 from sizer.config_json import encode_config
 from sizer.device.comparison.comparison import Comparison, compare
 from sizer.device.comparison.counterpart import gpu_of
-from sizer.device.comparison.ranks import rank_of
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.files import write_measured
 from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, Transfer
 from sizer.device.record.recording import Measured
-from sizer.device.trial import launch_ranks
 from sizer.errors import DeviceError, RequestError, TraceError
 from sizer.memory.timeline import running_bytes
 from sizer.request import format_query, parse_query
@@ -157,25 +155,6 @@ def test_a_model_is_measured_on_this_cpu_and_held_against_its_estimate(capsys, l
     assert abs(comparison.find("peak_allocated_bytes").error) < 0.01
     assert comparison.measured_curve
     assert [row.architecture for row in ledger.rows()] == ["gpt2"]
-
-
-@pytest.mark.exhaustive
-def test_two_ranks_are_measured_on_this_cpu_each_against_its_estimate(capsys, ledger, monkeypatch):
-    monkeypatch.setattr(launch_ranks, "count_places", lambda device: 2)
-    query = "arch=torchvision:resnet18&image=32&dtype=float32&batch=2&parallel=zero1&ranks=2"
-    settings = Settings(max_jobs=1)
-    status = main(["measure", query, "--device", "cpu", "--json"], make_client=lambda: JobClient(settings))
-    captured = capsys.readouterr()
-    assert (status, captured.err) == (0, "")
-    ranks = [Comparison.from_dict(json.loads(line)["comparison"]) for line in captured.out.splitlines()]
-    assert [rank_of(one) for one in ranks] == [0, 1]
-    for one in ranks:
-        assert one.wrong == ()
-        assert {row.difference_bytes for row in one.rows if row.tolerance == 0} == {0}
-    first, second = (one.find("optimizer_bytes").measured_bytes for one in ranks)
-    # two averages of each of 11,689,512 weights, and a counter of 4 bytes for each of 62
-    assert first != second and first + second == 8 * 11_689_512 + 4 * 62
-    assert [row.place for row in ledger.rows()] == ["1 of 2", "0 of 2"]
 
 
 # ------------------------------------------------------------------------------------------------------------- measure

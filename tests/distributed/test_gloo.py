@@ -45,7 +45,6 @@ OF_TWO = {
     "tensor parallel": f"{LLAMA_OF_TWO}&parallel=tp&tp=2&optimizer_impl=loop",
 }
 OF_FOUR = {
-    "fsdp, resharded to 2": f"{GPT2_OF_TWO}&parallel=fsdp&ranks=4&reshard=2&checkpointing=1&accumulate=2",
     "hsdp": f"{VIT_OF_TWO}&parallel=hsdp&ranks=2&replicate=2",
     "tensor parallel within fsdp": f"{LLAMA_OF_TWO}&parallel=fsdp&ranks=2&tp=2",
 }

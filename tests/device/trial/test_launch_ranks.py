@@ -36,6 +36,19 @@ def nothing_is_left(job: RanksJob) -> bool:
     return free and not any(map(is_running, job.process_ids)) and not any(home.exists() for home in homes)
 
 
+@pytest.mark.exhaustive
+def test_every_rank_is_measured_in_a_process_of_its_own() -> None:
+    job = started(OF_TWO.replace("parallel=ddp", "parallel=zero1"))
+    first, second = (measured.measurement for measured in job.result())
+    assert first.failure is None and second.failure is None
+    assert [parse_query(measurement.query).rank for measurement in (first, second)] == [0, 1]
+    assert first.tensors.weights_bytes == second.tensors.weights_bytes == 4 * 11_689_512
+    # two averages of each weight, and a counter of 4 bytes for each of 62 tensors of them: each rank has a part
+    parts = (first.tensors.optimizer_bytes, second.tensors.optimizer_bytes)
+    assert sum(parts) == 8 * 11_689_512 + 4 * 62 and min(parts) > 0
+    assert nothing_is_left(job)
+
+
 def test_a_killed_rank_ends_all_with_its_words() -> None:
     job = started()
     os.killpg(job.process_ids[1], signal.SIGKILL)
