@@ -20,6 +20,7 @@ from tests.benchmarks.published.rows import read_runs
 from tests.benchmarks.service_figures import SERVICE
 from tests.benchmarks.shares import read_share
 from tests.benchmarks.tables import read_table
+from tests.distributed.test_gloo import OF_FOUR, OF_TWO
 from tests.memory.test_bounds import CONVOLVING
 from tests.oldest import REQUIREMENTS, floors
 from tests.readme import README
@@ -69,6 +70,10 @@ def _recorded() -> Figures:
 def _cpu() -> Figures:
     names = {case.values[0] if hasattr(case, "values") else case[0] for case in CPU_CASES}
     return len(names), len(CPU_CASES), f"{HAIR:.1%}".removesuffix("%")
+
+
+def _ranks() -> Figures:
+    return len(OF_TWO), len(OF_FOUR)
 
 
 def _outside() -> Figures:
@@ -136,6 +141,7 @@ SENTENCES: dict[str, Callable[[], Figures]] = {
     "In all {} recorded cases ({} each": _recorded,
     "{} models, {} cases, and every optimizer in every implementation (float32, bfloat16, autocast; training and inference); "
     "each phase's peak within {} %": _cpu,
+    "and of ranks on each of them: {} pieces of work by two processes over gloo, and {} by four": _ranks,
     "from {} published out-of-memory messages: {} KiB for each thread that can be resident, and libraries by architecture "
     "(T4 {} MiB, RTX 4090 {}, A100 {}, H100 {}); half of them within {} MiB, "
     "nineteen of twenty within {} below and {} above": _outside,

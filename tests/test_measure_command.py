@@ -18,7 +18,7 @@ from sizer.device.record.measurement import DeviceOutOfMemory, Spread, Timing, T
 from sizer.device.record.recording import Measured
 from sizer.errors import DeviceError, RequestError, TraceError
 from sizer.memory.timeline import running_bytes
-from sizer.request import parse_query
+from sizer.request import format_query, parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from tests.device.tapes import CPU, CUDA, measured_from, report_of, tape_of, training
@@ -93,6 +93,30 @@ def device(monkeypatch):
 
 
 @pytest.fixture
+def ranks(monkeypatch):
+    """Puts ranks in the place of real ones, each of which does what its steps say. The jobs that were asked for."""
+    jobs: list[tuple[str, str, dict]] = []
+
+    def put(*steps: list, **changes: list) -> list[tuple[str, str, dict]]:
+        def start_ranks(query: str, device: str, **options: object) -> Done:
+            jobs.append((query, device, options))
+            request = parse_query(query)
+            queries = (format_query(replace(request, rank=rank), complete=True) for rank in range(len(steps)))
+            each = ({name: values[rank] for name, values in changes.items()} for rank in range(len(steps)))
+            return Done(
+                tuple(
+                    measured_from(tape_of(one), CPU, query=query, dtype="float32", **change)
+                    for one, query, change in zip(steps, queries, each, strict=True)
+                )
+            )
+
+        monkeypatch.setattr(command, "start_ranks", start_ranks)
+        return jobs
+
+    return put
+
+
+@pytest.fixture
 def run(capsys, ledger):
     """Runs a command; (exit status, stdout, stderr)."""
 
@@ -152,6 +176,38 @@ def test_measure_prints_both_sides_and_keeps_them(run, device, ledger):
     assert any(line.startswith("Note: the CPU's allocator keeps no cache") for line in lines)
     assert jobs == [(ledger.rows()[0].query, "cpu", {"timing": True, "seconds": 600.0})]
     assert len(ledger.rows()) == 1
+
+
+def test_of_several_ranks_the_worst_is_shown_whole(run, ranks, ledger):
+    jobs = ranks(training(sides="device"), training(forward=[EXTRA], sides="device"))
+    status, out, err = run("measure", f"{QUERY}&parallel=ddp&ranks=2", "--device", "cpu")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "Peak allocated on each of 2 ranks, and rank 1 whole:"
+    assert [line.split()[0] for line in lines[2:4]] == ["0", "1"]
+    assert [line.split()[-1] for line in lines[2:4]] == ["exact", "WRONG"]
+    assert lines[5] == "tiny (Tiny), training in float32 at batch 2, rank 1 of 2 by DDP"
+    assert "the device holds 292.97 KiB by aten::clone" in out
+    assert [(parse_query(query).world, device) for query, device, _ in jobs] == [(2, "cpu")]
+    assert {row.place for row in ledger.rows()} == {"0 of 2", "1 of 2"}
+    rows = run("ledger")[1].splitlines()[1:3]
+    assert {" ".join(row.split()[6:9]) for row in rows} == {"0 of 2", "1 of 2"}
+
+
+def test_a_rank_that_ran_out_of_memory_is_shown(run, ranks):
+    steps = training(sides="device")
+    ranks(steps, steps[: steps.index("=forward") + 1], out_of_memory=[None, FAILED])
+    status, out, _ = run("measure", f"{QUERY}&parallel=ddp&ranks=2", "--device", "cpu")
+    assert status == 0
+    assert out.splitlines()[3].split()[-4:] == ["not", "to", "its", "end"]
+    assert "The device ran out of memory in backward" in out
+
+
+def test_ranks_as_json_are_one_object_a_line(run, ranks):
+    ranks(training(sides="device"), training(sides="device"))
+    status, out, _ = run("measure", f"{QUERY}&parallel=ddp&ranks=2", "--device", "cpu", "--json", "--no-ledger")
+    printed = [json.loads(line)["measurement"]["query"] for line in out.splitlines()]
+    assert (status, [parse_query(query).rank for query in printed]) == (0, [0, 1])
 
 
 def test_measure_says_what_is_wrong_and_where_both_part(run, device):

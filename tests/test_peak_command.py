@@ -68,6 +68,12 @@ def test_the_script_is_printed_as_it_is(run):
     assert "torch.optim.SGD(parameters, lr=0.001)" in script
 
 
+def test_of_ranks_the_script_is_for_torchrun(run):
+    status, script, _ = run(f"{QUERY}&parallel=zero1&ranks=2", "--script")
+    assert status == 0
+    assert "torchrun --nproc-per-node 2" in script and "ZeroRedundancyOptimizer(" in script
+
+
 def test_each_cell_in_focus_has_its_own_answer(client):
     query = QUERY.replace("batch=2", "batch=2,4")
     found = [client.submit_peak(f"{query}&focus=float32:{batch}").result(timeout=120) for batch in (2, 4)]

@@ -106,6 +106,7 @@ def format_rows(rows: Sequence[LedgerRow]) -> Iterator[str]:
         "mode",
         "dtype",
         "batch",
+        "rank",
         "device",
         "torch",
         "allocated",
@@ -113,7 +114,7 @@ def format_rows(rows: Sequence[LedgerRow]) -> Iterator[str]:
         "process",
         "",
     )
-    yield from format_table(header, map(_cells, rows), left=8)
+    yield from format_table(header, map(_cells, rows), left=9)
 
 
 def format_statistics(statistics: Sequence[ErrorStatistics]) -> Iterator[str]:
@@ -140,5 +141,5 @@ def _cells(row: LedgerRow) -> tuple[str, ...]:
         (row.estimated_process_bytes, row.measured_process_bytes),
     )
     errors = ("" if not measured else percent((estimated - measured) / measured) for estimated, measured in pairs)
-    about = (row.architecture, row.mode, row.dtype, str(row.batch), row.device_name, row.torch)
+    about = (row.architecture, row.mode, row.dtype, str(row.batch), row.place, row.device_name, row.torch)
     return str(row.id), row.measured_at[:10], *about, *errors, "" if row.holds else "WRONG"

@@ -6,16 +6,18 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from sizer.commands.arguments import add_query, minutes, query_of
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.measure_text import format_comparison, format_measurement
+from sizer.commands.measure_text import format_comparison, format_measurement, format_ranks
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.ledger.ledger import Ledger
 from sizer.device.record.recording import Measured
 from sizer.device.trial.launch import start
+from sizer.device.trial.launch_ranks import start_ranks
 from sizer.errors import JobError, RequestError, SizerError, quote
 from sizer.query_values import DTYPES
 from sizer.request import Request, format_query, parse_query
@@ -23,12 +25,21 @@ from sizer.service.client import JobClient
 from sizer.versions import format_version, installed_version
 
 SCHEMA = 1
+DEVICE_HELP = "cuda:0, mps, cpu, ... (see `python -m sizer devices`); of several ranks cpu or cuda"
+
+
+class Found(NamedTuple):
+    """What was measured, and its comparison or why there is none."""
+
+    measured: Measured
+    comparison: Comparison | None
+    failure: SizerError | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_query(parser, 'such as "arch=torchvision:resnet50&dtype=float32&batch=32"')
-    parser.add_argument("--device", required=True, help="cuda:0, mps, cpu, ... (see `python -m sizer devices`)")
+    parser.add_argument("--device", required=True, help=DEVICE_HELP)
     parser.add_argument(
         "--json", action="store_true", help="print measurement and comparison as JSON, one object a line"
     )
@@ -40,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
-    """Measure every dtype and batch size of a query, each in a process of its own, and compare them with the estimate.
+    """Measure every dtype and batch size of a query, each in a process of its own, and compare them with the estimate; of several
+    ranks each in one, side by side.
 
     Raises, after all is printed, the first of: TraceError where a step was measured and cannot be traced, JobError where one
     ended early. A lack of memory is a result.
@@ -48,12 +60,12 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     query, problem = query_of(options), None
     with contextlib.closing(make_client()) as client:
         for cell in _cells(query):
-            measured = _measure_cell(options, cell)
-            comparison, failure = _compare(client, measured)
-            _print(options, measured, comparison, failure)
-            if comparison is not None and not options.no_ledger:
-                Ledger().add(comparison)
-            problem = problem or failure or _ended_early(measured)
+            found = [Found(measured, *_compare(client, measured)) for measured in _measure_cell(options, cell)]
+            _print(options, found)
+            for one in found:
+                if one.comparison is not None and not options.no_ledger:
+                    Ledger().add(one.comparison)
+                problem = problem or one.failure or _ended_early(one.measured)
     if problem is not None:
         raise problem
     return 0
@@ -80,11 +92,16 @@ def _cells(query: str) -> Iterator[Request]:
             yield replace(request, dtypes=(dtype,), batches=(batch,))
 
 
-def _measure_cell(options: argparse.Namespace, cell: Request) -> Measured:
-    query = format_query(cell, complete=True)
-    job = start(query, options.device, timing=not options.no_timing, seconds=60 * options.minutes)
+def _measure_cell(options: argparse.Namespace, cell: Request) -> tuple[Measured, ...]:
+    """What was measured, of each rank."""
+    query, seconds = format_query(cell, complete=True), 60 * options.minutes
+    several = cell.parallel != "none"
+    if several:
+        job = start_ranks(query, options.device, seconds=seconds)
+    else:
+        job = start(query, options.device, timing=not options.no_timing, seconds=seconds)
     try:
-        return wait(job)
+        return wait(job) if several else (wait(job),)
     finally:
         job.cancel()  # only where the waiting was cut short: a job that is done stays done
 
@@ -103,20 +120,25 @@ def _ended_early(measured: Measured) -> JobError | None:
     return None if failure is None else JobError("the device did not come to the end", given=quote(failure, 300))
 
 
-def _print(
-    options: argparse.Namespace, measured: Measured, comparison: Comparison | None, failure: SizerError | None
-) -> None:
-    measurement = measured.measurement
+def _print(options: argparse.Namespace, found: Sequence[Found]) -> None:
     if options.json:
-        data = {
-            "schema": SCHEMA,
-            "measurement": measurement.to_dict(),
-            "comparison": comparison and comparison.to_dict(),
-        }
-        if failure is not None:
-            data["error"] = str(failure)
-        print(json.dumps(data, allow_nan=False), flush=True)
-    elif comparison is not None:
-        print(format_comparison(comparison), end="\n\n", flush=True)
+        for one in found:
+            print(json.dumps(_json(one), allow_nan=False), flush=True)
+        return
+    comparisons = [one.comparison for one in found if one.comparison is not None]
+    if not comparisons:
+        text = format_measurement(found[0].measured.measurement)
+    elif len(comparisons) > 1:
+        text = format_ranks(comparisons)
     else:
-        print(format_measurement(measurement), end="\n\n", flush=True)
+        text = format_comparison(comparisons[0])
+    print(text, end="\n\n", flush=True)
+
+
+def _json(one: Found) -> dict:
+    data = {
+        "schema": SCHEMA,
+        "measurement": one.measured.measurement.to_dict(),
+        "comparison": one.comparison and one.comparison.to_dict(),
+    }
+    return data if one.failure is None else data | {"error": str(one.failure)}

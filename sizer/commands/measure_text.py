@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sizer.catalogue.parallel import PARALLELS
 from sizer.commands.text import TITLES, format_table, percent, size_text, to_printable
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.divergence import Scratch
+from sizer.device.comparison.ranks import PEAK, rank_of, worst
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import Measurement, Spread, Timing
+from sizer.request import parse_query
 from sizer.units import counted, format_bytes
 
 SCRATCH_SHOWN = 5
@@ -30,6 +33,24 @@ def format_comparison(comparison: Comparison) -> str:
     return to_printable("\n\n".join("\n".join(lines) for part in parts if (lines := list(part))))
 
 
+def format_ranks(comparisons: Sequence[Comparison]) -> str:
+    """The peak of each rank on both sides, then the comparison of the worst."""
+    shown = worst(comparisons)
+    header = ("rank", "estimated", "measured", "difference", "error", "")
+    lines = format_table(header, map(_rank_cells, comparisons))
+    title = f"Peak allocated on each of {counted(len(comparisons), 'rank')}, and rank {rank_of(shown)} whole:"
+    return "\n\n".join(("\n".join((title, *lines)), format_comparison(shown)))
+
+
+def _rank_cells(comparison: Comparison) -> tuple[str, ...]:
+    peak = comparison.find(PEAK)
+    rank = str(rank_of(comparison))
+    if peak is None:
+        return rank, format_bytes(comparison.estimate.peak_allocated_bytes), "", "", "", "not to its end"
+    _, *figures, _, _ = _cells(peak)
+    return rank, *figures, "" if comparison.holds else "WRONG"
+
+
 def format_measurement(measurement: Measurement) -> str:
     """A measurement that nothing is held against: what was read after each phase."""
     header = ("after", "allocated", "peak allocated", "reserved", "peak reserved", "driver")
@@ -45,8 +66,15 @@ def format_measurement(measurement: Measurement) -> str:
 def _subject(comparison: Comparison) -> Iterator[str]:
     measurement = comparison.measurement
     model = f"{comparison.architecture} ({comparison.class_name})"
-    yield f"{model}, {comparison.task} in {measurement.dtype} at batch {measurement.batch}"
+    yield f"{model}, {comparison.task} in {measurement.dtype} at batch {measurement.batch}{_place(measurement)}"
     yield f"measured on {_device(measurement)}"
+
+
+def _place(measurement: Measurement) -> str:
+    request = parse_query(measurement.query)
+    if request.parallel == "none":
+        return ""
+    return f", rank {request.rank} of {request.world} by {PARALLELS[request.parallel].title}"
 
 
 def _device(measurement: Measurement) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import format_table, print_list, to_printable
-from sizer.errors import BuildError, RequestError, quote
+from sizer.errors import RequestError, quote
 from sizer.memory.codec import encode
 from sizer.memory.peak import PeakReport, TensorGroup, with_children
 from sizer.units import format_bytes
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--snapshot", metavar="FILE", type=Path, help="write it for PyTorch's viewer, pytorch.org/memory_viz"
     )
     either.add_argument(
-        "--script", action="store_true", help="print a PyTorch program that does this work and measures it"
+        "--script",
+        action="store_true",
+        help="print a PyTorch program that does this work and measures it, for torchrun where there are ranks",
     )
 
 
@@ -39,13 +41,11 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
         if options.snapshot is not None:
             _write(options.snapshot, wait(client.submit_snapshot(query)))
             return 0
+        if options.script:
+            print(wait(client.submit_script(query)), end="")
+            return 0
         found = wait(client.submit_peak(query))
-    if options.script:
-        if not found.script:
-            raise BuildError(found.no_script)
-        print(found.script, end="")
-    else:
-        print_list(options, encode(found), map(to_printable, format_peak(found)))
+    print_list(options, encode(found), map(to_printable, format_peak(found)))
     return 0
 
 

@@ -9,7 +9,15 @@ from sizer.commands.arguments import minutes
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
 from sizer.device.suite.runner import Runner
-from sizer.device.suite.suite import choose_cases, delete_failures, find_device, folder_for, run_suite
+from sizer.device.suite.suite import (
+    choose_cases,
+    delete_failures,
+    find_device,
+    folder_for,
+    run_suite,
+    split_by_places,
+)
+from sizer.device.trial.launch_ranks import PLACES, count_places
 from sizer.units import counted
 
 
@@ -34,9 +42,12 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
         return 0
     inventory, facts = find_device(options.device)
     cases = choose_cases(facts.kind, options.only)
+    cases, lacking = split_by_places(cases, count_places(facts.kind) if facts.kind in PLACES else 1)
     runner = Runner(device=facts.device, record=options.record)
     folder = options.out or folder_for(inventory, facts, runner.date())
     print(f"{facts.name}: {counted(len(cases), 'case')}, to {folder}", flush=True)
+    for case in lacking:
+        print(f"{case.name:46} left out: it needs {case.ranks} {PLACES.get(facts.kind, 'devices')}", flush=True)
     if options.again:
         delete_failures(cases, folder)
     left = run_suite(

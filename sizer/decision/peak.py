@@ -1,4 +1,4 @@
-"""What is alive at the peak of one dtype and batch size: one trace with shapes; and the same replay as PyTorch's snapshot."""
+"""What is alive at the peak of one dtype and batch size, by one trace with shapes; as PyTorch's snapshot; as a script."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.decision.cells import Cells, one_cell
 from sizer.decision.script import write_script
+from sizer.decision.script_ranks import check_scripted
 from sizer.errors import BuildError, RequestError
 from sizer.memory.loops import repeated_events, written
 from sizer.memory.peak import PeakReport, find_peak
@@ -46,6 +47,24 @@ def peak(
         yield replace(report, script=write_script(request, cells.tracer(request)))
     except BuildError as error:
         yield replace(report, no_script=str(error))
+
+
+def script(
+    request: Request,
+    *,
+    config: dict | None = None,
+    kept: Kept | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """The PyTorch program that does and measures the one dtype and batch size of a request (sizer.decision.script).
+
+    That of several ranks is for `torchrun`, and prints the estimate beside. Raises as `peak`, and BuildError where there is none.
+    """
+    request = one_cell(request)
+    check_scripted(request)
+    cells = Cells(request, config=config, kept=kept, progress=progress)
+    estimate = None if request.parallel == "none" else cells.estimate(request)
+    return write_script(request, cells.tracer(request), estimate=estimate)
 
 
 def snapshot(

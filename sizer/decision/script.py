@@ -14,119 +14,27 @@ from sizer.architecture.generation import generation_options, prompt_of
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.parallel import PARALLELS
 from sizer.decision.script_models import Parts, parts_of
+from sizer.decision.script_ranks import DEVICE, command, main_lines, model_lines, rank_imports
+from sizer.decision.script_text import GENERATION, HEAD, INFERENCE, MAIN, TAIL, TRAINING
 from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
 from sizer.decision.script_weights import is_quantized
 from sizer.errors import BuildError
+from sizer.memory.estimate import Estimate
 from sizer.request import Request, format_query
 from sizer.tracer import Tracer
 from sizer.tracing.steps import INIT_SCALE
 
 MAX_LETTERS = 60_000
 
-HEAD = '''\
-"""{title}
 
-Written by Sizer for {query}
-
-    python this_file.py [cuda | cpu | mps]
-"""
-
-import json
-import sys
-import tempfile
-
-{imports}
-
-device = sys.argv[1] if len(sys.argv) > 1 else "{device}"
-dtype = torch.{weights}
-
-
-def build_model():
-{build}    return model
-
-
-def make_batch():
-    args = {args}
-    kwargs = {kwargs}
-    targets = {targets}
-    return args, kwargs, targets
-
-
-'''
-TRAINING = """\
-def loss_of(model, args, kwargs, targets):
-{loss}
-
-def work():
-    model = build_model(){placed}.train()
-{optimizers}    with torch.device(device):
-        batch = make_batch()
-    start()
-    for _ in range(2):
-{step}
-
-
-"""
-INFERENCE = """\
-def work():
-    model = build_model(){placed}.eval()
-    with torch.device(device):
-        args, kwargs, _ = make_batch()
-    start()
-    for _ in range(2):
-{step}
-
-
-"""
-GENERATION = """\
-def work():
-    model = build_model(){placed}.eval()
-    with torch.device(device):
-        _, kwargs, _ = make_batch()
-    model.generation_config = GenerationConfig({options})
-    start()
-    with {context}:
-        model.generate(**kwargs, generation_config=model.generation_config)
-
-
-"""
-TAIL = """\
-def start():
-    with torch.profiler.record_function("start"):
-        if device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats()
-
-
-def measure():
-    if device.startswith("cuda"):
-        work()
-        return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-    if device == "mps":
-        work()
-        return {"driver": torch.mps.driver_allocated_memory()}
-    torch.set_num_threads(1)  # as the estimate has it: with more, the CPU's kernels hold buffers for each
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        work()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profile.export_chrome_trace(file.name)
-        events = json.load(open(file.name, encoding="utf-8"))["traceEvents"]
-    began = next(event["ts"] for event in events if event["name"] == "start")
-    memory = [event for event in events if event["name"] == "[memory]" and event["ts"] >= began]
-    return {"allocated": max(event["args"]["Total Allocated"] for event in memory)}
-
-
-if __name__ == "__main__":
-    for name, size in measure().items():
-        print(f"{name} at the peak: {size:,} bytes ({size / 2**30:.2f} GiB)")
-"""
-
-
-def write_script(request: Request, tracer: Tracer) -> str:
+def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None = None) -> str:
     """The program for the one dtype and batch size of a request, whose model `tracer` has built.
 
-    Raises BuildError where a plain program cannot make the model or its inputs.
+    That of several ranks prints the `estimate` beside what each has held. Raises BuildError where a plain program cannot make the
+    model or its inputs.
     """
     blueprint, module = tracer.built()
     trains = MODES[request.mode].trains
@@ -140,7 +48,8 @@ def write_script(request: Request, tracer: Tracer) -> str:
     quantized = is_quantized(blueprint)
     limited = training_lines(request, module, quantized=quantized)
     imports = training_imports(request, quantized=quantized)
-    parts = replace(parts, imports=(*parts.imports, *imports), build=f"{parts.build}{limited}")
+    imports = (*parts.imports, *imports, *(rank_imports(request) if _spread(request) else ()))
+    parts = replace(parts, imports=imports, build=f"{parts.build}{limited}")
     placed = "" if quantized else ".to(dtype).to(device)"
     if MODES[request.mode].generates:
         example = Example(kwargs=prompt_of(example))
@@ -148,10 +57,12 @@ def write_script(request: Request, tracer: Tracer) -> str:
         options = _options(request, module)
         body = GENERATION.format(placed=placed, options=options, context=_without_gradients(request))
     elif trains:
-        body = _training(request, parts, placed=".to(device)" if request.train == "adapter" and placed else placed)
+        placed = ".to(device)" if request.train == "adapter" and placed else placed
+        body = _training(request, parts, module, placed=placed)
     else:
         body = INFERENCE.format(placed=placed, step=_inference_step(request))
-    script = f"{_head(request, parts, example, blueprint.class_name)}{body}{TAIL}"
+    main = MAIN if estimate is None else main_lines(request, estimate)
+    script = f"{_head(request, parts, example, blueprint.class_name)}{body}{TAIL}{main}"
     if len(script) > MAX_LETTERS:
         raise BuildError("a script would be too long: it would hold the whole config", given=f"{len(script):,} letters")
     return script
@@ -166,12 +77,14 @@ def _head(request: Request, parts: Parts, example: Example, class_name: str) -> 
         *(["from torch.nn import functional"] if "functional." in parts.loss else []),
         *([f"import {optimizer.module}"] if trains and optimizer.package != "torch" else []),
     ]
-    backend = find_gpu(request.gpu).backend
+    alone = f'device = sys.argv[1] if len(sys.argv) > 1 else "{find_gpu(request.gpu).backend}"'
     return HEAD.format(
         title=f"{MODES[request.mode].headline} {class_name} in {dtype} at batch {batch}.",
         query=_short(format_query(request)),
         imports="\n".join(sorted(imports, key=lambda line: line.split()[1])),
-        device=backend,
+        command=command(request) if _spread(request) else "python this_file.py [cuda | cpu | mps]",
+        arguments="os" if _spread(request) else "sys",  # what says on which device to work
+        device=DEVICE if _spread(request) else alone,
         weights="float32" if dtype.startswith("amp-") else dtype,
         build=parts.build,
         args=value_code(example.args, cast=True),
@@ -195,9 +108,15 @@ def _autocast(request: Request) -> str:
     return f"torch.autocast(device.partition(':')[0], dtype=torch.{half})"
 
 
-def _training(request: Request, parts: Parts, *, placed: str) -> str:
+def _spread(request: Request) -> bool:
+    """Whether several ranks run the script."""
+    return request.parallel != "none"
+
+
+def _training(request: Request, parts: Parts, module: nn.Module, *, placed: str) -> str:
     (dtype,) = request.dtypes
-    scales, mixed = dtype == "amp-float16", dtype.startswith("amp-")
+    shards = PARALLELS[request.parallel].shards  # FSDP2 casts by a policy of its own
+    scales, mixed = dtype == "amp-float16", dtype.startswith("amp-") and not shards
     lines = _optimizers(request)
     forward = "loss = loss_of(model, *batch)"
     step = [f"with {_autocast(request)}:", f"    {forward}"] if mixed else [forward]
@@ -205,16 +124,22 @@ def _training(request: Request, parts: Parts, *, placed: str) -> str:
         step += [f"loss = loss / {request.accumulate}"]
     step += ["scaler.scale(loss).backward()" if scales else "loss.backward()", "del loss"]
     if request.accumulate > 1:
-        step = [f"for _ in range({request.accumulate}):", *(f"    {line}" for line in step)]
+        if _spread(request) and not shards:
+            step.insert(
+                0, f"model.require_backward_grad_sync = number == {request.accumulate - 1}  # as no_sync() does"
+            )
+        step = [f"for number in range({request.accumulate}):", *(f"    {line}" for line in step)]
     if lines:
         each = "scaler.step(optimizer)" if scales else "optimizer.step()"
         step += ["for optimizer in optimizers:", f"    {each}", *(["scaler.update()"] if scales else [])]
     step += ["model.zero_grad()"]
     if scales:
         lines += [f"scaler = torch.amp.GradScaler(device.partition(':')[0], init_scale={INIT_SCALE})"]
+    cast = "" if request.train == "adapter" else ".to(dtype)"
+    alone = f"    model = build_model(){placed}.train()\n"
     return TRAINING.format(
         loss=parts.loss,
-        placed=placed,
+        model=model_lines(request, module, cast) if _spread(request) else alone,
         optimizers=_indent(lines, 4) + ("\n" if lines else ""),
         step=_indent(step, 8),
     )
@@ -242,20 +167,25 @@ def _optimizers(request: Request) -> list[str]:
         request.optimizer_impl
     ]
     lines = ["parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]"]
+    sharded = request.parallel == "zero1"
     if request.optimizer != "muon":
-        return [*lines, f"optimizers = [{_optimizer(request.optimizer, 'parameters', how)}]"]
+        return [*lines, f"optimizers = [{_optimizer(request.optimizer, 'parameters', how, sharded)}]"]
+    muon, adamw = _optimizer("muon", "matrices", "", sharded), _optimizer("adamw", "others", how, sharded)
     return [
         *lines,
         "matrices = [parameter for parameter in parameters if parameter.ndim == 2]",
         "others = [parameter for parameter in parameters if parameter.ndim != 2]",
-        f"optimizers = [{_optimizer('muon', 'matrices', '')}, {_optimizer('adamw', 'others', how)}]",
+        f"optimizers = [{muon}, {adamw}]",
     ]
 
 
-def _optimizer(key: str, parameters: str, how: str) -> str:
+def _optimizer(key: str, parameters: str, how: str, sharded: bool) -> str:
     row = OPTIMIZERS[key]
     options = "".join(f", {name}={value!r}" for name, value in row.options.items())
-    return f"{row.module}.{row.class_name}({parameters}{options}{how})"
+    made = f"{row.module}.{row.class_name}"
+    if sharded:
+        return f"ZeroRedundancyOptimizer({parameters}, {made}{options}{how})"
+    return f"{made}({parameters}{options}{how})"
 
 
 def _indent(lines: list[str], width: int) -> str:

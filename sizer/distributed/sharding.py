@@ -14,15 +14,15 @@ from sizer.distributed.plan import Plan
 from sizer.distributed.tensor_parallel import split_matrices
 
 
-def split(module: nn.Module, plan: Plan, dtype: str) -> None:
+def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> None:
     """Leave a module on meta what a rank has of it: of its matrices by tensor parallel, then of all parameters by FSDP2.
 
-    It stays on meta: `to_empty` then makes what a rank holds, and no rank ever holds the whole.
+    It stays on meta: `to_empty` then makes what a rank holds, and no rank ever holds the whole. Ranks are devices of a `kind`.
     """
     sizes = {"replicate": plan.replicate, "shard": plan.ranks, "tp": plan.tp}
     wanted = (plan.parallel == "hsdp", plan.shards, plan.tp > 1)
     names = tuple(name for name, there in zip(sizes, wanted, strict=True) if there)
-    mesh = dist.init_device_mesh("cuda", tuple(sizes[name] for name in names), mesh_dim_names=names)
+    mesh = dist.init_device_mesh(kind, tuple(sizes[name] for name in names), mesh_dim_names=names)
     if plan.tp > 1:
         split_matrices(module, mesh["tp"])
     if plan.shards:

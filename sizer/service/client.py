@@ -124,6 +124,10 @@ class JobClient:
         """A job whose result is that peak as PyTorch's memory snapshot, pickled. Raises as `submit`."""
         return self._submit("snapshot", query, config_text, _read_snapshot)
 
+    def submit_script(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is the program that does and measures the one dtype and batch size of a query. Raises as `submit`."""
+        return self._submit("script", query, config_text, _read_script)
+
     def submit_comparison(self, measured: Measured) -> Job:
         """A job whose result is the Comparison of a measurement with the estimate of the same work on the same device.
 
@@ -229,6 +233,10 @@ def _read_snapshot(data: dict) -> bytes:
     if not unpack.eof:
         raise ValueError(f"a snapshot is at most {MAX_SNAPSHOT_BYTES:,} bytes long")
     return pickled
+
+
+def _read_script(data: dict) -> str:
+    return str(data["text"])
 
 
 def _read_models(data: dict) -> dict[str, list[dict[str, str]]]:

@@ -113,6 +113,15 @@ def _last(answer: Callable[..., Iterator[Any]], job: dict, channel: Channel) -> 
     return encode(report)
 
 
+def _script(job: dict, channel: Channel) -> dict:
+    """The program that does and measures the one dtype and batch size of a query: {"text": ...}."""
+    from sizer.decision.peak import script
+    from sizer.request import parse_query
+
+    kept = KeptByServer(job, channel)
+    return {"text": script(parse_query(job["query"]), config=_config(job), kept=kept, progress=channel.progress)}
+
+
 def _compare(job: dict, channel: Channel) -> dict:
     """The comparison of what was measured ("measured", JSON as a text) with the estimate of the same work on the same device."""
     from sizer.config_json import read_config
@@ -169,6 +178,7 @@ TASKS = {
     "ranks": _ranks,
     "peak": _peak,
     "snapshot": _snapshot,
+    "script": _script,
     "compare": _compare,
     "placement": _placement,
     "models": _models,

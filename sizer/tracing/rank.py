@@ -14,6 +14,9 @@ from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.optimizers import build_optimizers
 from sizer.tracing.steps import Work
 
+# What torch.cuda answers on the CPU: a GPU for which there is no kernel.
+_NO_GPU = Accelerator(capability=(0, 0))
+
 
 @contextmanager
 def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[None]:
@@ -21,7 +24,7 @@ def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[Non
     if work.plan is None:
         yield
         return
-    accelerator = Accelerator(capability=device.capability.plain)
+    accelerator = _NO_GPU if device.capability is None else Accelerator(capability=device.capability.plain)
     rank = _neediest(work, module, accelerator) if work.plan.rank is None else work.plan.rank
     with world_of(work.plan.world, rank, accelerator), OnMeta():
         yield

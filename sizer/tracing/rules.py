@@ -16,7 +16,7 @@ from sizer.tracing.allocations import Held
 from sizer.tracing.cpu import attention as cpu_attention
 from sizer.tracing.cpu import bitsandbytes as cpu_bitsandbytes
 from sizer.tracing.cpu import convolution as cpu_convolution
-from sizer.tracing.cpu import copies, products
+from sizer.tracing.cpu import copies, gloo, products
 from sizer.tracing.cpu import normalization as cpu_normalization
 from sizer.tracing.cpu import reductions as cpu_reductions
 from sizer.tracing.cuda import (
@@ -64,7 +64,7 @@ FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (
-        *_EVERYWHERE, strides, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, products,
+        *_EVERYWHERE, strides, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, gloo, products,
         cpu_reductions,
     ),
 }  # fmt: skip

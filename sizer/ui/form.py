@@ -225,8 +225,10 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
     if for_device:
         values["gpu"] = _ask_gpu()
-        if not mode.generates and _on_cuda(values["gpu"]):
-            values |= _ask_ranks(mode)
+    # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
+    asked = for_device or st.session_state["parallel"] != "none"
+    if not mode.generates and _on_cuda(values["gpu"]) and asked:
+        values |= _ask_ranks(mode)
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])

@@ -197,6 +197,7 @@ def rows_frame(rows: Sequence[LedgerRow]) -> pd.DataFrame:
         "Task": [row.mode for row in rows],
         "Dtype": [row.dtype for row in rows],
         "Batch": [row.batch for row in rows],
+        **({"Rank": [row.place for row in rows]} if any(row.place for row in rows) else {}),
         "Device": [row.device_name for row in rows],
         "Peak, GiB": [_gib(row.measured_peak_allocated_bytes) for row in rows],
         "Estimate, GiB": [_gib(row.estimated_peak_allocated_bytes) for row in rows],

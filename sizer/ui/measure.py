@@ -29,7 +29,7 @@ from sizer.units import MIB, format_bytes
 REQUESTED = "measure_requested"  # session state: the target whose button was pressed, until its run begins
 RESULT = "measure_result"  # session state: a comparison, and the target that was on the page when it came
 PYTORCH_BYTES = 500 * MIB  # of a process that has imported torch, torchvision and transformers, without mapped files
-ELSEWHERE = "cuda:0"
+ELSEWHERE, ELSEWHERE_RANKS = "cuda:0", "cuda"
 HOST_KINDS = ("cpu", "mps")  # their memory is the machine's own: running out of it takes everything down
 
 TITLES = remarks.TITLES | {JobError: "The measurement was not finished"}
@@ -40,6 +40,10 @@ NO_ACCELERATOR = (
     "PyTorch finds no accelerator on this machine, so what can be measured here is its CPU. To measure on a "
     "GPU, run the command below on a machine that has one and import the result here."
 )
+RANKS = (
+    "Several ranks are measured from the command line, each in a process of its own: the command below puts each on a GPU, over "
+    "NCCL; with `--device cpu` they share the machine's cores, over gloo. What it writes can be imported here."
+)
 SWITCHED_OFF = "Measuring is disabled in this deployment: run the command below where Sizer is installed."
 
 
@@ -48,12 +52,16 @@ def show_measure(request: Request) -> None:
     devices = machine.get_devices() if machine.may_measure() else ()
     with st.container(horizontal=True, gap="medium"):
         cell = ask_cell(request, service.proposed_focus(request))
-        facts = _ask_device(devices)
+        several = cell.parallel != "none"
+        facts = None if several else _ask_device(devices)
     target = (format_query(cell), facts.device if facts else "")
     here, below = st.container(), st.container()
-    _measure_elsewhere(cell, target, alone=all(facts.kind == "cpu" for facts in devices))
+    _measure_elsewhere(cell, target, alone=several or all(facts.kind == "cpu" for facts in devices))
     with here:
-        _measure_here(cell, facts, target, requested=st.session_state.pop(REQUESTED, None) == target)
+        if several:
+            st.info(RANKS)
+        else:
+            _measure_here(cell, facts, target, requested=st.session_state.pop(REQUESTED, None) == target)
     asked, comparison = st.session_state.get(RESULT, (None, None))
     if asked == target:
         with below:
@@ -164,7 +172,8 @@ def _measure_elsewhere(cell: Request, target: Target, *, alone: bool) -> None:
         st.info(NO_ACCELERATOR)
     with st.expander("On another machine", expanded=alone and empty):
         st.markdown("**Run the same measurement there**, where Sizer and its requirements are installed:")
-        st.code(measure_command(cell, ELSEWHERE), language=None, wrap_lines=True)
+        device = ELSEWHERE if cell.parallel == "none" else ELSEWHERE_RANKS
+        st.code(measure_command(cell, device), language=None, wrap_lines=True)
         imported = ask_import("measure")
     if imported and imported.added:
         comparison = machine.get_ledger().comparison(imported.added[0])

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+
 import altair as alt
 import pandas as pd
 import streamlit as st
 
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.errors import SizerError
 from sizer.memory.decision import RankReport, RankRow, describe_fewest
-from sizer.request import Request
+from sizer.request import Request, format_query, parse_query
+from sizer.ui import service
 from sizer.ui.charts import finish
+from sizer.ui.exports import offer_download
 from sizer.ui.offers import offer
 from sizer.ui.palette import INK, MARKS, VERDICTS
+from sizer.ui.question import file_stem
 from sizer.ui.scale import GIBIBYTES
 from sizer.units import format_bytes
 
@@ -26,6 +32,7 @@ def show_ranks(found: RankReport, request: Request) -> None:
     for row in found.rows:
         if row.gpus == found.fewest and row.cell is not None and row.cell.fits is True and row.gpus > 1:
             offer(f"Ask for {row.title} on {row.gpus} GPUs", row.query, request, f"ranks_{row.title}_{row.gpus}")
+    _offer_scripts(found, request)
     for line in describe_fewest(found):
         st.text(line)
     st.altair_chart(ranks_chart(found.rows, find_gpu(request.gpu).total_bytes), key="ranks_chart")
@@ -37,6 +44,25 @@ def show_ranks(found: RankReport, request: Request) -> None:
         column_config=dict.fromkeys(("Process", "Allocated"), number),
     )
     st.caption("Every figure is of each GPU, whose batch is that of the question. Each row is traced by itself.")
+
+
+def _offer_scripts(found: RankReport, request: Request) -> None:
+    """Offer the programs that do the work on the fewest GPUs, and on those that the question names."""
+    asked = {f"{row.title} on {row.gpus} GPUs": row.query for row in found.rows if row.gpus > 1 and row.searched}
+    if request.parallel != "none":
+        asked = {"this question": format_query(request)} | asked
+    with st.container(horizontal=True):
+        for title, query in asked.items():
+            make = functools.partial(_script, query)
+            offer_download(f"torchrun script: {title}", make, f"{file_stem(parse_query(query))}.py", "text/x-python")
+
+
+def _script(query: str) -> str:
+    """The program, or why there is none."""
+    try:
+        return service.get_client().submit_script(query).result()
+    except SizerError as error:
+        return f"# There is no script: {error}\n"
 
 
 def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:

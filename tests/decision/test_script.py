@@ -14,15 +14,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.config_json import encode_config
 from sizer.decision.cells import Cells
-from sizer.decision.peak import peak
+from sizer.decision.peak import peak, script
 from sizer.decision.script import write_script
 from sizer.decision.script_values import value_code
 from sizer.device.trial.limits import one_thread
 from sizer.errors import BuildError
 from sizer.memory.peak import PeakReport
 from sizer.request import parse_query
+from tests.distributed.test_gloo import traced
+from tests.tracing.cpu_truth import tape_bytes
+from tests.tracing.models import LLAMA
 
 HAIR = 0.0001  # of the peak: numbers that autograd saves and oneDNN's buffers (tests/tracing/test_cpu_truth_models.py)
 
@@ -234,3 +238,82 @@ def test_it_imports_the_package_of_its_optimizer():
     imported = [node.names[0].name for node in ast.walk(ast.parse(found.script)) if isinstance(node, ast.Import)]
     assert "bitsandbytes.optim" in imported
     assert "bitsandbytes.optim.Lion32bit(parameters)" in found.script
+
+
+RANKS = {
+    "DDP": "arch=torchvision:resnet18&image=32&dtype=float32&batch=2&parallel=ddp&ranks=2&accumulate=2",
+    "ZeRO-1": f"arch=config:{SMALL_GPT2}&seq=8&dtype=amp-float16&batch=1&parallel=zero1&ranks=4&optimizer=muon",
+    "FSDP2": "arch=torchvision:resnet18&image=32&dtype=float32&batch=2&parallel=fsdp&ranks=2",
+    "HSDP": f"arch=config:{SMALL_GPT2}&seq=8&dtype=amp-bfloat16&batch=1&parallel=hsdp&ranks=8&replicate=4&reshard=0",
+}
+
+
+@pytest.fixture(scope="module")
+def of_ranks() -> dict[str, str]:
+    with one_thread():
+        return {name: script(parse_query(f"{query}&gpu=h100-80gb")) for name, query in RANKS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "DDP",
+            (
+                "    torchrun --nproc-per-node 2 this_file.py",
+                "    model = DistributedDataParallel(build_model().to(dtype).to(device).train())",
+                "            model.require_backward_grad_sync = number == 1  # as no_sync() does",
+            ),
+        ),
+        ("ZeRO-1", ("ZeroRedundancyOptimizer(matrices, torch.optim.Muon", "scaler = torch.amp.GradScaler(")),
+        (
+            "FSDP2",
+            ("    for name in ['layer1.0', 'layer1.1',", 'options = {"mesh": mesh, "reshard_after_forward": True}'),
+        ),
+        (
+            "HSDP",
+            (
+                "    torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 this_file.py",
+                "(4, 8), mesh_dim_names=('replicate', 'shard'))",
+                "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)",
+                '"reshard_after_forward": False',
+            ),
+        ),
+    ],
+)
+def test_of_ranks_it_is_for_torchrun(of_ranks: dict[str, str], name: str, lines: tuple[str, ...]):
+    compile(of_ranks[name], name, "exec")
+    assert all(line in of_ranks[name] for line in lines), of_ranks[name]
+    imported = {node.module for node in ast.walk(ast.parse(of_ranks[name])) if isinstance(node, ast.ImportFrom)}
+    assert not any(module.startswith("sizer") for module in imported)
+
+
+def test_it_prints_the_estimate_beside(of_ranks: dict[str, str]):
+    request = parse_query(f"{RANKS['FSDP2']}&gpu=h100-80gb")
+    found = Cells(request).estimate(request)
+    sizes = f"allocated {found.peak_allocated_bytes:,} bytes, reserved {found.peak_reserved_bytes:,} bytes"
+    assert f"Sizer's estimate for {find_gpu('h100-80gb').name}, the rank that needs most: {sizes}" in of_ranks["FSDP2"]
+
+
+def test_tensor_parallel_has_none():
+    query = f"arch=config:{encode_config(json.dumps(LLAMA))}&seq=8&dtype=float32&batch=1&parallel=fsdp&ranks=2&tp=2"
+    with pytest.raises(BuildError, match=r"no script can be written for tensor parallel, .*: given tp=2"):
+        script(parse_query(query))
+
+
+@pytest.mark.exhaustive
+def test_torchrun_runs_it_and_each_rank_holds_what_was_estimated(of_ranks: dict[str, str], tmp_path: Path):
+    path = tmp_path / "ranks.py"
+    path.write_text(of_ranks["FSDP2"], encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    printed = re.findall(r"^rank (\d): allocated at the peak: ([\d,]+) bytes", ended.stdout, re.MULTILINE)
+    assert [rank for rank, _ in printed] == ["0", "1"]
+    for rank, size in printed:
+        _, peaks = tape_bytes(traced(RANKS["FSDP2"], int(rank)))
+        measured, most = int(size.replace(",", "")), max(peaks.values())
+        # what gloo's own thread frees is not seen: some of what it gathered may be counted again and again
+        assert most * (1 - HAIR) <= measured <= 2 * most
+    assert "Sizer's estimate for" in ended.stdout

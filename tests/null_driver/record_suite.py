@@ -65,8 +65,12 @@ _OTHERS = {
 
 # Detection's boxes are computed values, and wav2vec2 leaves out layers at random.
 _NOT = {case.name for case in list_cases() if case.name.startswith(("fasterrcnn", "ssdlite", "wav2vec2"))}
-# Adapters, quantised weights, bitsandbytes' optimizers and generations have tests of their own over the null driver.
-_NOT |= {case.name for case in list_cases() if re.search("&(train|weights|new|optimizer=adamw-8bit)", case.query)}
+# Adapters, quantised weights, bitsandbytes' optimizers, generations and ranks have tests of their own over the null driver.
+_NOT |= {
+    case.name
+    for case in list_cases()
+    if case.ranks > 1 or re.search("&(train|weights|new|optimizer=adamw-8bit)", case.query)
+}
 
 
 def cases_of(gpu: str) -> tuple[Case, ...]:

@@ -79,6 +79,9 @@ def test_the_fewest_gpus_are_named_and_asked_for(client, open_page):
         open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "On how many GPUs?"
     )
     assert "It fits on 2 GPUs by FSDP2; the largest batch of each is 3, perhaps 4." in texts(page)
+    assert [button.label for button in page.get("download_button") if "torchrun" in button.label] == [
+        "torchrun script: FSDP2 on 2 GPUs"
+    ]
     page.button(key="ranks_FSDP2_2").click().run()
     assert (client.requests[-1].parallel, client.requests[-1].ranks) == ("fsdp", 2)
 

@@ -93,6 +93,18 @@ def test_no_accelerator_is_said_with_the_way_out(monkeypatch, ledger, open_measu
     )
 
 
+def test_ranks_are_measured_by_a_command(monkeypatch, ledger, open_measure):
+    install_machine(monkeypatch, ScriptedMachine(), ledger)
+    page = open_measure(**SMALL, parallel="zero1", ranks="2")
+    assert not page.exception and not page.error
+    assert "each in a process of its own" in page.info[0].value
+    assert command(page) == (
+        "python -m sizer measure 'arch=torchvision:resnet18&dtype=float32&batch=2&parallel=zero1&ranks=2' --device cuda"
+        " --json > measured.json"
+    )
+    assert not [button for button in page.button if button.key == "measure"]
+
+
 def test_accelerator_comes_first(monkeypatch, ledger, open_measure):
     machine = ScriptedMachine(CPU, CUDA)
     install_machine(monkeypatch, machine, ledger)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from sizer.device.comparison.comparison import Comparison
+from sizer.device.comparison.ranks import rank_of, world_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class LedgerRow:
     mode: str
     dtype: str
     batch: int
+    ranks: int  # that train together, 1 for one GPU
+    rank: int | None  # the one of them that this is
     query: str
     device_name: str
     device_kind: str
@@ -32,6 +35,11 @@ class LedgerRow:
     measured_peak_reserved_bytes: int | None
     estimated_process_bytes: int
     measured_process_bytes: int | None
+
+    @property
+    def place(self) -> str:
+        """Which rank of how many, "1 of 2"; empty for one GPU."""
+        return "" if self.rank is None else f"{self.rank} of {self.ranks}"
 
 
 COLUMNS = tuple(field.name for field in fields(LedgerRow))
@@ -60,6 +68,8 @@ def columns_of(comparison: Comparison) -> dict[str, object]:
         "mode": comparison.mode,
         "dtype": measurement.dtype,
         "batch": measurement.batch,
+        "ranks": world_of(comparison),
+        "rank": rank_of(comparison),
         "query": measurement.query,
         "device_name": measurement.device.name or measurement.device.device,
         "device_kind": measurement.device.kind,

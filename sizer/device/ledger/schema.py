@@ -49,8 +49,13 @@ _FIRST = (
     "CREATE INDEX figures_quantity ON figures (quantity)",
 )
 
+_RANKS = (
+    "ALTER TABLE comparisons ADD COLUMN ranks INTEGER NOT NULL DEFAULT 1",
+    "ALTER TABLE comparisons ADD COLUMN rank INTEGER",
+)
+
 # Step n brings a file from version n to n + 1; a step that was released is never changed.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _RANKS)
 
 
 def migrate(database: sqlite3.Connection) -> None:

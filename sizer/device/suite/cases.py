@@ -17,6 +17,7 @@ from sizer.device.suite.shapes import (
     SMALL_LLAMA,
     SMALL_MIXTRAL,
 )
+from sizer.request import parse_query
 
 _ADAPTER = {"train": "adapter"}
 _ANSWER = {"mode": "inference"}
@@ -29,11 +30,18 @@ class Case:
     name: str
     query: str
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks train together, each on a device of its own; 1 for one."""
+        return parse_query(self.query).world
+
 
 @cache
 def list_cases() -> tuple[Case, ...]:
     """The cases for an accelerator, cheapest first within each family; none needs more than 80 GiB."""
-    return (*_convolutional(), *_pictures(), *_texts(), *_large_texts(), *_fine_tuned(), *_quantized(), *_generated())
+    return (
+        *_convolutional(), *_pictures(), *_texts(), *_large_texts(), *_fine_tuned(), *_quantized(), *_generated(), *_ranks(),
+    )  # fmt: skip
 
 
 @cache
@@ -54,6 +62,9 @@ def list_small_cases() -> tuple[Case, ...]:
         _config("llama-small", SMALL_LLAMA, 2, seq=64, dtype="bfloat16", **_ADAPTER, weights="nf4-dq", checkpointing=1),
         _config("llama-small", SMALL_LLAMA, 2, seq=64, **_ANSWER, weights="int8"),
         _config("llama-small", SMALL_LLAMA, 2, seq=64, dtype="bfloat16", mode="generate", new=64),
+        _vision("resnet18", 2, image=64, parallel="ddp", ranks=2),
+        _config("gpt2-small", SMALL_GPT2, 2, seq=64, parallel="zero1", ranks=2),
+        _config("llama-small", SMALL_LLAMA, 2, seq=64, parallel="fsdp", ranks=2),
     )
 
 
@@ -159,6 +170,14 @@ def _generated() -> tuple[Case, ...]:
         _config("llama-1b", LLAMA_1B, 8, seq=512, dtype="bfloat16", mode="generate", new=128, cache="offloaded"),
         _config("llama-1b", LLAMA_1B, 8, seq=512, dtype="bfloat16", mode="generate", new=128, weights="nf4"),
         _config("qwen3-0.6b", QWEN3, 4, seq=2048, dtype="bfloat16", mode="generate", new=128),
+    )
+
+
+def _ranks() -> tuple[Case, ...]:
+    return (
+        _vision("resnet50", 32, parallel="ddp", ranks=2),
+        _preset("gpt2", 4, seq=1024, parallel="zero1", ranks=2),
+        _config("llama-1b", LLAMA_1B, 2, seq=2048, dtype="amp-bfloat16", parallel="fsdp", ranks=2),
     )
 
 

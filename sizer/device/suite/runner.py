@@ -10,6 +10,7 @@ from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.recording import Measured
 from sizer.device.suite.cases import Case
 from sizer.device.trial import launch
+from sizer.device.trial.launch_ranks import start_ranks
 from sizer.processes.program import run_program
 
 
@@ -21,12 +22,21 @@ class Runner:
     record: bool
 
     def measure(self, case: Case, seconds: float) -> Measured:
-        """The measurement of a case, from a process that is killed after so many seconds. Raises SizerError.
+        """The measurement of a case, from a process that is killed after so many seconds; of ranks that of the one that needs most.
 
-        The step is timed, too, except on the CPU, where that would take longest of all.
+        Raises SizerError. The step of one process is timed, too, except on the CPU, where that would take longest of all.
         """
+        if case.ranks > 1:
+            return self._measure_ranks(case, seconds)
         timing = not self.device.startswith("cpu")
         return launch.measure(case.query, self.device, timing=timing, record=self.record, seconds=seconds)
+
+    def _measure_ranks(self, case: Case, seconds: float) -> Measured:
+        job = start_ranks(case.query, self.device.partition(":")[0], record=self.record, seconds=seconds)
+        try:
+            return max(job.result(), key=lambda one: one.measurement.peak_allocated_bytes or 0)
+        finally:
+            job.cancel()  # only where the waiting was cut short
 
     def kernels(self, case: Case, seconds: float) -> KernelRecord:
         """What the case's kernels hold inside, likewise."""

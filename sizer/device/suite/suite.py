@@ -58,6 +58,12 @@ def choose_cases(kind: str, only: str) -> tuple[Case, ...]:
     return chosen
 
 
+def split_by_places(cases: Iterable[Case], places: int) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
+    """The cases that so many cores or GPUs are enough for, and the others."""
+    cases = tuple(cases)
+    return tuple(case for case in cases if case.ranks <= places), tuple(case for case in cases if case.ranks > places)
+
+
 def folder_for(inventory: Inventory, facts: DeviceFacts, today: datetime) -> Path:
     """Where the files of a device go by default: tests/measured/<device>-<torch>-<date>, under the current folder."""
     torch = ".".join(inventory.versions["torch"].split(".")[:2])
@@ -143,8 +149,8 @@ def _measure(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, ro
 
 
 def _record(case: Case, *, facts: DeviceFacts, folder: Path, runner: Runner, room: float) -> str | None:
-    """The same for the kernels of a case."""
-    if are_kernels_recorded(folder, case.name) or not is_measured(folder, case.name):
+    """The same for the kernels of a case; those of ranks are the same as of one process, and not recorded."""
+    if case.ranks > 1 or are_kernels_recorded(folder, case.name) or not is_measured(folder, case.name):
         return ""
     if room < START_SECONDS:
         return None

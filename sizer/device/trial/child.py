@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import threading
+from pathlib import Path
 
 from sizer.device.readers.reader import Reader
 from sizer.errors import DeviceError
@@ -20,9 +21,10 @@ GRACE_SECONDS = 5.0  # added to the limit: the parent kills first, and this ends
 
 
 def run(job: dict, progress: Progress) -> dict:
-    """The plain data of Measured for a job {"query", "config_text", "device", "timing", "record", "host_bytes", "seconds"}.
+    """The plain data of Measured for a job of `sizer.device.trial.launch.message_for`.
 
-    Confines this process for good before it looks at the architecture. Raises SizerError.
+    Of several ranks its "meeting" is {"rank", "world", "file"}: where they meet. Confines this process for good before it looks at
+    the architecture. Raises SizerError.
     """
     from sizer.request import parse_query
 
@@ -38,6 +40,10 @@ def run(job: dict, progress: Progress) -> dict:
     from sizer.device.trial.trial import measure_request
 
     free_bytes = _free_host_bytes(job["host_bytes"])
+    if (meeting := job["meeting"]) is not None:
+        progress("waiting for the other ranks")
+        _join(reader, meeting, job["seconds"])
+        free_bytes = free_bytes and free_bytes // meeting["world"]
     confine(job["seconds"] + GRACE_SECONDS, compiles=reader.device.type != "cpu")
     measured = measure_request(
         request,
@@ -59,6 +65,13 @@ def _open(device: str) -> Reader:
         return open_reader(device)
     except (RuntimeError, AssertionError) as error:  # PyTorch cannot start the driver
         raise DeviceError(f"{device} cannot be used: {' '.join(str(error).split())[:300]}") from error
+
+
+def _join(reader: Reader, meeting: dict, seconds: float) -> None:
+    from sizer.device.trial.rank import join
+
+    rank, world, file = meeting["rank"], meeting["world"], Path(meeting["file"])
+    join(reader.device, rank=rank, world=world, meeting=file, seconds=seconds)
 
 
 def _config(text: str | None) -> dict | None:

@@ -1,10 +1,7 @@
-"""A measurement in a process of its own, as seen by whoever asked for it: start, look, cancel. No torch here."""
+"""A measurement in processes of its own, as seen by whoever asked for it: start, look, cancel. No torch here."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,15 +10,13 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.sources import SOURCES
 from sizer.device.record.recording import Measured
+from sizer.device.trial.measuring import Measuring
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
-from sizer.memory.codec import DecodeError
 from sizer.processes.outcome import Outcome
-from sizer.processes.process import ChildProcess
-from sizer.processes.wire import clip_progress, error_from_wire, from_line
+from sizer.processes.wire import clip_progress
 from sizer.request import Request, check_one_rank, format_query, parse_query
 
 WALL_SECONDS = 600.0
-LIMIT_LINE = 256 * 2**20  # bytes of a result, recording included
 POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it was cancelled
 
 _DEVICE_LOCK = threading.Lock()  # one measurement at a time: each would count the memory of the other
@@ -33,21 +28,23 @@ class MeasureJob(Outcome):
     `result` is a Measured; it raises what `measure` raises.
     """
 
-    def __init__(self, message: dict, request: Request, seconds: float):
-        self._message, self._request, self._seconds = message, request, seconds
+    name = "the measuring process"
+
+    def __init__(self, message: dict, request: Request):
+        self._message, self._request, self._seconds = message, request, message["seconds"]
         super().__init__("waiting for another measurement to end" if _DEVICE_LOCK.locked() else "starting")
         self._cancelled, self._late = threading.Event(), threading.Event()
-        self._process: ChildProcess | None = None
+        self._processes: list[Measuring] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
-    def process_id(self) -> int | None:
-        """The process that measures; None before it was started."""
-        return self._process.id if self._process else None
+    def process_ids(self) -> tuple[int, ...]:
+        """The processes that measure; none before they were started."""
+        return tuple(process.id for process in self._processes)
 
     def cancel(self) -> None:
-        """Kill the process with all that it started; `result` then raises JobError. A job that is done stays done."""
+        """Kill the processes with all that they started; `result` then raises JobError. A job that is done stays done."""
         self._cancelled.set()
         self._kill()
         self.wait()
@@ -63,56 +60,48 @@ class MeasureJob(Outcome):
                 _DEVICE_LOCK.release()
             self.finish(measured)
         except SizerError as error:
-            self.finish(failure=error)
+            self.finish(failure=self._why_ended() or error)
         except Exception as error:  # of any kind: whoever waits for the outcome must get one
             failure = JobError(f"the measurement failed with {type(error).__name__} {quote(str(error), 200)}")
             self.finish(failure=failure)
 
     def _acquire_device(self) -> None:
         while not _DEVICE_LOCK.acquire(timeout=POLL_SECONDS):
-            if self._cancelled.is_set():
-                raise JobError("the measurement was cancelled")
+            self._check_wanted()
 
-    def _measure(self) -> Measured:
+    def _measure(self) -> object:
         if SOURCES[self._request.source].fetched and self._message["config_text"] is None:
             self._message["config_text"] = self._fetch()
-        with self._lock:
-            if self._cancelled.is_set():
-                raise JobError("the measurement was cancelled")
-            self._process = ChildProcess("sizer.device.trial.child", name="the measuring process", accelerators=True)
         clock = threading.Timer(self._seconds, self._end_late)
         clock.daemon = True
-        clock.start()
         try:
-            return self._read_answer()
+            self._start_processes()
+            clock.start()
+            return self._read()
         finally:
             clock.cancel()
-            self._kill()
-            self._process.wait()
-            self._process.close_stdin()
+            for process in self._processes:
+                process.end()
+
+    def _start_processes(self) -> None:
+        self._start_process(self.name)
+
+    def _read(self) -> object:
+        return self._processes[0].read(self._message, self._say)
+
+    def _start_process(self, name: str) -> None:
+        with self._lock:
+            self._check_wanted()
+            self._processes.append(Measuring(name))
 
     def _fetch(self) -> str:
         from sizer.architecture.hub import fetch_config
 
-        self.progress = clip_progress(f"fetching the config of {self._request.name}")
+        self._say(f"fetching the config of {self._request.name}")
         return fetch_config(self._request.name, self._request.revision).decode("utf-8")
 
-    def _read_answer(self) -> Measured:
-        """Sends the job and reads lines to the answer; stdin stays open, since the child ends with it."""
-        with contextlib.suppress(OSError):  # the process has ended already: explained below, where no answer comes
-            self._process.send(self._message)
-        for line in self._process.lines(LIMIT_LINE):
-            try:
-                message = from_line(line)
-                if "progress" in message:
-                    self.progress = clip_progress(message["progress"])
-                elif "error" in message:
-                    raise error_from_wire(message["error"])
-                else:
-                    return Measured.from_dict(message["result"])
-            except (ValueError, KeyError, DecodeError) as error:
-                raise JobError(f"the answer is not what was expected ({quote(str(error), 200)})") from None
-        raise self._explain_end(self._process.wait())
+    def _say(self, text: str) -> None:
+        self.progress = clip_progress(text)
 
     def _end_late(self) -> None:
         self._late.set()
@@ -120,10 +109,15 @@ class MeasureJob(Outcome):
 
     def _kill(self) -> None:
         with self._lock:
-            if self._process is not None:
-                self._process.kill()
+            for process in self._processes:
+                process.kill()
 
-    def _explain_end(self, status: int) -> JobError:
+    def _check_wanted(self) -> None:
+        if self._cancelled.is_set():
+            raise JobError("the measurement was cancelled")
+
+    def _why_ended(self) -> JobError | None:
+        """Why the processes were ended from here; None where they were not."""
         if self._cancelled.is_set():
             return JobError("the measurement was cancelled")
         if self._late.is_set():
@@ -131,13 +125,7 @@ class MeasureJob(Outcome):
                 f"the measurement took longer than its limit of {self._seconds:g} s while {self.progress}",
                 todo="try a smaller model or batch, or allow more time",
             )
-        if os.name == "posix" and status == -signal.SIGKILL:
-            return JobError(
-                f"the measuring process was killed while {self.progress}",
-                todo="the computer's memory may have run out: try a smaller batch",
-            )
-        ended = f"the measuring process ended (exit status {status}) while {self.progress}"
-        return JobError(f"{ended}{self._process.saying()}")
+        return None
 
 
 def start(
@@ -158,23 +146,28 @@ def start(
     or batch, or asks for what such a device cannot do.
     """
     request = parse_query(query)
-    check_one_rank(request, "a measurement")
-    _check_one(request)
+    check_cell(request)
+    check_one_rank(request, "a measurement in one process")
     _check_possible(request, device)
     if config_text is not None and not SOURCES[request.source].fetched:
         todo = "put the config itself into the query, as arch=config:..."
         raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
-    limit = WALL_SECONDS if seconds is None else seconds
-    message = {
+    message = message_for(request, device, timing=timing, record=record, seconds=seconds)
+    return MeasureJob({**message, "config_text": config_text, "host_bytes": host_bytes}, request)
+
+
+def message_for(request: Request, device: str, *, timing: bool, record: bool, seconds: float | None) -> dict:
+    """The job of the process that measures a request (`sizer.device.trial.child`)."""
+    return {
         "query": format_query(request, complete=True),
-        "config_text": config_text,
+        "config_text": None,
         "device": device,
         "timing": timing,
         "record": record,
-        "seconds": limit,
-        "host_bytes": host_bytes,
+        "seconds": WALL_SECONDS if seconds is None else seconds,
+        "host_bytes": None,
+        "meeting": None,
     }
-    return MeasureJob(message, request, limit)
 
 
 def measure(
@@ -217,7 +210,8 @@ def _check_possible(request: Request, device: str) -> None:
         parse_query(format_query(replace(request, gpu=same[0], expandable_segments=False), complete=True))
 
 
-def _check_one(request: Request) -> None:
+def check_cell(request: Request) -> None:
+    """Raise RequestError for what is not measured: several dtypes or batch sizes."""
     values = {"dtype": request.dtypes, "batch": tuple(map(str, request.batches))}
     refusals = [
         Refusal(key=key, given=",".join(given), allowed="one", todo=f"name one, such as {key}={given[0]}")

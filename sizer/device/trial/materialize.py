@@ -15,6 +15,7 @@ from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import Loaded, as_loaded
 from sizer.architecture.quantization import quantization_states
+from sizer.architecture.subclasses import parts_of
 from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.device.record.measurement import DeviceFacts
@@ -96,7 +97,8 @@ def parameter_and_buffer_bytes(module: nn.Module) -> tuple[int, int]:
 
 def storage_bytes(tensors: Iterator[Tensor | None] | list[Tensor | None]) -> int:
     """Bytes of the storages behind some tensors, each storage once."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t is not None}
+    parts = [part for tensor in tensors if tensor is not None for part in parts_of(tensor)]
+    storages = {part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}
     return sum(storages.values())
 
 
@@ -129,10 +131,11 @@ def initialize_parameters(module: nn.Module) -> None:
         for name, parameter in module.named_parameters():
             if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:  # quantised
                 continue
-            if parameter.dim() > 1:
-                parameter.normal_(0, STANDARD_DEVIATION)
-            else:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            for part in parts_of(parameter):
+                if parameter.dim() > 1:
+                    part.normal_(0, STANDARD_DEVIATION)
+                else:
+                    part.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
 def _make(blueprint: Blueprint, checkpointing: bool) -> nn.Module:

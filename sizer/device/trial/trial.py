@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
+from sizer.architecture.subclasses import parts_of
 from sizer.catalogue.modes import MODES
 from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
@@ -28,6 +29,7 @@ from sizer.device.trial.materialize import (
     prepare,
     storage_bytes,
 )
+from sizer.device.trial.rank import inner, take_part
 from sizer.device.trial.timing import measure_timing
 from sizer.estimator import versions
 from sizer.memory.codec import LIMIT_TEXT
@@ -72,6 +74,8 @@ def measure_request(
     blueprint = make_blueprint(request, config, loaded_on(request, reader.facts(), config))
     example = blueprint.example(request.batches[0], work.trains)
     module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
+    if work.plan is not None:
+        bring = take_part(module, work.plan, work.dtype, reader.device)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
     trial = _Trial(blueprint, module, bring, example, work, reader, progress)
     if refusal := _too_large(module, free_bytes):
@@ -128,12 +132,12 @@ class _Trial:
 
     def _run_phases(self, record: bool) -> None:
         device = self.reader.device
-        if device.type != "cpu" and self.blueprint.load_quantized is None:
+        if device.type != "cpu" and self._comes_from_host():
             allocate_parameters(self.module)
         self.progress(_DOING["load"])
         self.reader.begin(record=record)
         self.module = self.bring(self.module, device)
-        self.reader.watch(self.module)
+        self.reader.watch(inner(self.module))
         self._mark("load", self._loaded())
         initialize_parameters(self.module)
         if MODES[self.work.mode].generates:
@@ -153,6 +157,11 @@ class _Trial:
             live = self._placed(inputs) if phase == "prefill" else {}
             self._mark(phase, live | _at_addresses("kv cache", {"": self._on_device(cache)}))
 
+    def _comes_from_host(self) -> bool:
+        """Whether all weights are on the host before they come to the device."""
+        plan = self.work.plan
+        return self.blueprint.load_quantized is None and (plan is None or not plan.splits)
+
     def _mark(self, phase: str, live: LiveTensors) -> None:
         self.reader.mark(phase, live)
         self.phase = MODES[self.work.mode].phase_after(phase)
@@ -161,18 +170,18 @@ class _Trial:
 
     def _loaded(self) -> LiveTensors:
         self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = parameter_and_buffer_bytes(self.module)
-        frozen = {name for name, p in self.module.named_parameters() if self.work.tell_frozen and not p.requires_grad}
-        named = dict(self.module.named_parameters())
+        named = dict(inner(self.module).named_parameters())
+        frozen = {name for name, p in named.items() if self.work.tell_frozen and not p.requires_grad}
         parameters = _at_addresses("parameter", {name: p for name, p in named.items() if name not in frozen})
         parameters |= _at_addresses(FROZEN, {name: named[name] for name in frozen})
-        return _at_addresses("buffer", dict(self.module.named_buffers())) | parameters
+        return _at_addresses("buffer", dict(inner(self.module).named_buffers())) | parameters
 
     def _live(self, phase: str, steps: Steps) -> LiveTensors:
         """Counts the tensors that a phase brought, and says where they live."""
         if phase == "forward":
             return self._placed(steps.example)
         if phase == "backward":
-            gradients = {path: p.grad for path, p in self.module.named_parameters() if p.grad is not None}
+            gradients = {path: p.grad for path, p in inner(self.module).named_parameters() if p.grad is not None}
             self.tensors["gradients_bytes"] = storage_bytes(list(gradients.values()))
             owners = {path: path.rpartition(".")[0] for path in gradients}
             return {
@@ -253,9 +262,10 @@ def _too_large(module: nn.Module, free_bytes: int | None) -> DeviceOutOfMemory |
 
 def _at_addresses(category: str, tensors: Mapping[str, Tensor | list[Tensor]]) -> dict[int, tuple[str, str]]:
     return {
-        tensor.untyped_storage().data_ptr(): (category, path)
+        part.untyped_storage().data_ptr(): (category, path)
         for path, found in tensors.items()
         for tensor in (found if isinstance(found, list) else [found])
+        for part in parts_of(tensor)
     }
 
 

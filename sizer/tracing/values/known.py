@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take.
 LARGEST_INTEGERS = 2**26
@@ -140,7 +141,8 @@ class KnownValues:
         buffers = dict(module.named_buffers())
         for name, real in getattr(module.__dict__.get(_KEPT), "values", {}).items():
             if (buffer := buffers.get(name)) is not None and buffer.shape == real.shape and buffer.is_contiguous():
-                self.remember(buffer, real.to(buffer.dtype, copy=True))
+                with _disable_current_modes():  # what is kept for a trace is no part of it
+                    self.remember(buffer, real.to(buffer.dtype, copy=True))
 
     def assume(self, tensor: Tensor, real: Tensor, text: str) -> None:
         """Remember `real` as a stand-in for unknown values; `text` says so to whoever comes to depend on it.

@@ -313,8 +313,19 @@ def test_its_version_is_in_the_file_and_a_newer_one_is_refused(ledger):
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(JobError, match="it is of version 99, this Sizer knows up to 1"):
+    with pytest.raises(JobError, match="it is of version 99, this Sizer knows up to 2"):
         ledger.rows()
+
+
+def test_a_file_of_the_first_version_is_brought_up(ledger):
+    ledger.path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(ledger.path)) as database:
+        for statement in MIGRATIONS[0]:
+            database.execute(statement)
+        database.execute("PRAGMA user_version = 1")
+    number = ledger.add(comparison_of())
+    (row,) = ledger.rows()
+    assert (row.id, row.ranks, row.rank, row.place) == (number, 1, None, "")
 
 
 def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path):

@@ -11,13 +11,16 @@ import pytest
 
 from sizer.__main__ import main
 from sizer.catalogue.modes import MODES
+from sizer.commands import suite as command
 from sizer.device.comparison.family import family_of
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.files import read_measured
 from sizer.device.record.kernels import KernelRecord
 from sizer.device.record.measurement import DeviceFacts, DeviceOutOfMemory
 from sizer.device.record.recording import Measured
+from sizer.device.suite import runner
 from sizer.device.suite.cases import Case, cases_for, list_cases, list_small_cases
+from sizer.device.suite.runner import Runner
 from sizer.device.suite.suite import (
     CASE_SECONDS,
     NOTHING,
@@ -246,6 +249,7 @@ def test_the_suite_covers_what_it_promises():
     assert {request.optimizer_impl for request in requests} >= {None, "fused", "loop"}
     assert {request.attention for request in requests} == {"sdpa", "eager"}
     assert any(request.checkpointing for request in requests)
+    assert {request.parallel for request in requests} == {"none", "ddp", "zero1", "fsdp"}
     assert {family_of(request) for request in requests} == {"transformer", "CNN", "other"}
 
 
@@ -260,9 +264,54 @@ def test_cases_are_chosen_by_a_part_of_their_name():
 
 
 def test_the_command_lists_its_cases(capsys):
-    assert main(["suite", "--list", "--device", "cpu", "--only", "resnet18"]) == 0
+    assert main(["suite", "--list", "--device", "cpu", "--only", "convnext"]) == 0
     name, query = capsys.readouterr().out.split()
-    assert (name, parse_query(query).name) == ("resnet18-b2-float32", "resnet18")
+    assert (name, parse_query(query).name) == ("convnext_tiny-b2-bfloat16-sgd", "convnext_tiny")
+
+
+def test_the_command_leaves_out_by_name_what_needs_more_devices(tmp_path, capsys, monkeypatch):
+    given: list[tuple[str, ...]] = []
+
+    def measured(cases, *others, **options):
+        given.append(tuple(case.name for case in cases))
+        return ()
+
+    inventory = Inventory(devices=(H200,), missing=(), versions={"torch": "2.15.0"}, line="")
+    monkeypatch.setattr(command, "find_device", lambda name: (inventory, H200))
+    monkeypatch.setattr(command, "run_suite", measured)
+    for gpus in (1, 2):
+        monkeypatch.setattr(command, "count_places", lambda kind, gpus=gpus: gpus)
+        assert main(["suite", "--only", "resnet50-b32-float32", "--out", str(tmp_path)]) == 0
+    first, second = given
+    assert set(second) - set(first) == {"resnet50-b32-float32-ddp-2"}
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in said if "left out" in line] == [
+        ["resnet50-b32-float32-ddp-2", "left", "out:", "it", "needs", "2", "GPUs"]
+    ]
+
+
+def test_of_ranks_the_one_that_needs_most_is_kept_and_no_kernels(tmp_path, monkeypatch):
+    ranks = [slow_device.run(make_tape([("w", size)], marks=[(1, "load")]), [1]) for size in (512, 2048, 1024)]
+    started: list[tuple[str, str]] = []
+
+    class Done:
+        def result(self):
+            return tuple(ranks)
+
+        def cancel(self):
+            started.append(("cancelled", ""))
+
+    def start_ranks(query, device, **options):
+        started.append((parse_query(query).parallel, device))
+        return Done()
+
+    monkeypatch.setattr(runner, "start_ranks", start_ranks)
+    case = Case(name="ranks", query=f"{slow_device.QUERY}&parallel=ddp&ranks=3")
+    assert Runner(device="cuda:0", record=True).measure(case, 10) == ranks[1]
+    assert started == [("ddp", "cuda"), ("cancelled", "")]
+    bench = ScriptedBench()
+    run_suite([case], H200, tmp_path, bench, record=True, seconds=540, say=str)
+    assert done(bench) == [("measure", "ranks")]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def _device_is_free_again() -> Iterator[None]:
 
 
 def ended(job: MeasureJob) -> bool:
-    return not is_running(job.process_id)
+    return not any(map(is_running, job.process_ids))
 
 
 def test_a_language_model_with_its_time_and_recording() -> None:
@@ -114,7 +114,7 @@ def test_the_limit_on_time() -> None:
 
 def running() -> MeasureJob:
     job = start(RESNET, "cpu")
-    wait_until(lambda: job.process_id)
+    wait_until(lambda: job.process_ids)
     return job
 
 
@@ -131,7 +131,7 @@ def test_cancelling_kills() -> None:
 def test_one_measurement_at_a_time() -> None:
     first = running()
     second = start(TINY, "cpu")
-    assert second.progress == "waiting for another measurement to end" and second.process_id is None
+    assert second.progress == "waiting for another measurement to end" and second.process_ids == ()
     second.cancel()
     with pytest.raises(JobError, match="the measurement was cancelled"):
         second.result()
@@ -141,7 +141,7 @@ def test_one_measurement_at_a_time() -> None:
 
 def test_a_process_that_is_killed_is_told_of() -> None:
     job = running()
-    os.killpg(job.process_id, signal.SIGKILL)
+    os.killpg(*job.process_ids, signal.SIGKILL)
     with pytest.raises(
         JobError, match=r"the measuring process was killed while .*; the computer's memory may have run out"
     ):
@@ -175,9 +175,9 @@ ORPHAN = """
 import sys, time
 from sizer.device.trial.launch import start
 job = start(sys.argv[1], "cpu")
-while not job.process_id:
+while not job.process_ids:
     time.sleep(0.01)
-print(job.process_id, flush=True)
+print(*job.process_ids, flush=True)
 time.sleep(600)
 """
 
@@ -203,7 +203,7 @@ def test_ctrl_c_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
         return seen[0]
 
     def interrupt(text: str) -> None:
-        wait_until(lambda: seen[0].process_id)
+        wait_until(lambda: seen[0].process_ids)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "MeasureJob", remember)

@@ -1,0 +1,122 @@
+"""The lines of a script that `torchrun` starts on every rank: how they meet, what each has of the model, what each held."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from sizer.architecture.checkpointing import repeated_blocks
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.parallel import PARALLELS
+from sizer.distributed.devices import PER_HOST
+from sizer.errors import BuildError
+from sizer.memory.estimate import Estimate
+from sizer.request import Request
+
+DEVICE = """\
+device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"\
+"""
+REPLICATED = """\
+    model = DistributedDataParallel(build_model(){cast}.to(device).train())
+"""
+SHARDED = """\
+    with torch.device("meta"):  # no rank ever has the whole model
+        model = build_model(){cast}
+    mesh = init_device_mesh(device.partition(":")[0], {sizes}, mesh_dim_names={names})
+    options = {{"mesh": mesh, "reshard_after_forward": {reshard}}}
+{policy}    for name in {blocks}:
+        fully_shard(model.get_submodule(name), **options)
+    fully_shard(model.train(), **options)
+    model.to_empty(device=device)
+    with torch.no_grad():  # any values will do
+        for buffer in model.buffers():
+            buffer.zero_()
+        for parameter in model.parameters():
+            parameter.to_local().normal_(0, 0.02)
+"""
+POLICY = """\
+    options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.{half}, reduce_dtype=torch.float32)
+"""
+MAIN = """\
+if __name__ == "__main__":
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device == "cpu" else "nccl")
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, measure())
+    if dist.get_rank() == 0:
+        for rank, sizes in enumerate(found):
+            for name, size in sizes.items():
+                print(f"rank {{rank}}: {{name}} at the peak: {{size:,}} bytes ({{size / 2**30:.2f}} GiB)")
+        print("Sizer's estimate for {gpu}, {whose}: {figures}")
+        if device == "cpu":
+            print("On this CPU gloo frees in a thread that the profiler does not see: figures may come out too high.")
+    dist.destroy_process_group()
+"""
+
+
+def check_scripted(request: Request) -> None:
+    """Raise BuildError for a way of working together that no plain program is written for."""
+    if request.offload or not MODES[request.mode].trains:
+        raise BuildError(
+            "scripts of several ranks train, and keep everything on their devices",
+            given="offload=1" if request.offload else f"mode={request.mode}&parallel={request.parallel}",
+        )
+    if request.tp > 1:
+        raise BuildError(
+            "no script can be written for tensor parallel, by which transformers splits a checkpoint as it loads it",
+            given=f"tp={request.tp}",
+        )
+
+
+def command(request: Request) -> str:
+    """How the script is started: on one machine, or on each of several."""
+    if request.world <= PER_HOST:
+        return f"torchrun --nproc-per-node {request.world} this_file.py"
+    nodes = -(-request.world // PER_HOST)
+    meeting = "--rdzv-backend c10d --rdzv-endpoint HOST:29500"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {PER_HOST} {meeting} this_file.py"
+
+
+def rank_imports(request: Request) -> tuple[str, ...]:
+    """What such a script imports."""
+    imports = ["import torch.distributed as dist"]
+    if PARALLELS[request.parallel].shards:
+        policy = "MixedPrecisionPolicy, " if request.dtypes[0].startswith("amp-") else ""
+        imports += [
+            "from torch.distributed.device_mesh import init_device_mesh",
+            f"from torch.distributed.fsdp import {policy}fully_shard",
+        ]
+    else:
+        imports += ["from torch.nn.parallel import DistributedDataParallel"]
+    if request.parallel == "zero1":
+        imports += ["from torch.distributed.optim import ZeroRedundancyOptimizer"]
+    return tuple(imports)
+
+
+def model_lines(request: Request, module: nn.Module, cast: str) -> str:
+    """The lines that make what a rank has of the model, which `module` is on meta; `cast` is the call that gives it its dtype."""
+    if not PARALLELS[request.parallel].shards:
+        return REPLICATED.format(cast=cast)
+    blocks = {id(block) for block in repeated_blocks(module)}
+    several = request.parallel == "hsdp"
+    return SHARDED.format(
+        cast=cast,
+        sizes=(request.replicate, request.ranks) if several else (request.ranks,),
+        names=("replicate", "shard") if several else ("shard",),
+        reshard=bool(request.reshard) if request.reshard < 2 else request.reshard,
+        policy=POLICY.format(half=request.dtypes[0].removeprefix("amp-"))
+        if request.dtypes[0].startswith("amp-")
+        else "",
+        blocks=[name for name, part in module.named_modules() if id(part) in blocks],
+    )
+
+
+def main_lines(request: Request, estimate: Estimate) -> str:
+    """The end of the script, which prints what each rank held beside the estimate."""
+    sizes = {"allocated": estimate.peak_allocated_bytes, "reserved": estimate.peak_reserved_bytes}
+    return MAIN.format(
+        gpu=find_gpu(request.gpu).name,
+        whose="the rank that needs most" if request.rank is None else f"rank {request.rank}",
+        figures=", ".join(f"{name} {size:,} bytes" for name, size in sizes.items()),
+    )

@@ -1,0 +1,126 @@
+"""Ranks that train together, measured in a process each: by gloo on this computer's CPU, by NCCL on its GPUs. No torch here."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from sizer.catalogue.parallel import PARALLELS
+from sizer.device.machine.inventory import find_inventory
+from sizer.device.record.recording import Measured
+from sizer.device.trial.launch import MeasureJob, check_cell, message_for
+from sizer.errors import RequestError, SizerError, quote
+from sizer.request import Request, format_query, parse_query
+
+PLACES = {"cpu": "cores", "cuda": "GPUs"}  # what each rank has one of, by kind of device
+GRACE_SECONDS = 10.0  # for the ranks that are left where one has ended early: they wait for it in vain
+
+
+class RanksJob(MeasureJob):
+    """The measurement of all ranks on its way. Use `start_ranks`.
+
+    `result` is a tuple of Measured by rank; where one ended early, of those that could still answer.
+    """
+
+    def _start_processes(self) -> None:
+        for rank in range(self._request.world):
+            self._start_process(f"rank {rank}")
+
+    def _read(self) -> tuple[Measured, ...]:
+        self._found: dict[int, Measured] = {}
+        self._failure: SizerError | None = None
+        self._ending = threading.Event()
+        ranks = range(self._request.world)
+        threads = [threading.Thread(target=self._read_rank, args=(rank,), daemon=True) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return tuple(self._found[rank] for rank in sorted(self._found))
+
+    def _read_rank(self, rank: int) -> None:
+        """Read what one rank answers; the first that fails ends all, one that ends early all that then do not end by themselves."""
+        try:
+            measured = self._processes[rank].read(self._job_of(rank), self._say)
+        except SizerError as error:
+            if not self._ending.is_set():
+                self._failure = error
+                self._end_all()
+            return
+        self._found[rank] = measured
+        if measured.measurement.failure is not None or measured.measurement.out_of_memory is not None:
+            timer = threading.Timer(GRACE_SECONDS, self._end_all)
+            timer.daemon = True
+            timer.start()
+
+    def _end_all(self) -> None:
+        self._ending.set()
+        self._kill()
+
+    def _job_of(self, rank: int) -> dict:
+        device = self._message["device"]
+        meeting = {
+            "rank": rank,
+            "world": self._request.world,
+            "file": str(Path(self._processes[0].home, "meeting")),
+        }
+        return {
+            **self._message,
+            "query": format_query(replace(self._request, rank=rank), complete=True),
+            "device": device if device == "cpu" else f"{device}:{rank}",
+            "meeting": meeting,
+        }
+
+
+def start_ranks(query: str, device: str, *, record: bool = True, seconds: float | None = None) -> RanksJob:
+    """A job that measures one cell of a query on each of its ranks: on "cpu" by gloo, on "cuda" by NCCL, each on a GPU of its own
+    (written for that, and not tried yet). The time is not measured.
+
+    Otherwise as `sizer.device.trial.launch.start`. Raises RequestError where there are more ranks than cores or GPUs, DeviceError
+    where there is no GPU at all.
+    """
+    request = parse_query(query)
+    check_cell(request)
+    check_places(request, device, count_places(device))
+    return RanksJob(message_for(request, device, timing=False, record=record, seconds=seconds), request)
+
+
+def check_places(request: Request, device: str, places: int) -> None:
+    """Raise RequestError for more ranks than the `places` on a device (cores, or GPUs), and where nothing is beside the host."""
+    if request.offload and device == "cpu":
+        raise RequestError(
+            "offload", given="1 on the CPU", allowed="on GPUs, beside which there is a host", todo="leave it out"
+        )
+    if request.world <= places:
+        return
+    key = "ranks" if "ranks" in PARALLELS[request.parallel].keys else "tp"
+    others = request.world // getattr(request, key)
+    raise RequestError(
+        key,
+        given=f"{request.world} ranks on {device}",
+        allowed=f"as many as this computer has {PLACES[device]}: {places}",
+        todo=f"ask for {key}={places // others}" if places // others > 1 else "leave parallel out",
+    )
+
+
+def count_places(device: str) -> int:
+    """How many ranks there can be: this computer's cores for "cpu", its GPUs for "cuda".
+
+    Raises RequestError for another kind of device, DeviceError where there is no GPU.
+    """
+    if device == "cpu":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if device == "cuda":
+        inventory = find_inventory()
+        inventory.find("cuda")  # or it says which devices there are
+        return sum(facts.kind == "cuda" for facts in inventory.devices)
+    raise RequestError(
+        "device",
+        given=f"{quote(device)} with several ranks",
+        allowed="cpu, cuda: each rank has a process, and a core or a GPU",
+        todo="ask for cpu or cuda, or leave parallel out",
+    )

@@ -1,0 +1,63 @@
+"""One rank of several that train together: how it meets the others, and what it has of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sizer.device.trial.materialize import load
+from sizer.distributed.plan import Plan
+from sizer.distributed.sharding import replicate, split
+
+
+def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds: float) -> None:
+    """Initialize torch.distributed as one rank of a world on this computer: NCCL between GPUs, gloo on the CPU.
+
+    `meeting` is a file that is not there yet, the same for all ranks. After `seconds` a rank no longer waits for the others.
+    """
+    if device.type == "cpu":
+        from sizer.device.trial import gloo  # which PyTorch may be built without
+
+        gloo.register()
+        backend = f"cpu:{gloo.NAME}"
+    else:
+        torch.cuda.set_device(device)
+        backend = "nccl"
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(str(meeting), world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=seconds),
+    )
+
+
+def take_part(module: nn.Module, plan: Plan, dtype: str, device: torch.device) -> Callable[..., nn.Module]:
+    """Leave a module whose parameters are on meta what a rank has of it, and return what brings it to the device."""
+    if not plan.splits:
+        return _bring_whole
+    split(module, plan, dtype, kind=device.type)
+    return _bring_part
+
+
+def inner(module: nn.Module) -> nn.Module:
+    """The module that DDP is around; any other is itself."""
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+
+
+def _bring_whole(module: nn.Module, device: torch.device) -> nn.Module:
+    return replicate(load(module, device))
+
+
+def _bring_part(module: nn.Module, device: torch.device) -> nn.Module:
+    """Make a rank's shards, without values, and copies of all buffers."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    module.to_empty(device=device)
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        buffer.copy_(buffers[name])
+    return module
