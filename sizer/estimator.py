@@ -15,13 +15,14 @@ from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
 from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
+from sizer.kept import Kept
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_column
 from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
 from sizer.request import Request, format_query, gpu_of
-from sizer.tracer import Kept, Progress, Tracer, answers_of, cheapest_first
+from sizer.tracer import Progress, Tracer, answers_of, cheapest_first
 from sizer.tracing.cuda import builds
 from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt

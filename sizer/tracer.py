@@ -5,12 +5,9 @@ What was counted or traced once is kept, where there is somewhere to keep it, an
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Protocol
 
 from torch import nn
 
@@ -18,60 +15,35 @@ from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
 from sizer.architecture.loaded import as_loaded
-from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.parallel import PARALLELS
-from sizer.distributed.plan import Plan
 from sizer.distributed.tensor_parallel import check_degree
 from sizer.errors import RequestError, TraceError
+from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, read_kept
 from sizer.memory.affine import NotAffineError
-from sizer.memory.archive import Traced, pack, unpack
+from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.census import Census
-from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
 from sizer.memory.kv_cache import KvSegment
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.query_values import DTYPES
-from sizer.request import Request, format_query
+from sizer.request import Request
 from sizer.tracing.batch_lines import FITTED_AT, trace_lines
-from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
 from sizer.tracing.generation import trace_generation, trace_kv_cache, trace_noted_generation
 from sizer.tracing.loading import Loading
-from sizer.tracing.steps import Work
-from sizer.tracing.trace import PASSES, build, build_loaded, trace
+from sizer.tracing.trace import build, build_loaded, trace
 from sizer.versions import parse_version
+from sizer.work import as_traced, work_of
 
 COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for
 
 Progress = Callable[[str], None]
-
-
-class Kept(Protocol):
-    """Where what was counted and traced of one architecture is kept, by names that say all it depends on beside that."""
-
-    def get(self, name: str) -> bytes | None:
-        """What was put under a name, None where there is nothing."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Keep something under a name."""
-
-
-class NothingKept:
-    """Keeps nothing."""
-
-    def get(self, name: str) -> bytes | None:
-        """None."""
-        return None
-
-    def put(self, name: str, data: bytes) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +84,8 @@ class Tracer:
         self._kept = NothingKept() if kept is None else kept
         self._progress = progress or (lambda text: None)
         self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known
-        self._traced: dict[str, Traced] = {}  # by the names that they are kept under
+        self._choices = choices_of(self.request)
+        self._tapes = KeptTapes(self._kept, self.request, self.device(), {})
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
         self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
         self._deep_traces: dict[str, DeepTraces] = {}
@@ -129,13 +102,9 @@ class Tracer:
         if self._lender is not None and self._choices == self._lender._choices:
             return self._lender.counted
         name = f"counted {self._choices}"
-        if (data := self._kept.get(name)) is not None:
-            try:
-                return decode(Counted, json.loads(data), "counted")
-            except (DecodeError, ValueError):
-                pass  # what another version has kept is counted again
-        counted = self._count()
-        self._kept.put(name, json.dumps(encode(counted)).encode("ascii"))
+        if (counted := read_kept(self._kept, name, Counted, "counted")) is None:
+            counted = self._count()
+            keep(self._kept, name, counted)
         return counted
 
     @cached_property
@@ -154,15 +123,15 @@ class Tracer:
         """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
         if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
             return stand_in
-        found = self._find(dtype)
+        found = self._tapes.find(dtype)
         if found is None or not _covers(found, batches):
             found = self._trace(dtype, batches, found or Traced())
-            self._keep(self._name(dtype), found)
+            self._tapes.keep(dtype, found)
         return found
 
     def begin(self, dtype: str) -> Traced | None:
         """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there."""
-        if dtype == "float16" or self.counted.smallest > 1 or self._find(dtype) is not None:
+        if dtype == "float16" or self.counted.smallest > 1 or self._tapes.find(dtype) is not None:
             return None  # float16 may have bfloat16's tapes
         device = self.device()
         try:
@@ -177,7 +146,7 @@ class Tracer:
 
         Raises TraceError where the step cannot be traced.
         """
-        found = self._find(dtype)
+        found = self._tapes.find(dtype)
         if found is not None and _covers(found, (batch,)):
             if found.failure:
                 raise TraceError(found.failure)
@@ -185,7 +154,7 @@ class Tracer:
                 return found.family.at(batch)
             except ValueError as error:  # so large that no integer of 64 bits holds its bytes
                 raise TraceError(str(error)) from error
-        alone = self._find(dtype, at_batch=batch)
+        alone = self._tapes.find(dtype, at_batch=batch)
         if alone is None:
             device = self.device()
             try:
@@ -196,7 +165,7 @@ class Tracer:
             except TraceError as error:
                 family, failure = TapeFamily(), str(error)
             alone = Traced(family=family, failure=failure, kernels=device.kernels(), decisions=device.decisions())
-            self._keep(self._name(dtype, at_batch=batch), alone)
+            self._tapes.keep(dtype, alone, at_batch=batch)
         if alone.failure:
             raise TraceError(alone.failure)
         return alone.family.at(batch)
@@ -211,10 +180,9 @@ class Tracer:
 
     def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
         """What one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more than text."""
-        name = f"kv cache {self._name(dtype)}"
-        if (data := self._kept.get(name)) is not None:
-            with contextlib.suppress(DecodeError, ValueError):  # what another version has kept is traced again
-                return decode(tuple[KvSegment, ...], json.loads(data), "segments")
+        name = f"kv cache {self._tapes.name(dtype)}"
+        if (found := read_kept(self._kept, name, tuple[KvSegment, ...], "segments")) is not None:
+            return found
         self._progress(f"tracing the cache in {dtype}")
         try:
             found = trace_kv_cache(
@@ -226,7 +194,7 @@ class Tracer:
             )
         except TraceError:  # the estimate of the dtype says why
             found = ()
-        self._kept.put(name, json.dumps(encode(found)).encode("ascii"))
+        keep(self._kept, name, found)
         return found
 
     def built(self) -> tuple[Blueprint, nn.Module]:
@@ -251,7 +219,7 @@ class Tracer:
 
     def take_module(self, other: Tracer) -> None:
         """Use another tracer's blueprint and module, which it must share, and what it has found out."""
-        self._lender, self._traced = other, other._traced
+        self._lender, self._tapes.unpacked = other, other._tapes.unpacked
         if self._choices == other._choices:
             self._exceptional = other._exceptional
 
@@ -374,91 +342,12 @@ class Tracer:
     def _stand_in(self, batches: Collection[int]) -> Traced | None:
         """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""
         modern = self.gpu.backend == "cuda" and self.gpu.capability is not None and self.gpu.capability >= (8, 0)
-        if not modern or ("bfloat16" not in self.request.dtypes and self._find("bfloat16") is None):
+        if not modern or ("bfloat16" not in self.request.dtypes and self._tapes.find("bfloat16") is None):
             return None
         brain = self.trace("bfloat16", batches)
         if not brain.family.lines or brain.halves_differ:
             return None
         return brain.with_dtype("float16", instead_of="bfloat16")
-
-    @cached_property
-    def _choices(self) -> str:
-        """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
-        request, plain = self.request, Request(source=self.request.source)
-        same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
-        asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
-        return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
-
-    def _name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
-        """Under which the tapes of a dtype are kept that were traced for this device, or for one of another capability."""
-        device = self.device()
-        rules = (device.kind, *(capability or self.gpu.capability or ()), *device.version)
-        alone = "" if at_batch is None else f" at batch {at_batch}"
-        return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
-
-    def _find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
-        """What was traced for this device's capability, or for one that answered all that its rules asked as this one does."""
-        own = self.gpu.capability
-        if (found := self._read(self._name(dtype, at_batch=at_batch))) is not None or own is None:
-            return found
-        for capability in CAPABILITIES:
-            found = self._read(self._name(dtype, capability=capability, at_batch=at_batch))
-            if found is not None and decide_alike(own, found.decisions):
-                return found
-        return None
-
-    def _read(self, name: str) -> Traced | None:
-        """What is kept under a name, unpacked once."""
-        if name not in self._traced and (data := self._kept.get(name)) is not None:
-            with contextlib.suppress(DecodeError):  # what another version has kept is traced again
-                self._traced[name] = unpack(data)
-        return self._traced.get(name)
-
-    def _keep(self, name: str, traced: Traced) -> None:
-        self._traced[name] = traced
-        self._kept.put(name, pack(traced))
-
-
-def work_of(request: Request, dtype: str) -> Work:
-    """What a request does in one of its dtypes."""
-    return Work(
-        mode=request.mode,
-        dtype=dtype,
-        optimizer=request.optimizer,
-        optimizer_impl=request.optimizer_impl,
-        accumulate=request.accumulate,
-        tell_frozen=request.train != "all",
-        new=request.new,
-        cache=request.cache,
-        plan=plan_of(request),
-    )
-
-
-def as_traced(request: Request) -> Request:
-    """The request with as few passes and ranks as have its tapes: from the second pass on all are alike, and so is what a rank of
-    DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
-    fewest = {"accumulate": min(request.accumulate, PASSES), "replicate": min(request.replicate, 2)}
-    if request.parallel == "ddp":
-        fewest |= {"ranks": min(request.ranks, 2), "rank": None}
-    elif request.parallel == "hsdp" and request.rank is not None:
-        fewest["rank"] = request.rank % (request.ranks * request.tp)
-    return replace(request, **fewest)
-
-
-def plan_of(request: Request) -> Plan | None:
-    """How a request spreads its model over ranks, None where there is one."""
-    if request.parallel == "none":
-        return None
-    ranks = request.ranks if "ranks" in PARALLELS[request.parallel].keys else 1
-    return Plan(
-        parallel=request.parallel,
-        ranks=ranks,
-        replicate=request.replicate,
-        reshard=request.reshard,
-        offload=request.offload,
-        tp=request.tp,
-        rank=request.rank,
-    )
 
 
 def answers_of(gpu: Gpu) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sizer.catalogue.gpus import Gpu
 from sizer.errors import BuildError, RequestError, SizerError, TraceError
+from sizer.kept import Kept
 from sizer.memory.affine import NotAffineError
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.decision import Cell, cell_of
@@ -14,8 +15,9 @@ from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in, no_bat
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
 from sizer.request import Request, format_query, gpu_of, parse_query
-from sizer.tracer import Counted, Kept, Progress, Tracer, answers_of, as_traced
+from sizer.tracer import Counted, Progress, Tracer, answers_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
+from sizer.work import as_traced
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
 

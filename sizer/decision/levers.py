@@ -15,10 +15,11 @@ from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.lever_table import LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.errors import RequestError
+from sizer.kept import Kept
 from sizer.memory.decision import LeverReport, LeverRow, LeverSet
 from sizer.memory.estimate import Estimate
 from sizer.request import Request, format_query
-from sizer.tracer import Counted, Kept, Progress
+from sizer.tracer import Counted, Progress
 from sizer.units import counted, format_bytes
 
 TRIED_WHOLE = 2  # up to so many levers at once every set is tried; beyond, levers are taken away from all of them

@@ -10,12 +10,13 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
 from sizer.errors import SizerError
+from sizer.kept import Kept
 from sizer.memory.allocator import replay_events
 from sizer.memory.decision import Limit, LimitReport
 from sizer.memory.fit import search
 from sizer.query_values import MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
 from sizer.request import Request, format_query, gpu_of
-from sizer.tracer import Counted, Kept, Progress
+from sizer.tracer import Counted, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

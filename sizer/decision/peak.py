@@ -10,11 +10,12 @@ from sizer.decision.cells import Cells, one_cell
 from sizer.decision.script import write_script
 from sizer.decision.script_ranks import check_scripted
 from sizer.errors import BuildError, RequestError
+from sizer.kept import Kept
 from sizer.memory.loops import repeated_events, written
 from sizer.memory.peak import PeakReport, find_peak
 from sizer.memory.snapshot import write_snapshot
 from sizer.request import Request, check_one_rank, format_query
-from sizer.tracer import Kept, Progress
+from sizer.tracer import Progress
 
 EVENTS_AT_MOST = 2_000_000  # of a snapshot: about a gigabyte
 

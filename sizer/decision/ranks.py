@@ -9,10 +9,11 @@ from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.distributed.devices import PER_HOST
+from sizer.kept import Kept
 from sizer.memory.decision import RankReport, RankRow
 from sizer.memory.weighing import weigh_peak
 from sizer.request import Request, format_query
-from sizer.tracer import Kept, Progress
+from sizer.tracer import Progress
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 

@@ -18,9 +18,9 @@ from sizer.memory.timeline import running_bytes
 from sizer.processes.environment import own_environment
 from sizer.processes.process import python_command
 from sizer.request import parse_query
-from sizer.tracer import work_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
+from sizer.work import work_of
 from tests.tracing.cpu_truth import tape_bytes
 from tests.tracing.models import GPT2, LLAMA, VIT
 

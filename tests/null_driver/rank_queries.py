@@ -20,9 +20,9 @@ from sizer.architecture import make_blueprint
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
 from sizer.distributed.sharding import replicate, split
 from sizer.request import parse_query
-from sizer.tracer import work_of
 from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
+from sizer.work import work_of
 from tests.null_driver.ranks import answers
 from tests.null_driver.values import KnownValues
 

@@ -11,10 +11,10 @@ from sizer.catalogue.gpus import GPUS
 from sizer.config_json import encode_config
 from sizer.memory.allocator import replay
 from sizer.request import parse_query
-from sizer.tracer import work_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build_loaded, trace
+from sizer.work import work_of
 from tests.tracing.models import LLAMA
 
 pytest.importorskip("bitsandbytes")

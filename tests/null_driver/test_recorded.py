@@ -13,11 +13,11 @@ from sizer.device.comparison.counterpart import gpu_of, request_of
 from sizer.device.record.files import CaseRecord, read_measured
 from sizer.device.record.measurement import Measurement
 from sizer.memory.estimate import Estimate, estimate_tape
-from sizer.tracer import work_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
 from sizer.versions import parse_version
+from sizer.work import work_of
 from tests.benchmarks.bench_accuracy import hold
 from tests.device.replayed import disagreements
 

@@ -17,12 +17,12 @@ from sizer.memory.affine import fit_affine
 from sizer.memory.allocator import replay
 from sizer.memory.tape import Tape
 from sizer.request import Request, parse_query
-from sizer.tracer import work_of
 from sizer.tracing import trace as tracing
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, trace
+from sizer.work import work_of
 from tests.device.blueprints import blueprint
 from tests.tracing.models import LLAMA
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from sizer.catalogue.gpu_keys import CAPABILITIES, find_gpu
+from sizer.kept import NothingKept
 from sizer.memory.archive import pack, unpack
 from sizer.request import parse_query
-from sizer.tracer import NothingKept, Tracer
+from sizer.tracer import Tracer
 from sizer.tracing.capability import COMPARISONS, Capability, decide_alike
 from tests.decision.questions import TWO_LAYERS
 from tests.test_tracer import Shelf

@@ -10,9 +10,9 @@ from sizer.architecture import make_blueprint
 from sizer.config_json import encode_config
 from sizer.device.trial.limits import one_thread
 from sizer.request import parse_query
-from sizer.tracer import work_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
+from sizer.work import work_of
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import GPT2, LLAMA, T5, VIT
 

@@ -13,9 +13,10 @@ from sizer.config_json import encode_config
 from sizer.memory.size_queries import by_block
 from sizer.memory.tape import Tape
 from sizer.request import parse_query
-from sizer.tracer import Tracer, work_of
+from sizer.tracer import Tracer
 from sizer.tracing.depth import DeepTraces, find_repeated
 from sizer.tracing.trace import trace
+from sizer.work import work_of
 from tests.architecture.tiny_configs import BERT, CONV_SOUND, LLAMA, SPECIAL, VISION
 
 GPU = GPUS["a100-40gb"]

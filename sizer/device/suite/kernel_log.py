@@ -27,9 +27,9 @@ from sizer.device.trial.materialize import allocate_parameters, initialize_param
 from sizer.errors import DeviceError
 from sizer.processes.program import print_value
 from sizer.request import Request, format_query, parse_query
-from sizer.tracer import work_of
 from sizer.tracing.steps import Steps
 from sizer.tracing.trace import repeatable
+from sizer.work import work_of
 
 LONG_LIST = 8  # of more tensors than this only the sums are kept
 _PLACES = ("device", "generator", "layout", "pin_memory")  # arguments that do not change what a kernel allocates

@@ -35,10 +35,10 @@ from sizer.estimator import versions
 from sizer.memory.codec import LIMIT_TEXT
 from sizer.memory.tape import FROZEN
 from sizer.request import Request, format_query
-from sizer.tracer import work_of
 from sizer.tracing.steps import Steps, Work, place, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.units import format_bytes
+from sizer.work import work_of
 
 Progress = Callable[[str], None]
 

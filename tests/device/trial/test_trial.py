@@ -20,9 +20,9 @@ from sizer.device.trial.trial import measure_request
 from sizer.errors import RequestError
 from sizer.memory.tape import CATEGORIES
 from sizer.request import parse_query
-from sizer.tracer import work_of
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
+from sizer.work import work_of
 from tests.device.blueprints import blueprint, perceptron
 from tests.device.scripted_devices import ScriptedCuda, counters
 from tests.tracing.cpu_truth import tape_bytes

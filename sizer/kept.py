@@ -1,0 +1,96 @@
+"""What is kept of one architecture, so that it is not counted or traced again: under which names, and which devices share it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from typing import Protocol
+
+from sizer.catalogue.gpu_keys import CAPABILITIES
+from sizer.memory.archive import Traced, pack, unpack
+from sizer.memory.codec import DecodeError, decode, encode
+from sizer.request import Request, format_query
+from sizer.tracing.capability import decide_alike
+from sizer.tracing.device import Device
+
+
+class Kept(Protocol):
+    """Where what was counted and traced of one architecture is kept, by names that say all it depends on beside that."""
+
+    def get(self, name: str) -> bytes | None:
+        """What was put under a name, None where there is nothing."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep something under a name."""
+
+
+class NothingKept:
+    """Keeps nothing."""
+
+    def get(self, name: str) -> bytes | None:
+        """None."""
+        return None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Do nothing."""
+
+
+class KeptTapes:
+    """The tapes of one request's work, by dtype, for one kind of device; they are unpacked once for all requests on a module."""
+
+    def __init__(self, kept: Kept, request: Request, device: Device, unpacked: dict[str, Traced]) -> None:
+        self.unpacked = unpacked  # by the names that they are kept under
+        self._kept, self._device, self._choices = kept, device, choices_of(request)
+
+    def name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
+        """Under which the tapes of a dtype are kept that were traced for this device, or for one of another capability."""
+        device = self._device
+        rules = (device.kind, *(capability or device.capability or ()), *device.version)
+        alone = "" if at_batch is None else f" at batch {at_batch}"
+        return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
+
+    def find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
+        """What was traced for this device's capability, or for one that answered all that its rules asked as this one does."""
+        own = self._device.capability
+        if (found := self._read(self.name(dtype, at_batch=at_batch))) is not None or own is None:
+            return found
+        for capability in CAPABILITIES:
+            found = self._read(self.name(dtype, capability=capability, at_batch=at_batch))
+            if found is not None and decide_alike(own, found.decisions):
+                return found
+        return None
+
+    def keep(self, dtype: str, traced: Traced, *, at_batch: int | None = None) -> None:
+        """Keep the tapes of a dtype."""
+        name = self.name(dtype, at_batch=at_batch)
+        self.unpacked[name] = traced
+        self._kept.put(name, pack(traced))
+
+    def _read(self, name: str) -> Traced | None:
+        """What is kept under a name, unpacked once."""
+        if name not in self.unpacked and (data := self._kept.get(name)) is not None:
+            with contextlib.suppress(DecodeError):  # what another version has kept is traced again
+                self.unpacked[name] = unpack(data)
+        return self.unpacked.get(name)
+
+
+def choices_of(request: Request) -> str:
+    """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
+    plain = Request(source=request.source)
+    same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
+    asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
+    return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
+
+
+def read_kept(kept: Kept, name: str, kind: type, path: str) -> object | None:
+    """A value of a type that the codec knows, kept by `keep`; None where there is none, or another version has kept it."""
+    if (data := kept.get(name)) is not None:
+        with contextlib.suppress(DecodeError, ValueError):
+            return decode(kind, json.loads(data), path)
+    return None
+
+
+def keep(kept: Kept, name: str, value: object) -> None:
+    """Keep a value of a type that the codec knows."""
+    kept.put(name, json.dumps(encode(value)).encode("ascii"))
