@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from sizer.ui import frame, hosting, preview, surface
+from sizer.ui import frame, hosting, preview, surface, turns
 
 # Three bars under a line: memory under a capacity. Inline, so that the browser asks nobody else for it.
 ICON = (
@@ -37,7 +37,8 @@ def show() -> None:
     )
     st.set_page_config(page_title=f"{page.title} · Sizer")
     frame.enter()
-    page.run()
+    with turns.drawing():
+        page.run()
 
 
 if __name__ == "__main__":  # as Streamlit runs this file, for each visitor

@@ -42,17 +42,18 @@ class KeptTapes:
     def __init__(self, kept: Kept, request: Request, device: Device, unpacked: dict[str, Traced]) -> None:
         self.unpacked = unpacked  # by the names that they are kept under
         self._kept, self._device, self._choices = kept, device, choices_of(request)
+        self._capability = device.capability and device.capability.plain
 
     def name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
         """Under which the tapes of a dtype are kept that were traced for this device, or for one of another capability."""
         device = self._device
-        rules = (device.kind, *(capability or device.capability or ()), *device.version)
+        rules = (device.kind, *(capability or self._capability or ()), *device.version)
         alone = "" if at_batch is None else f" at batch {at_batch}"
         return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
 
     def find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
         """What was traced for this device's capability, or for one that answered all that its rules asked as this one does."""
-        own = self._device.capability
+        own = self._capability
         if (found := self._read(self.name(dtype, at_batch=at_batch))) is not None or own is None:
             return found
         for capability in CAPABILITIES:

@@ -156,11 +156,11 @@ class Tracer:
                 raise TraceError(str(error)) from error
         alone = self._tapes.find(dtype, at_batch=batch)
         if alone is None:
-            device = self.device()
+            device, first = self.device(), dtype not in self._deep_traces
             try:
                 tape = self._run(dtype, batch, device)
                 family, failure = TapeFamily(exact=(tape,)), ""
-                if batch == 1:
+                if batch == 1 and first:
                     self._begun[dtype] = device, tape
             except TraceError as error:
                 family, failure = TapeFamily(), str(error)
@@ -307,6 +307,8 @@ class Tracer:
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
         device, begun = self._begun.pop(dtype, None) or (self.device(), None)
+        if begun is None:
+            self._deep_traces.pop(dtype, None)  # a device counts the modules of which it has seen a forward pass
 
         def at(batch: int, *, short: bool = False) -> Tape:
             return self._run(dtype, batch, device, short=short)

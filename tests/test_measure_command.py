@@ -336,7 +336,7 @@ def test_an_empty_ledger_says_how_to_fill_it(run, ledger):
     assert status == 0
     assert out.startswith(f"The ledger is empty ({ledger.path})")
     assert run("ledger", "--path")[1] == f"{ledger.path}\n"
-    assert json.loads(run("ledger", "--json")[1]) == {"schema": 1, "comparisons": []}
+    assert json.loads(run("ledger", "--json")[1]) == {"schema": 1, "comparisons": [], "left_out": []}
 
 
 def test_the_ledger_is_printed_with_its_errors(run, device):

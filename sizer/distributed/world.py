@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +23,16 @@ _FAKE = "fake_on_meta"
 _DEVICES = ("cpu", "cuda", "meta")
 
 
+_remembered: Hashable = None  # the groups of the world of which DTensor remembers something
+
+
 @contextmanager
-def world_of(size: int, rank: int, accelerator: Accelerator) -> Iterator[None]:
+def world_of(size: int, rank: int, accelerator: Accelerator, *, groups: Hashable = None) -> Iterator[None]:
     """Within the context this process is one rank of a world, as `torchrun` would start it: torch.distributed is initialized, and
     nobody answers. Code that initializes it again finds it done.
+
+    `groups` is the same for worlds whose meshes are alike, None where that is not known: what DTensor has found out in one holds in
+    the next.
 
     Raises RequestError where torch.distributed is initialized already.
     """
@@ -43,7 +49,7 @@ def world_of(size: int, rank: int, accelerator: Accelerator) -> Iterator[None]:
         stack.enter_context(devices_answer(accelerator, local_rank))
         stack.enter_context(_environment(size, rank, local_rank))
         stack.enter_context(_process_group(size, rank))
-        stack.enter_context(_local_shapes_kept_apart(rank))
+        stack.enter_context(_meshes_kept_apart((size, rank, groups) if groups is not None else None))
         for patched in (_sharding_patched, _strides_looked_for_once, _fully_shard_patched, _replicated_patched):
             stack.enter_context(patched())
         yield
@@ -109,19 +115,22 @@ def _sharding_patched() -> Iterator[None]:
 
 
 @contextmanager
-def _local_shapes_kept_apart(rank: int) -> Iterator[None]:
-    """DTensor remembers how a view looks on its rank (torch/distributed/tensor/_sharding_prop.py), of which a process has one: what
-    it knows of the first rank stays, of another it is forgotten."""
+def _meshes_kept_apart(groups: Hashable) -> Iterator[None]:
+    """DTensor remembers by meshes, which are equal in worlds that have other groups: how a view looks on its rank
+    (torch/distributed/tensor/_sharding_prop.py), which groups to ask (_redistribute.py). What it knows of others is forgotten."""
+    global _remembered
+    if groups is None or groups != _remembered:
+        _forget()
+    _remembered = groups
+    yield
+
+
+def _forget() -> None:
+    from torch.distributed.tensor import _redistribute
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-    if rank == 0:
-        yield
-        return
     _clear_sharding_prop_cache()
-    try:
-        yield
-    finally:
-        _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[Non
         return
     accelerator = _NO_GPU if device.capability is None else Accelerator(capability=device.capability.plain)
     rank = _neediest(work, module, accelerator) if work.plan.rank is None else work.plan.rank
-    with world_of(work.plan.world, rank, accelerator), OnMeta():
+    with world_of(work.plan.world, rank, accelerator, groups=(work.plan, device.kind)), OnMeta():
         yield
 
 

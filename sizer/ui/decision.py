@@ -23,6 +23,7 @@ from sizer.ui.palette import MARKS, VERDICTS
 from sizer.ui.ranks import show_ranks
 from sizer.ui.remarks import show_error
 from sizer.ui.scale import GIBIBYTES
+from sizer.ui.turns import result_of
 from sizer.units import format_bytes
 
 POLL_SECONDS = 0.5
@@ -67,7 +68,7 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
     def run() -> None:
         job = submit(query)
         try:
-            found = job.result(timeout=0.05)
+            found = result_of(job, 0.05)
         except SizerError as error:
             show_error(error)
             return

@@ -15,6 +15,7 @@ from sizer.device.record.recording import Measured
 from sizer.errors import SizerError
 from sizer.request import Request
 from sizer.ui import machine, service
+from sizer.ui.turns import result_of
 
 POLL_SECONDS = 0.2
 
@@ -47,7 +48,7 @@ def wait_for(job: Waiting, line: DeltaGenerator) -> object:
     """The job's result; a job that nobody waits for any more is cancelled."""
     began = time.monotonic()
     try:
-        while (result := job.result(timeout=POLL_SECONDS)) is None:
+        while (result := result_of(job, POLL_SECONDS)) is None:
             line.text(f"{job.progress or 'waiting'} · {time.monotonic() - began:.0f} s")
     finally:
         job.cancel()

@@ -22,6 +22,7 @@ from sizer.ui.headline import sample_size, verdict
 from sizer.ui.icicle import icicle_chart
 from sizer.ui.picture import Summary, alt_text, draw_picture
 from sizer.ui.scale import scale_for
+from sizer.ui.turns import result_of
 from sizer.units import format_bytes
 
 ASKED = "peak_asked"  # key of the switch, which stays on for the next cell in focus
@@ -49,7 +50,7 @@ def _ask(cell: Request) -> PeakReport | SizerError:
     job, line = service.get_client().submit_peak(format_query(cell)), st.empty()
     try:
         with service.held(job):
-            while (found := job.result(timeout=service.POLL_SECONDS)) is None:
+            while (found := result_of(job, service.POLL_SECONDS)) is None:
                 line.text(job.progress or "waiting")
     except SizerError as error:
         return error

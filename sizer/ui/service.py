@@ -17,6 +17,7 @@ from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job
 from sizer.ui.focus import Cell
+from sizer.ui.turns import result_of
 from sizer.units import counted
 
 LINE_HEIGHT = 40  # pixels of the progress line, the same while there is something to say and when it has ended
@@ -70,7 +71,7 @@ def await_names() -> None:
 def _names(timeout: float) -> dict[str, tuple[str, ...]]:
     job = get_client().submit_models()
     try:
-        models = job.result(timeout=timeout)
+        models = result_of(job, timeout)
     except SizerError:  # the page says so where it needs the job server for more than a list
         return {}
     return {source: tuple(row["name"] for row in rows) for source, rows in (models or {}).items()}
@@ -112,7 +113,7 @@ def ask(request: Request) -> Answer:
     query = format_query(replace(request, focus=None))
     job = get_client().submit(format_query(request))
     try:
-        report = job.result(timeout=AT_ONCE_SECONDS)
+        report = result_of(job, AT_ONCE_SECONDS)
     except JobError as error:
         if job.partial is None:
             raise
@@ -207,7 +208,7 @@ def _report_on(request: Request) -> Report | None:
         return None
     job = get_client().submit(query)
     try:
-        report = job.result(timeout=AT_ONCE_SECONDS) or _watch(job, query)
+        report = result_of(job, AT_ONCE_SECONDS) or _watch(job, query)
     finally:
         job.cancel()  # a rerun (another query, a closed tab) leaves through here as well
     st.session_state[REPORTED] = (query, report)
@@ -222,7 +223,7 @@ def _watch(job: Job, query: str) -> Report:
         with place.container(), st.status("Working", expanded=True):
             line = st.empty()
             st.button("Stop", key="stop", on_click=_stop, args=(query,))
-            while (report := job.result(timeout=POLL_SECONDS)) is None:
+            while (report := result_of(job, POLL_SECONDS)) is None:
                 line.text(f"{job.progress or 'waiting'} · {time.monotonic() - began:.0f} s")
     except SizerError:
         place.empty()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sizer.decision.limits import limits
-from sizer.device.trial.launch import start
-from sizer.errors import RequestError
 from sizer.estimator import estimate
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import Limit, LimitReport
@@ -91,8 +89,3 @@ def test_how_many_tokens_fit_is_read_where_memory_ends() -> None:
     assert tokens.title == "Most new tokens"
     assert fits_by_its_own_trace(query, new=tokens.value) is True
     assert fits_by_its_own_trace(query, new=tokens.value + 1) is not True
-
-
-def test_what_a_generation_has_no_answer_for_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match=r"^a measurement: not for a generation"):
-        start(GENERATED, "cpu")

@@ -21,7 +21,8 @@ SMALL = 128  # rows or columns of a group, at most
 
 
 def grouped_mm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """aten._grouped_mm: bfloat16 by CUTLASS on 9.x and 10.x, with its arguments and workspace; else group by group by cuBLAS."""
+    """aten._grouped_mm: aten/src/ATen/native/cuda/GroupMM.cu for bfloat16 on 9.x and 10.x, CUTLASS's arguments and workspace; else
+    group by group by cuBLAS."""
     first, second = args[0], args[1]
     groups = args[2] if len(args) > 2 else kwargs.get("offs")
     dtypes = {first.dtype, second.dtype, out.dtype}

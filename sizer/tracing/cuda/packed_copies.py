@@ -23,8 +23,8 @@ ENTRY_BYTES = 8  # of the tables that tell a kernel's blocks what to copy: int64
 
 
 def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """fsdp.chunk_cat(tensors, dim, num_chunks, *, out) along the first dimension, for tensors of one dtype: a table of seven
-    columns. What the kernel does not take (strided tensors, other dtypes than the result's but bfloat16 for float32) is padded, all
+    """fsdp.chunk_cat(tensors, dim, num_chunks, *, out) (TensorShape.cu) along the first dimension, for tensors of one dtype: a table
+    of seven columns. What the kernel does not take (strided tensors, other dtypes than the result's but bfloat16 for float32) is padded, all
     of it, then copied."""
     tensors, _, chunks = args
     result = kwargs["out"]
@@ -40,14 +40,14 @@ def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 
 
 def chunk_cat_mixed_dtype(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """fsdp.chunk_cat_mixed_dtype, which PyTorch 2.15 has in the place of fsdp.chunk_cat: that for each dtype."""
+    """fsdp.chunk_cat_mixed_dtype (TensorShape.cu), which PyTorch 2.15 has in the place of fsdp.chunk_cat: that for each dtype."""
     tensors, *others = args
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         yield from chunk_cat(device, ([tensor for tensor in tensors if tensor.dtype == dtype], *others), kwargs, out)
 
 
 def split_with_sizes_copy(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """fsdp.split_with_sizes_copy(tensor, sizes, dim, *, out): a table of five columns, with as many blocks as keep the
+    """fsdp.split_with_sizes_copy(tensor, sizes, dim, *, out) (TensorShape.cu): a table of five columns, with as many blocks as keep the
     multiprocessors busy twice."""
     tensor, sizes, *rest = args
     dim, results = rest[0] if rest else kwargs.get("dim", 0), kwargs["out"]
