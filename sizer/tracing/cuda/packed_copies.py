@@ -23,9 +23,9 @@ ENTRY_BYTES = 8  # of the tables that tell a kernel's blocks what to copy: int64
 
 
 def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """fsdp.chunk_cat(tensors, dim, num_chunks, *, out) (TensorShape.cu) along the first dimension, for tensors of one dtype: a table
-    of seven columns. What the kernel does not take (strided tensors, other dtypes than the result's but bfloat16 for float32) is padded, all
-    of it, then copied."""
+    """fsdp.chunk_cat(tensors, dim, num_chunks, *, out) along the first dimension, for tensors of one dtype (TensorShape.cu): a
+    table of seven columns. What the kernel does not take (strided tensors, other dtypes than the result's but bfloat16 for float32)
+    is padded, all of it, then copied."""
     tensors, _, chunks = args
     result = kwargs["out"]
     rows = [-(-tensor.shape[0] // chunks) for tensor in tensors]  # of each chunk
@@ -47,8 +47,8 @@ def chunk_cat_mixed_dtype(device: Device, args: tuple, kwargs: dict, out: Any) -
 
 
 def split_with_sizes_copy(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """fsdp.split_with_sizes_copy(tensor, sizes, dim, *, out) (TensorShape.cu): a table of five columns, with as many blocks as keep the
-    multiprocessors busy twice."""
+    """fsdp.split_with_sizes_copy(tensor, sizes, dim, *, out) (TensorShape.cu): a table of five columns, with as many blocks as keep
+    the multiprocessors busy twice."""
     tensor, sizes, *rest = args
     dim, results = rest[0] if rest else kwargs.get("dim", 0), kwargs["out"]
     if not _are_dense((tensor, *results)) or any(one.dtype != tensor.dtype for one in results):
