@@ -39,7 +39,7 @@ from sizer.tracing.generation import trace_generation, trace_kv_cache, trace_not
 from sizer.tracing.loading import Loading
 from sizer.tracing.trace import build, build_loaded, trace
 from sizer.versions import parse_version
-from sizer.work import as_traced, work_of
+from sizer.work import as_traced, plan_of, work_of
 
 COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for
 
@@ -293,9 +293,15 @@ class Tracer:
         return at() if block_notes is not None else self._deep(dtype).trace(at)
 
     def _deep(self, dtype: str) -> DeepTraces:
-        """What traces fewer layers of the module than it has, where that is possible; a quantised one was loaded as a whole."""
+        """What traces fewer layers of the module than it has, where that is possible.
+
+        A quantised module was loaded as a whole. DDP's buckets, and the parameters that ZeRO-1 gives each rank, end where they are
+        full, in the middle of layers: those of few layers do not tell where.
+        """
         if dtype not in self._deep_traces:
-            candidates = self._repeated if self._loading(dtype) is None else ()
+            plan = plan_of(self.request)
+            possible = self._loading(dtype) is None and (plan is None or plan.splits)
+            candidates = self._repeated if possible else ()
             self._deep_traces[dtype] = DeepTraces(self._module(dtype), candidates)
         return self._deep_traces[dtype]
 

@@ -95,6 +95,17 @@ def test_the_tracer_unfolds_what_it_traces():
     assert "model.layers.13.mlp" in {name.rpartition(".")[0] for name in tape.module_names}
 
 
+@pytest.mark.exhaustive
+def test_what_ends_in_the_middle_of_layers_is_traced_as_a_whole():
+    """DDP's buckets of 25 MiB hold two layers of these and a part of a third, of which three depths show nothing."""
+    wide = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8}
+    config = {**LLAMA, **wide, "num_hidden_layers": 24}
+    tape = tracer_of(config, "&batch=2&parallel=ddp&ranks=2").trace("bfloat16", (2,)).family.at(2)
+    traces = Traces(config, "&parallel=ddp&ranks=2")
+    assert_same(tape, traces.at(2))
+    assert DeepTraces(traces.module, find_repeated(traces.module)).trace(traces.at) != tape
+
+
 def test_a_model_that_treats_one_layer_otherwise_is_traced_as_a_whole():
     """wav2vec2's encoder leaves out layers at random: what they are says nothing of it."""
     config = {"model_type": "wav2vec2", **CONV_SOUND, **SPECIAL, **DEEP, "layerdrop": 0.4, "vocab_size": 32}
