@@ -18,8 +18,9 @@ from torch import nn
 
 from sizer.errors import TraceError
 from sizer.memory.affine import LIMIT_BYTES
+from sizer.memory.stretches import LayersDifferError
 from sizer.memory.tape import Tape
-from sizer.memory.unfold import NotRepeatedError, Unfolded, unfold
+from sizer.memory.unfold import Unfolded, unfold
 
 LONGEST_PERIOD = 6  # layers, of which a period is made where those of several kinds take turns
 FEWEST = 2  # layers that are left at least: one that is the first, one that is the last
@@ -77,7 +78,7 @@ class DeepTraces:
         while self._candidates:
             try:
                 return self._trace(at, self._candidates[0])
-            except (NotRepeatedError, TraceError):
+            except (LayersDifferError, TraceError):
                 del self._candidates[0], self._known[:]
         return at()
 
@@ -88,7 +89,7 @@ class DeepTraces:
                 return at()
 
         for known in self._known:
-            with suppress(NotRepeatedError):
+            with suppress(LayersDifferError):
                 return known.of(shortened(self._attempt[0] + 1))
         if self._known:
             found = self._unfold(shortened, repeated, checked=True)
@@ -96,14 +97,14 @@ class DeepTraces:
             found = self._find(shortened, repeated)
             found.check(at(forward_alone=True))
         if sum(found.tape.sizes) >= LIMIT_BYTES:
-            raise NotRepeatedError("more bytes than replays add up")
+            raise LayersDifferError("more bytes than replays add up")
         self._known.append(found)
         return found.tape
 
     def _find(self, shortened: Callable[[int], Tape], repeated: Repeated) -> Unfolded:
         """What three depths show, at the first attempt that shows it."""
         for self._attempt in ATTEMPTS[:-1]:
-            with suppress(NotRepeatedError):
+            with suppress(LayersDifferError):
                 return self._unfold(shortened, repeated, checked=False)
         self._attempt = ATTEMPTS[-1]
         return self._unfold(shortened, repeated, checked=False)

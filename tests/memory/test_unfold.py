@@ -10,8 +10,9 @@ import pytest
 
 from sizer.memory.communication import Collective
 from sizer.memory.size_queries import SizeQuery, by_block
+from sizer.memory.stretches import LayersDifferError
 from sizer.memory.tape import Tape
-from sizer.memory.unfold import NotRepeatedError, unfold
+from sizer.memory.unfold import unfold
 
 
 def tape_of(layers: int, *, batch: int = 1, last: int = 0) -> Tape:
@@ -84,7 +85,7 @@ def test_other_batch_sizes_have_the_sizes_of_the_deeper_tape():
     unfolded = unfold(*(without(tape_of(layers)) for layers in (3, 4)), 7, stacks=["layers"])
     assert unfolded.sizes_alone
     assert unfolded.of(without(tape_of(4, batch=6))) == without(tape_of(10, batch=6))
-    with pytest.raises(NotRepeatedError, match="event 6 is"):
+    with pytest.raises(LayersDifferError, match="event 6 is"):
         unfolded.of(without(tape_of(4, batch=6, last=1)))
 
 
@@ -108,12 +109,12 @@ def test_queries_are_those_of_the_blocks_that_are_repeated():
     ids=["assumptions", "events", "phases", "collectives"],
 )
 def test_a_deeper_tape_that_repeats_nothing_is_refused(change, words: str):
-    with pytest.raises(NotRepeatedError, match=words):
+    with pytest.raises(LayersDifferError, match=words):
         unfold(tape_of(3), change(tape_of(4)), 7, stacks=["layers"])
 
 
 def test_a_third_depth_shows_what_two_do_not():
     sizes = tape_of(5).sizes[:]
     sizes[3] += 1
-    with pytest.raises(NotRepeatedError, match="does not repeat the first one"):
+    with pytest.raises(LayersDifferError, match="does not repeat the first one"):
         unfold(tape_of(3), tape_of(4), 7, stacks=["layers"], third=replace(tape_of(5), sizes=sizes))
