@@ -45,6 +45,10 @@ class HeldJob:
         """Have a child from now on, whose time ends at `limit`."""
         self._child, self._limit, self._stopped = child, limit, False
 
+    def end_time(self) -> None:
+        """Have no limit any more: the child has answered, or is about to be ended. From now on it is neither paused nor goes on."""
+        self._limit = None
+
     def release(self) -> bool:
         """Have no child any more; whether it was stopped for other jobs."""
         self._child = self._limit = None
@@ -59,7 +63,7 @@ class HeldJob:
     def start(self, now: float) -> str:
         """Begin a turn, or let the child go on; what it is doing now."""
         self.turn.set()
-        if self._child is not None and not self._stopped and not self._limit.expired():
+        if self._is_timed() and not self._stopped:
             self._limit.reschedule(now + self._left)
             self._child.go_on()
         return self.progress
@@ -67,11 +71,14 @@ class HeldJob:
     def pause(self, now: float) -> None:
         """End a turn."""
         self.turn.clear()
-        if self._child is not None and not self._limit.expired():
+        if self._is_timed():
             if not self._child.pause():
                 return self.stop()
             self._left = self._limit.when() - now
             self._limit.reschedule(None)
+
+    def _is_timed(self) -> bool:
+        return self._child is not None and self._limit is not None and not self._limit.expired()
 
     def stop(self) -> None:
         """End the child; the job will be started again in a later turn."""

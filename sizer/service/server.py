@@ -30,7 +30,6 @@ Windows, each job is a fresh process, which imports torch again: slower, the sam
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import sys
@@ -78,19 +77,23 @@ class Server:
         self._ending = False
 
     async def serve(self, lines: AsyncIterator[bytes | None]) -> None:
-        """Handle lines until they end, then kill all jobs. None stands for a line that was too long."""
-        clock = asyncio.create_task(self._keep_giving_turns())
-        try:
-            async for line in lines:
-                self._handle(line)
-        finally:
-            self._ending = True
-            clock.cancel()
-            tasks = [job.task for job in self._jobs.values()]
-            for task in tasks:
-                if not task.cancelling():
-                    task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        """Handle lines until they end, then kill all jobs. None stands for a line that was too long.
+
+        Where nobody gives turns any more, jobs would wait for ever: the server ends then, and raises what it ended with.
+        """
+        async with asyncio.TaskGroup() as group:
+            clock = group.create_task(self._keep_giving_turns())
+            try:
+                async for line in lines:
+                    self._handle(line)
+            finally:
+                self._ending = True
+                clock.cancel()
+                tasks = [job.task for job in self._jobs.values()]
+                for task in tasks:
+                    if not task.cancelling():
+                        task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _handle(self, line: bytes | None) -> None:
         try:
@@ -215,7 +218,10 @@ class Server:
         try:
             async with asyncio.timeout(self._settings.wall_seconds) as limit:
                 held.hold(child, limit)
-                answered = await self._relay(number, await child.open(), architecture)
+                try:
+                    answered = await self._relay(number, await child.open(), architecture)
+                finally:
+                    held.end_time()
         except TimeoutError:
             raise too_slow(self._settings) from None
         finally:
@@ -328,7 +334,7 @@ def main() -> None:
     def send(data: bytes) -> None:
         write(output, data)
 
-    with contextlib.suppress(BrokenPipeError):  # the app has gone
+    try:
         try:
             versions = preload(settings.preload)
         except JobError as error:
@@ -343,6 +349,8 @@ def main() -> None:
         send(to_line({"ready": versions, "missing": missing}))
         lines = read_pipe if settings.launch == "fork" else read_thread
         asyncio.run(Server(settings, send, versions, template).serve(lines(settings.request_bytes)))
+    except* BrokenPipeError:  # the app has gone; the error comes alone or as one of a group of tasks
+        pass
     if home := os.environ.get(HOME_VARIABLE):
         shutil.rmtree(home, ignore_errors=True)
 
