@@ -66,7 +66,7 @@ LIMITS = f"""
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Generation** is transformers' own, token by token: what a server with paged attention holds is another matter.
 - **Compiled models** are not covered yet; weights that are quantised as they are loaded are, and those that a checkpoint holds
-  quantised, of which most methods' kernels are not traced; DDP, ZeRO-1, FSDP2 and tensor parallel are, but not pipeline and context
+  quantised, of which most methods' kernels are not traced; DDP, ZeRO-1, FSDP2, tensor and context parallel are, but not pipeline
   parallel from this page.
 """
 

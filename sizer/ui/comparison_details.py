@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -17,8 +18,10 @@ from sizer.ui.exports import offer_download
 from sizer.ui.links import measure_command
 from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.quantities import device_title
+from sizer.ui.tabs import show_tabs
 from sizer.units import counted, format_bytes
 
+DETAILS = "comparison_details"  # key of the tabs, which holds the name of the open one
 HEADINGS = [
     {"selector": "th.col_heading", "props": "text-align: right !important"},
     {"selector": "th.row_heading", "props": "white-space: nowrap"},
@@ -31,10 +34,7 @@ LAUNCHED = (
 
 def show_details(comparison: Comparison) -> None:
     """Show the tabs below a comparison."""
-    names = ["Time", "Kernel scratch memory", "Notes", "Downloads"]
-    for name, tab in zip(names, st.tabs(names), strict=True):
-        with tab:
-            _DETAILS[name](comparison)
+    show_tabs({name: partial(show, comparison) for name, show in _DETAILS.items()}, key=DETAILS)
 
 
 def _show_time(comparison: Comparison) -> None:

@@ -30,7 +30,7 @@ ASKED = "peak_asked"  # key of the switch, which stays on for the next cell in f
 
 def show_peak(request: Request, report: Report, estimate: Estimate) -> None:
     """Show what is alive at the peak of one estimate of a report, once the reader has asked for that trace."""
-    if not st.toggle("Trace every tensor that is alive at the peak", key=ASKED):
+    if not st.toggle("Trace every tensor that is alive at the peak", key=ASKED, persist_state="session"):
         return
     if report.pending:
         st.caption("Known once the estimate is whole.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import streamlit as st
 
@@ -10,7 +12,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
-from sizer.memory.tape import CATEGORIES, FROZEN
+from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE
 from sizer.request import Request
 from sizer.ui import charts, remarks, tables
 from sizer.ui.capacity import show_capacity
@@ -25,7 +27,10 @@ from sizer.ui.links import show_link, show_measure_link
 from sizer.ui.peak import show_peak
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import inside
+from sizer.ui.tabs import show_tabs
 from sizer.units import format_bytes
+
+DETAILS = "details"  # key of the tabs below an answer, which holds the name of the open one
 
 
 def show_report(request: Request, report: Report) -> None:
@@ -67,8 +72,11 @@ def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
         _show_peaks(report, focus, kind)
     with right:
         _show_step(report, focus)
-    unused = () if any(row.frozen_bytes for row in report.estimates) else (FROZEN,)
-    st.html(charts.legend([*(name for name in CATEGORIES if name not in unused), *kind.extra]))
+    rare = {FROZEN: "frozen_bytes", KV_CACHE: "kv_cache_bytes"}
+    used = [
+        name for name in CATEGORIES if name not in rare or any(getattr(row, rare[name]) for row in report.estimates)
+    ]
+    st.html(charts.legend([*used, *kind.extra]))
 
 
 @drawn_once
@@ -101,44 +109,31 @@ def _show_step(report: Report, estimate: Estimate) -> None:
 
 
 def _show_details(request: Request, report: Report, focus: Estimate | None) -> None:
-    names = [
-        "Phases",
-        "At the peak",
-        *(["KV cache"] if report.kv_caches else []),
-        *(["Communication"] if focus and focus.communication else []),
-        "Modules",
-        "Tensors",
-        "Assumptions",
-        "How this was computed",
-        "Copy link",
-        "Downloads",
-    ]
-    tabs = dict(zip(names, st.tabs(names, default="Phases" if focus else "Modules"), strict=True))
-    with tabs["Phases"]:
-        if focus is None:
-            st.caption("Phases are known where a step was traced.")
-        else:
-            tables.show_phases(focus)
+    """Show the tabs, of which the open one alone is drawn."""
+    phases = (
+        partial(tables.show_phases, focus)
+        if focus
+        else partial(st.caption, "Phases are known where a step was traced.")
+    )
+    peak = (
+        partial(show_peak, request, report, focus)
+        if focus
+        else partial(st.caption, "The peak is known where a step was traced.")
+    )
+    details: dict[str, Callable[[], object]] = {"Phases": phases, "At the peak": peak}
     if report.kv_caches:
-        with tabs["KV cache"]:
-            tables.show_kv_cache(report, focus)
+        details["KV cache"] = partial(tables.show_kv_cache, report, focus)
     if focus and focus.communication:
-        with tabs["Communication"]:
-            tables.show_communication(focus)
-    with tabs["Modules"]:
-        tables.show_modules(report.model)
-    with tabs["Tensors"]:
-        tables.show_tensors(report.model)
-    with tabs["Assumptions"]:
-        remarks.show_remarks(report)
-    with tabs["How this was computed"]:
-        show_explanation(report)
-    with tabs["Copy link"]:
-        show_link(request)
-    with tabs["Downloads"]:
-        show_exports(request, report)
-    with tabs["At the peak"]:  # last, since its answer may take a while
-        if focus is None:
-            st.caption("The peak is known where a step was traced.")
-        else:
-            show_peak(request, report, focus)
+        details["Communication"] = partial(tables.show_communication, focus)
+    details |= {
+        "Modules": partial(tables.show_modules, report.model),
+        "Tensors": partial(tables.show_tensors, report.model),
+        "Assumptions": partial(remarks.show_remarks, report),
+        "How this was computed": partial(show_explanation, report),
+        "Copy link": partial(show_link, request),
+        "Downloads": partial(show_exports, request, report),
+    }
+    if focus:
+        show_tabs(details, key=DETAILS)
+    else:
+        show_tabs(details, key="details_of_counts", default="Modules")

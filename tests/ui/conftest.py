@@ -56,6 +56,12 @@ def open_page() -> Iterator[Callable[..., AppTest]]:
         assert not page.exception
 
 
+def open_tab(page: AppTest, name: str) -> AppTest:
+    """The page after a tab below its answer was opened: what the others have is not drawn."""
+    page.session_state["details"] = name
+    return page.run()
+
+
 def texts(page: AppTest) -> list[str]:
     """Everything that the page shows as plain text."""
     return [element.value for element in page.text]

@@ -11,7 +11,7 @@ from sizer.memory.communication import Volume
 from sizer.memory.report import Report
 from sizer.request import Request, parse_query
 from tests.ui.clients import ScriptedClient
-from tests.ui.conftest import install
+from tests.ui.conftest import install, open_tab
 from tests.ui.reports import report_for
 
 TOLD = (
@@ -28,7 +28,7 @@ def spread(request: Request) -> Report:
 
 def test_the_page_has_a_table_of_it(monkeypatch: pytest.MonkeyPatch, open_page) -> None:
     install(monkeypatch, ScriptedClient(spread))
-    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32")
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32"), "Communication")
     (panel,) = (tab for tab in page.tabs if tab.label == "Communication")
     assert panel.dataframe[0].value.to_dict("records") == [
         {"Collective": "all-gather", "Over": "shard", "Calls": 66, "GiB": 3.0},
@@ -39,6 +39,11 @@ def test_the_page_has_a_table_of_it(monkeypatch: pytest.MonkeyPatch, open_page) 
 def test_one_gpu_has_none(client, open_page) -> None:
     page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32")
     assert "Communication" not in [tab.label for tab in page.tabs]
+
+
+def test_another_tab_is_open_where_the_one_that_was_is_gone(client, open_page) -> None:
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32"), "Communication")
+    assert [tab.label for tab in page.tabs if tab.children] == ["Phases"]
 
 
 def test_the_command_prints_it() -> None:

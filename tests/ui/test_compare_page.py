@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -133,6 +134,13 @@ def test_tables_hold_the_figures_of_the_reports(client, open_page):
     ]
     assert shown.loc["weights"].tolist()[2] == "0"
     assert shown.loc["verdict"].tolist() == ["✓ fits", "✓ fits", ""]
+
+
+def test_a_largest_batch_that_is_still_searched_is_to_come():
+    request = parse_query(FIRST)
+    begun = replace(report_for(request), max_batch=(), pending=("float32",))
+    found = side_by_side([request, request], [side_of(request, begun), side_of(request, replace(begun, pending=()))])
+    assert figures_frame(found, (1, 2)).loc["largest batch"].to_list() == ["…", "none", ""]
 
 
 def test_questions_that_are_equal_say_so():

@@ -323,6 +323,8 @@ def test_another_cell_has_no_result_yet(monkeypatch, ledger, open_measure):
 def test_result_offers_its_file_and_command(monkeypatch, ledger, open_measure):
     install_machine(monkeypatch, ScriptedMachine(), ledger)
     page = press(open_measure(**SMALL))
+    page.session_state["comparison_details"] = "Downloads"
+    page.run()
     (button,) = page.get("download_button")
     assert button.proto.label == "Comparison (JSON)"
     assert button.proto.ignore_rerun

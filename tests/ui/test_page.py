@@ -16,7 +16,7 @@ from sizer.request import Request, parse_query
 from sizer.ui import service
 from sizer.units import format_bytes
 from tests.ui.clients import ScriptedClient
-from tests.ui.conftest import install, markup, texts
+from tests.ui.conftest import install, markup, open_tab, texts
 from tests.ui.reports import PARAMETERS, census, report_for
 
 RESNET = Request(source="torchvision", name="resnet50")
@@ -24,6 +24,7 @@ RESNET = Request(source="torchvision", name="resnet50")
 
 def link_on(page: AppTest) -> str:
     """The query of the link to copy."""
+    open_tab(page, "Copy link")
     return urlsplit(next(code.value for code in page.code if "http" in code.value or code.value.startswith("/?"))).query
 
 
@@ -149,6 +150,30 @@ def test_the_fields_of_several_gpus_are_there_where_they_apply(client, open_page
     assert "parallel" not in {element.key for element in page.selectbox}
 
 
+def test_what_is_split_beside_matrices_is_asked_where_they_are(client, open_page):
+    page = open_page(arch="hf:llama-3.1-8b", dtype="bfloat16", batch="1", parallel="fsdp", tp="2", cp="2")
+    page.toggle(key="lp").set_value(True).run()
+    asked = client.requests[-1]
+    assert (asked.tp, asked.sp, asked.lp, asked.cp) == (2, False, True, 2)
+    page.text_input(key="tp").set_value("1").run()
+    assert client.requests[-1] == replace(asked, tp=1, lp=False)
+    assert not {"sp", "lp"} & {element.key for element in page.toggle}
+    page.button_group(key="mode").set_value("inference").run()
+    assert "cp" not in {element.key for element in page.text_input}
+
+
+def test_a_pipeline_has_fields_of_its_own(client, open_page):
+    page = open_page(arch="hf:llama-3.1-8b", parallel="fsdp", pp="2", batch="4")
+    asked = Request(source="hf", name="llama-3.1-8b", batches=(4,), parallel="fsdp", pp=2)
+    assert client.requests == [asked]
+    page.text_input(key="microbatch").set_value("2").run()
+    page.segmented_control(key="schedule").set_value("gpipe").run()
+    assert client.requests[-1] == replace(asked, microbatch=2, schedule="gpipe")
+    page.text_input(key="pp").set_value("").run()
+    assert client.requests[-1] == replace(asked, pp=1)
+    assert not {"schedule", "microbatch"} & {one.key for one in (*page.text_input, *page.segmented_control)}
+
+
 def test_an_adapters_fields_are_there_where_they_apply(client, open_page):
     page = open_page(arch="torchvision:resnet18", train="adapter", r="8", targets="conv1,conv2")
     asked = Request(
@@ -205,7 +230,7 @@ def test_link_to_copy_says_everything(client, open_page):
 
 
 def test_a_panel_says_how_it_was_computed(client, open_page):
-    page = open_page(arch="torchvision:resnet18")
+    page = open_tab(open_page(arch="torchvision:resnet18"), "How this was computed")
     (panel,) = (tab for tab in page.tabs if tab.label == "How this was computed")
     titles = [element.value for element in panel.markdown]
     assert titles == [
@@ -495,7 +520,7 @@ def test_config_too_long_for_an_address(client, open_page):
     page.text_area(key="config_name").set_value(config).run()
     assert client.requests[-1].source == "config"
     assert not address_of(page)
-    assert any("too many to pass on" in line for line in texts(page))
+    assert any("too many to pass on" in line for line in texts(open_tab(page, "Copy link")))
     assert any("--config config.json" in code.value for code in page.code)
 
 
@@ -628,7 +653,7 @@ def test_stopped_job_waits_for_the_word(client, open_page):
 def test_what_is_assumed_and_not_counted_is_said(client, open_page):
     page = open_page()
     assert "1 thing is not counted: see Assumptions below." in [caption.value for caption in page.caption]
-    shown = texts(page)
+    shown = texts(open_tab(page, "Assumptions"))
     for line in (
         "cuDNN may choose a faster convolution with a larger workspace.",
         "cuBLAS takes its default workspace of 8 MiB.",
@@ -641,7 +666,7 @@ def test_what_is_assumed_and_not_counted_is_said(client, open_page):
 def test_tensors_worth_knowing_are_listed(monkeypatch, open_page):
     model = replace(census("x"), tied_parameters=(("a.weight", "b.weight"),))
     install(monkeypatch, ScriptedClient(lambda request: report_for(request, model=model)))
-    page = open_page()
+    page = open_tab(open_page(), "Tensors")
     assert any("neither parameters nor buffers" in markdown.value for markdown in page.markdown)
     frames = [frame.value for frame in page.dataframe]
     assert any("Tensor" in frame and frame["Tensor"].tolist() == ["mask"] for frame in frames)
@@ -649,7 +674,7 @@ def test_tensors_worth_knowing_are_listed(monkeypatch, open_page):
 
 
 def test_downloads_are_offered(client, open_page):
-    page = open_page()
+    page = open_tab(open_page(), "Downloads")
     labels = [button.proto.label for button in page.get("download_button")]
     assert labels == ["Estimates (CSV)", "Modules (CSV)", "Everything (JSON)"]
     assert all(button.proto.ignore_rerun for button in page.get("download_button"))

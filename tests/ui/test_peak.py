@@ -17,7 +17,7 @@ from sizer.ui.palette import COLOURS
 from sizer.ui.peak import modules_frame, tensors_frame
 from sizer.ui.picture import HEIGHT, WIDTH, Summary, alt_text, draw_picture
 from sizer.units import format_bytes
-from tests.ui.conftest import install, texts
+from tests.ui.conftest import install, open_tab, texts
 from tests.ui.reports import peak_for, report_for
 from tests.ui.test_page import look_at
 
@@ -28,6 +28,7 @@ SUMMARY = Summary(
 
 
 def switch(page):
+    open_tab(page, "At the peak")
     return next(toggle for toggle in page.toggle if toggle.label.startswith("Trace every tensor"))
 
 
