@@ -21,7 +21,7 @@ SLOW = (
     "architecture/test_huggingface", "architecture/test_presets", "architecture/test_quantization", "architecture/test_vision",
     "architecture/test_vision_counts", "architecture/test_vision_sizes",
     "device/comparison/test_accuracy", "device/trial/test_launch",
-    "device/trial/test_measure_models", "device/trial/test_trial", "distributed/test_gloo",
+    "device/trial/test_measure_models", "device/trial/test_trial", "distributed/test_gloo", "distributed/test_pipeline",
     "service/test_broker", "service/test_client", "service/test_memory_budget", "service/test_server",
     "test_estimator", "test_measure_command", "test_peak_command", "test_published", "test_readme", "test_tracer",
     "tracing/test_accumulate", "tracing/test_batch_curve",

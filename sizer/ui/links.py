@@ -40,9 +40,12 @@ def read_link(query: str) -> Link:
             return Link(request=parse_query(DEFAULT_ARCH), refusals=(whole,))
         refusals = error.refusals
     refused = {refusal.key for refusal in refusals}
-    items = [item for item in query.removeprefix("?").split("&") if _key(item) in KEYS and _key(item) not in refused]
+    said = query.removeprefix("?").split("&")
+    items = [item for item in said if _key(item) in KEYS and _key(item) not in refused]
     if not any(_key(item) == "arch" for item in items):
         items.insert(0, DEFAULT_ARCH)
+    elif items == said:  # a key is refused that the address does not have: one that another would need
+        items = [item for item in said if _key(item) == "arch"] if len(said) > 1 else [DEFAULT_ARCH]
     rest = read_link("&".join(items))
     return Link(request=rest.request, refusals=(*refusals, *rest.refusals))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sizer.query_keys import KEYS
 from sizer.request import MAX_KEYS, Request, format_query, parse_query
 from sizer.ui.links import read_link
 
@@ -58,6 +59,7 @@ def test_link_refused_as_a_whole_says_so():
     assert [str(refusal) for refusal in link.refusals] == [
         f"query has too many keys: given {MAX_KEYS + 1}, allowed each key once: v, arch, head, mode, dtype, batch, seq, image, "
         "new, cache, optimizer, optimizer_impl, attention, checkpointing, gpu, expandable, torch, train, adapter, r, alpha, "
-        "targets, adapter_dropout, weights, accumulate, parallel, ranks, replicate, reshard, offload, tp, rank, focus; drop "
-        "the rest"
+        "targets, adapter_dropout, weights, accumulate, parallel, ranks, replicate, reshard, offload, tp, sp, lp, cp, pp, "
+        "schedule, microbatch, rank, focus; drop the rest"
     ]
+    assert len(KEYS) <= MAX_KEYS
