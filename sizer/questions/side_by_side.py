@@ -29,8 +29,8 @@ FIGURES = ("parameters", *OF_ESTIMATE, "largest_batch")  # the names of a Side t
 class Side:
     """One question and its answer: the figures of an Estimate at the dtype and batch size in focus, None where there are none.
 
-    `largest_batch` surely fits the question's device, `possible_batch` may. `differences` are the figures less those of the first
-    question, where both have them. `error` says why figures are missing where they will not come.
+    `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`. `differences` are the
+    figures less those of the first question, where both have them. `error` says why figures are missing where they will not come.
     """
 
     query: str
@@ -47,6 +47,7 @@ class Side:
     fits: Fits | None = None
     largest_batch: int | None = None
     possible_batch: int | None = None
+    searched: bool = False
     differences: dict[str, int] = field(default_factory=dict)
     error: str = ""
 
@@ -66,7 +67,9 @@ class SideBySide:
 
     def to_csv(self) -> str:
         """The questions as CSV, a row each: the keys that differ, the figures, and their differences from the first question."""
-        figures = [name for name in Side.__dataclass_fields__ if name not in ("query", "differences", "error")]
+        figures = [
+            name for name in Side.__dataclass_fields__ if name not in ("query", "searched", "differences", "error")
+        ]
         header = [
             *(f"request.{key}" for key in self.differ),
             *figures,
@@ -116,5 +119,6 @@ def side_of(request: Request, report: Report | None, error: str = "") -> Side:
         fits=focus.fits,
         largest_batch=largest and largest.batch,
         possible_batch=largest and largest.possible_batch,
+        searched=largest is not None or not report.pending,
         **{name: getattr(focus, name) for name in OF_ESTIMATE},
     )
