@@ -11,8 +11,12 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import QuantizedCache
 
 from sizer.architecture.blueprint import Example
+from sizer.architecture.subclasses import parts_of
+from sizer.catalogue.modes import QUANTIZED, QUANTO
+from sizer.errors import RequestError
 
 # Told the number of tokens that each sequence has got (0 when the prompt was read), and the cache; returns True to go on.
 OnToken = Callable[[int, object], bool]
@@ -27,11 +31,12 @@ def generates(cls: type[PreTrainedModel]) -> bool:
     return cls.can_generate() and getattr(cls, "generate", None) is GenerationMixin.generate
 
 
-def generation_options(module: nn.Module, *, new: int, cache: str) -> dict[str, object]:
+def generation_options(module: nn.Module, *, new: int, cache: str, read_first: int | None = None) -> dict[str, object]:
     """What a GenerationConfig is made with for greedy search to a length, with the special tokens of the model's own config.
 
-    `cache` is transformers' name of the implementation, "dynamic" for its default. Nothing is compiled, where `generate` would
-    compile the decoding steps over a static cache on a GPU.
+    `cache` is transformers' name of the implementation, "dynamic" for its default; a prompt is read in pieces of `read_first`
+    tokens, where that is given. Nothing is compiled, where `generate` would compile the decoding steps over a static cache on a
+    GPU.
     """
     own = module.generation_config
     return {
@@ -45,7 +50,23 @@ def generation_options(module: nn.Module, *, new: int, cache: str) -> dict[str, 
         "decoder_start_token_id": own.decoder_start_token_id if own.decoder_start_token_id is not None else 0,
         "cache_implementation": None if cache == "dynamic" else cache,
         "disable_compile": True,
+        **({} if read_first is None else {"prefill_chunk_size": read_first}),
     }
+
+
+def check_cache(module: nn.Module, cache: str) -> None:
+    """Raise RequestError where transformers has no such cache for a model, or the package that quantises it is missing."""
+    if cache != QUANTIZED:
+        return
+    try:
+        QuantizedCache("quanto", module.config)
+    except (ImportError, ValueError) as error:
+        raise RequestError(
+            f"cache: {type(module).__name__} has none",
+            given=f"{cache!r}: {' '.join(str(error).split())}",
+            allowed="the other caches",
+            todo=f"pip install {QUANTO}, or ask for another" if isinstance(error, ImportError) else "ask for another",
+        ) from error
 
 
 def prompt_of(example: Example) -> dict[str, Any]:
@@ -53,11 +74,13 @@ def prompt_of(example: Example) -> dict[str, Any]:
     return {name: value for name, value in example.kwargs.items() if name not in _MADE_BY_GENERATE}
 
 
-def generate(module: nn.Module, example: Example, *, new: int, cache: str, on_token: OnToken) -> None:
+def generate(
+    module: nn.Module, example: Example, *, new: int, cache: str, on_token: OnToken, read_first: int | None = None
+) -> None:
     """Generate `new` tokens for each sequence of the example, whatever their values are: no token ends a sequence (see
     `generation_options`)."""
     before = vars(module).get("_previous_max_cache_length")  # a static cache is never smaller than the one before it
-    config = GenerationConfig(**generation_options(module, new=new, cache=cache))
+    config = GenerationConfig(**generation_options(module, new=new, cache=cache, read_first=read_first))
     try:
         with _watched(module, on_token), mock.patch.object(module, "generation_config", config), _quiet():
             module.generate(**prompt_of(example), generation_config=config)
@@ -84,7 +107,14 @@ def lengthened(example: Example, more: int) -> Example:
 
 def cache_tensors(cache: object) -> list[Tensor]:
     """The tensors that a cache holds, layer by layer; of the caches of an encoder-decoder those of both."""
-    return list(_tensors(cache, set()))
+    return [part for tensor in _tensors(cache, set()) for part in parts_of(tensor)]
+
+
+def residual_length(cache: object) -> int | None:
+    """After how many tokens a quantised cache quantises its keys and values anew; None of another cache."""
+    return (
+        max((getattr(layer, "residual_length", 0) for layer in getattr(cache, "layers", None) or ()), default=0) or None
+    )
 
 
 def window_lengths(cache: object) -> tuple[int, ...]:

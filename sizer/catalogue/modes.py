@@ -7,6 +7,8 @@ from dataclasses import dataclass
 TRAINING_KEYS = ("optimizer", "optimizer_impl", "checkpointing")
 GENERATION_KEYS = ("new", "cache")
 OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host but for the layer that is at work
+QUANTIZED = "quantized"  # a cache in 4 bits but for the last tokens
+QUANTO = "optimum-quanto"  # the package that quantises it, which transformers takes where no other is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

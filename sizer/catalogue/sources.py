@@ -143,7 +143,7 @@ def _read_config(value: str) -> dict[str, str | None]:
         raise RefusedValueError(error.allowed or "base64url(zlib(JSON))", error.todo or EXAMPLE, given) from error
 
 
-_OF_TRANSFORMERS = ("tp", "head", "seq", "attention", "weights")
+_OF_TRANSFORMERS = ("tp", "cp", "pp", "head", "seq", "attention", "weights")
 _GENERATES = ("generate",)
 
 _ROWS = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sizer.memory.communication import bytes_per_item
 from sizer.memory.size_queries import AffineSizeQuery, by_block, fit_size_queries, gather
 from sizer.memory.streams import stream_of
@@ -45,11 +47,13 @@ class AffineTape:
         """
         if batch < 1:
             raise ValueError(f"batch was {batch}; it must be at least 1: give a positive integer")
-        sizes = [a + b * batch for a, b in zip(self.constant, self.per_item, strict=True)]
-        if sum(sizes) >= LIMIT_BYTES:
-            raise ValueError(f"batch was {batch}; its blocks would take {sum(sizes):.1e} bytes: give a smaller batch")
-        if sizes and min(sizes) < 0:
-            block = sizes.index(min(sizes))
+        constant, per_item = np.asarray(self.constant), np.asarray(self.per_item)
+        if (total := int(constant.sum()) + int(per_item.sum()) * batch) >= LIMIT_BYTES:
+            raise ValueError(f"batch was {batch}; its blocks would take {total:.1e} bytes: give a smaller batch")
+        largest = int(np.abs(constant).sum()) + int(np.abs(per_item).sum()) * batch
+        sizes = constant + per_item.astype(np.int64 if largest < 2**63 else object) * batch
+        if len(sizes) and sizes.min() < 0:
+            block = int(sizes.argmin())
             raise NotAffineError(
                 f"{self.tape.describe(block)} would need {sizes[block]} bytes at batch {batch} "
                 f"({self.constant[block]} + {self.per_item[block]}*batch); sizes are 0 bytes or more: "
@@ -61,7 +65,13 @@ class AffineTape:
             replace(row, bytes=row.bytes + more * slope)
             for row, slope in zip(self.tape.collectives, self.told_per_item, strict=True)
         )
-        return replace(self.tape, batch=batch, sizes=array("q", sizes), size_queries=queries, collectives=tuple(told))
+        return replace(
+            self.tape,
+            batch=batch,
+            sizes=array("q", sizes.astype(np.int64).tobytes()),
+            size_queries=queries,
+            collectives=tuple(told),
+        )
 
     def check(self, third: Tape) -> None:
         """None where a third trace (or its beginning) is predicted to the byte, its size queries to the number.

@@ -44,9 +44,8 @@ def place(tape: Tape, pools: Pools) -> Replay:
     if failed_at is not None:
         reserved.append(pools.reserved)
         if not loops or loops[-1].refused is None:
-            for event in tape.order[failed_at:]:
-                if event >= 0:
-                    taken[event] = 0
+            for block in order[failed_at:][order[failed_at:] >= 0].tolist():
+                taken[block] = 0
     return Replay(
         taken=taken,
         addresses=addresses,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -141,21 +141,27 @@ def check_follows(tape: Tape, bounds: tuple[int, int]) -> None:
         raise NotRepeatedError(f"the step at event {begin}, traced by itself, is not what the steps before it lead to")
 
 
-def append_step(tape: Tape, other: Tape, bounds: Sequence[int], *, follows: Sequence[int]) -> Tape:
+def append_step(
+    tape: Tape, other: Tape, bounds: Sequence[int], *, follows: Sequence[int], kept: Mapping[int, int] | None = None
+) -> Tape:
     """The tape with a step of another tape of the same work behind it.
 
     `bounds` of the other tape's order are where the DEPTH steps before the step begin, where it begins, and where it ends;
-    `follows` of the tape's where the DEPTH steps before it begin. Raises NotRepeatedError where it releases what was not made in
-    these.
+    `follows` of the tape's where the DEPTH steps before it begin. `kept` are the tape's blocks by the other's of what
+    both have held for longer. Raises NotRepeatedError where the step releases what is neither.
     """
+    kept = kept or {}
     step = _Step(other, bounds)
     first, at = len(tape.sizes), len(tape.order)
     made_before = [[event for event in tape.order[begin:end] if event >= 0] for begin, end in pairwise([*follows, at])]
     order, sizes, ops, modules = tape.order[:], tape.sizes[:], tape.ops[:], tape.modules[:]
     op_names, module_names = dict.fromkeys(tape.op_names), dict.fromkeys(tape.module_names)
-    for kind in step.shape:
+    for event, kind in zip(other.order[slice(*bounds[-2:])], step.shape, strict=True):
         if isinstance(kind, int):
             order.append(first + kind if kind >= 0 else ~(first + ~kind))
+            continue
+        if ~event in kept:
+            order.append(~kept[~event])
             continue
         steps, place = kind
         if not 0 <= place < len(made_before[-steps]):

@@ -10,6 +10,7 @@ from sizer.memory.communication import Collective
 from sizer.memory.size_queries import SizeOracle, SizeQuery
 
 FROZEN = "frozen parameter"  # told apart where a part of a model is trained alone
+KV_CACHE = "kv cache"  # what a generation keeps of its tokens
 # Recordings know a category by its place here.
 CATEGORIES = (
     "parameter",
@@ -21,7 +22,7 @@ CATEGORIES = (
     "input",
     "workspace",
     FROZEN,
-    "kv cache",
+    KV_CACHE,
 )
 PHASES = ("load", "forward", "backward", "optimizer", "step2", "prefill", "decode")
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls

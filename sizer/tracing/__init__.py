@@ -3,7 +3,7 @@
     Blueprint ──build──► module on meta ──trace──► Recorder (a dispatch mode, by the Rules of a Device) ──► Tape
 
     tables, capability ← device, log, modules, loading ← values ← allocations ← meta ← cuda | cpu | mps ← rules ← recorder
-        ← rank, trace, watch, explain, batch_lines, depth
+        ← steps ← rank, pipelined ← trace, watch, explain, batch_lines, depth ← tokens ← kv_cache, generation
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
 tensors would hold, `meta` is what meta tensors do differently from every device, `cuda`, `cpu` and `mps` what one kind of device
@@ -24,8 +24,9 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - how quantised weights come to the device: `loading.py` and `trace.build_loaded`;
 - what an operator of bitsandbytes does: `meta/bitsandbytes.py`, `cuda/bitsandbytes.py`, `cpu/bitsandbytes.py`;
 - which rank of several is traced, and in which world: `rank.py`;
+- what a schedule does in the place of a step's passes, and when it is told: `pipelined.py`;
 - which layers of a deep model are traced, and when all are: `depth.py`, `sizer/memory/unfold.py`;
 - which batch sizes are traced, and how the others follow from them: `batch_lines.py`;
-- which steps of a generation are traced, and how the others follow from them: `generation.py`;
+- how a generation is traced token by token: `tokens.py`; which of its steps are, and how the others follow: `generation.py`;
 - a Python function that must be replaced while a trace runs: `trace.recording`, which enters all such contexts.
 """

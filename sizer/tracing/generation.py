@@ -2,26 +2,22 @@
 
 The steps of a generation are the same but for sizes that grow by as many bytes each time, the cache's above all. Where layers
 keep a window of tokens, that ends when the window is full: there a second generation is traced, whose prompt is nearly as long as
-the window, and its steps stand in the tape from there on.
+the window, and its steps stand in the tape from there on. A cache that is quantised anew after so many tokens does so at three such
+times, and what stands around the third comes again as often as needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from unittest import mock
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import cache_tensors, generate, is_text, lengthened, window_lengths
-from sizer.catalogue.modes import OFFLOADED
+from sizer.architecture.generation import check_cache
 from sizer.errors import RequestError, TraceError
 from sizer.memory.allocator import replay
-from sizer.memory.block_notes import BlockNotes, PhaseOfStep
-from sizer.memory.kv_cache import KvSegment
+from sizer.memory.block_notes import BlockNotes
 from sizer.memory.loops import (
     DEPTH,
     NotRepeatedError,
@@ -32,34 +28,25 @@ from sizer.memory.loops import (
     written,
 )
 from sizer.memory.tape import Loop, Tape
+from sizer.memory.windows import ALIKE as WINDOWS_ALIKE
+from sizer.memory.windows import append_windows, kept_blocks
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
-from sizer.tracing.meta.offloading import is_on_host, layers_offloaded
-from sizer.tracing.recorder import Recorder
-from sizer.tracing.steps import Work, autocast, place, weight_dtype
-from sizer.tracing.trace import bring, explained, recording, repeatable, unchanged
+from sizer.tracing.steps import Work, weight_dtype
+from sizer.tracing.tokens import TokenTrace, trace_tokens
 
-_META = torch.device("meta")
 UNUSUAL = 2 + DEPTH  # the first tokens: the prompt makes one, the steps after it release what it has left
 ALIKE = 3  # steps that show a line: two growths, which must be the same
 AROUND_WINDOW = 6  # steps before and after the one that fills a window
+AROUND_QUANTIZED = (
+    1,
+    2 + ALIKE,
+)  # likewise of the step that quantises the cache: what it leaves is released in the two after it
+AROUND = 1 + sum(AROUND_QUANTIZED)
 PERIODS = (1, 8)  # steps after which the same comes again: attention pads masks to multiples of 8 keys
-SHORT_PROMPT, TOKENS_OF_A_LINE = 8, 3  # tokens; the cache's bytes at the last two give a line
+
 TRACED_AT_MOST = 256  # tokens, where steps follow no rule
 WRITTEN_AT_MOST = 8_000_000  # events of steps that no loop holds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """A generation that was traced: its tape, how far the tape goes with each token, and the windows that its layers keep, as
-    the numbers of tokens after which they are full, counted from the first token that is made. `cache_bytes` are what the cache
-    holds with each token, `host_bytes` what of that is on the host."""
-
-    tape: Tape
-    ends: tuple[int, ...]
-    windows: tuple[int, ...]
-    cache_bytes: tuple[int, ...]
-    host_bytes: tuple[int, ...]
 
 
 def trace_generation(
@@ -70,12 +57,14 @@ def trace_generation(
     Its phases are "prefill", which ends with the first token, and "decode". Steps that follow from those that were traced are
     the tape's loops. Raises TraceError where PyTorch gives up, and where steps follow no rule and are too many to be traced.
     """
+    check_cache(module, work.cache)
     _check_positions(blueprint, module, work)
     if loading is None:
         module.to("meta").to(weight_dtype(work.dtype))
 
-    def run(tokens: int, after: int = 0) -> _Run:
-        return _run(blueprint, module, work, loading, batch=batch, device=device, tokens=tokens, after=after)
+    def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
+        told = {"batch": batch, "device": device, "tokens": tokens, "after": after, "quantized": quantized}
+        return trace_tokens(blueprint, module, work, loading, **told)
 
     refusal = None
     for period in PERIODS:
@@ -118,10 +107,11 @@ def trace_noted_generation(
                 f"the peak of this generation is among {work.new:,} tokens, which are not traced one by one",
                 todo=f"ask for at most {TRACED_AT_MOST} new tokens",
             )
+    check_cache(module, work.cache)
     _check_positions(blueprint, module, work)
     if loading is None:
         module.to("meta").to(weight_dtype(work.dtype))
-    return _run(blueprint, module, work, loading, **told, tokens=tokens, after=0, block_notes=block_notes).tape
+    return trace_tokens(blueprint, module, work, loading, **told, tokens=tokens, after=0, block_notes=block_notes).tape
 
 
 def _of_one_stream(tape: Tape) -> Tape:
@@ -149,36 +139,81 @@ def _check_positions(blueprint: Blueprint, module: nn.Module, work: Work) -> Non
         )
 
 
-def _extended(run: Callable[..., _Run], first: int, new: int, period: int) -> Tape:
+def _extended(run: Callable[..., TokenTrace], first: int, new: int, period: int) -> Tape:
     """The tape of `new` tokens from a run over the first ones, and others over the steps in which windows fill.
 
     Raises NotRepeatedError where steps do not follow from those before.
     """
     traced = run(first)
-    (_, done), *others = _plan(first, new, traced.windows)
+    if (every := traced.requantized) is not None and every <= AROUND + UNUSUAL:
+        raise NotRepeatedError(
+            f"the cache is quantised anew after {every} tokens, in the midst of the steps around that"
+        )
+    windows = traced.windows if every is None else range(every, every * (WINDOWS_ALIKE + 1), every)
+    around = (AROUND_WINDOW, AROUND_WINDOW) if every is None else AROUND_QUANTIZED
+    (_, done), *others = _plan(first, new, windows, around)
     if period > 1 and (others or done > first):
         raise NotRepeatedError("a window fills among steps that are not all alike")
     if done > first:
         traced = run(done)
     tape, ends = traced.tape, [*traced.ends]
+    begins = []
     for begin, end in others:
         tape = _with_loop(tape, ends, begin - 1 - done)
         after = begin - UNUSUAL - 1
-        traced, done = run(end - after, after=after), end
+        quantized = None if every is None else after // every * every
+        traced, done = run(end - after, after=after, quantized=quantized), end
+        begins.append(len(tape.order))
+        kept = _kept(tape, ends, traced) if every else {}
         for token in range(UNUSUAL, len(traced.ends)):
             bounds = traced.ends[token - DEPTH - 1 : token + 1]
-            tape = append_step(tape, traced.tape, bounds, follows=ends[-DEPTH - 1 : -1])
+            tape = append_step(tape, traced.tape, bounds, follows=ends[-DEPTH - 1 : -1], kept=kept)
             ends.append(len(tape.order))
             if token == UNUSUAL:
                 check_follows(tape, (ends[-2], ends[-1]))
+    if every is not None and len(begins) == WINDOWS_ALIKE:
+        return _with_windows(tape, ends, begins, new - done, every)
     return _with_loop(tape, ends[::-period][::-1], (new - done) // period)
 
 
-def _plan(first: int, new: int, windows: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The tokens, from the one to the other, whose steps are to be traced: the first ones, and those around each full window."""
+def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace) -> dict[int, int]:
+    """What of the cache the tape and a trace that goes on with it have quantised before."""
+    begin = traced.ends[UNUSUAL - DEPTH - 1], traced.ends[UNUSUAL - 1]
+    mine = ends[-DEPTH - 1], ends[-1]
+    before, at = zip(mine, begin, strict=True)
+    return kept_blocks(tape, traced.tape, of="kv cache", before=before, at=at)
+
+
+def _with_windows(tape: Tape, ends: Sequence[int], begins: Sequence[int], left: int, every: int) -> Tape:
+    """The tape, whose last steps are those around a time that the cache is quantised anew, with `left` tokens more: the windows
+    that begin where `begins` says come again, each of `every` tokens.
+
+    Raises NotRepeatedError where they do not follow from each other, TraceError where they are too many to be written.
+    """
+    tape = _with_loop(tape, ends, min(left, every - AROUND))
+    left -= every - AROUND
+    if left <= 0:
+        return tape
+    held = len(tape.order) - begins[-1]
+    count, rest = divmod(left, every)
+    if (events := held * (count + 1)) > WRITTEN_AT_MOST:
+        raise TraceError(
+            f"the cache of this generation is quantised {count + len(begins) + 1} times, each time a few steps are written: "
+            f"{events:,} events",
+            allowed=f"{WRITTEN_AT_MOST:,}",
+            todo="ask for fewer new tokens",
+        )
+    part = ends[-AROUND - 1 :][min(rest, AROUND)] - begins[-1]
+    return append_windows(tape, begins, count, rest=part, rest_count=max(0, rest - AROUND))
+
+
+def _plan(first: int, new: int, windows: Sequence[int], around: tuple[int, int]) -> list[tuple[int, int]]:
+    """The tokens, from the one to the other, whose steps are to be traced: the first ones, and so many before and after each full
+    window."""
+    before, behind = around
     runs = [(1, first)]
     for window in windows:
-        begin, end = window - AROUND_WINDOW, min(new, window + AROUND_WINDOW)
+        begin, end = window - before, min(new, window + behind)
         if begin >= new or end <= runs[-1][1]:
             continue
         if begin <= runs[-1][1] + UNUSUAL:
@@ -198,119 +233,3 @@ def _with_loop(tape: Tape, ends: Sequence[int], count: int) -> Tape:
     loop = Loop(begin=ends[-2], end=ends[-1], count=count)
     check_affine(tape, loop)
     return replace(tape, loops=(*tape.loops, loop))
-
-
-def _run(
-    blueprint: Blueprint,
-    module: nn.Module,
-    work: Work,
-    loading: Loading | None = None,
-    *,
-    batch: int,
-    device: Device,
-    tokens: int,
-    after: int,
-    block_notes: BlockNotes | None = None,
-) -> _Run:
-    """A generation of `tokens` tokens, of which the first would be the token number `after` + 1 of the one asked for.
-
-    `module` is what `build` returned, cast to the work's dtype.
-    """
-    if after and module.config.is_encoder_decoder:
-        raise NotRepeatedError("a window fills in a decoder, whose prompt cannot be made longer")
-    example = lengthened(blueprint.example(batch, False), after)
-    device.dtype = work.dtype
-    recorder = Recorder(device)
-    recorder.batch_size = batch
-    recorder.block_notes = block_notes
-    bring(recorder, module, loading)
-    _end_phase(recorder, "load")
-    ends: list[int] = []
-    cache_bytes: list[int] = []
-    host_bytes: list[int] = []
-    windows: tuple[int, ...] = ()
-
-    def on_token(number: int, cache: object) -> bool:
-        nonlocal windows
-        held = cache_tensors(cache)
-        recorder.classify(held, "kv cache")
-        if number:
-            cache_bytes.append(_storage_bytes(held))
-            host_bytes.append(_storage_bytes(filter(is_on_host, held)))
-            ends.append(len(recorder.log.order))
-        else:
-            windows = window_lengths(cache)
-        if number == 1:
-            _end_phase(recorder, "prefill")
-        return number < tokens
-
-    on_cpu = mock.patch.object(
-        module, "_optimize_model_for_decode", nullcontext
-    )  # experts: the device is not "cpu" on meta
-    with unchanged(module), repeatable(), recording(recorder), layers_offloaded(), explained(recorder, module):
-        placed = place(example, weight_dtype(work.dtype), recorder.place)
-        with torch.no_grad(), autocast(device.kind, work.dtype)(), on_cpu if device.kind == "cpu" else nullcontext():
-            generate(module.eval(), placed, new=max(tokens, work.new - after), cache=work.cache, on_token=on_token)
-        recorder.log.marks.append((ends[-1], "decode"))
-        if block_notes is not None:
-            block_notes.ends.append((ends[-1], PhaseOfStep(step=0, phase="decode")))
-        tape = recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
-    prompt = 1 if module.config.is_encoder_decoder else example.kwargs["input_ids"].shape[1]
-    return _Run(
-        tape=tape,
-        ends=tuple(ends),
-        windows=tuple(window - prompt for window in windows),
-        cache_bytes=tuple(cache_bytes),
-        host_bytes=tuple(host_bytes),
-    )
-
-
-def _end_phase(recorder: Recorder, phase: str) -> None:
-    recorder.log.mark(phase)
-    if recorder.block_notes is not None:
-        recorder.block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase=phase)))
-
-
-def _storage_bytes(tensors: Iterable[Tensor]) -> int:
-    storages = (tensor.untyped_storage() for tensor in tensors)
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
-
-
-def trace_kv_cache(
-    blueprint: Blueprint, module: nn.Module, work: Work, *, device: Device, loading: Loading | None = None
-) -> tuple[KvSegment, ...]:
-    """What one sequence's cache holds by its length, and has on the host, read from transformers' own dynamic cache: a line for
-    what comes before each window that fills, and one beyond the last.
-
-    Empty for models whose prompt is more than text, or read by an encoder. Raises TraceError where PyTorch gives up.
-    """
-    if loading is None:
-        module.to("meta").to(weight_dtype(work.dtype))
-    example = blueprint.example(1, False)
-    if module.config.is_encoder_decoder or not is_text(example):
-        return ()
-    prompt = example.kwargs["input_ids"].shape[1]
-    kind = OFFLOADED[0] if work.cache in OFFLOADED else "dynamic"
-    plain = replace(work, cache=kind, new=TOKENS_OF_A_LINE + 1)
-
-    def line(length: int) -> tuple[_Run, KvSegment]:
-        """The line from a number of tokens on."""
-        run = _run(
-            blueprint, module, plain, loading, batch=1, device=device, tokens=TOKENS_OF_A_LINE, after=length - prompt
-        )
-        before, after = run.cache_bytes[-2:]
-        context = length + TOKENS_OF_A_LINE - 1  # the last token is not in the cache yet
-        slope = after - before
-        there_before, there = run.host_bytes[-2:]
-        return run, KvSegment(
-            start=0,
-            constant_bytes=after - slope * context,
-            token_bytes=slope,
-            host_constant_bytes=there - (there - there_before) * context,
-            host_token_bytes=there - there_before,
-        )
-
-    run, first = line(SHORT_PROMPT)
-    windows = [window + SHORT_PROMPT for window in run.windows]
-    later = [(window, line(window + 2)[1]) for window in windows if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
-    return (first, *(replace(segment, start=window) for window, segment in later))

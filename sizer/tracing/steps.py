@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.modes import MODES
+from sizer.distributed.passes import rank_example, rank_pass
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import tell_whether_last
 from sizer.tracing.meta.optimizers import build_optimizers
@@ -98,6 +99,8 @@ class Steps:
     On meta `kind` names the device that is traced ("cuda"), for autocast, and `move` brings a tensor of the example there. The
     first training step shows when optimizer state appears, the peak often falls in the second.
 
+    `told` is called as what `run_all` yields is, for phases that end while a schedule runs: those of a pipeline.
+
     `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
     `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is not given. PyTorch
     chooses the optimizer's implementation where the work names none, as it does for everybody.
@@ -127,7 +130,9 @@ class Steps:
         # FSDP2 casts by a policy of its own
         shards = work.plan is not None and work.plan.shards
         self._cast = nullcontext if shards else autocast(kind or device.type, work.dtype)
-        self.example = place(example, weight_dtype(work.dtype), move or mover(device))
+        self.example = place(rank_example(example, work.plan), weight_dtype(work.dtype), move or mover(device))
+        self._pass = rank_pass(work.plan, self.example, kind or device.type)
+        self.told: Callable[[int, str, bool], None] = lambda number, phase, ends: None
         self.loss: Tensor | None = None
         self.output: object = None
 
@@ -139,26 +144,28 @@ class Steps:
         """Two steps; yields (number of the step, phase, whether the step's phase ends) after each of its parts, (2, "step2", True)
         at the end. Where a step accumulates, its forward phase ends with the first pass, its backward phase with the last."""
         for number in (1, 2):
-            for done in range(1, self.passes + 1):
-                tell_whether_last(self.module, done == self.passes)
-                self.forward()
-                yield number, "forward", done == 1
-                if self._work.trains:
-                    self.backward()
-                    yield number, "backward", done == self.passes
+            yield from self.run_passes(number)
             if self._work.trains:
                 self.optimize()
                 yield number, "optimizer", True
             self.clear()
         yield 2, "step2", True
 
-    def step(self) -> None:
-        """Does one whole step, after which neither gradients nor output are left."""
+    def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
+        """The forward and backward passes of a step; yields as `run_all` does."""
         for done in range(1, self.passes + 1):
             tell_whether_last(self.module, done == self.passes)
-            self.forward()
-            if self._work.trains:
-                self.backward()
+            with self._pass():
+                self.forward()
+                yield number, "forward", done == 1
+                if self._work.trains:
+                    self.backward()
+                    yield number, "backward", done == self.passes
+
+    def step(self) -> None:
+        """Does one whole step, after which neither gradients nor output are left."""
+        for _ in self.run_passes(1):
+            pass
         if self._work.trains:
             self.optimize()
         self.clear()

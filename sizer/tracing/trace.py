@@ -6,8 +6,8 @@ import copy
 import gc
 import random
 import traceback
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,7 @@ from sizer.tracing.meta.optimizers import optimizers_on
 from sizer.tracing.meta.resizing import resizes_seen
 from sizer.tracing.meta.rnnt import transducers_on
 from sizer.tracing.meta.streams import streams_seen
+from sizer.tracing.pipelined import make_steps
 from sizer.tracing.rank import world_of_work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.rules import kernels_installed
@@ -132,7 +133,7 @@ def trace(
                     recorder.log.mark("load")
                     if block_notes is not None:
                         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
-                    steps = Steps(
+                    steps = make_steps(
                         *(blueprint, module, example, work),
                         device=_META,
                         kind=device.kind,
@@ -140,7 +141,9 @@ def trace(
                         passes=min(work.accumulate, PASSES),
                     )
                     trains = short and work.trains and not forward_alone
-                    _log(recorder, steps, last="backward" if trains else "forward" if short or forward_alone else None)
+                    last = "backward" if trains else "forward" if short or forward_alone else None
+                    with closing(steps.run_all()) as parts:
+                        _log(recorder, steps, parts, last=last)
             finally:
                 module.zero_grad(set_to_none=True)
         _check_size(recorder, batch)
@@ -150,19 +153,18 @@ def trace(
 def _on_rank(recorder: Recorder, module: nn.Module, work: Work) -> nn.Module:
     """A copy of the module as the rank has it on its device, logged.
 
-    FSDP2 and tensor parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is ever on
-    the device; where they are offloaded, only its buffers are. DDP takes it as it is there, and holds its buckets from then on.
+    FSDP2, tensor and pipeline parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is
+    ever on the device; where they are offloaded, only its buffers are. DDP takes what is there, and holds its buckets from then on.
     """
     with _disable_current_modes():
         module = copy.deepcopy(module)
         if work.plan.splits:
-            split(module, work.plan, work.dtype)
+            module = split(module, work.plan, work.dtype)
     if work.plan.splits and not work.plan.offload:
         module.to_empty(device=_META)
-    recorder.load(module, tell_frozen=work.tell_frozen)
-    if work.plan.splits:
-        return module
-    return replicate(module)
+    for part in (stage.model for stage in module) if work.plan.pp > 1 else (module,):
+        recorder.load(part, tell_frozen=work.tell_frozen)
+    return replicate(module, work.plan) if work.plan.replicates else module
 
 
 def bring(recorder: Recorder, module: nn.Module, loading: Loading | None, *, tell_frozen: bool = False) -> None:
@@ -179,13 +181,16 @@ def _check_size(recorder: Recorder, batch: int) -> None:
         raise TraceError(f"batch {batch} would allocate {total:.1e} bytes in all", allowed="less than 2**62")
 
 
-def _log(recorder: Recorder, steps: Steps, *, last: str | None) -> None:
-    """Runs the steps, marks their phases and says what their blocks are; with `last` the first step up to the end of that phase."""
+def _log(recorder: Recorder, steps: Steps, parts: Iterable[tuple[int, str, bool]], *, last: str | None) -> None:
+    """Runs the `parts` of steps, marks their phases and says what their blocks are; with `last` up to the end of that phase of the
+    first step."""
     log = recorder.log
     trained = [p for p in steps.module.parameters() if p.requires_grad]
     start = len(log.order)
     log.again = several = steps.passes > 1
-    for number, phase, ends in steps.run_all():
+
+    def passed(number: int, phase: str, ends: bool) -> None:
+        nonlocal start
         if phase == "forward":
             log.keep_activations(start)
             if ends and number == 2 and steps.module.training:
@@ -201,6 +206,10 @@ def _log(recorder: Recorder, steps: Steps, *, last: str | None) -> None:
         start = len(log.order)
         if ends and (number == 1 or phase == "step2"):
             log.mark(phase)
+
+    steps.told = passed
+    for number, phase, ends in steps.run_all():
+        passed(number, phase, ends)
         if ends and phase == last:
             return
 

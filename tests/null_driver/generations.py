@@ -2,7 +2,7 @@
 
 python -m tests.null_driver.generations CASES
 
-CASES is JSON: a list of [head, cache, dtype, batch, prompt, new].
+CASES is JSON: a list of [head, cache, dtype, batch, prompt, new]. Quantised caches are tests.tracing.quantized_caches'.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sizer.tracing.trace import repeatable
 from tests.null_driver.emptied import empty_the_allocator
 from tests.null_driver.values import KnownValues
 from tests.tracing.generations import generation, work
+from tests.tracing.quantized_caches import four_bit_caches
 
 DEVICE = torch.device("cuda")
 
@@ -28,7 +29,7 @@ def peaks(head: str, cache: str, dtype: str, batch: int, prompt: int, new: int) 
     """The most bytes allocated and reserved, from an empty allocator on."""
     empty_the_allocator()
     blueprint, _ = generation(head, prompt=prompt)
-    with repeatable(), KnownValues():
+    with repeatable(), KnownValues(), four_bit_caches():
         module = build_without_weights(blueprint, weight_dtype(dtype))
         allocate_parameters(module)
         load(module, DEVICE)

@@ -42,6 +42,11 @@ class KnownValues(TorchFunctionMode):
         super().__init__()
         self._known: set[int] = set()  # addresses of storages whose bytes are true
 
+    def tell(self, tensor: Tensor, value: float) -> None:
+        """Write a value into a small tensor, and take it for known: what operators of a DTensor's parts have left there."""
+        on_host(tensor).fill_(value)
+        self._known.add(_address(tensor))
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if active_fake_mode() is not None or any(map(is_traceable_wrapper_subclass, _tensors((args, kwargs)))):

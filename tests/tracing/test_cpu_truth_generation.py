@@ -14,17 +14,20 @@ from sizer.device.trial.limits import one_thread
 from sizer.device.trial.materialize import build_without_weights, initialize_parameters, load
 from sizer.memory.loops import written
 from sizer.memory.timeline import running_bytes
-from sizer.tracing.generation import _run, trace_generation
+from sizer.tracing.generation import trace_generation
 from sizer.tracing.steps import Work, weight_dtype
+from sizer.tracing.tokens import trace_tokens
 from sizer.tracing.trace import repeatable
 from tests.tracing.cpu_truth import CPU
 from tests.tracing.generations import device, generation, work
+from tests.tracing.quantized_caches import four_bit_caches
 
 NEW, EVERY, BATCH = 50, 16, 2  # tokens are looked at when the first is there, and after each 16 more
 CASES = [
     ("LlamaForCausalLM", "dynamic", "float32"),
     ("LlamaForCausalLM", "dynamic", "bfloat16"),
     ("LlamaForCausalLM", "static", "float32"),
+    ("LlamaForCausalLM", "quantized", "float32"),  # quantised anew after each 20 tokens
     ("GPT2LMHeadModel", "dynamic", "float32"),
     ("Gemma2ForCausalLM", "dynamic", "float32"),
     ("DeepseekV3ForCausalLM", "dynamic", "float32"),
@@ -44,7 +47,7 @@ def measure(blueprint: Blueprint, asked: Work) -> list[int]:
     module = build_without_weights(blueprint, dtype)
     reader = CpuReader(CPU)
     gc.collect()
-    with repeatable(), one_thread():
+    with repeatable(), one_thread(), four_bit_caches():
         reader.begin(record=True)
         load(module, reader.device)
         initialize_parameters(module)
@@ -62,9 +65,9 @@ def measure(blueprint: Blueprint, asked: Work) -> list[int]:
 def test_bytes_alive_are_those_of_the_profiler(head: str, cache: str, dtype: str) -> None:
     blueprint, module = generation(head)
     asked = work(NEW, cache=cache, dtype=dtype)
-    with one_thread():
+    with one_thread(), four_bit_caches():
         tape = written(trace_generation(blueprint, module, asked, batch=BATCH, device=device("cpu")))
-        ends = _run(blueprint, module, asked, batch=BATCH, device=device("cpu"), tokens=NEW, after=0).ends
+        ends = trace_tokens(blueprint, module, asked, batch=BATCH, device=device("cpu"), tokens=NEW, after=0).ends
     levels = running_bytes(tape.order, tape.sizes)
     found = [levels[end] for token, end in enumerate(ends, 1) if looked_at(token)]
     assert found == measure(blueprint, asked)

@@ -16,7 +16,8 @@ from sizer.memory.loops import DEPTH, NotRepeatedError, check_affine, check_foll
 from sizer.memory.size_queries import SizeQuery
 from sizer.memory.tape import Loop, Tape
 from sizer.memory.timeline import live_by_category
-from sizer.tracing.generation import _run, trace_generation
+from sizer.tracing.generation import trace_generation
+from sizer.tracing.tokens import trace_tokens
 from tests.tracing.generations import CONFIGS, WITH_STATIC_CACHE, device, generation, work
 
 CASES = [
@@ -63,7 +64,7 @@ def test_a_written_generation_is_the_traced_one(head: str, kind: str, attention:
     blueprint, module = generation(head, attention=attention)
     asked = work(256, cache=kind, dtype=dtype)
     short = trace_generation(blueprint, module, asked, batch=2, device=device())
-    whole = _run(blueprint, module, asked, batch=2, device=device(), tokens=256, after=0).tape.validate()
+    whole = trace_tokens(blueprint, module, asked, batch=2, device=device(), tokens=256, after=0).tape.validate()
     assert len(short.order) < len(whole.order) // 4
     found = written(short)
     assert found.order == whole.order
@@ -76,7 +77,7 @@ def test_an_offloaded_generation_is_written_out_as_it_is_traced(kind: str) -> No
     blueprint, module = generation("LlamaForCausalLM")
     asked = work(24, cache=kind)
     found = trace_generation(blueprint, module, asked, batch=2, device=device()).validate()
-    whole = _run(blueprint, module, asked, batch=2, device=device(), tokens=24, after=0).tape.validate()
+    whole = trace_tokens(blueprint, module, asked, batch=2, device=device(), tokens=24, after=0).tape.validate()
     assert found.streams == whole.streams
     assert set(found.streams) == {0, 1}
     assert not found.loops

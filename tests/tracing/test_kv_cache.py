@@ -13,7 +13,7 @@ from sizer.errors import RequestError
 from sizer.memory.codec import decode, encode
 from sizer.memory.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
 from sizer.request import parse_query
-from sizer.tracing.generation import trace_kv_cache
+from sizer.tracing.kv_cache import trace_kv_cache
 from sizer.tracing.trace import build
 from tests.tracing.generations import device, generation, work
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Example
-from sizer.architecture.generation import cache_tensors, generate
+from sizer.architecture.generation import cache_tensors, check_cache, generate
 from sizer.tracing.steps import Work, autocast, mover, place, weight_dtype
 
 # Told the number of tokens that each sequence has got, from 1, the inputs on the device and the tensors of the cache.
@@ -16,7 +16,8 @@ OnToken = Callable[[int, Example, list[Tensor]], None]
 
 
 def generate_on(module: nn.Module, example: Example, work: Work, device: torch.device, on_token: OnToken) -> None:
-    """Generate the tokens of `work` with a module that is on `device`."""
+    """Generate the tokens of `work` with a module that is on `device`. Raises RequestError where it has no such cache."""
+    check_cache(module, work.cache)
     placed = place(example, weight_dtype(work.dtype), mover(device))
 
     def told(number: int, cache: object) -> bool:

@@ -18,6 +18,7 @@ from sizer.architecture.quantization import quantization_states
 from sizer.architecture.subclasses import parts_of
 from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import QUANTIZED, QUANTO
 from sizer.device.record.measurement import DeviceFacts
 from sizer.errors import BuildError
 from sizer.request import Request
@@ -48,8 +49,15 @@ def build_without_weights(blueprint: Blueprint, dtype: torch.dtype, *, checkpoin
 def loaded_on(request: Request, facts: DeviceFacts, config: dict | None = None) -> Loaded:
     """How the weights of a request are loaded on a device that is there.
 
-    Raises ConfigError as `as_loaded` does, and BuildError for a checkpoint whose method's own kernels do not run here.
+    Raises ConfigError as `as_loaded` does, and BuildError for a checkpoint, or a cache, whose own kernels do not run here.
     """
+    if request.cache == QUANTIZED:
+        raise BuildError(
+            f"{QUANTO} compiles its kernels where it runs, which a measurement may not, so that there is nothing to measure",
+            given=f"cache={QUANTIZED}",
+            allowed="the other caches",
+            todo="ask for one of these",
+        )
     device = replace(find_gpu(request.gpu), name=facts.name, backend=facts.kind, capability=facts.capability)
     loaded = as_loaded(request, device, config)
     if loaded.quantization is not None and loaded.request.weights == "checkpoint":

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -33,8 +34,9 @@ from sizer.device.trial.rank import inner, take_part
 from sizer.device.trial.timing import measure_timing
 from sizer.estimator import versions
 from sizer.memory.codec import LIMIT_TEXT
-from sizer.memory.tape import FROZEN
+from sizer.memory.tape import FROZEN, KV_CACHE
 from sizer.request import Request, format_query
+from sizer.tracing.pipelined import make_steps
 from sizer.tracing.steps import Steps, Work, place, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.units import format_bytes
@@ -75,7 +77,7 @@ def measure_request(
     example = blueprint.example(request.batches[0], work.trains)
     module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
     if work.plan is not None:
-        bring = take_part(module, work.plan, work.dtype, reader.device)
+        module, bring = take_part(module, work.plan, work.dtype, reader.device)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
     trial = _Trial(blueprint, module, bring, example, work, reader, progress)
     if refusal := _too_large(module, free_bytes):
@@ -143,19 +145,25 @@ class _Trial:
         if MODES[self.work.mode].generates:
             generate_on(self.module, self.example, self.work, device, self._mark_token)
             return
-        steps = Steps(self.blueprint, self.module, self.example, self.work, device=device)
+        steps = make_steps(self.blueprint, self.module, self.example, self.work, device=device)
+        steps.told = partial(self._mark_told, steps)
         for phase in steps.run():
             self._mark(phase, self._live(phase, steps))
         self.steps = steps
         if steps.skipped:
             self.doubts.append("the gradient scaler met an overflow and left out an optimizer's step")
 
+    def _mark_told(self, steps: Steps, number: int, phase: str, ends: bool) -> None:
+        """Mark a phase of the first step that ends while a schedule runs."""
+        if ends and number == 1:
+            self._mark(phase, self._live(phase, steps))
+
     def _mark_token(self, number: int, inputs: Example, cache: list[Tensor]) -> None:
         """Mark the end of the prompt with the first token, that of the generation with the last one."""
         ends = [phase for phase, last in (("prefill", 1), ("decode", self.work.new)) if number == last]
         for phase in ends:
             live = self._placed(inputs) if phase == "prefill" else {}
-            self._mark(phase, live | _at_addresses("kv cache", {"": self._on_device(cache)}))
+            self._mark(phase, live | _at_addresses(KV_CACHE, {"": self._on_device(cache)}))
 
     def _comes_from_host(self) -> bool:
         """Whether all weights are on the host before they come to the device."""

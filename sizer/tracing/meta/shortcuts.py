@@ -22,7 +22,7 @@ _aten = torch.ops.aten
 
 POINTWISE = """
     add.Tensor sub.Tensor mul.Tensor div.Tensor add.Scalar sub.Scalar mul.Scalar div.Scalar pow.Tensor_Scalar rsqrt
-    sqrt exp neg abs sigmoid silu gelu relu tanh cos sin erf reciprocal clamp hardtanh hardswish hardsigmoid
+    sqrt exp neg abs round sigmoid silu gelu relu tanh cos sin erf reciprocal clamp hardtanh hardswish hardsigmoid
     leaky_relu gelu_backward silu_backward threshold_backward sigmoid_backward tanh_backward hardtanh_backward
     hardswish_backward hardsigmoid_backward leaky_relu_backward maximum minimum addcmul addcdiv
 """

@@ -245,6 +245,8 @@ class KnownValues:
         written = _written(func, args, kwargs)
         if not any(t.device.type == "meta" for t in written):
             return
+        if func is _aten.resize_.default and self._still_fits(*written):
+            return
         inputs = tensors_of(args) + tensors_of(kwargs.values())
         if unpredictable or not self._can_mutate(func, written, inputs):
             for tensor in written:
@@ -256,6 +258,12 @@ class KnownValues:
             if text is not None and tensor.device.type == "meta":
                 self._assumed[tensor.untyped_storage()._cdata] = text
         self.run(func, args, kwargs)
+
+    def _still_fits(self, resized: Tensor) -> bool:
+        """Whether a tensor that was resized has its memory, and what it holds, as before: it does where it became no larger."""
+        storage = resized.untyped_storage()
+        twin = self._twins.get(storage._cdata)
+        return twin is not None and twin[0].nbytes() == storage.nbytes()
 
     def _can_mutate(self, func: Any, written: list[Tensor], inputs: list[Tensor]) -> bool:
         # fill_, zero_ and copy_ over a whole tensor need no earlier values of what they write.

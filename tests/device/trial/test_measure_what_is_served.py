@@ -109,3 +109,7 @@ def test_kernels_that_are_not_here_are_not_measured() -> None:
     with pytest.raises(BuildError, match="the kernels of AWQ are no part of what is installed here"):
         loaded_on(request, gpu)
     assert loaded_on(replace(request, weights="full"), gpu).request.weights == "full"
+    with pytest.raises(
+        BuildError, match=r"^optimum-quanto compiles its kernels where it runs, .*given cache=quantized"
+    ):
+        loaded_on(parse_query(f"{LLAMA_TEXT}&dtype=float32&mode=generate&cache=quantized"), gpu)

@@ -1,0 +1,127 @@
+"""A generation traced token by token: its tape, and what its cache holds with each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.generation import (
+    cache_tensors,
+    generate,
+    lengthened,
+    residual_length,
+    window_lengths,
+)
+from sizer.memory.block_notes import BlockNotes, PhaseOfStep
+from sizer.memory.loops import NotRepeatedError
+from sizer.memory.tape import KV_CACHE, Tape
+from sizer.tracing.device import Device
+from sizer.tracing.loading import Loading
+from sizer.tracing.meta.offloading import is_on_host, layers_offloaded
+from sizer.tracing.recorder import Recorder
+from sizer.tracing.steps import Work, autocast, place, weight_dtype
+from sizer.tracing.trace import bring, explained, recording, repeatable, unchanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTrace:
+    """A generation that was traced: its tape, how far the tape goes with each token, and the windows that its layers keep, as
+    the numbers of tokens after which they are full, counted from the first token that is made; `requantized` after how many
+    tokens the cache is quantised anew, again and again, None where never. `cache_bytes` are what the cache holds with each token,
+    `host_bytes` what of that is on the host."""
+
+    tape: Tape
+    ends: tuple[int, ...]
+    windows: tuple[int, ...]
+    requantized: int | None
+    cache_bytes: tuple[int, ...]
+    host_bytes: tuple[int, ...]
+
+
+def trace_tokens(
+    blueprint: Blueprint,
+    module: nn.Module,
+    work: Work,
+    loading: Loading | None = None,
+    *,
+    batch: int,
+    device: Device,
+    tokens: int,
+    after: int,
+    quantized: int | None = None,
+    block_notes: BlockNotes | None = None,
+) -> TokenTrace:
+    """A generation of `tokens` tokens, of which the first would be the token number `after` + 1 of the one asked for.
+
+    Of those `after` tokens, which are read with the prompt, a quantised cache has quantised the first `quantized` (None: all).
+
+    `module` is what `build` returned, cast to the work's dtype.
+    """
+    if after and module.config.is_encoder_decoder:
+        raise NotRepeatedError("a window fills in a decoder, whose prompt cannot be made longer")
+    example = lengthened(blueprint.example(batch, False), after)
+    prompt = 1 if module.config.is_encoder_decoder else example.kwargs["input_ids"].shape[1]
+    read_first = None if quantized is None else prompt - after + quantized
+    device.dtype = work.dtype
+    recorder = Recorder(device)
+    recorder.batch_size = batch
+    recorder.block_notes = block_notes
+    bring(recorder, module, loading)
+    _end_phase(recorder, "load")
+    ends: list[int] = []
+    cache_bytes: list[int] = []
+    host_bytes: list[int] = []
+    windows: tuple[int, ...] = ()
+    requantized: int | None = None
+
+    def on_token(number: int, cache: object) -> bool:
+        nonlocal windows, requantized
+        held = cache_tensors(cache)
+        recorder.classify(held, KV_CACHE)
+        if number:
+            cache_bytes.append(_storage_bytes(held))
+            host_bytes.append(_storage_bytes(filter(is_on_host, held)))
+            ends.append(len(recorder.log.order))
+        else:
+            windows, requantized = window_lengths(cache), residual_length(cache)
+        if number == 1:
+            _end_phase(recorder, "prefill")
+        return number < tokens
+
+    on_cpu = mock.patch.object(
+        module, "_optimize_model_for_decode", nullcontext
+    )  # experts: the device is not "cpu" on meta
+    with unchanged(module), repeatable(), recording(recorder), layers_offloaded(), explained(recorder, module):
+        placed = place(example, weight_dtype(work.dtype), recorder.place)
+        with torch.no_grad(), autocast(device.kind, work.dtype)(), on_cpu if device.kind == "cpu" else nullcontext():
+            new = max(tokens, work.new - after)
+            generate(module.eval(), placed, new=new, cache=work.cache, read_first=read_first, on_token=on_token)
+        recorder.log.marks.append((ends[-1], "decode"))
+        if block_notes is not None:
+            block_notes.ends.append((ends[-1], PhaseOfStep(step=0, phase="decode")))
+        tape = recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+    return TokenTrace(
+        tape=tape,
+        ends=tuple(ends),
+        windows=tuple(window - prompt for window in windows),
+        requantized=requantized,
+        cache_bytes=tuple(cache_bytes),
+        host_bytes=tuple(host_bytes),
+    )
+
+
+def _end_phase(recorder: Recorder, phase: str) -> None:
+    recorder.log.mark(phase)
+    if recorder.block_notes is not None:
+        recorder.block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase=phase)))
+
+
+def _storage_bytes(tensors: Iterable[Tensor]) -> int:
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
