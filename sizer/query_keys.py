@@ -15,6 +15,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import encode_config
@@ -28,6 +29,7 @@ from sizer.query_values import (
     MAX_BATCH,
     MAX_IMAGE,
     MAX_NEW,
+    MAX_PP,
     MAX_RANK,
     MAX_SEQUENCE_LENGTH,
     MAX_TP,
@@ -133,6 +135,32 @@ def _of_parallels(key: str) -> Callable[[AnyRequest], str]:
         return "" if request.parallel in taking else f"parallel={' or '.join(taking)}"
 
     return needs
+
+
+def _of_split(key: str, *, trains: bool = False) -> Callable[[AnyRequest], str]:
+    """What a key needs that splits more among those ranks that split matrices, in a step that `trains` alone or in any."""
+    of_parallels = _of_parallels(key)
+
+    def needs(request: AnyRequest) -> str:
+        return of_parallels(request) or ("tp=8" if request.tp == 1 else _training(request) if trains else "")
+
+    return needs
+
+
+def _of_context(request: AnyRequest) -> str:
+    """What context parallel needs: a step that trains, and attention that PyTorch has it for."""
+    return (
+        _of_parallels("cp")(request)
+        or _training(request)
+        or ("" if request.attention == "sdpa" else "attention=sdpa")
+        or ("" if request.train != "adapter" else "train=all or train=head")
+        or ("sp=0" if request.sp else "")  # transformers' mask would be of other tokens than the ranks'
+    )
+
+
+def _of_pipelines(request: AnyRequest) -> str:
+    """What a key needs that says how a pipeline works."""
+    return "" if request.pp > 1 else "pp=2 or more"
 
 
 def _of_ranks(request: AnyRequest) -> str:
@@ -336,6 +364,44 @@ KEYS: dict[str, Key] = {
         whole_number(MAX_TP, "tp=8"),
         allowed=f"GPUs that split matrices by transformers' own plans, 1 to {MAX_TP}; alone it is parallel=tp",
         needs=_of_parallels("tp"),
+    ),
+    "sp": _field(
+        "sp",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: sequence parallel, what is between the matrices lies over the tp ranks by tokens",
+        needs=_of_split("sp"),
+    ),
+    "lp": _field(
+        "lp",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: loss parallel, logits stay split by the vocabulary among the tp ranks",
+        needs=_of_split("lp", trains=True),
+    ),
+    "cp": _field(
+        "cp",
+        whole_number(MAX_WORLD, "cp=4"),
+        allowed="GPUs over which each sequence lies in attention, too: PyTorch's context_parallel, with attention=sdpa",
+        needs=_of_context,
+    ),
+    "pp": _field(
+        "pp",
+        whole_number(MAX_PP, "pp=4"),
+        allowed=f"GPUs among which layers are split as stages of a pipeline, 1 to {MAX_PP}; alone it is parallel=pp",
+        needs=_of_parallels("pp"),
+    ),
+    "schedule": _field(
+        "schedule",
+        choice(SCHEDULES),
+        allowed=f"{', '.join(SCHEDULES)}: in which order a pipeline's stages work, torch.distributed.pipelining's own",
+        needs=_of_pipelines,
+    ),
+    "microbatch": _field(
+        "microbatch",
+        whole_number(MAX_BATCH, "microbatch=1"),
+        allowed="samples of each of the microbatches that a pipeline cuts the batch into",
+        needs=_of_pipelines,
     ),
     "rank": _field(
         "rank",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
-from sizer.catalogue.modes import OFFLOADED
+from sizer.catalogue.modes import OFFLOADED, QUANTIZED
 from sizer.errors import RefusedValueError, suggest
 from sizer.versions import OLDEST, format_version, parse_version
 
@@ -18,11 +18,10 @@ MAX_SEQUENCE_LENGTH = 1_048_576
 MIN_IMAGE, MAX_IMAGE = 16, 4096
 MAX_NEW = 32_768
 MAX_TP = 256  # more than any model has key heads
+MAX_PP = 256  # more than any model has layers for
+MAX_MICROBATCHES = 256
 MAX_WORLD = 16_384  # ranks: FSDP2 lists the shards of every parameter for each
-CACHES = ("dynamic", "static", *OFFLOADED)
-_NO_CACHE = {
-    "quantized": "it is held by a package of its own, optimum-quanto or hqq, whose kernels cannot be traced",
-}
+CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
 MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
 CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -116,8 +115,6 @@ def read_new(text: str) -> int:
 
 def read_cache(text: str) -> str:
     """A cache of transformers that can be traced."""
-    if (reason := _NO_CACHE.get(text)) is not None:
-        raise RefusedValueError(", ".join(CACHES), f"choose one of these: of a {text} cache, {reason}")
     return choice(CACHES)(text)
 
 

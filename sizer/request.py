@@ -16,18 +16,20 @@ from urllib.parse import unquote_plus
 from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.modes import MODES, OFFLOADED
+from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS, beside_nccl
+from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
-from sizer.query_values import CACHES, DTYPES, MAX_WORLD, check_length
+from sizer.query_values import CACHES, DTYPES, MAX_MICROBATCHES, MAX_WORLD, check_length
 
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+USUAL_MICROBATCHES = 4  # for each stage of a pipeline, of which each microbatch is traced
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
-MAX_KEYS = 32
+MAX_KEYS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,10 @@ class Request:
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
     GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`, `offload`
-    its CPUOffloadPolicy, `tp` among how many GPUs matrices are split, `rank` the one whose figures are asked for, None for the one
-    that needs most.
+    its CPUOffloadPolicy, `tp` among how many GPUs matrices are split, `sp` and `lp` whether the sequence between the matrices and
+    the logits are, too, `cp` over how many each sequence lies, `pp` among how many layers are split, which work as a pipeline by
+    `schedule`, a key of SCHEDULES, on a `microbatch` of so many samples at a time; `rank` is the one whose figures are asked for,
+    None for the one that needs most.
     """
 
     source: str
@@ -83,6 +87,12 @@ class Request:
     reshard: int = 1
     offload: bool = False
     tp: int = 1
+    sp: bool = False
+    lp: bool = False
+    cp: int = 1
+    pp: int = 1
+    schedule: str = "1f1b"
+    microbatch: int = 1
     rank: int | None = None
 
     @property
@@ -93,7 +103,18 @@ class Request:
     @property
     def world(self) -> int:
         """How many ranks there are."""
-        return self.data_ranks * self.tp
+        return self.data_ranks * self.tp * self.cp * self.pp
+
+    @property
+    def possible_batches(self) -> tuple[int, ...]:
+        """Those of its batch sizes that its pipeline takes; all of them where there is none."""
+        return tuple(batch for batch in self.batches if self.pp == 1 or self._is_scheduled(batch))
+
+    def _is_scheduled(self, batch: int) -> bool:
+        microbatches, rest = divmod(batch, self.microbatch)
+        return (
+            not rest and 0 < microbatches <= MAX_MICROBATCHES and SCHEDULES[self.schedule].takes(microbatches, self.pp)
+        )
 
 
 def parse_query(text: str) -> Request:
@@ -118,12 +139,21 @@ def parse_query(text: str) -> Request:
             refusals.append(refused.at(key, value))
     if "arch" not in pairs and all(refusal.key != "arch" for refusal in refusals):
         refusals.append(Refusal(key="arch", given="nothing", allowed=ARCH_ALLOWED, todo=EXAMPLE))
-    if values.get("tp", 1) > 1 and values.get("parallel", "none") == "none":
-        values["parallel"] = "tp"
+    if values.get("parallel", "none") == "none":
+        values["parallel"] = next((key for key in ("pp", "tp") if values.get(key, 1) > 1), "none")
+    if "batches" not in values:
+        values["batches"] = _usual_batches(Request(**{"source": "", **values}))
     refusals.extend(_conflicts(values))
     if refusals:
         raise RequestError(refusals=refusals)
     return Request(**values)
+
+
+def _usual_batches(request: Request) -> tuple[int, ...]:
+    """The batch sizes of a request that names none: of a pipeline those that it takes, up to four microbatches for each stage."""
+    most = USUAL_MICROBATCHES * request.pp * request.microbatch
+    usual = tuple(batch for batch in request.possible_batches if request.pp == 1 or batch <= most)
+    return usual or DEFAULT_BATCHES
 
 
 def check_one_rank(request: Request, what: str) -> None:
@@ -139,7 +169,8 @@ def check_one_rank(request: Request, what: str) -> None:
 
 def gpu_of(request: Request) -> Gpu:
     """The GPU that a request is for, as its process has it: with what NCCL holds, where there are several ranks."""
-    return beside_nccl(find_gpu(request.gpu), request.parallel, request.world, request.tp)
+    degrees = {"tp": request.tp, "cp": request.cp, "pp": request.pp}
+    return beside_nccl(find_gpu(request.gpu), request.parallel, request.world, **degrees)
 
 
 def format_query(request: Request, *, complete: bool = False) -> str:
@@ -271,6 +302,13 @@ def _conflicts(values: dict[str, object]) -> Iterable[Refusal]:
             allowed=f"{', '.join(kind for kind in CACHES if kind not in OFFLOADED)}; the others with a CUDA device and its streams",
             todo="remove it, or choose another gpu",
         )
+    if request.cache == QUANTIZED and gpu.backend not in ("cuda", "cpu"):
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with gpu={request.gpu}",
+            allowed="the others; this one with a CUDA device or the CPU, whose kernels are known",
+            todo="remove it, or choose another gpu",
+        )
     if request.expandable_segments and gpu.backend != "cuda":
         yield Refusal(
             key="expandable",
@@ -303,12 +341,13 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
             allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
             todo="choose another optimizer, or remove parallel",
         )
+    group = request.world // request.replicate
     if request.world > MAX_WORLD:
         yield Refusal(
             key="replicate",
-            given=f"{request.replicate} groups of {request.ranks * request.tp} ranks",
+            given=f"{request.replicate} groups of {group} ranks",
             allowed=f"at most {MAX_WORLD:,} ranks",
-            todo=f"ask for replicate={max(1, MAX_WORLD // (request.ranks * request.tp))}",
+            todo=f"ask for replicate={max(1, MAX_WORLD // group)}",
         )
     if request.rank is not None and request.rank >= request.world:
         yield Refusal(
@@ -319,6 +358,8 @@ def _refused_in_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]:
         )
     if request.tp > 1 or request.parallel == "tp":
         yield from _refused_in_tensor_parallel(request, gpu)
+    if request.pp > 1 or request.parallel == "pp":
+        yield from _refused_in_pipeline(request)
     if request.reshard > 1 and (request.reshard >= request.ranks or request.ranks % request.reshard):
         fitting = max(
             size for size in range(1, min(request.reshard, request.ranks - 1) + 1) if not request.ranks % size
@@ -344,13 +385,79 @@ def _refused_in_tensor_parallel(request: Request, gpu: Gpu) -> Iterable[Refusal]
             todo="remove it, or tp",
         )
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend) if MODES[request.mode].trains else ()
-    if request.parallel == "tp" and request.optimizer_impl != "loop" and "foreach" in known:
+    sharded = PARALLELS[request.parallel].shards
+    if not sharded and not request.sp and request.optimizer_impl != "loop" and "foreach" in known:
         yield Refusal(
             key="optimizer_impl",
-            given=f"{quote(request.optimizer_impl) if request.optimizer_impl else 'nothing'} with parallel=tp",
-            allowed="loop: PyTorch's others take no whole parameters beside split ones",
-            todo="ask for optimizer_impl=loop",
+            given=f"{quote(request.optimizer_impl) if request.optimizer_impl else 'nothing'} with parallel={request.parallel}",
+            allowed="loop: PyTorch's others take no whole parameters beside split ones; with sp=1 any",
+            todo="ask for optimizer_impl=loop, or sp=1",
         )
+
+
+def _refused_in_pipeline(request: Request) -> Iterable[Refusal]:
+    """What no pipeline of torch.distributed.pipelining can do, or was not compared with PyTorch's own."""
+    if request.pp == 1:
+        yield Refusal(
+            key="pp", given="1 with parallel=pp", allowed="2 or more", todo="ask for pp=4, or remove parallel"
+        )
+        return
+    pipeline = f"pp={request.pp}"
+    if not MODES[request.mode].trains:
+        yield Refusal(
+            key="mode",
+            given=f"{request.mode!r} with {pipeline}",
+            allowed="training: its schedules are those of a step that trains",
+            todo="remove pp",
+        )
+    if request.train != "all":
+        yield Refusal(
+            key="train",
+            given=f"{request.train!r} with {pipeline}",
+            allowed="all: a stage that trains nothing sends no gradients",
+            todo="remove it, or pp",
+        )
+    if request.accumulate > 1:
+        yield Refusal(
+            key="accumulate",
+            given=f"{request.accumulate} with {pipeline}",
+            allowed="1: a pipeline accumulates over its microbatches",
+            todo=f"ask for a batch {request.accumulate} times as large",
+        )
+    if request.offload:
+        yield Refusal(
+            key="offload",
+            given=f"1 with {pipeline}",
+            allowed="0: stages on the host were not compared with PyTorch's own",
+            todo="remove it, or pp",
+        )
+    for key in ("sp", "lp", "cp"):
+        if (given := getattr(request, key)) > 1 or given is True:
+            yield Refusal(
+                key=key,
+                given=f"{int(given)} with {pipeline}",
+                allowed="none: stages that share sequences or logits were not compared with PyTorch's own",
+                todo="remove it, or pp",
+            )
+    if request.possible_batches != request.batches:
+        yield _unscheduled(request)
+
+
+def _unscheduled(request: Request) -> Refusal:
+    """The refusal of the batch sizes that a schedule does not take."""
+    schedule, size = SCHEDULES[request.schedule], request.microbatch
+    refused = [batch for batch in request.batches if batch not in request.possible_batches]
+    takes = [number for number in range(1, MAX_MICROBATCHES + 1) if schedule.takes(number, request.pp)]
+    nearest = min(takes, key=lambda number: abs(number * size - refused[0]))
+    possible = ",".join(map(str, request.possible_batches or (nearest * size,)))
+    least = f", {request.pp} of them or more" if schedule.fills else ""
+    rounds = f", in equal rounds of {request.pp} of them or more" if schedule.stages > 1 else ""
+    return Refusal(
+        key="batch",
+        given=f"{','.join(map(str, refused))} with pp={request.pp}, schedule={request.schedule}",
+        allowed=f"whole microbatches of microbatch={size}{least}{rounds}, at most {MAX_MICROBATCHES}",
+        todo=f"ask for batch={possible}",
+    )
 
 
 def _refused_by_source(request: Request) -> Iterable[Refusal]:

@@ -31,9 +31,14 @@ def as_traced(request: Request) -> Request:
     DDP, or of any of HSDP's groups, holds, however many there are (tests/distributed/test_alike.py)."""
     fewest = {"accumulate": min(request.accumulate, PASSES), "replicate": min(request.replicate, 2)}
     if request.parallel == "ddp":
-        fewest |= {"ranks": min(request.ranks, 2), "rank": None}
+        ranks, rank = min(request.ranks, 2), None
+        if request.rank is not None and request.cp > 1:
+            rank = request.rank % request.cp
+        elif request.rank is not None and request.pp > 1:
+            rank = request.rank // request.ranks * ranks  # of the same stage
+        fewest |= {"ranks": ranks, "rank": rank}
     elif request.parallel == "hsdp" and request.rank is not None:
-        fewest["rank"] = request.rank % (request.ranks * request.tp)
+        fewest["rank"] = request.rank % (request.world // request.replicate)
     return replace(request, **fewest)
 
 
@@ -49,5 +54,11 @@ def plan_of(request: Request) -> Plan | None:
         reshard=request.reshard,
         offload=request.offload,
         tp=request.tp,
+        sp=request.sp,
+        lp=request.lp,
+        cp=request.cp,
+        pp=request.pp,
+        schedule=request.schedule,
+        microbatch=request.microbatch,
         rank=request.rank,
     )

@@ -234,8 +234,8 @@ def test_messages_stay_short_and_printable():
 def test_long_queries_are_refused_before_they_are_read():
     with pytest.raises(RequestError, match=r"too long: given 3,145,7\d\d characters, allowed at most 3,145,728"):
         parse_query(RESNET + "&" * 3 * 2**20)
-    with pytest.raises(RequestError, match="too many keys: given 33"):
-        parse_query("&".join(f"k{i}=1" for i in range(33)))
+    with pytest.raises(RequestError, match="too many keys: given 41"):
+        parse_query("&".join(f"k{i}=1" for i in range(41)))
 
 
 @pytest.mark.parametrize(("key", "value"), [("head", "Foo"), ("seq", "128"), ("attention", "eager")])
@@ -325,7 +325,7 @@ def test_the_complete_form_writes_defaults_too():
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
     written = [
         [field.partition("=")[0] for field in format_query(parse_query(f"{most}&{more}"), complete=True).split("&")]
-        for more in ("mode=generate", "train=adapter&alpha=8", "parallel=hsdp&rank=0")
+        for more in ("mode=generate", "train=adapter&alpha=8", "parallel=hsdp&tp=2&rank=0", "pp=2")
     ]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)
@@ -417,10 +417,13 @@ def test_keys_of_a_generation_are_refused_elsewhere_by_name():
     ("keys", "reason"),
     [
         (
-            "cache=quantized",
-            "'quantized', allowed dynamic, static, offloaded, offloaded_static; .*optimum-quanto or hqq",
+            "cache=quantized&gpu=m2-ultra-64gb",
+            "'quantized' with gpu=m2-ultra-64gb, allowed the others; this one with a",
         ),
-        ("cache=offloaded&gpu=cpu", "'offloaded' with gpu=cpu, allowed dynamic, static; the others with a CUDA device"),
+        (
+            "cache=offloaded&gpu=cpu",
+            "'offloaded' with gpu=cpu, allowed dynamic, static, quantized; the others with a CUDA device",
+        ),
     ],
 )
 def test_a_cache_that_cannot_be_traced_is_refused_with_the_reason(keys, reason):
@@ -438,7 +441,7 @@ RANKS_REFUSED = [
     ("parallel=fsdp&replicate=2", "replicate: given '2' without parallel=hsdp"),
     ("mode=inference&parallel=ddp", "parallel: given 'ddp' without mode=training"),
     ("mode=generate&parallel=fsdp", "parallel: given 'fsdp' without mode=training or mode=inference"),
-    ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp; did you mean"),
+    ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; did you mean"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
     ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),
     ("parallel=ddp&optimizer=lion-8bit", "optimizer: given 'lion-8bit' with parallel=ddp, allowed PyTorch's own"),
@@ -452,15 +455,27 @@ RANKS_REFUSED = [
         "reshard: given 5 with ranks=12, allowed 1, 0, or less than ranks and a divisor of it; ask for reshard=4",
     ),
     ("parallel=fsdp&ranks=4&reshard=4", "reshard: given 4 with ranks=4, allowed 1, 0, or less than ranks"),
-    ("rank=1", "rank: given '1' without parallel=ddp or zero1 or fsdp or hsdp or tp"),
+    ("rank=1", "rank: given '1' without parallel=ddp or zero1 or fsdp or hsdp or tp or pp"),
     ("parallel=fsdp&rank=8", "rank: given 8 with 8 ranks, allowed 0 to 7; ask for rank=7"),
     ("parallel=fsdp&rank=-1", "rank: given '-1', allowed whole numbers from 0 to 16,383; write for example rank=0"),
     ("tp=8", "optimizer_impl: given nothing with parallel=tp, allowed loop"),
-    ("parallel=ddp&tp=8", "tp: given '8' without parallel=fsdp or hsdp or tp"),
+    ("parallel=ddp&tp=8", "tp: given '8' without parallel=fsdp or hsdp or tp or pp"),
     ("parallel=tp&ranks=4&tp=2", "ranks: given '4' without parallel=ddp or zero1 or fsdp or hsdp"),
     ("parallel=tp&optimizer_impl=loop", "tp: given 1 with parallel=tp, allowed 2 or more; ask for tp=8"),
     ("parallel=tp&tp=8", "optimizer_impl: given nothing with parallel=tp, allowed loop"),
     ("parallel=tp&tp=8&optimizer_impl=fused", "optimizer_impl: given 'fused' with parallel=tp, allowed loop"),
+    ("parallel=fsdp&sp=1", "sp: given '1' without tp=8"),
+    ("parallel=ddp&lp=1", "lp: given '1' without parallel=fsdp or hsdp or tp"),
+    ("tp=8&lp=1&mode=inference", "lp: given '1' without mode=training"),
+    ("cp=4", "cp: given '4' without parallel=ddp or fsdp or hsdp"),
+    ("parallel=fsdp&cp=2&mode=inference", "cp: given '2' without mode=training"),
+    ("parallel=ddp&cp=2&attention=eager", "cp: given '2' without attention=sdpa"),
+    ("parallel=fsdp&cp=2&tp=2&sp=1", "cp: given '2' without sp=0"),
+    ("parallel=ddp&cp=2&train=adapter", "cp: given '2' without train=all or train=head"),
+    (
+        "parallel=hsdp&ranks=4&replicate=8192&cp=2",
+        "given 8192 groups of 8 ranks, allowed at most 16,384 ranks; ask for replicate=2048",
+    ),
     ("parallel=fsdp&tp=2&train=adapter", "train: given 'adapter' with tp=2, allowed all, head"),
     (
         "parallel=hsdp&ranks=1024&replicate=4&tp=8",
@@ -490,10 +505,13 @@ def test_ranks_are_asked_for_with_how_they_work_together():
     )
     split = parse_query(f"{LLAMA}&parallel=hsdp&ranks=4&replicate=2&tp=8")
     assert (split.world, split.data_ranks) == (64, 8)
+    shared = parse_query(f"{LLAMA}&parallel=hsdp&ranks=4&replicate=2&cp=2&tp=8")
+    assert (shared.world, shared.data_ranks) == (128, 8)
     alone = parse_query(f"{LLAMA}&parallel=tp&tp=8&optimizer_impl=loop")
     assert (alone.world, alone.data_ranks) == (8, 1)
     assert format_query(parse_query(f"{LLAMA}&parallel=fsdp&ranks=8&reshard=1")) == f"{LLAMA}&parallel=fsdp"
     assert format_query(parse_query(f"{LLAMA}&parallel=none")) == LLAMA
+    assert parse_query(f"{LLAMA}&tp=8&sp=1").optimizer_impl is None  # all parameters are split or told to be whole
     assert (
         parse_query(f"{LLAMA}&mode=inference&tp=8").world == 8
     )  # there is no optimizer that takes no split parameters
@@ -561,9 +579,17 @@ def random_ranks(rng: random.Random) -> dict[str, object]:
         "reshard": (1, 0),
         "offload": (False, True),
         "tp": (1,),
+        "sp": (False,),
+        "lp": (False,),
+        "cp": (1,),
+        "pp": (1,),  # others ask for batch sizes: tests/distributed/test_pipeline_queries.py
+        "schedule": ("1f1b",),
+        "microbatch": (1,),
         "rank": (None, 0),
     }
-    parallel = rng.choice([key for key in PARALLELS if key != "tp"])  # which needs tp, and optimizer_impl
+    parallel = rng.choice(
+        [key for key in PARALLELS if key not in ("tp", "pp")]
+    )  # which need degrees, and an optimizer_impl
     return {"parallel": parallel} | {key: rng.choice(choices[key]) for key in PARALLELS[parallel].keys}
 
 

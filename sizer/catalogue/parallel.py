@@ -10,6 +10,8 @@ from sizer.catalogue.gpus import Gpu
 NCCL_OF_TWO_BYTES = 544 * 10**6
 NCCL_BYTES = (688 * 10**6, 1_060 * 10**6, 2_000 * 10**6)
 
+PIPELINE_KEYS = ("pp", "schedule", "microbatch")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
@@ -24,35 +26,52 @@ class Parallel:
     keys: tuple[str, ...] = ("ranks", "rank")
 
 
+_SPLIT = ("tp", "sp", "lp")  # of tensor parallel: the degree, and whether sequence and loss are split, too
+
 _ROWS = (
     Parallel(key="none", title="One GPU", communicators=0, keys=()),
-    Parallel(key="ddp", title="DDP"),
+    Parallel(key="ddp", title="DDP", keys=("ranks", "cp", *PIPELINE_KEYS, "rank")),
     Parallel(key="zero1", title="ZeRO-1"),
-    Parallel(key="fsdp", title="FSDP2", shards=True, infers=True, keys=("ranks", "reshard", "offload", "tp", "rank")),
+    Parallel(
+        key="fsdp",
+        title="FSDP2",
+        shards=True,
+        infers=True,
+        keys=("ranks", "reshard", "offload", *_SPLIT, "cp", *PIPELINE_KEYS, "rank"),
+    ),
     Parallel(
         key="hsdp",
         title="HSDP",
         shards=True,
         infers=True,
         communicators=2,
-        keys=("ranks", "replicate", "reshard", "offload", "tp", "rank"),
+        keys=("ranks", "replicate", "reshard", "offload", *_SPLIT, "cp", "rank"),
     ),
-    Parallel(key="tp", title="Tensor parallel", infers=True, keys=("tp", "rank")),
+    Parallel(key="tp", title="Tensor parallel", infers=True, keys=(*_SPLIT, "rank")),
+    Parallel(key="pp", title="Pipeline parallel", keys=("tp", *PIPELINE_KEYS, "rank")),
 )
 
-PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "offload", "tp", "rank")
+
+def ways_to_split(*, sp: bool, lp: bool) -> str:
+    """What is split among the ranks that share a batch, in words."""
+    ways = ["tensor", *(["sequence"] if sp else []), *(["loss"] if lp else [])]
+    return f"{' and '.join((', '.join(ways[:-1]), ways[-1])) if ways[1:] else ways[0]} parallel"
+
+
+PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "offload", *_SPLIT, "cp", *PIPELINE_KEYS, "rank")
 PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 
-def beside_nccl(gpu: Gpu, parallel: str, ranks: int, tp: int = 1) -> Gpu:
-    """A GPU as one of so many ranks has it, `tp` of which split matrices over a communicator of their own: what NCCL holds, in
-    bytes, is a part of what a process holds outside the allocator.
+def beside_nccl(gpu: Gpu, parallel: str, ranks: int, *, tp: int = 1, cp: int = 1, pp: int = 1) -> Gpu:
+    """A GPU as one of so many ranks has it, `tp` of which split matrices, `cp` sequences, and `pp` of which are the stages of a
+    pipeline, over communicators of their own: what NCCL holds, in bytes, is a part of what a process holds outside the allocator.
 
     Source: what others measured. 544 MB for a group of 2 and 688 for larger ones on A100 (github.com/NVIDIA/nccl/issues/964);
     1.06 GB for one of 8 H100 (1685), about 1.6 for one communicator and 6 for three (864).
     *Known limitation*: which algorithms and protocols NCCL takes, over how many channels, is not known.
     """
-    communicators = PARALLELS[parallel].communicators + (tp > 1 and parallel != "tp")
+    beside = (tp > 1 and parallel != "tp", cp > 1, pp > 1 and parallel != "pp")
+    communicators = PARALLELS[parallel].communicators + sum(beside)
     if not communicators or ranks == 1:
         return gpu
     low, usual, high = NCCL_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.distributed.devices import PER_HOST
@@ -69,7 +69,10 @@ def ways(request: Request) -> list[Way]:
 
     HSDP shards within hosts of 8 and replicates over them; tensor parallel, for which transformers has plans, stays within one.
     """
-    alone = replace(request, parallel="none", ranks=8, replicate=1, reshard=1, offload=False, tp=1, rank=None)
+    degrees = {"ranks": 8, "replicate": 1, "reshard": 1, "tp": 1, "cp": 1, "pp": 1, "microbatch": 1}
+    plain = {"offload": False, "sp": False, "lp": False, "schedule": "1f1b", "rank": None}
+    alone = replace(request, parallel="none", **degrees, **plain)
+    within = {"sp": request.sp, "lp": request.lp}
     sharded = {"reshard": request.reshard, "offload": request.offload}
     found = [Way(title=PARALLELS["none"].title, gpus=1, request=alone)]
     for gpus in GPUS[1:]:
@@ -81,8 +84,8 @@ def ways(request: Request) -> list[Way]:
             title = f"{row.title} of {PER_HOST}" if key == "hsdp" else row.title
             found.append(Way(title=title, gpus=gpus, request=replace(alone, parallel=key, **spread)))
         if groups > 1 and "tp" not in SOURCES[request.source].refuses:
-            split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST} | sharded
-            title = f"{PARALLELS['fsdp'].title}, tensor parallel of {PER_HOST}"
+            split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST} | within | sharded
+            title = f"{PARALLELS['fsdp'].title}, {ways_to_split(**within)} of {PER_HOST}"
             found.append(Way(title=title, gpus=gpus, request=replace(alone, **split)))
     return found
 

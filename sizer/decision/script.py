@@ -21,11 +21,13 @@ from sizer.decision.script_text import GENERATION, HEAD, INFERENCE, MAIN, TAIL, 
 from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
 from sizer.decision.script_weights import is_quantized
+from sizer.distributed.passes import rank_example
 from sizer.errors import BuildError
 from sizer.memory.estimate import Estimate
 from sizer.request import Request, format_query
 from sizer.tracer import Tracer
 from sizer.tracing.steps import INIT_SCALE
+from sizer.work import plan_of
 
 MAX_LETTERS = 60_000
 
@@ -38,7 +40,7 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
     """
     blueprint, module = tracer.built()
     trains = MODES[request.mode].trains
-    example = blueprint.example(request.batches[0], trains)
+    example = rank_example(blueprint.example(request.batches[0], trains), plan_of(request))
     base = base_of(module)
     if any(takes(type(base), name) for name in CALLS):
         raise BuildError(
@@ -48,7 +50,7 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
     quantized = is_quantized(blueprint)
     limited = training_lines(request, module, quantized=quantized)
     imports = training_imports(request, quantized=quantized)
-    imports = (*parts.imports, *imports, *(rank_imports(request) if _spread(request) else ()))
+    imports = (*parts.imports, *imports, *(rank_imports(request, module) if _spread(request) else ()))
     parts = replace(parts, imports=imports, build=f"{parts.build}{limited}")
     placed = "" if quantized else ".to(dtype).to(device)"
     if MODES[request.mode].generates:
@@ -123,6 +125,8 @@ def _training(request: Request, parts: Parts, module: nn.Module, *, placed: str)
     if request.accumulate > 1:
         step += [f"loss = loss / {request.accumulate}"]
     step += ["scaler.scale(loss).backward()" if scales else "loss.backward()", "del loss"]
+    if request.lp:
+        step = ["with loss_parallel():", *(f"    {line}" for line in step)]
     if request.accumulate > 1:
         if _spread(request) and not shards:
             step.insert(

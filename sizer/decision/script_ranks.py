@@ -8,6 +8,7 @@ from sizer.architecture.checkpointing import repeated_blocks
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
+from sizer.decision.script_tensor import tensor_imports, tensor_lines
 from sizer.distributed.devices import PER_HOST
 from sizer.errors import BuildError
 from sizer.memory.estimate import Estimate
@@ -19,20 +20,22 @@ device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "c
 REPLICATED = """\
     model = DistributedDataParallel(build_model(){cast}.to(device).train())
 """
-SHARDED = """\
+SPLIT = """\
     with torch.device("meta"):  # no rank ever has the whole model
         model = build_model(){cast}
     mesh = init_device_mesh(device.partition(":")[0], {sizes}, mesh_dim_names={names})
-    options = {{"mesh": mesh, "reshard_after_forward": {reshard}}}
-{policy}    for name in {blocks}:
-        fully_shard(model.get_submodule(name), **options)
-    fully_shard(model.train(), **options)
-    model.to_empty(device=device)
+{lines}    model.train().to_empty(device=device)
     with torch.no_grad():  # any values will do
         for buffer in model.buffers():
             buffer.zero_()
         for parameter in model.parameters():
-            parameter.to_local().normal_(0, 0.02)
+            {local}.normal_(0, 0.02)
+"""
+SHARDED = """\
+    options = {{"mesh": {mesh}, "reshard_after_forward": {reshard}}}
+{policy}    for name in {blocks}:
+        fully_shard(model.get_submodule(name), **options)
+    fully_shard(model, **options)
 """
 POLICY = """\
     options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.{half}, reduce_dtype=torch.float32)
@@ -62,10 +65,14 @@ def check_scripted(request: Request) -> None:
             "scripts of several ranks train, and keep everything on their devices",
             given="offload=1" if request.offload else f"mode={request.mode}&parallel={request.parallel}",
         )
-    if request.tp > 1:
+    if request.pp > 1:
         raise BuildError(
-            "no script can be written for tensor parallel, by which transformers splits a checkpoint as it loads it",
-            given=f"tp={request.tp}",
+            "no script can be written for a pipeline, whose stages are cut by hand", given=f"pp={request.pp}"
+        )
+    if request.cp > 1:
+        raise BuildError(
+            "scripts of several ranks run on the CPU, too, for whose attention PyTorch has no context parallel",
+            given=f"cp={request.cp}",
         )
 
 
@@ -78,36 +85,56 @@ def command(request: Request) -> str:
     return f"torchrun --nnodes {nodes} --nproc-per-node {PER_HOST} {meeting} this_file.py"
 
 
-def rank_imports(request: Request) -> tuple[str, ...]:
-    """What such a script imports."""
-    imports = ["import torch.distributed as dist"]
-    if PARALLELS[request.parallel].shards:
-        policy = "MixedPrecisionPolicy, " if request.dtypes[0].startswith("amp-") else ""
-        imports += [
-            "from torch.distributed.device_mesh import init_device_mesh",
-            f"from torch.distributed.fsdp import {policy}fully_shard",
-        ]
+def rank_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
+    """What such a script imports for the model, which `module` is on meta."""
+    imports = ["import torch.distributed as dist", *tensor_imports(request, module)]
+    if splits(request):
+        imports += ["from torch.distributed.device_mesh import init_device_mesh"]
     else:
         imports += ["from torch.nn.parallel import DistributedDataParallel"]
+    if PARALLELS[request.parallel].shards:
+        policy = "MixedPrecisionPolicy, " if request.dtypes[0].startswith("amp-") else ""
+        imports += [f"from torch.distributed.fsdp import {policy}fully_shard"]
     if request.parallel == "zero1":
         imports += ["from torch.distributed.optim import ZeroRedundancyOptimizer"]
     return tuple(imports)
 
 
+def splits(request: Request) -> bool:
+    """Whether no rank ever has the whole model."""
+    return PARALLELS[request.parallel].shards or request.tp > 1
+
+
 def model_lines(request: Request, module: nn.Module, cast: str) -> str:
     """The lines that make what a rank has of the model, which `module` is on meta; `cast` is the call that gives it its dtype."""
-    if not PARALLELS[request.parallel].shards:
+    if not splits(request):
         return REPLICATED.format(cast=cast)
-    blocks = {id(block) for block in repeated_blocks(module)}
-    several = request.parallel == "hsdp"
-    return SHARDED.format(
+    shards = PARALLELS[request.parallel].shards
+    sizes = {
+        **({"replicate": request.replicate} if request.parallel == "hsdp" else {}),
+        **({"shard": request.ranks} if shards else {}),
+    }
+    sharding = tuple(sizes)
+    if request.tp > 1:
+        sizes["tp"] = request.tp
+    mesh = "mesh" if request.tp == 1 else f"mesh[{', '.join(map(repr, sharding))}]"
+    whole = "(parameter.to_local() if isinstance(parameter, DTensor) else parameter)"
+    return SPLIT.format(
         cast=cast,
-        sizes=(request.replicate, request.ranks) if several else (request.ranks,),
-        names=("replicate", "shard") if several else ("shard",),
+        sizes=tuple(sizes.values()),
+        names=tuple(sizes),
+        lines=tensor_lines(request, module) + (_sharded(request, module, mesh) if shards else ""),
+        local="parameter.to_local()" if shards else whole,
+    )
+
+
+def _sharded(request: Request, module: nn.Module, mesh: str) -> str:
+    blocks = {id(block) for block in repeated_blocks(module)}
+    mixed = request.dtypes[0].startswith("amp-")
+    return SHARDED.format(
+        mesh=mesh,
         reshard=bool(request.reshard) if request.reshard < 2 else request.reshard,
-        policy=POLICY.format(half=request.dtypes[0].removeprefix("amp-"))
-        if request.dtypes[0].startswith("amp-")
-        else "",
+        policy=POLICY.format(half=request.dtypes[0].removeprefix("amp-")) if mixed else "",
         blocks=[name for name, part in module.named_modules() if id(part) in blocks],
     )
 

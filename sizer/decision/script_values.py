@@ -48,6 +48,8 @@ def _tensor_code(tensor: Tensor) -> str:
         return f"{made}, dtype={tensor.dtype})"
     if tensor.numel() <= LITERAL:
         return f"torch.tensor({tensor.tolist()}{dtype})"
+    if tensor.dim() == 2 and torch.equal(tensor[:1], torch.arange(tensor.shape[1])[None]) and tensor.shape[0] == 1:
+        return f"torch.arange({tensor.shape[1]})[None]"
     if tensor.dtype == torch.bool:
         return f"torch.rand({shape}) < 0.5"
     return _integers_code(tensor, low, high, shape, dtype)

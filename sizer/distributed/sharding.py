@@ -1,7 +1,10 @@
-"""A module as each rank of a world has it: by DDP, by FSDP2 over the blocks that the model is a stack of, by tensor parallel."""
+"""A module as each rank of a world has it: by DDP, by FSDP2 over the blocks that the model is a stack of, by tensor parallel, as
+the stages of a pipeline."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,27 +13,68 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from sizer.architecture.checkpointing import repeated_blocks
+from sizer.distributed.context_parallel import check_context
 from sizer.distributed.plan import Plan
-from sizer.distributed.tensor_parallel import split_matrices
+from sizer.distributed.sequence_parallel import check_sequence, styles
+from sizer.distributed.tensor_parallel import check_degree, split_matrices
+
+_SHARDED = ("replicate", "shard")  # the dimensions of a mesh over which FSDP2 works
 
 
-def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> None:
-    """Leave a module on meta what a rank has of it: of its matrices by tensor parallel, then of all parameters by FSDP2.
+def check_plan(module: nn.Module, plan: Plan, length: int | None) -> None:
+    """Raise RequestError where a model that reads so many tokens cannot be split as planned."""
+    if plan.tp > 1:
+        check_degree(module, plan.tp)
+    if plan.sp:
+        check_sequence(module, plan.tp, length)
+    if plan.sp or plan.lp:
+        styles(module, sequence=plan.sp, loss=plan.lp)
+    if plan.cp > 1:
+        check_context(module, plan.cp, length)
+    if plan.pp > 1:
+        from sizer.distributed.pipeline import check_pipeline  # imports much of PyTorch that others do not need
+
+        check_pipeline(module, plan)
+
+
+def split(module: nn.Module, plan: Plan, dtype: str, *, kind: str = "cuda") -> nn.Module:
+    """What a rank has of a module on meta: of its layers by pipeline parallel, of its matrices by tensor parallel, then of all
+    parameters by FSDP2. It is the module itself, unless it is the stages of a pipeline.
 
     It stays on meta: `to_empty` then makes what a rank holds, and no rank ever holds the whole. Ranks are devices of a `kind`.
     """
-    sizes = {"replicate": plan.replicate, "shard": plan.ranks, "tp": plan.tp}
-    wanted = (plan.parallel == "hsdp", plan.shards, plan.tp > 1)
+    replicates = {"hsdp": plan.replicate, "ddp": plan.ranks}
+    sizes = {"pp": plan.pp, "replicate": replicates.get(plan.parallel), "shard": plan.ranks * plan.cp, "tp": plan.tp}
+    wanted = (plan.pp > 1, plan.parallel in replicates, plan.shards, plan.tp > 1)
     names = tuple(name for name, there in zip(sizes, wanted, strict=True) if there)
     mesh = dist.init_device_mesh(kind, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    if plan.pp == 1:
+        return _part(module, plan, mesh, dtype)
+    from sizer.distributed.pipeline import Stages  # imports much of PyTorch that others do not need
+
+    own = range(mesh["pp"].get_local_rank(), plan.stages, plan.pp)
+    stages = [_part(copy.deepcopy(module), plan, mesh, dtype, number) for number in own]
+    return Stages(stages, mesh)
+
+
+def _part(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str, number: int | None = None) -> nn.Module:
+    """What a rank has of a module, or of its stage of that number, by tensor parallel and by FSDP2."""
     if plan.tp > 1:
-        split_matrices(module, mesh["tp"])
+        split_matrices(module, mesh["tp"], sequence=plan.sp, loss=plan.lp)
+    blocks = repeated_blocks(module)
+    if number is not None:
+        from sizer.distributed.pipeline import cut
+
+        module = cut(module, number, plan.stages)
     if plan.shards:
-        shard(module, plan, mesh[tuple(name for name in names if name != "tp")], dtype)
+        present = set(module.modules())
+        own = [block for block in blocks if block in present]
+        shard(module, own, plan, mesh[tuple(name for name in mesh.mesh_dim_names if name in _SHARDED)], dtype)
+    return module
 
 
-def shard(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str) -> None:
-    """Shard a module's parameters by `fully_shard`: each of its repeated blocks, then what is left, as one group.
+def shard(module: nn.Module, blocks: Iterable[nn.Module], plan: Plan, mesh: DeviceMesh, dtype: str) -> None:
+    """Shard a module's parameters by `fully_shard`: each of its blocks, then what is left, as one group.
 
     A dtype of mixed precision ("amp-bfloat16") is FSDP2's own policy: parameters are gathered and used in it, gradients reduced in
     float32.
@@ -46,14 +90,18 @@ def shard(module: nn.Module, plan: Plan, mesh: DeviceMesh, dtype: str) -> None:
     if dtype.startswith("amp-"):
         half = getattr(torch, dtype.removeprefix("amp-"))
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    for block in repeated_blocks(module):
+    for block in blocks:
         fully_shard(block, **options)
     fully_shard(module, **options)
 
 
-def replicate(module: nn.Module) -> nn.Module:
-    """A module that is on its device, with DDP around it, at its defaults."""
-    return nn.parallel.DistributedDataParallel(module)
+def replicate(module: nn.Module, plan: Plan) -> nn.Module:
+    """A module that is on its device, with DDP around it, or around each of its stages, at its defaults."""
+    if plan.pp == 1:
+        return nn.parallel.DistributedDataParallel(module)
+    for number, stage in enumerate(module):
+        module[number] = nn.parallel.DistributedDataParallel(stage, process_group=module.mesh["replicate"].get_group())
+    return module
 
 
 def tell_whether_last(module: nn.Module, last: bool) -> None:

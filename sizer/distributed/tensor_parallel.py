@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from sizer.distributed.sequence_parallel import styles
 from sizer.errors import RequestError
 
 
@@ -33,16 +34,21 @@ def check_degree(module: nn.Module, degree: int) -> None:
         )
 
 
-def split_matrices(module: nn.Module, mesh: DeviceMesh) -> None:
+def split_matrices(module: nn.Module, mesh: DeviceMesh, *, sequence: bool = False, loss: bool = False) -> None:
     """Leave a model of transformers on meta its rank's part of each matrix that its plan names, and let its modules communicate.
 
-    As `from_pretrained` does, tied parameters are tied after that. Source: transformers/distributed/tensor_parallel.py, read in
-    5.17 and 5.23, where plans come expanded.
+    With `sequence` what is between the matrices is split, too, with `loss` the logits: by PyTorch's styles for the same matrices
+    (sizer.distributed.sequence_parallel). As `from_pretrained` does, tied parameters are tied after that.
+    Source: transformers/distributed/tensor_parallel.py, read in 5.17 and 5.23, where plans come expanded.
     """
+    from torch.distributed.tensor.parallel import parallelize_module
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     _untie(module)
-    if hasattr(module, "_expand_parallel_plan"):
+    if sequence or loss:
+        made = {name: style.make() for name, style in styles(module, sequence=sequence, loss=loss).items()}
+        parallelize_module(module, mesh, made, src_data_rank=None)
+    elif hasattr(module, "_expand_parallel_plan"):
         apply_tensor_parallelism(module, mesh, module._expand_parallel_plan(module.tp_plan))
     else:
         apply_tensor_parallelism(module, mesh)

@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from torch import nn
 
 from sizer.distributed.devices import Accelerator
+from sizer.distributed.plan import Plan
 from sizer.distributed.world import world_of
+from sizer.memory.cuda import rounded
+from sizer.memory.tape import Tape
+from sizer.memory.timeline import peak_bytes
 from sizer.tracing.device import Device
 from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.optimizers import build_optimizers
@@ -31,8 +35,10 @@ def world_of_work(work: Work, module: nn.Module, device: Device) -> Iterator[Non
 
 
 def _neediest(work: Work, module: nn.Module, accelerator: Accelerator) -> int:
-    """The rank that needs most: the first, since FSDP2 and tensor parallel round up what the first ranks have; of ZeRO-1, which
-    spreads whole parameters, the one for whose parameters the optimizer has most state."""
+    """The rank that needs most: the first, since FSDP2 and tensor parallel round up what the first ranks have, and all but the last
+    of context parallel put together halves of what they attend to; of ZeRO-1, which spreads whole parameters, the one for whose
+    parameters the optimizer has most state. Of a pipeline that is for whoever compares the tapes of its stages
+    (`ranks_of_stages`) to say."""
     if work.plan.parallel != "zero1":
         return 0
     with world_of(work.plan.world, 0, accelerator):
@@ -43,3 +49,21 @@ def _neediest(work: Work, module: nn.Module, accelerator: Accelerator) -> int:
             for part in parts
         ]
     return sizes.index(max(sizes)) if sizes else 0
+
+
+def ranks_of_stages(module: nn.Module, plan: Plan) -> tuple[int, ...]:
+    """A rank of each kind of stages that a model's pipeline has: the first, the last, and of those between that have as many layers
+    the earliest, which by every schedule holds as many microbatches as the later ones or more."""
+    from sizer.distributed.pipeline import layers_by_stage, layers_of
+
+    sizes = [len(numbers) for numbers in layers_by_stage(len(layers_of(module)), plan.stages)]
+    kinds: dict[tuple, int] = {}
+    for position in range(plan.pp):
+        end = position if position in (0, plan.pp - 1) else None
+        kinds.setdefault((end, *sizes[position :: plan.pp]), position)
+    return tuple(position * plan.world // plan.pp for position in sorted(kinds.values()))
+
+
+def neediest(tapes: dict[int, Tape]) -> int:
+    """The rank whose tape has the most bytes alive at a time, the first of those that have as many."""
+    return max(tapes, key=lambda rank: peak_bytes(tapes[rank].order, rounded(tapes[rank].sizes)))

@@ -45,6 +45,7 @@ from sizer.tracing.meta import (
     grouped,
     in_place,
     norm_shortcuts,
+    quanto,
     shortcuts,
     strides,
 )
@@ -54,7 +55,8 @@ from sizer.tracing.values.handler import Handler
 from sizer.versions import Version
 
 _EVERYWHERE = (
-    stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, shortcuts,
+    stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, quanto,
+    shortcuts,
 )  # fmt: skip
 # The modules whose tables are a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {

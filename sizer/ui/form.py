@@ -18,6 +18,7 @@ from sizer.catalogue.modes import MODES, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.presets import PRESETS
+from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, Source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import MAX_CONFIG_BYTES, canonical_config, encode_config
@@ -72,7 +73,10 @@ def fill(request: Request) -> None:
     state["parallel"], state["ranks"] = request.parallel, str(request.ranks)
     state["replicate"], state["reshard"] = str(request.replicate), str(request.reshard)
     state["offload"] = request.offload
+    state["cp"] = str(request.cp)
+    state["sp"], state["lp"] = request.sp, request.lp
     state["tp"], state["rank"] = str(request.tp), "" if request.rank is None else str(request.rank)
+    state["pp"], state["schedule"], state["microbatch"] = str(request.pp), request.schedule, str(request.microbatch)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
     look_at(request.focus)
@@ -228,7 +232,7 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
     # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
     asked = for_device or st.session_state["parallel"] != "none"
     if not mode.generates and _on_cuda(values["gpu"]) and asked:
-        values |= _ask_ranks(mode)
+        values |= _ask_ranks(source, mode)
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
@@ -263,7 +267,7 @@ def _ask_trained_part() -> dict[str, str]:
     return values
 
 
-def _ask_ranks(mode: Mode) -> dict[str, str]:
+def _ask_ranks(source: Source, mode: Mode) -> dict[str, str]:
     """How many of the device work on the model together, and the fields that this way of doing so takes."""
     titles = {key: row.title for key, row in PARALLELS.items() if mode.trains or row.infers or key == "none"}
     if st.session_state["parallel"] not in titles:
@@ -271,13 +275,24 @@ def _ask_ranks(mode: Mode) -> dict[str, str]:
     chosen = st.selectbox("GPUs", list(titles), format_func=titles.get, key="parallel", help=PARALLEL_HELP, **KEEP)
     values = {"parallel": chosen}
     for key in PARALLELS[chosen].keys:
-        if key in PARALLEL_SWITCHES:
+        if not _is_asked(key, values, source, mode):
+            continue
+        if key == "schedule":
+            values[key] = _choose("Schedule", list(SCHEDULES), key=key, format_func=lambda key: SCHEDULES[key].title)
+        elif key in PARALLEL_SWITCHES:
             label, help_text = PARALLEL_SWITCHES[key]
             values[key] = "01"[st.toggle(label, help=help_text, key=key, **KEEP)]
         else:
             label, help_text, placeholder = PARALLEL_FIELDS[key]
             values[key] = _text(label, help_text, key=key, placeholder=placeholder)
     return values
+
+
+def _is_asked(key: str, values: dict[str, str], source: Source, mode: Mode) -> bool:
+    """Whether a key of a way of working together has a field, beside the values that others have."""
+    if key in OF_DEGREES and values.get(OF_DEGREES[key], "") in ("", "1"):
+        return False
+    return key not in source.refuses and (mode.trains or key not in ("lp", "cp", "pp"))
 
 
 def _on_cuda(gpu: str) -> bool:
@@ -334,10 +349,17 @@ PARALLEL_FIELDS = {  # likewise
     "replicate": ("Groups", "Of ranks, each with a copy of the weights.", "1"),
     "reshard": ("Reshard", "FSDP2's reshard_after_forward: 1, 0, or the size of a smaller group.", "1"),
     "tp": ("Tensor parallel", "GPUs among which the matrices are split, which share a batch.", "1"),
+    "cp": ("Context parallel", "GPUs over which each sequence lies; the batch is of all of them together.", "1"),
+    "pp": ("Pipeline parallel", "GPUs among which the layers are split, the stages of a pipeline.", "1"),
+    "microbatch": ("Microbatch", "Samples of each of the microbatches that the batch is cut into.", "1"),
     "rank": ("Rank", "Whose figures are asked for, from 0.", "the one that needs most"),
 }
+# A field is there where that one says more than 1.
+OF_DEGREES = {"sp": "tp", "lp": "tp", "schedule": "pp", "microbatch": "pp"}
 PARALLEL_SWITCHES = {  # label and help
     "offload": ("Offload to the host", "FSDP2's CPUOffloadPolicy: parameters, gradients and the optimizer's state."),
+    "sp": ("Sequence parallel", "What is between the matrices lies over the ranks of tensor parallel by tokens."),
+    "lp": ("Loss parallel", "Logits stay split by the vocabulary among the ranks of tensor parallel."),
 }
 PARALLEL_HELP = "How several of the device work on the model together; every figure is then that of one of them."
 ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."
@@ -347,7 +369,7 @@ EXPANDABLE_HELP = (
 NEW_HELP = "Tokens that are generated for each sequence, after the prompt, which has the sequence length."
 CACHE_HELP = (
     "transformers' cache_implementation: one that grows with every token, or one that is made for all of them at once; offloaded: "
-    "on the host but for the layer that is at work."
+    "on the host but for the layer that is at work; quantized: in 4 bits but for the last tokens, by optimum-quanto."
 )
 MEMORY_HELP = "As PyTorch reports it, for example 24GiB or 24084MiB: torch.cuda.get_device_properties(0).total_memory."
 TORCH_HELP = f"The version whose rules are followed: {format_version(OLDEST)} or newer."

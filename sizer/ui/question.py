@@ -11,7 +11,8 @@ import streamlit as st
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.parallel import PARALLELS, ways_to_split
+from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
@@ -98,10 +99,15 @@ def _facts(request: Request) -> Iterator[str]:
     if request.accumulate > 1:
         yield f"{request.accumulate} accumulated passes"
     if request.parallel != "none":
-        groups = f"{request.replicate} × " if request.replicate > 1 else ""
-        split = f" × {request.tp}" if request.tp > 1 else ""
-        ranks = f"{groups}{request.ranks}{split}" if request.data_ranks > 1 else f"{request.tp}"
-        yield f"{PARALLELS[request.parallel].title} over {ranks} ranks"
+        data = (request.replicate, request.ranks) if request.data_ranks > 1 else ()
+        ranks = [f"{number}" for number in (*data, request.cp, request.tp, request.pp) if number > 1] or ["1"]
+        yield f"{PARALLELS[request.parallel].title} over {' × '.join(ranks)} ranks"
+        if request.cp > 1:
+            yield "context parallel"
+        if request.sp or request.lp:
+            yield ways_to_split(sp=request.sp, lp=request.lp)
+    if request.pp > 1:
+        yield f"{request.pp} stages, {SCHEDULES[request.schedule].title}, microbatch {request.microbatch}"
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
 

@@ -105,6 +105,8 @@ def test_what_was_asked_of_parallel_training_stays_where_it_applies():
     }  # fmt: skip
     offloaded = ways(parse_query(f"{QUERY}&parallel=hsdp&offload=1"))
     assert {way.request.parallel for way in offloaded if way.request.offload} == {"fsdp", "hsdp"}
+    split = ways(parse_query(f"{QUERY}&parallel=fsdp&tp=2&sp=1&lp=1"))
+    assert {way.title for way in split if way.request.sp} == {"FSDP2, tensor, sequence and loss parallel of 8"}
     assert all(way.request.checkpointing and way.request.world == way.gpus for way in asked)
 
 

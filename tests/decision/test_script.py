@@ -240,11 +240,16 @@ def test_it_imports_the_package_of_its_optimizer():
     assert "bitsandbytes.optim.Lion32bit(parameters)" in found.script
 
 
+# Four key heads, so that 2 ranks have two each
+SMALL_LLAMA = encode_config(json.dumps(LLAMA | {"num_key_value_heads": 4, "num_hidden_layers": 2, "hidden_size": 64}))
+OF_LLAMA = f"arch=config:{SMALL_LLAMA}&seq=128&dtype=float32&batch=2"
 RANKS = {
     "DDP": "arch=torchvision:resnet18&image=32&dtype=float32&batch=2&parallel=ddp&ranks=2&accumulate=2",
     "ZeRO-1": f"arch=config:{SMALL_GPT2}&seq=8&dtype=amp-float16&batch=1&parallel=zero1&ranks=4&optimizer=muon",
     "FSDP2": "arch=torchvision:resnet18&image=32&dtype=float32&batch=2&parallel=fsdp&ranks=2",
     "HSDP": f"arch=config:{SMALL_GPT2}&seq=8&dtype=amp-bfloat16&batch=1&parallel=hsdp&ranks=8&replicate=4&reshard=0",
+    "tensor": f"{OF_LLAMA}&parallel=fsdp&ranks=4&tp=2&lp=1",
+    "sequence": f"{OF_LLAMA}&parallel=tp&tp=2&sp=1&lp=1&accumulate=2",
 }
 
 
@@ -279,6 +284,24 @@ def of_ranks() -> dict[str, str]:
                 '"reshard_after_forward": False',
             ),
         ),
+        (
+            "tensor",
+            (
+                "(4, 2), mesh_dim_names=('shard', 'tp'))",
+                "        'model.layers.*.self_attn.o_proj': RowwiseParallel(output_layouts=Replicate()),",
+                '    parallelize_module(model, mesh["tp"], plan, src_data_rank=None)',
+                """    options = {"mesh": mesh['shard'], "reshard_after_forward": True}""",
+            ),
+        ),
+        (
+            "sequence",
+            (
+                "        'model.layers.*.mlp': PrepareModuleInput(input_layouts=Shard(dim=1), desired_input_layouts=Replicate()),",
+                "'position_ids': torch.arange(128)[None]",
+                "            with loss_parallel():",
+                "                loss.backward()",
+            ),
+        ),
     ],
 )
 def test_of_ranks_it_is_for_torchrun(of_ranks: dict[str, str], name: str, lines: tuple[str, ...]):
@@ -295,16 +318,29 @@ def test_it_prints_the_estimate_beside(of_ranks: dict[str, str]):
     assert f"Sizer's estimate for {find_gpu('h100-80gb').name}, the rank that needs most: {sizes}" in of_ranks["FSDP2"]
 
 
-def test_tensor_parallel_has_none():
-    query = f"arch=config:{encode_config(json.dumps(LLAMA))}&seq=8&dtype=float32&batch=1&parallel=fsdp&ranks=2&tp=2"
-    with pytest.raises(BuildError, match=r"no script can be written for tensor parallel, .*: given tp=2"):
-        script(parse_query(query))
+PHI3 = LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "message"),
+    [
+        (PHI3, "parallel=tp&tp=2&optimizer_impl=loop", "by styles that are transformers' own: given Phi3ForCausalLM"),
+        (LLAMA, "parallel=fsdp&ranks=2&cp=2", "for whose attention PyTorch has no context parallel: given cp=2"),
+        (LLAMA, "parallel=fsdp&ranks=2&pp=2&batch=2", "a pipeline, whose stages are cut by hand: given pp=2"),
+    ],
+)
+def test_some_of_ranks_have_none(config: dict, keys: str, message: str):
+    batch = "" if "batch" in keys else "&batch=1"
+    query = f"arch=config:{encode_config(json.dumps(config))}&seq=8&dtype=bfloat16{batch}"
+    with pytest.raises(BuildError, match=message):
+        script(parse_query(f"{query}&{keys}"))
 
 
 @pytest.mark.exhaustive
-def test_torchrun_runs_it_and_each_rank_holds_what_was_estimated(of_ranks: dict[str, str], tmp_path: Path):
+@pytest.mark.parametrize("name", ["FSDP2", "sequence"])
+def test_torchrun_runs_it_and_each_rank_holds_what_was_estimated(of_ranks: dict[str, str], tmp_path: Path, name: str):
     path = tmp_path / "ranks.py"
-    path.write_text(of_ranks["FSDP2"], encoding="utf-8")
+    path.write_text(of_ranks[name], encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
@@ -312,7 +348,7 @@ def test_torchrun_runs_it_and_each_rank_holds_what_was_estimated(of_ranks: dict[
     printed = re.findall(r"^rank (\d): allocated at the peak: ([\d,]+) bytes", ended.stdout, re.MULTILINE)
     assert [rank for rank, _ in printed] == ["0", "1"]
     for rank, size in printed:
-        _, peaks = tape_bytes(traced(RANKS["FSDP2"], int(rank)))
+        _, peaks = tape_bytes(traced(RANKS[name], int(rank)))
         measured, most = int(size.replace(",", "")), max(peaks.values())
         # what gloo's own thread frees is not seen: some of what it gathered may be counted again and again
         assert most * (1 - HAIR) <= measured <= 2 * most

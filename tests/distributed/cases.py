@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from tests.distributed.steps import Step, ddp, fsdp, llama, tensor_parallel
+from tests.distributed.steps import Step, context_parallel, ddp, fsdp, llama, tensor_parallel
 
 FLOAT, HALF = torch.float32, torch.bfloat16
 
@@ -54,6 +54,9 @@ CASES = {
     "tensor parallel": Case(setup=partial(tensor_parallel, optimized="loop")),
     "tensor parallel, bfloat16": Case(setup=partial(tensor_parallel, dtype=HALF, optimized="loop"), world=4),
     "tensor parallel within fsdp": Case(setup=partial(tensor_parallel, degree=4, optimized="loop")),
+    "context parallel": Case(setup=context_parallel, world=4),
+    "context parallel, last of 4 ranks": Case(setup=partial(context_parallel, rotate="allgather"), world=4, rank=3),
+    "context parallel, all to all": Case(setup=partial(context_parallel, rotate="alltoall"), world=4, rank=1),
     "zero1": Case(setup=partial(ddp, sharded=True)),
     "zero1, parameters as views": Case(setup=partial(ddp, sharded="view")),
 }

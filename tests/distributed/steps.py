@@ -160,3 +160,32 @@ def tensor_parallel(
     if degree:
         fully_shard(model, mesh=mesh["shard"])
     return looped(model, device, **how)
+
+
+def context_parallel(device: str, *, rotate: str = "allgather") -> Step:
+    """Each sequence over all ranks in bfloat16, by PyTorch's context_parallel around the layers of a Llama; keys and values come to
+    a rank all at once, or (`rotate` "alltoall") go round."""
+    from torch.distributed.tensor.experimental import context_parallel as shared
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+    mesh = mesh_of(device, dist.get_world_size())
+    with torch.device(device):
+        model = llama().to(torch.bfloat16)
+    decoder, optimizer = model.model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        tokens = torch.zeros(2, TOKENS, dtype=torch.long, device=device)
+        positions = torch.arange(TOKENS, device=device).repeat(2, 1)
+        set_rotate_method(rotate)
+        with shared(mesh, buffers=[tokens, positions], buffer_seq_dims=[1, 1]):
+            hidden = decoder.embed_tokens(tokens)
+            places = decoder.rotary_emb(hidden, positions)
+            for layer in decoder.layers:
+                hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=places)
+            logits = model.lm_head(decoder.norm(hidden))
+            nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        set_rotate_method("allgather")  # PyTorch's own, of the whole process
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

@@ -35,6 +35,8 @@ def taped(request: Request) -> Tape:
                 f"{VISION}&dtype=amp-float16&parallel=ddp&ranks=3&optimizer=sgd-momentum",
                 f"{LANGUAGE}&dtype=float32&parallel=hsdp&ranks=3&replicate=3&reshard=0&accumulate=2",
                 f"{VISION}&dtype=bfloat16&parallel=hsdp&ranks=2&replicate=5",
+                f"{LANGUAGE}&dtype=bfloat16&parallel=ddp&ranks=16&cp=2&rank=21",
+                f"{LANGUAGE}&dtype=bfloat16&parallel=hsdp&ranks=2&replicate=4&cp=2&rank=11",
             )
         ),
     ],

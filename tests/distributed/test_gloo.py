@@ -42,7 +42,8 @@ OF_TWO = {
     "ddp": "arch=torchvision:resnet18&image=32&dtype=float32&batch=2&parallel=ddp&ranks=2",
     "zero1": f"{GPT2_OF_TWO}&parallel=zero1&ranks=2",
     "fsdp": f"{VIT_OF_TWO}&parallel=fsdp&ranks=2",
-    "tensor parallel": f"{LLAMA_OF_TWO}&parallel=tp&tp=2&optimizer_impl=loop",
+    "sequence and loss parallel": f"{LLAMA_OF_TWO}&parallel=tp&tp=2&sp=1&lp=1",
+    "pipeline": f"{LLAMA_OF_TWO}&parallel=pp&pp=2",
 }
 OF_FOUR = {
     "hsdp": f"{VIT_OF_TWO}&parallel=hsdp&ranks=2&replicate=2",

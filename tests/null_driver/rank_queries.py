@@ -11,22 +11,44 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture import make_blueprint
+from sizer.architecture.blueprint import Example
 from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
+from sizer.distributed import passes
 from sizer.distributed.sharding import replicate, split
 from sizer.request import parse_query
-from sizer.tracing.steps import Steps, weight_dtype
+from sizer.tracing.pipelined import make_steps
+from sizer.tracing.steps import weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.work import work_of
 from tests.null_driver.ranks import answers
 from tests.null_driver.values import KnownValues
 
 CUDA = torch.device("cuda")
+
+
+@contextmanager
+def masks_of_ones(known: KnownValues) -> Iterator[None]:
+    """Within the context a rank's part of a mask of ones, which a DTensor has cut out, is known to be one."""
+    share = passes.shared_sequences
+
+    @contextmanager
+    def shared(example: Example, mesh: DeviceMesh) -> Iterator[None]:
+        with share(example, mesh):
+            known.tell(example.kwargs["attention_mask"], 1)
+            yield
+
+    with mock.patch.object(passes, "shared_sequences", shared):
+        yield
 
 
 def peaks(query: str) -> list[int]:
@@ -38,9 +60,9 @@ def peaks(query: str) -> list[int]:
         "fake", rank=work.plan.rank or 0, world_size=work.plan.world, store=FakeStore(), pg_options=answers()
     )
     module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
-    with repeatable(), KnownValues():
+    with repeatable(), KnownValues() as known, masks_of_ones(known):
         if work.plan.splits:
-            split(module, work.plan, work.dtype)
+            module = split(module, work.plan, work.dtype)
             module.to_empty(device="cpu" if work.plan.offload else CUDA)
             for buffer in module.buffers():
                 buffer.data = buffer.data.to(CUDA)
@@ -48,8 +70,9 @@ def peaks(query: str) -> list[int]:
             allocate_parameters(module)
             module = load(module, CUDA)
             initialize_parameters(module)
-            module = replicate(module)
-        for _ in Steps(blueprint, module, blueprint.example(batch, work.trains), work, device=CUDA).run():
+        if work.plan.replicates:
+            module = replicate(module, work.plan)
+        for _ in make_steps(blueprint, module, blueprint.example(batch, work.trains), work, device=CUDA).run():
             pass
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
     return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), pinned]

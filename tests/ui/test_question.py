@@ -60,4 +60,10 @@ def test_ranks_are_part_of_the_question():
     assert " · FSDP2 over 16 ranks · " in summary(parse_query(f"{query}fsdp&ranks=16"))
     assert " · FSDP2 over 16 × 8 ranks · " in summary(parse_query(f"{query}fsdp&ranks=16&tp=8"))
     assert " · Tensor parallel over 4 ranks · " in summary(parse_query(f"{query}tp&tp=4&optimizer_impl=loop"))
+    split = summary(parse_query(f"{query}fsdp&ranks=2&tp=4&sp=1&lp=1"))
+    assert " · FSDP2 over 2 × 4 ranks · tensor, sequence and loss parallel · " in split
+    assert " · DDP over 2 × 4 ranks · context parallel · " in summary(parse_query(f"{query}ddp&ranks=2&cp=4"))
+    assert " · FSDP2 over 16 × 2 ranks · 2 stages, GPipe, microbatch 1 · " in summary(
+        parse_query(f"{query}fsdp&ranks=16&pp=2&schedule=gpipe")
+    )
     assert " · HSDP over 2 × 8 ranks · " in summary(parse_query(f"{query}hsdp&replicate=2"))

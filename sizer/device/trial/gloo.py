@@ -18,9 +18,9 @@ NAME = "settled_gloo"
 _LOOPBACK = "127.0.0.1"
 _COLLECTIVES = (
     "allgather", "_allgather_base", "all_gather_single", "all_gather_single_coalesced", "allgather_into_tensor_coalesced",
-    "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather", "recv",
+    "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather",
     "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced", "scatter", "send",
+    "reduce_scatter_tensor_coalesced", "scatter",
 )  # fmt: skip
 
 
@@ -48,6 +48,9 @@ class SettledGloo(dist.ProcessGroup):
         """The name by which functional collectives find it."""
         return dist._get_process_group_name(self)
 
+    def _get_backend(self, device: torch.device) -> dist.Backend:
+        return self._group._get_backend(device)  # `batch_isend_irecv` asks whether it coalesces, since PyTorch 2.15
+
     def settle(self) -> None:
         """Return when gloo's one thread has taken up a second collective: it holds nothing of the first any more."""
         self._group.allreduce([self._nothing]).wait()
@@ -63,6 +66,17 @@ def _settled(name: str) -> Callable[..., dist.Work]:
     return collective
 
 
+def _exchanged(name: str) -> Callable[..., dist.Work]:
+    """What two ranks tell each other is in no thread of gloo's: who waits does it (SendWork, RecvWork of ProcessGroupGloo.hpp)."""
+
+    def exchange(group: SettledGloo, *args: Any, **kwargs: Any) -> dist.Work:
+        return getattr(group._group, name)(*args, **kwargs)
+
+    return exchange
+
+
+for _name in ("send", "recv"):
+    setattr(SettledGloo, _name, _exchanged(_name))
 for _name in _COLLECTIVES:  # what they are called differs by version
     if hasattr(dist.ProcessGroup, _name):
         setattr(SettledGloo, _name, _settled(_name))

@@ -95,9 +95,16 @@ def check_places(request: Request, device: str, places: int) -> None:
         raise RequestError(
             "offload", given="1 on the CPU", allowed="on GPUs, beside which there is a host", todo="leave it out"
         )
+    if request.cp > 1 and device == "cpu":
+        raise RequestError(
+            "cp",
+            given=f"{request.cp} on the CPU",
+            allowed="on GPUs, for whose attention PyTorch has it",
+            todo="leave it out",
+        )
     if request.world <= places:
         return
-    key = "ranks" if "ranks" in PARALLELS[request.parallel].keys else "tp"
+    key = "ranks" if "ranks" in PARALLELS[request.parallel].keys else request.parallel
     others = request.world // getattr(request, key)
     raise RequestError(
         key,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from sizer.device.trial.materialize import load
+from sizer.device.trial.materialize import Bring, load
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import replicate, split
 
@@ -37,12 +37,11 @@ def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds:
     )
 
 
-def take_part(module: nn.Module, plan: Plan, dtype: str, device: torch.device) -> Callable[..., nn.Module]:
-    """Leave a module whose parameters are on meta what a rank has of it, and return what brings it to the device."""
+def take_part(module: nn.Module, plan: Plan, dtype: str, device: torch.device) -> tuple[nn.Module, Bring]:
+    """What a rank has of a module whose parameters are on meta, and what brings it to the device."""
     if not plan.splits:
-        return _bring_whole
-    split(module, plan, dtype, kind=device.type)
-    return _bring_part
+        return module, partial(_bring_whole, plan)
+    return split(module, plan, dtype, kind=device.type), partial(_bring_part, plan)
 
 
 def inner(module: nn.Module) -> nn.Module:
@@ -50,14 +49,14 @@ def inner(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
 
 
-def _bring_whole(module: nn.Module, device: torch.device) -> nn.Module:
-    return replicate(load(module, device))
+def _bring_whole(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
+    return replicate(load(module, device), plan)
 
 
-def _bring_part(module: nn.Module, device: torch.device) -> nn.Module:
+def _bring_part(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
     """Make a rank's shards, without values, and copies of all buffers."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
     module.to_empty(device=device)
     for name, buffer in module.named_buffers(remove_duplicate=False):
         buffer.copy_(buffers[name])
-    return module
+    return replicate(module, plan) if plan.replicates else module

@@ -36,6 +36,13 @@ def collective(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
     return (args[0], _done(outputs)) if returned == 2 else _done(outputs) if returned else None
 
 
+def exchange(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """c10d's send(tensors, ...) and recv_(tensors, ...): a work that is done, and holds none of them, as no device's does."""
+    for tensor in () if func is torch.ops.c10d.send.default else tensors_of(args[:1]):
+        recorder.values.forget(tensor)
+    return _done([])
+
+
 def all_reduce(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     """_c10d_functional.all_reduce(input, op, group): a contiguous copy, reduced in place."""
     with recorder:
@@ -76,9 +83,10 @@ def told(func: Any, args: tuple, out: Any) -> tuple[str, int]:
 _C10D = (
     "broadcast_", "allreduce_", "allreduce_coalesced_", "allgather_", "_allgather_base_", "allgather_coalesced_",
     "allgather_into_tensor_coalesced_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "reduce_",
-    "gather_", "scatter_", "alltoall_", "alltoall_base_", "barrier", "monitored_barrier_", "send", "recv_", "recv_any_source_",
+    "gather_", "scatter_", "alltoall_", "alltoall_base_", "barrier", "monitored_barrier_",
     "gather_into_tensor_", "check_for_nan",
 )  # fmt: skip
+_EXCHANGES = ("send", "recv_", "recv_any_source_")
 _IN_PLACE = ("wait_tensor", "wait_tensors", "all_reduce_", "all_reduce_coalesced_", "broadcast_")
 
 _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _ALL_TO_ALL = "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
@@ -105,6 +113,7 @@ KINDS = {
 }
 HANDLERS = {
     **{f"c10d.{name}.default": collective for name in _C10D},
+    **{f"c10d.{name}.default": exchange for name in _EXCHANGES},
     **{f"_c10d_functional.{name}.default": in_place for name in _IN_PLACE},
     "_c10d_functional.all_reduce.default": all_reduce,
     "_c10d_functional._wrap_tensor_autograd.default": wrapped,

@@ -5,13 +5,14 @@ and autograd gives up writing into tensors that it alone owns:
 - torch/csrc/autograd/input_buffer.cpp, accumulate(): where two gradients meet, `old + new` instead of `old.add_(new)`;
 - torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward, index_backward, …: `zeros.scatter_add(…)`
   instead of `zeros.scatter_add_(…)`.
-On a device neither happens, so the in-place operator is run where its conditions hold: in the backward pass, grad mode off,
+On a device neither happens, so the in-place operator is run where its conditions hold: called by autograd's engine, grad mode off,
 a dense first operand that nobody else holds (for a gradient both the tensor and its storage, can_accumulate_inplace(): one
 that the caller handed to backward() stays as it is).
 """
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -54,8 +55,17 @@ def engine_use_count() -> int:
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine is at work without building a graph of its own."""
-    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+    """Whether autograd's engine has called the operator that is dispatched, without building a graph of its own."""
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled() and _called_by_engine()
+
+
+def _called_by_engine() -> bool:
+    """Whether no Python stands between the engine and the dispatch mode: a backward pass written in Python does what it says."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back
+    caller = frame and frame.f_back
+    return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 
 def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:

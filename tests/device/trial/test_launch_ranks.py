@@ -77,7 +77,14 @@ def test_so_does_the_limit_on_time() -> None:
     [
         ("parallel=fsdp&ranks=8", "cpu", 2, "ranks: given 8 ranks on cpu, allowed .* cores: 2; ask for ranks=2"),
         ("parallel=fsdp&ranks=4&tp=2", "cuda", 4, "ranks: given 8 ranks on cuda, allowed .* GPUs: 4; ask for ranks=2"),
+        ("pp=4&schedule=gpipe", "cuda", 2, "pp: given 4 ranks on cuda, .* GPUs: 2; ask for pp=2"),
         ("parallel=tp&tp=4&optimizer_impl=loop", "cuda", 2, "tp: given 4 ranks on cuda, .* GPUs: 2; ask for tp=2"),
+        (
+            "parallel=ddp&ranks=1&cp=4",
+            "cuda",
+            2,
+            "ranks: given 4 ranks on cuda, allowed .* GPUs: 2; leave parallel out",
+        ),
         ("parallel=ddp&ranks=2", "cuda", 1, "ranks: given 2 ranks on cuda, allowed .* GPUs: 1; leave parallel out"),
     ],
 )
@@ -103,3 +110,11 @@ def test_devices_that_have_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_measurement_is_of_one_cell(keys: str) -> None:
     with pytest.raises(RequestError, match="allowed one"):
         start_ranks(f"arch=torchvision:resnet18&{keys}&parallel=ddp&ranks=2", "cpu")
+
+
+def test_context_parallel_is_for_gpus() -> None:
+    request = parse_query("arch=hf:gpt2&dtype=float32&batch=1&parallel=ddp&ranks=1&cp=2")
+    with pytest.raises(
+        RequestError, match="cp: given 2 on the CPU, allowed on GPUs, for whose attention PyTorch has it"
+    ):
+        check_places(request, "cpu", 8)

@@ -1,0 +1,35 @@
+"""The schedules of a pipeline: torch.distributed.pipelining's own, and which microbatches each takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One value of `schedule=`: its title, the name of its class in torch.distributed.pipelining, how many `stages` each rank has,
+    and whether it `fills` the pipeline: it takes no fewer microbatches than there are stages."""
+
+    key: str
+    title: str
+    class_name: str
+    stages: int = 1
+    fills: bool = False
+
+    def takes(self, microbatches: int, ranks: int) -> bool:
+        """Whether it can be made for so many microbatches over so many ranks.
+
+        Source: what the classes' constructors raise (torch/distributed/pipelining/schedules.py, 2.11 and 2.15).
+        """
+        if self.fills:
+            return microbatches >= ranks
+        return self.stages == 1 or microbatches % max(1, microbatches // ranks) == 0
+
+
+_ROWS = (
+    Schedule(key="1f1b", title="1F1B", class_name="Schedule1F1B", fills=True),
+    Schedule(key="gpipe", title="GPipe", class_name="ScheduleGPipe"),
+    Schedule(key="interleaved", title="interleaved 1F1B", class_name="ScheduleInterleaved1F1B", stages=2),
+)
+
+SCHEDULES: dict[str, Schedule] = {row.key: row for row in _ROWS}

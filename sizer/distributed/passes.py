@@ -1,0 +1,71 @@
+"""A forward and a backward pass as a rank does them: what its model is given, and within which contexts of PyTorch's it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from sizer.architecture.blueprint import Example
+from sizer.distributed.context_parallel import shared_sequences, whole_sequences
+from sizer.distributed.plan import Plan
+
+Pass = Callable[[], AbstractContextManager[None]]
+
+
+def rank_example(example: Example, plan: Plan | None) -> Example:
+    """The inputs of a batch as a rank's model takes them: with the tokens' positions where their embeddings, from which
+    transformers would count them, lie over the ranks."""
+    if plan is None:
+        return example
+    if plan.cp > 1:
+        return whole_sequences(example)
+    if not plan.sp:
+        return example
+    positions = torch.arange(example.kwargs["input_ids"].shape[1])[None]
+    return replace(example, kwargs=example.kwargs | {"position_ids": positions})
+
+
+def rank_pass(plan: Plan | None, example: Example, kind: str) -> Pass:
+    """A function that returns the context of a forward pass over a batch, and of the backward pass that belongs to it, on a rank
+    that is a device of a `kind`."""
+    if plan is None or not (plan.lp or plan.cp > 1):
+        return nullcontext
+    mesh = _sequence_mesh(plan, kind) if plan.cp > 1 else None
+
+    @contextmanager
+    def one_pass() -> Iterator[None]:
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        with ExitStack() as stack:
+            if plan.lp:
+                stack.enter_context(_always_left(loss_parallel()))
+            if mesh is not None:
+                stack.enter_context(_always_left(shared_sequences(example, mesh)))
+            yield
+
+    return one_pass
+
+
+@contextmanager
+def _always_left(context: AbstractContextManager[None]) -> Iterator[None]:
+    """Within a context that is left in order even where something fails: PyTorch's loss_parallel, and in 2.11 its context_parallel,
+    would else leave behind what they have put in its functions' place."""
+    failure: BaseException | None = None
+    with context:
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+def _sequence_mesh(plan: Plan, kind: str) -> DeviceMesh:
+    """The ranks that share the sequences of one."""
+    sizes = plan.ranks * plan.replicate, plan.cp, plan.tp
+    return dist.init_device_mesh(kind, sizes, mesh_dim_names=("data", "cp", "tp"))["cp"]
