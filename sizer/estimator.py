@@ -12,7 +12,7 @@ from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import GENERATION_KEYS, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
-from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
+from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS, ways_to_split
 from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept
@@ -301,7 +301,11 @@ def _of_each_rank(request: Request) -> Iterator[str]:
     title, data_ranks = PARALLELS[request.parallel].title, request.data_ranks
     together = ", ".join(f"{batch * data_ranks:,}" for batch in request.batches[:3])
     more = ", …" if len(request.batches) > 3 else ""
-    split = f", {request.tp} of which share a batch by tensor parallel" if request.tp > 1 else ""
+    ways = ways_to_split(sp=request.sp, lp=request.lp)
+    split = f", {request.tp} of which share a batch by {ways}" if request.tp > 1 else ""
+    split += f", {request.cp} of which share each sequence by context parallel" if request.cp > 1 else ""
+    if request.pp > 1:
+        split += f", {request.pp} of which are the stages of a pipeline over microbatches of {request.microbatch}"
     yield (
         f"these are the figures of each of {request.world:,} ranks of {title}{split}; the batch is of one rank, all ranks together "
         f"have {together}{more} samples, and what NCCL holds is a range from published figures"

@@ -17,7 +17,7 @@ from sizer.architecture.census import take_census
 from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.distributed.tensor_parallel import check_degree
+from sizer.distributed.sharding import check_plan
 from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, read_kept
 from sizer.memory.affine import NotAffineError
@@ -35,8 +35,10 @@ from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
-from sizer.tracing.generation import trace_generation, trace_kv_cache, trace_noted_generation
+from sizer.tracing.generation import trace_generation, trace_noted_generation
+from sizer.tracing.kv_cache import trace_kv_cache
 from sizer.tracing.loading import Loading
+from sizer.tracing.rank import neediest, ranks_of_stages
 from sizer.tracing.trace import build, build_loaded, trace
 from sizer.versions import parse_version
 from sizer.work import as_traced, plan_of, work_of
@@ -88,8 +90,9 @@ class Tracer:
         self._tapes = KeptTapes(self._kept, self.request, self.device(), {})
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
         self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
-        self._deep_traces: dict[str, DeepTraces] = {}
+        self._deep_traces: dict[tuple, DeepTraces] = {}  # by how the module is spread over ranks
         self._lender: Tracer | None = None
+        self._neediest: dict[tuple[str, int], int] = {}  # ranks of a pipeline, by dtype and batch size
 
     def device(self) -> Device:
         """The facts of the device, for the traces of one dtype."""
@@ -156,11 +159,11 @@ class Tracer:
                 raise TraceError(str(error)) from error
         alone = self._tapes.find(dtype, at_batch=batch)
         if alone is None:
-            device, first = self.device(), dtype not in self._deep_traces
+            device = self.device()
             try:
                 tape = self._run(dtype, batch, device)
                 family, failure = TapeFamily(exact=(tape,)), ""
-                if batch == 1 and first:
+                if batch == 1:
                     self._begun[dtype] = device, tape
             except TraceError as error:
                 family, failure = TapeFamily(), str(error)
@@ -219,7 +222,7 @@ class Tracer:
 
     def take_module(self, other: Tracer) -> None:
         """Use another tracer's blueprint and module, which it must share, and what it has found out."""
-        self._lender, self._tapes.unpacked = other, other._tapes.unpacked
+        self._lender, self._tapes.unpacked, self._deep_traces = other, other._tapes.unpacked, other._deep_traces
         if self._choices == other._choices:
             self._exceptional = other._exceptional
 
@@ -255,8 +258,8 @@ class Tracer:
 
     def _count(self) -> Counted:
         blueprint, module = self._blueprint, self._module(COUNTED_IN)
-        if self.request.tp > 1:
-            check_degree(module, self.request.tp)
+        if (plan := plan_of(self.request)) is not None:
+            check_plan(module, plan, blueprint.sequence_length)
         counted = Counted(
             census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
@@ -284,26 +287,49 @@ class Tracer:
         blueprint, (module, loading) = self._blueprint, self._built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
         told = {"batch": batch, "device": device, "loading": loading}
+        if self._compares_stages:
+            return self._run_stages(dtype, batch, device, block_notes)
         if MODES[self.request.mode].generates and block_notes is not None:
             return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
         if MODES[self.request.mode].generates:
             return trace_generation(blueprint, module, work, **told)
 
         at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
-        return at() if block_notes is not None else self._deep(dtype).trace(at)
+        return at() if block_notes is not None else self._deep().trace(at, device)
 
-    def _deep(self, dtype: str) -> DeepTraces:
+    @property
+    def _compares_stages(self) -> bool:
+        return self.request.pp > 1 and self.request.rank is None
+
+    def _run_stages(self, dtype: str, batch: int, device: Device, block_notes: BlockNotes | None) -> Tape:
+        """The tape of the rank of a pipeline that needs most, which is known once those of all kinds of stages are traced."""
+        work, module = work_of(self.request, dtype), self._module(dtype)
+
+        def at(rank: int, **notes: BlockNotes | None) -> Tape:
+            self._progress(f"tracing {dtype} at batch {batch}, rank {rank}")
+            one = replace(work, plan=replace(work.plan, rank=rank))
+            return trace(self._blueprint, module, one, batch=batch, device=device, **notes)
+
+        if (dtype, batch) not in self._neediest or block_notes is None:
+            tapes = {rank: at(rank) for rank in ranks_of_stages(module, work.plan)}
+            self._neediest[dtype, batch] = neediest(tapes)
+            if block_notes is None:
+                return tapes[self._neediest[dtype, batch]]
+        return at(self._neediest[dtype, batch], block_notes=block_notes)
+
+    def _deep(self) -> DeepTraces:
         """What traces fewer layers of the module than it has, where that is possible.
 
-        A quantised module was loaded as a whole. DDP's buckets, and the parameters that ZeRO-1 gives each rank, end where they are
-        full, in the middle of layers: those of few layers do not tell where.
+        A quantised module was loaded as a whole, and a stage of a pipeline has few. DDP's buckets, and the parameters that ZeRO-1
+        gives each rank, end where they are full, in the middle of layers: those of few layers do not tell where.
         """
-        if dtype not in self._deep_traces:
-            plan = plan_of(self.request)
-            possible = self._loading(dtype) is None and (plan is None or plan.splits)
+        plan = plan_of(self.request)
+        kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
+        if kind not in self._deep_traces:
+            possible = self._blueprint.replace_layers is None and (plan is None or (plan.splits and plan.pp == 1))
             candidates = self._repeated if possible else ()
-            self._deep_traces[dtype] = DeepTraces(self._module(dtype), candidates)
-        return self._deep_traces[dtype]
+            self._deep_traces[kind] = DeepTraces(self._module(COUNTED_IN), candidates)
+        return self._deep_traces[kind]
 
     @cached_property
     def _repeated(self) -> tuple[Repeated, ...]:
@@ -313,14 +339,14 @@ class Tracer:
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
         device, begun = self._begun.pop(dtype, None) or (self.device(), None)
-        if begun is None:
-            self._deep_traces.pop(dtype, None)  # a device counts the modules of which it has seen a forward pass
 
         def at(batch: int, *, short: bool = False) -> Tape:
             return self._run(dtype, batch, device, short=short)
 
         failure = note = ""
         try:
+            if self.request.pp > 1:
+                raise NotAffineError("a schedule has other steps with more microbatches")
             told = {"begun": begun, "exceptional": self._exceptional}
             family = trace_lines(at, batches, device, smallest=self.counted.smallest, **told)
         except NotAffineError as error:
@@ -331,6 +357,7 @@ class Tracer:
             except TraceError as missing:
                 failure = str(missing)
             family = TapeFamily(exact=tuple(exact.values()))
+            note += self._whose(dtype, batches)
         except TraceError as error:
             failure, family = str(error), TapeFamily()
             if tuple(batches) == (1,):
@@ -346,6 +373,15 @@ class Tracer:
             halves_differ=device.halves_differ,
             decisions=tuple(dict.fromkeys((*before.decisions, *device.decisions()))),
         )
+
+    def _whose(self, dtype: str, batches: Collection[int]) -> str:
+        """Which rank of a pipeline needs most, by batch size."""
+        found = {batch: self._neediest[dtype, batch] for batch in batches if (dtype, batch) in self._neediest}
+        texts = [
+            f"rank {rank} at batch {', '.join(str(batch) for batch in found if found[batch] == rank)}"
+            for rank in dict.fromkeys(found.values())
+        ]
+        return f"; the figures are those of the rank that needs most: {'; '.join(texts)}" if texts else ""
 
     def _stand_in(self, batches: Collection[int]) -> Traced | None:
         """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
+from sizer.distributed.context_parallel import BLOCK, PIECES
 from sizer.errors import SizerError
 from sizer.kept import Kept
 from sizer.memory.allocator import replay_events
@@ -22,7 +23,8 @@ from sizer.tracer import Counted, Progress
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """A size of a sample that can be solved for: its key in the query, its title, its smallest and largest value, the question with
-    another value, and the value that the question has by now; None where the model, or the mode, has no such size."""
+    another value, and the value that the question has by now; None where the model, or the mode, has no such size. Its values are
+    multiples of `step`, which `smallest` and `largest` count."""
 
     key: str
     title: str
@@ -30,6 +32,15 @@ class Size:
     largest: int
     with_value: Callable[[Request, int], Request]
     value: Callable[[Request, Counted], int | None]
+    step: int = 1
+
+    def in_steps(self, request: Request) -> Size:
+        """The size as a question can have it: sequences that lie over ranks divide among them, those of context parallel in whole
+        blocks of attention."""
+        if self.key != "seq" or not (request.sp or request.cp > 1):
+            return self
+        step = request.tp if request.sp else PIECES * BLOCK * request.cp
+        return replace(self, step=step, largest=self.largest // step)
 
 
 def _sequence_length(request: Request, known: Counted) -> int | None:
@@ -109,7 +120,7 @@ def limits(
     yield report
     for size in sizes:
         report_progress(size.title.lower())
-        found = _solve(size, request, cells)
+        found = _solve(size.in_steps(request), request, cells)
         report = replace(report, limits=(*report.limits, found), pending=report.pending[1:])
         yield report
 
@@ -129,7 +140,7 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
     refused: dict[int, SizerError] = {}
 
     def at(value: int) -> Request:
-        return size.with_value(request, value)
+        return size.with_value(request, value * size.step)
 
     def fits(value: int, wanted: tuple[bool | str, ...]) -> bool:
         try:
@@ -138,7 +149,7 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
             refused[value] = error
             return False
 
-    now = size.value(request, cells.counted(request))
+    now = max(1, size.value(request, cells.counted(request)) // size.step)
     start = _guess(size, now, at, cells)
     sure = search(lambda value: fits(value, (True,)), size.largest, start=start, low=size.smallest - 1)
     possible = sure
@@ -148,8 +159,8 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
     limit = Limit(
         key=size.key,
         title=size.title,
-        value=sure if sure > smallest else None,
-        possible_value=possible if possible > smallest else None,
+        value=sure * size.step if sure > smallest else None,
+        possible_value=possible * size.step if possible > smallest else None,
         reason=_reason(size, sure, possible, now, refused),
     )
     return _with_cell(limit, at(sure) if sure > smallest else None, cells)
@@ -195,11 +206,11 @@ def _tokens_before_failure(request: Request, cells: Cells) -> int | None:
 
 def _reason(size: Size, sure: int, possible: int, now: int, refused: dict[int, SizerError]) -> str:
     if (error := refused.get(possible + 1)) is not None:
-        return f"at {possible + 1} the model refuses it: {why(error)}"
+        return f"at {(possible + 1) * size.step} the model refuses it: {why(error)}"
     if sure >= size.largest:
-        return f"searched up to {size.largest}"
+        return f"searched up to {size.largest * size.step}"
     if sure < size.smallest:
-        return f"not even {size.smallest} fits for sure"
+        return f"not even {size.smallest * size.step} fits for sure"
     return ""
 
 

@@ -10,7 +10,7 @@ from sizer.catalogue.modes import MODES
 from sizer.memory.bounds import Margin
 from sizer.memory.communication import Volume, volumes_of_step
 from sizer.memory.fit import Fits, fit
-from sizer.memory.tape import CATEGORIES, FROZEN, Tape
+from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE, Tape
 from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, peak_bytes
 from sizer.memory.unbounded import Unbounded
 from sizer.units import format_bytes
@@ -90,7 +90,7 @@ def estimate_tape(
         activations_bytes=_activations(tape, live, training),
         communication=volumes_of_step(tape.collectives, passes=passes),
         host_bytes=tape.host_bytes,
-        kv_cache_bytes=live[tape.marks[-1][1]]["kv cache"] if tape.marks else 0,
+        kv_cache_bytes=live[tape.marks[-1][1]][KV_CACHE] if tape.marks else 0,
         peak_allocated_bytes=timeline.peak_allocated_bytes,
         peak_reserved_bytes=timeline.peak_reserved_bytes,
         peak_requested_bytes=timeline.peak_requested_bytes,

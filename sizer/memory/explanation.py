@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.units import counted, format_bytes
 
@@ -125,10 +127,11 @@ def _held(tape: Tape) -> dict[str, tuple[int, int, bool]]:
     most: dict[int, int] = {}
     calls: dict[int, int] = {}
     ended: dict[int, int] = {}
-    for position, event in enumerate(tape.order):
-        block = event if event >= 0 else ~event
-        if tape.categories[block] != _WORKSPACE:
-            continue
+    order = np.asarray(tape.order, np.int64)
+    blocks = np.where(order >= 0, order, ~order)
+    workspaces = np.flatnonzero(np.frombuffer(tape.categories, np.uint8)[blocks] == _WORKSPACE)
+    for position in workspaces.tolist():
+        event, block = tape.order[position], int(blocks[position])
         op = tape.ops[block]
         now = alive.get(op, 0)
         if event >= 0:

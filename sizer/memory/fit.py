@@ -133,7 +133,11 @@ def largest_batch(
         return _largest_tried(family, gpu, known, dtype, oracle)
 
     def room(batch: int, work: Callable[[Tape, Gpu], Room]) -> int:
-        return work(family.at(batch, oracle), gpu)[1] if batch else 0
+        if not batch:
+            return 0
+        tape = family.at(batch)  # how much engines may take does not hang on what they do take: nobody is asked
+        asked = [block for query in tape.size_queries for block in query.blocks] if oracle else []
+        return work(replace(tape, resolved=frozenset(asked)), gpu)[1]
 
     def verdict(batch: int, holds: Callable[[Tape, Gpu, bool], bool], wanted: tuple[Fits, ...]) -> bool:
         return known[batch] in wanted if batch in known else holds(family.at(batch, oracle), gpu, expandable_segments)

@@ -7,6 +7,7 @@ says of each layer. That the tapes of such layers repeat each other is not taken
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.stretches import LayersDifferError
 from sizer.memory.tape import Tape
 from sizer.memory.unfold import Unfolded, unfold
+from sizer.tracing.device import Device
 
 LONGEST_PERIOD = 6  # layers, of which a period is made where those of several kinds take turns
 FEWEST = 2  # layers that are left at least: one that is the first, one that is the last
@@ -48,6 +50,14 @@ class Repeated:
         """How many periods the whole model has more than the shallowest one."""
         return (self.layers - self.fewest) // self.period
 
+    def like(self, path: str) -> Iterator[str]:
+        """The dotted paths in the whole model of the modules that are as the one with this path."""
+        for stack in self.stacks:
+            if (match := re.match(rf"{re.escape(stack)}\.(\d+)(?=\.|$)", path)) and int(match[1]) >= self.alike_from:
+                first = self.alike_from + (int(match[1]) - self.alike_from) % self.period
+                for number in range(first, self.layers, self.period):
+                    yield f"{stack}.{number}{path[match.end() :]}"
+
     @contextmanager
     def shortened(self, module: nn.Module, more: int) -> Iterator[None]:
         """Within the context the module's lists have so many periods `more` than in the shallowest model."""
@@ -63,23 +73,36 @@ class Repeated:
 
 
 class DeepTraces:
-    """The tapes of one work of a module in one dtype, from traces of it with fewer layers."""
+    """The tapes of a module, from traces of it with fewer layers.
+
+    Which layers repeat each other does not hang on what the first of these traces was of: what three depths and the forward pass of
+    the whole model have shown for it, two depths show for other dtypes, devices, optimizers and batch sizes, and one depth where
+    nothing but sizes differs.
+    """
 
     def __init__(self, module: nn.Module, candidates: Sequence[Repeated]) -> None:
         self._module, self._candidates = module, list(candidates)
         self._known: list[Unfolded] = []
         self._attempt = ATTEMPTS[0]  # the one that led to what is known
 
-    def trace(self, at: Callable[..., Tape]) -> Tape:
+    def trace(self, at: Callable[..., Tape], device: Device) -> Tape:
         """The tape that `at()` gives, which traces the module as it is then; `at(forward_alone=True)` gives its beginning.
 
-        It is the tape of a trace of the whole module where layers do not repeat each other. Raises what `at` raises.
+        It is the tape of a trace of the whole module where layers do not repeat each other. The device, which it is traced for,
+        knows the choices that were made for the whole module then. Raises what `at` raises.
         """
         while self._candidates:
             try:
-                return self._trace(at, self._candidates[0])
-            except (LayersDifferError, TraceError):
-                del self._candidates[0], self._known[:]
+                tape = self._trace(at, self._candidates[0])
+            except LayersDifferError:
+                if self._known:
+                    break  # of this work alone
+                del self._candidates[0]
+            except TraceError:
+                break
+            else:
+                device.repeat_choices(self._candidates[0].like)
+                return tape
         return at()
 
     def _trace(self, at: Callable[..., Tape], repeated: Repeated) -> Tape:
@@ -88,7 +111,7 @@ class DeepTraces:
             with repeated.shortened(self._module, more):
                 return at()
 
-        for known in self._known:
+        for known in reversed(self._known):
             with suppress(LayersDifferError):
                 return known.of(shortened(self._attempt[0] + 1))
         if self._known:

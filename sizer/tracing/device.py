@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sizer.memory.archive import Decision, Kernel
 from sizer.tracing.capability import Capability
@@ -37,6 +37,11 @@ class Device:
     def note_choice(self, operator: str, kernel: str, why: str) -> None:
         """Note which kernel was taken for an operator and why."""
         self._modules.setdefault((operator, kernel, why), set()).add(self.where())
+
+    def repeat_choices(self, like: Callable[[str], Iterable[str]]) -> None:
+        """Note every choice for the modules, too, that are `like` those for which it was made."""
+        for modules in self._modules.values():
+            modules.update([other for path in modules for other in like(path)])
 
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels that were taken, in the order in which they were first."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.decision.limits import limits
+from sizer.decision.limits import SIZES, limits
 from sizer.estimator import estimate
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import Limit, LimitReport
+from sizer.query_values import MAX_SEQUENCE_LENGTH
 from sizer.request import parse_query
 from tests.decision.questions import CNN, LANGUAGE, SERVED, TOO_LARGE, TWO_LAYERS, VISION, anew, fits_by_its_own_trace
 
@@ -44,6 +45,17 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.value + 1)) is not True
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value)) is not False
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value + 1)) is False
+
+
+@pytest.mark.parametrize(
+    ("keys", "step"),
+    [("", 1), ("&parallel=fsdp&tp=8", 1), ("&parallel=fsdp&tp=8&sp=1", 8), ("&parallel=ddp&cp=4", 4 * 2 * 32)],
+)
+def test_sequences_that_lie_over_ranks_are_searched_in_steps(keys: str, step: int):
+    request = parse_query(f"{TWO_LAYERS}&dtype=bfloat16&batch=1{keys}")
+    (sequence,) = (size for size in SIZES if size.title == "Longest sequence")
+    searched = sequence.in_steps(request)
+    assert (searched.step, searched.largest) == (step, MAX_SEQUENCE_LENGTH // step)
 
 
 @pytest.mark.exhaustive

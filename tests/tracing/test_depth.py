@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from torch import nn
@@ -41,7 +42,8 @@ UNFOLDED = [
     pytest.param({**LLAMA, **DEEP}, "&checkpointing=1&accumulate=4", id="checkpointed", marks=EXHAUSTIVE),
     pytest.param({**LLAMA, **DEEP}, "&train=adapter&optimizer=lion", id="adapters", marks=EXHAUSTIVE),
     pytest.param({**LLAMA, **DEEP}, "&parallel=fsdp&ranks=4&offload=1", id="offloaded", marks=EXHAUSTIVE),
-    pytest.param({**LLAMA, **DEEP}, "&parallel=fsdp&ranks=2&tp=2&optimizer_impl=loop", id="fsdp+tp", marks=EXHAUSTIVE),
+    pytest.param({**LLAMA, **DEEP}, "&parallel=tp&tp=2&sp=1&lp=1&seq=64", id="tp+sp+lp", marks=EXHAUSTIVE),
+    pytest.param({**LLAMA, **DEEP}, "&parallel=fsdp&ranks=2&cp=2&seq=64", id="fsdp+cp", marks=EXHAUSTIVE),
     pytest.param(MIXED, "", id="dense before experts", marks=EXHAUSTIVE),
     pytest.param(TURNS, "", id="layers by turns", marks=EXHAUSTIVE),
     pytest.param({**BERT, **DEEP}, "&optimizer=adafactor&optimizer_impl=loop", id="bert", marks=EXHAUSTIVE),
@@ -60,12 +62,13 @@ class Traces:
         self._tracer = tracer_of(config, more)
         self._blueprint, self.module = self._tracer.built()
         self.layers: list[tuple[int, bool]] = []
+        self.device = self._tracer.device()
 
-    def at(self, batch: int = 2, *, short: bool = False, forward_alone: bool = False) -> Tape:
+    def at(self, batch: int = 2, *, short: bool = False, forward_alone: bool = False, dtype: str = "bfloat16") -> Tape:
         lists = [len(part) for part in self.module.modules() if isinstance(part, nn.ModuleList)]
         self.layers.append((max(lists), forward_alone))
-        work = work_of(self._tracer.request, "bfloat16")
-        told = {"batch": batch, "device": self._tracer.device(), "short": short, "forward_alone": forward_alone}
+        work = work_of(self._tracer.request, dtype)
+        told = {"batch": batch, "device": self.device, "short": short, "forward_alone": forward_alone}
         return trace(self._blueprint, self.module, work, **told)
 
 
@@ -80,7 +83,7 @@ def test_a_few_layers_give_the_tape_of_all(config: dict, more: str):
     traces = Traces(config, more)
     repeated = find_repeated(traces.module)
     deep = DeepTraces(traces.module, repeated)
-    unfolded = [deep.trace(lambda batch=batch, **told: traces.at(batch, **told)) for batch in (2, 7)]
+    unfolded = [deep.trace(partial(traces.at, batch), traces.device) for batch in (2, 7)]
     whole = repeated[0].layers
     assert all(layers <= whole / 2 for layers, forward_alone in traces.layers if not forward_alone)
     assert [forward_alone for layers, forward_alone in traces.layers if layers == whole] == [True]
@@ -91,8 +94,25 @@ def test_a_few_layers_give_the_tape_of_all(config: dict, more: str):
 def test_the_tracer_unfolds_what_it_traces():
     tracer = tracer_of({**LLAMA, **DEEP}, "&batch=2")
     tape = tracer.trace("bfloat16", (2,)).family.at(2)
-    assert_same(tape, Traces({**LLAMA, **DEEP}).at(2))
+    whole = Traces({**LLAMA, **DEEP})
+    assert_same(tape, whole.at(2))
+    assert tracer.trace("bfloat16", (2,)).kernels == whole.device.kernels()
     assert "model.layers.13.mlp" in {name.rpartition(".")[0] for name in tape.module_names}
+
+
+@pytest.mark.exhaustive
+def test_what_one_dtype_has_shown_is_not_shown_again_for_others():
+    traces = Traces({**LLAMA, **DEEP})
+    deep = DeepTraces(traces.module, find_repeated(traces.module))
+    depths = []
+    for dtype in ("bfloat16", "float32", "amp-bfloat16", "float16", "amp-float16"):
+        traces.layers.clear()
+        tape = deep.trace(partial(traces.at, dtype=dtype), traces.device)
+        depths.append([layers for layers, _ in traces.layers])
+        assert_same(tape, traces.at(dtype=dtype))
+    assert depths[0] == [2, 3, 4, 14]
+    assert max(map(max, depths[1:])) == 3
+    assert depths[3] == [3]  # float16 has bfloat16's kernels
 
 
 @pytest.mark.exhaustive
@@ -103,7 +123,7 @@ def test_what_ends_in_the_middle_of_layers_is_traced_as_a_whole():
     tape = tracer_of(config, "&batch=2&parallel=ddp&ranks=2").trace("bfloat16", (2,)).family.at(2)
     traces = Traces(config, "&parallel=ddp&ranks=2")
     assert_same(tape, traces.at(2))
-    assert DeepTraces(traces.module, find_repeated(traces.module)).trace(traces.at) != tape
+    assert DeepTraces(traces.module, find_repeated(traces.module)).trace(traces.at, traces.device) != tape
 
 
 def test_a_model_that_treats_one_layer_otherwise_is_traced_as_a_whole():
@@ -111,7 +131,7 @@ def test_a_model_that_treats_one_layer_otherwise_is_traced_as_a_whole():
     config = {"model_type": "wav2vec2", **CONV_SOUND, **SPECIAL, **DEEP, "layerdrop": 0.4, "vocab_size": 32}
     traces = Traces(config | {"num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 8})
     deep = DeepTraces(traces.module, find_repeated(traces.module))
-    assert deep.trace(traces.at) == traces.at()
+    assert deep.trace(traces.at, traces.device) == traces.at()
     assert (14, False) in traces.layers[:-1]
 
 

@@ -578,10 +578,32 @@ class Fanned(nn.Embedding):
         return torch.cat([-x, -x, -x])
 
 
+class Negated(torch.autograd.Function):
+    """A backward pass written in Python adds two tensors that it alone has: to a third one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return -x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        opposite = -gradient
+        return opposite + torch.exp(gradient)
+
+
+class Written(nn.Embedding):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return Negated.apply(super().forward(tokens))
+
+
 TOKENS = torch.zeros(2, 3, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("factory", [Tied, Shared, lambda: Fanned(10, 8)], ids=["tied", "shared", "fanned"])
+@pytest.mark.parametrize(
+    "factory",
+    [Tied, Shared, lambda: Fanned(10, 8), lambda: Written(10, 8)],
+    ids=["tied", "shared", "fanned", "written in Python"],
+)
 def test_gradients_that_meet_take_the_bytes_that_the_profiler_saw(factory: Callable[[], nn.Module]) -> None:
     plan, work = blueprint(factory, TOKENS), Work(mode="training", dtype="float32", optimizer="sgd")
     truth = measure_on_cpu(plan, work, batch=2)

@@ -36,13 +36,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rules": (*_BELOW, "cuda", "cpu", "mps"),
     "recorder": (*_BELOW, "modules", "loading", "cuda", "rules"),
     "batch_lines": ("capability", "device"),
-    "depth": (),
+    "depth": ("capability", "device"),
     "steps": _BELOW,
     "watch": (*_BELOW, "recorder"),
     "explain": (*_BELOW, "cuda", "rules"),
     "rank": (*_BELOW, "steps"),
-    "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "rank"),
-    "generation": (*_BELOW, "loading", "recorder", "steps", "trace"),
+    "pipelined": (*_BELOW, "steps"),
+    "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "rank", "pipelined"),
+    "tokens": (*_BELOW, "loading", "recorder", "steps", "trace"),
+    "kv_cache": (*_BELOW, "loading", "steps", "tokens"),
+    "generation": (*_BELOW, "loading", "steps", "tokens"),
 }
 
 
