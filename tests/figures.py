@@ -20,8 +20,10 @@ from tests.benchmarks.published.rows import read_runs
 from tests.benchmarks.service_figures import SERVICE
 from tests.benchmarks.shares import read_share
 from tests.benchmarks.tables import read_table
+from tests.distributed.cases import CASES
 from tests.distributed.test_gloo import OF_FOUR, OF_TWO
 from tests.memory.test_bounds import CONVOLVING
+from tests.null_driver.test_ranks import QUERIES
 from tests.oldest import REQUIREMENTS, floors
 from tests.readme import README
 from tests.tracing.test_cpu_truth_models import CASES as CPU_CASES
@@ -74,6 +76,15 @@ def _cpu() -> Figures:
 
 def _ranks() -> Figures:
     return len(OF_TWO), len(OF_FOUR)
+
+
+def _worlds() -> Figures:
+    worlds = [case.world for case in CASES.values()]
+    return len(worlds), min(worlds), f"{max(worlds):,}"
+
+
+def _asked_of_ranks() -> Figures:
+    return (len(QUERIES),)
 
 
 def _outside() -> Figures:
@@ -141,6 +152,8 @@ SENTENCES: dict[str, Callable[[], Figures]] = {
     "In all {} recorded cases ({} each": _recorded,
     "{} models, {} cases, and every optimizer in every implementation (float32, bfloat16, autocast; training and inference); "
     "each phase's peak within {} %": _cpu,
+    "{} pieces of work in worlds of {} to {} ranks": _worlds,
+    "Of {} such questions each is exact to the byte over CUDA's own host code, allocated and reserved": _asked_of_ranks,
     "and of ranks on each of them: {} pieces of work by two processes over gloo, and {} by four": _ranks,
     "from {} published out-of-memory messages: {} KiB for each thread that can be resident, and libraries by architecture "
     "(T4 {} MiB, RTX 4090 {}, A100 {}, H100 {}); half of them within {} MiB, "
