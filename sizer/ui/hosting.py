@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import hmac
 import logging
 import os
@@ -58,6 +59,7 @@ async def lifespan(app: object) -> AsyncIterator[dict]:
         client.start()
         if is_public():
             await _run_probe(client, WARM_SECONDS)
+        gc.freeze()  # what was imported stays: collections need not go through it again and again
         with _options_read_once():
             yield {}
     finally:
