@@ -32,7 +32,8 @@ def drawn_once(show: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(show)
     def show_drawn(*arguments: object) -> None:
-        _draw(name, _TOKENS.of(*arguments), st.context.theme.type, functools.partial(show, *arguments))
+        drawing = functools.partial(show, *arguments)
+        _draw(name=name, token=_TOKENS.of(*arguments), theme=st.context.theme.type, _show=drawing)
 
     return show_drawn
 
@@ -43,18 +44,19 @@ def made_once(make: Callable[..., Made]) -> Callable[..., Made]:
 
     @functools.wraps(make)
     def take_made(*arguments: object) -> Made:
-        return _make(name, _TOKENS.of(*arguments), functools.partial(make, *arguments))
+        return _make(name=name, token=_TOKENS.of(*arguments), _make=functools.partial(make, *arguments))
 
     return take_made
 
 
+# Both are given their arguments by name: Streamlit looks up the name of one that has none in the signature, for each call.
 @st.cache_data(max_entries=KEPT, show_spinner=False)
-def _draw(name: str, token: int, theme: str | None, _show: Callable[[], None]) -> None:
+def _draw(*, name: str, token: int, theme: str | None, _show: Callable[[], None]) -> None:
     _show()
 
 
 @st.cache_resource(max_entries=KEPT, show_spinner=False)
-def _make(name: str, token: int, _make: Callable[[], object]) -> object:
+def _make(*, name: str, token: int, _make: Callable[[], object]) -> object:
     return _make()
 
 

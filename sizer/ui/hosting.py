@@ -22,7 +22,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from streamlit import config
+from streamlit.proto.NewSession_pb2 import CustomThemeConfig
+from streamlit.runtime import app_session
 
 from sizer.errors import JobError, SizerError
 from sizer.service.client import JobClient, shared_client
@@ -60,21 +61,34 @@ async def lifespan(app: object) -> AsyncIterator[dict]:
         if is_public():
             await _run_probe(client, WARM_SECONDS)
         gc.freeze()  # what was imported stays: collections need not go through it again and again
-        with _options_read_once():
+        with _theme_read_once():
             yield {}
     finally:
+        gc.unfreeze()
         sys.setswitchinterval(usual)
         await run_in_threadpool(client.close)
 
 
 @contextmanager
-def _options_read_once() -> Iterator[None]:
-    """Within the context a section's options are looked up once, and stay as they are.
+def _theme_read_once() -> Iterator[None]:
+    """Within the context a section of the theme is read once, and stays as it is.
 
-    Streamlit looks up those of six sections of its theme, among all its options, for each page that it draws: a tenth of the time
+    Streamlit reads all six, among all its options, for each page that it draws: more than a tenth of the time
     (`AppSession._create_new_session_message`, streamlit/runtime/app_session.py, read in 1.67).
     """
-    with mock.patch.object(config, "get_options_for_section", functools.cache(config.get_options_for_section)):
+    read = app_session._populate_theme_msg
+
+    @functools.cache
+    def theme(section: str) -> CustomThemeConfig:
+        message = CustomThemeConfig()
+        read(message, section)
+        return message
+
+    def populate(message: CustomThemeConfig, section: str = "theme") -> None:
+        if (found := theme(section)).ByteSize():  # else it is left out
+            message.MergeFrom(found)
+
+    with mock.patch.object(app_session, "_populate_theme_msg", populate):
         yield
 
 

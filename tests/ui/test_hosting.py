@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from streamlit.proto.NewSession_pb2 import CustomThemeConfig
+from streamlit.runtime import app_session
 
 from sizer.errors import JobError
 from sizer.service.client import JobClient
@@ -125,3 +127,30 @@ def test_public_mode_does_not_start_where_no_job_runs(client, monkeypatch):
     client(FAILS, wall="wanted", spares=0)
     with pytest.raises(JobError, match="nothing works here"):
         live(lambda: pytest.fail("visitors were let in"))
+
+
+SECTIONS = [f"theme{part}" for part in ("", ".light", ".dark", ".sidebar", ".light.sidebar", ".dark.sidebar")]
+
+
+def themes() -> CustomThemeConfig:
+    """What the first section's message holds when it was filled from all sections, as a new page's is."""
+    message = CustomThemeConfig()
+    for section in SECTIONS:
+        part = message
+        for name in section.split(".")[1:]:
+            part = getattr(part, name)
+        app_session._populate_theme_msg(part, section)
+    return message
+
+
+def test_pages_have_the_theme_that_streamlit_reads_read_once(client, monkeypatch):
+    client()
+    expected = themes()
+    assert expected.primary_color == "" != expected.light.primary_color  # as .streamlit/config.toml has it
+    read = []
+    plain = app_session._populate_theme_msg
+    monkeypatch.setattr(app_session, "_populate_theme_msg", lambda *args: (read.append(args), plain(*args)))
+    found = []
+    live(lambda: found.extend([themes(), themes()]))
+    assert [one.SerializeToString(deterministic=True) for one in found] == [expected.SerializeToString(deterministic=True)] * 2
+    assert len(read) == len(SECTIONS)
