@@ -55,14 +55,11 @@ def rank_pass(plan: Plan | None, example: Example, kind: str) -> Pass:
 def _always_left(context: AbstractContextManager[None]) -> Iterator[None]:
     """Within a context that is left in order even where something fails: PyTorch's loss_parallel, and in 2.11 its context_parallel,
     would else leave behind what they have put in its functions' place."""
-    failure: BaseException | None = None
-    with context:
-        try:
-            yield
-        except BaseException as error:
-            failure = error
-    if failure is not None:
-        raise failure
+    context.__enter__()
+    try:
+        yield
+    finally:
+        context.__exit__(None, None, None)
 
 
 def _sequence_mesh(plan: Plan, kind: str) -> DeviceMesh:

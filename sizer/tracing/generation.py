@@ -27,7 +27,7 @@ from sizer.memory.loops import (
     repeated_events,
     written,
 )
-from sizer.memory.tape import Loop, Tape
+from sizer.memory.tape import KV_CACHE, Loop, Tape
 from sizer.memory.windows import ALIKE as WINDOWS_ALIKE
 from sizer.memory.windows import append_windows, kept_blocks
 from sizer.tracing.device import Device
@@ -181,7 +181,7 @@ def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace) -> dict[int, int]
     begin = traced.ends[UNUSUAL - DEPTH - 1], traced.ends[UNUSUAL - 1]
     mine = ends[-DEPTH - 1], ends[-1]
     before, at = zip(mine, begin, strict=True)
-    return kept_blocks(tape, traced.tape, of="kv cache", before=before, at=at)
+    return kept_blocks(tape, traced.tape, of=KV_CACHE, before=before, at=at)
 
 
 def _with_windows(tape: Tape, ends: Sequence[int], begins: Sequence[int], left: int, every: int) -> Tape:
