@@ -98,7 +98,7 @@ class Settings:
     tapes: str = field(default_factory=default_folder)
     readable: tuple[str, ...] = ()
     spares: int = field(default_factory=wanted_spares)
-    silence_seconds: float = 3.0
+    silence_seconds: float = 2.5
     start_seconds: float = 300.0
     wall: Wall = field(default_factory=wanted_wall)
     sharing: Sharing = "no"

@@ -152,5 +152,7 @@ def test_pages_have_the_theme_that_streamlit_reads_read_once(client, monkeypatch
     monkeypatch.setattr(app_session, "_populate_theme_msg", lambda *args: (read.append(args), plain(*args)))
     found = []
     live(lambda: found.extend([themes(), themes()]))
-    assert [one.SerializeToString(deterministic=True) for one in found] == [expected.SerializeToString(deterministic=True)] * 2
+    assert [one.SerializeToString(deterministic=True) for one in found] == [
+        expected.SerializeToString(deterministic=True)
+    ] * 2
     assert len(read) == len(SECTIONS)

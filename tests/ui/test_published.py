@@ -26,11 +26,7 @@ def key(work: str, gpu: str, quantity: str, source: str) -> tuple[str, ...]:
     return work, gpu, quantity, source
 
 
-REPEATED = {
-    key(work_of(run), run.gpu, run.quantity, run.source): run
-    for run in read_runs()
-    if not run.repeats
-}
+REPEATED = {key(work_of(run), run.gpu, run.quantity, run.source): run for run in read_runs() if not run.repeats}
 
 
 def test_every_repeated_run_ships_with_what_was_measured():

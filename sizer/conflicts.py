@@ -1,0 +1,252 @@
+"""What values of a query cannot be together, although each of them is good on its own: a refusal by name for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.weights import WEIGHTS
+from sizer.errors import Refusal, quote
+from sizer.query_keys import KEYS, AnyRequest
+from sizer.query_values import CACHES, MAX_MICROBATCHES, MAX_WORLD
+
+
+def conflicts(request: AnyRequest) -> Iterator[Refusal]:
+    """What is wrong with the values of a request, a refusal for each key that is at odds with others; its source may be empty."""
+    if request.source:
+        yield from _refused_by_source(request)
+    for name, key in KEYS.items():
+        if not key.is_default(request) and (needs := key.needs(request)):
+            yield Refusal(
+                key=name,
+                given=f"{quote(key.write(request))} without {needs}",
+                allowed=f"{name} with {needs}",
+                todo=f"remove it, or ask for {needs}",
+            )
+    if request.focus is not None and not (request.focus[0] in request.dtypes and request.focus[1] in request.batches):
+        yield Refusal(
+            key="focus",
+            given=f"{request.focus[0]}:{request.focus[1]}",
+            allowed="one of the values of dtype, a colon, one of the values of batch",
+            todo="remove it, or ask for that dtype and batch",
+        )
+    gpu = find_gpu(request.gpu)
+    yield from _refused_on_device(request, gpu)
+    if request.parallel != "none":
+        yield from _refused_in_parallel(request, gpu)
+
+
+def _refused_on_device(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """What a device of this kind does not have, or whose kernels there are not known."""
+    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend)
+    if request.optimizer_impl is not None and request.optimizer_impl not in known:
+        optimizer = request.optimizer
+        yield Refusal(
+            key="optimizer_impl",
+            given=f"{request.optimizer_impl!r} with optimizer={optimizer}, gpu={request.gpu}",
+            allowed=f"{' or '.join(known)} for {optimizer}" if known else f"none for {optimizer}, which has no other",
+            todo="remove it for PyTorch's own choice, or choose another optimizer",
+        )
+    if OPTIMIZERS[request.optimizer].package != "torch" and gpu.backend != "cuda":
+        yield Refusal(
+            key="optimizer",
+            given=f"{quote(request.optimizer)} with gpu={request.gpu}",
+            allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
+            todo="choose another optimizer, or another gpu",
+        )
+    if WEIGHTS[request.weights].quantizes and gpu.backend not in ("cuda", "cpu"):
+        yield Refusal(
+            key="weights",
+            given=f"{quote(request.weights)} with gpu={request.gpu}",
+            allowed="checkpoint, full; the others with a CUDA device or the CPU, whose kernels are known",
+            todo="remove it, or choose another gpu",
+        )
+    if request.cache in OFFLOADED and gpu.backend != "cuda":
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with gpu={request.gpu}",
+            allowed=f"{', '.join(kind for kind in CACHES if kind not in OFFLOADED)}; the others with a CUDA device and its streams",
+            todo="remove it, or choose another gpu",
+        )
+    if request.cache == QUANTIZED and gpu.backend not in ("cuda", "cpu"):
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with gpu={request.gpu}",
+            allowed="the others; this one with a CUDA device or the CPU, whose kernels are known",
+            todo="remove it, or choose another gpu",
+        )
+    if request.expandable_segments and gpu.backend != "cuda":
+        yield Refusal(
+            key="expandable",
+            given=f"'1' with gpu={request.gpu}",
+            allowed="1 with a CUDA device, whose allocator alone has expandable segments",
+            todo="remove it, or choose another gpu",
+        )
+
+
+def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """What no world of ranks can be."""
+    if gpu.backend != "cuda":
+        yield Refusal(
+            key="parallel",
+            given=f"{request.parallel!r} with gpu={request.gpu}",
+            allowed="a CUDA device, between which NCCL communicates",
+            todo="remove it, or choose another gpu",
+        )
+    if WEIGHTS[request.weights].quantizes:
+        yield Refusal(
+            key="weights",
+            given=f"{quote(request.weights)} with parallel={request.parallel}",
+            allowed="checkpoint, full: how ranks hold quantised weights was not compared with PyTorch's own",
+            todo="remove it, or parallel",
+        )
+    if OPTIMIZERS[request.optimizer].package != "torch":
+        yield Refusal(
+            key="optimizer",
+            given=f"{quote(request.optimizer)} with parallel={request.parallel}",
+            allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
+            todo="choose another optimizer, or remove parallel",
+        )
+    group = request.world // request.replicate
+    if request.world > MAX_WORLD:
+        yield Refusal(
+            key="replicate",
+            given=f"{request.replicate} groups of {group} ranks",
+            allowed=f"at most {MAX_WORLD:,} ranks",
+            todo=f"ask for replicate={max(1, MAX_WORLD // group)}",
+        )
+    if request.rank is not None and request.rank >= request.world:
+        yield Refusal(
+            key="rank",
+            given=f"{request.rank} with {request.world:,} ranks",
+            allowed=f"0 to {request.world - 1:,}",
+            todo=f"ask for rank={request.world - 1}",
+        )
+    if request.tp > 1 or request.parallel == "tp":
+        yield from _refused_in_tensor_parallel(request, gpu)
+    if request.pp > 1 or request.parallel == "pp":
+        yield from _refused_in_pipeline(request)
+    if request.reshard > 1 and (request.reshard >= request.ranks or request.ranks % request.reshard):
+        fitting = max(
+            size for size in range(1, min(request.reshard, request.ranks - 1) + 1) if not request.ranks % size
+        )
+        yield Refusal(
+            key="reshard",
+            given=f"{request.reshard} with ranks={request.ranks}",
+            allowed="1, 0, or less than ranks and a divisor of it",
+            todo=f"ask for reshard={fitting}",
+        )
+
+
+def _refused_in_tensor_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    if request.tp == 1:
+        yield Refusal(
+            key="tp", given="1 with parallel=tp", allowed="2 or more", todo="ask for tp=8, or remove parallel"
+        )
+    if request.train == "adapter":
+        yield Refusal(
+            key="train",
+            given=f"'adapter' with tp={request.tp}",
+            allowed="all, head: how an adapter's matrices are split was not compared with PyTorch's own",
+            todo="remove it, or tp",
+        )
+    known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend) if MODES[request.mode].trains else ()
+    sharded = PARALLELS[request.parallel].shards
+    if not sharded and not request.sp and request.optimizer_impl != "loop" and "foreach" in known:
+        yield Refusal(
+            key="optimizer_impl",
+            given=f"{quote(request.optimizer_impl) if request.optimizer_impl else 'nothing'} with parallel={request.parallel}",
+            allowed="loop: PyTorch's others take no whole parameters beside split ones; with sp=1 any",
+            todo="ask for optimizer_impl=loop, or sp=1",
+        )
+
+
+def _refused_in_pipeline(request: AnyRequest) -> Iterator[Refusal]:
+    """What no pipeline of torch.distributed.pipelining can do, or was not compared with PyTorch's own."""
+    if request.pp == 1:
+        yield Refusal(
+            key="pp", given="1 with parallel=pp", allowed="2 or more", todo="ask for pp=4, or remove parallel"
+        )
+        return
+    pipeline = f"pp={request.pp}"
+    if not MODES[request.mode].trains:
+        yield Refusal(
+            key="mode",
+            given=f"{request.mode!r} with {pipeline}",
+            allowed="training: its schedules are those of a step that trains",
+            todo="remove pp",
+        )
+    if request.train != "all":
+        yield Refusal(
+            key="train",
+            given=f"{request.train!r} with {pipeline}",
+            allowed="all: a stage that trains nothing sends no gradients",
+            todo="remove it, or pp",
+        )
+    if request.accumulate > 1:
+        yield Refusal(
+            key="accumulate",
+            given=f"{request.accumulate} with {pipeline}",
+            allowed="1: a pipeline accumulates over its microbatches",
+            todo=f"ask for a batch {request.accumulate} times as large",
+        )
+    if request.offload:
+        yield Refusal(
+            key="offload",
+            given=f"1 with {pipeline}",
+            allowed="0: stages on the host were not compared with PyTorch's own",
+            todo="remove it, or pp",
+        )
+    for key in ("sp", "lp", "cp"):
+        if (given := getattr(request, key)) > 1 or given is True:
+            yield Refusal(
+                key=key,
+                given=f"{int(given)} with {pipeline}",
+                allowed="none: stages that share sequences or logits were not compared with PyTorch's own",
+                todo="remove it, or pp",
+            )
+    if request.possible_batches != request.batches:
+        yield _unscheduled(request)
+
+
+def _unscheduled(request: AnyRequest) -> Refusal:
+    """The refusal of the batch sizes that a schedule does not take."""
+    schedule, size = SCHEDULES[request.schedule], request.microbatch
+    refused = [batch for batch in request.batches if batch not in request.possible_batches]
+    takes = [number for number in range(1, MAX_MICROBATCHES + 1) if schedule.takes(number, request.pp)]
+    nearest = min(takes, key=lambda number: abs(number * size - refused[0]))
+    possible = ",".join(map(str, request.possible_batches or (nearest * size,)))
+    least = f", {request.pp} of them or more" if schedule.fills else ""
+    rounds = f", in equal rounds of {request.pp} of them or more" if schedule.stages > 1 else ""
+    return Refusal(
+        key="batch",
+        given=f"{','.join(map(str, refused))} with pp={request.pp}, schedule={request.schedule}",
+        allowed=f"whole microbatches of microbatch={size}{least}{rounds}, at most {MAX_MICROBATCHES}",
+        todo=f"ask for batch={possible}",
+    )
+
+
+def _refused_by_source(request: AnyRequest) -> Iterator[Refusal]:
+    source = SOURCES[request.source]
+    if request.mode in source.refuses_modes:
+        yield Refusal(
+            key="mode",
+            given=f"{request.mode!r} with a {source.key} architecture",
+            allowed=", ".join(mode for mode in MODES if mode not in source.refuses_modes),
+            todo="choose a language model of transformers",
+        )
+    for key in source.refuses:
+        if not KEYS[key].is_default(request):
+            *others, last = (f"{row.key}:" for row in SOURCES.values() if key not in row.refuses)
+            yield Refusal(
+                key=key,
+                given=f"{quote(KEYS[key].write(request))} with a {source.key} architecture",
+                allowed=f"{key} with {', '.join(others)} or {last}",
+                todo="remove it",
+            )
