@@ -11,7 +11,8 @@ from sizer.memory.affine import NotAffineError
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.decision import Cell, cell_of
 from sizer.memory.estimate import Estimate, estimate_tape
-from sizer.memory.fit import Fits, MaxBatch, find_largest_batch, fits_in, no_batch
+from sizer.memory.fit import Fits, fits_in
+from sizer.memory.largest_batch import MaxBatch, find_largest_batch, no_batch
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
 from sizer.request import Request, format_query, gpu_of, parse_query

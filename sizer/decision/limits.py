@@ -14,7 +14,7 @@ from sizer.errors import SizerError
 from sizer.kept import Kept
 from sizer.memory.allocator import replay_events
 from sizer.memory.decision import Limit, LimitReport
-from sizer.memory.fit import search
+from sizer.memory.largest_batch import search
 from sizer.query_values import MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
 from sizer.request import Request, format_query, gpu_of
 from sizer.tracer import Counted, Progress

@@ -9,7 +9,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.memory.affine import NotAffineError
 from sizer.memory.estimate import Estimate, estimate_tape
 from sizer.memory.family import TapeFamily
-from sizer.memory.fit import MaxBatch, find_largest_batch
+from sizer.memory.largest_batch import MaxBatch, find_largest_batch
 from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import Tape

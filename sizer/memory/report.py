@@ -12,8 +12,8 @@ from sizer.memory.codec import DecodeError, decode, encode, json_names
 from sizer.memory.column import Column
 from sizer.memory.estimate import Estimate, describe_range
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
-from sizer.memory.fit import MaxBatch
 from sizer.memory.kv_cache import KvCache
+from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.table import write_csv
 from sizer.memory.tape import CATEGORIES, PHASES
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 import streamlit as st
 
-from sizer.memory.fit import MaxBatch
+from sizer.memory.largest_batch import MaxBatch
 from sizer.questions.side_by_side import FIGURES, Side, SideBySide
 from sizer.ui.palette import MARKS, VERDICTS
 from sizer.ui.quantities import quantity_title

@@ -9,7 +9,7 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
 from sizer.memory.caveats import caveats
 from sizer.memory.estimate import Estimate, has_range
-from sizer.memory.fit import MaxBatch
+from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.drawn import drawn_once

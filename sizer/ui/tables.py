@@ -10,8 +10,8 @@ from pandas.io.formats.style import Styler
 
 from sizer.memory.census import Census, TensorRow
 from sizer.memory.estimate import Estimate
-from sizer.memory.fit import MaxBatch
 from sizer.memory.kv_cache import PAGED_NOTE
+from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.drawn import drawn_once, made_once

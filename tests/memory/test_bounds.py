@@ -20,7 +20,8 @@ from sizer.memory.bounds import (
     gradients_kept,
 )
 from sizer.memory.family import TapeFamily
-from sizer.memory.fit import fit, fits_in, largest_batch
+from sizer.memory.fit import fit, fits_in
+from sizer.memory.largest_batch import largest_batch
 from sizer.memory.size_queries import SizeQuery
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape

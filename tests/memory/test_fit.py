@@ -12,7 +12,8 @@ from sizer.memory.affine import fit_affine
 from sizer.memory.allocator import replay_events
 from sizer.memory.estimate import Estimate, describe_range, estimate_tape, has_range
 from sizer.memory.family import TapeFamily
-from sizer.memory.fit import LARGEST_BATCH, find_largest_batch, fit, fits_in, largest_batch
+from sizer.memory.fit import fit, fits_in
+from sizer.memory.largest_batch import LARGEST_BATCH, find_largest_batch, largest_batch
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape

@@ -10,7 +10,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.memory.affine import NotAffineError, fit_affine
 from sizer.memory.allocator import replay_events
 from sizer.memory.family import TapeFamily
-from sizer.memory.fit import largest_batch
+from sizer.memory.largest_batch import largest_batch
 from sizer.memory.size_queries import SizeQuery
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape

@@ -12,7 +12,7 @@ from sizer.memory import replays as replays_module
 from sizer.memory import unbounded
 from sizer.memory.allocator import replay_events
 from sizer.memory.bounds import gradients_kept, with_models_twice
-from sizer.memory.fit import _surely, fits_in
+from sizer.memory.fit import fits_in, surely_runs
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded, replay_unbounded
@@ -121,7 +121,7 @@ def test_a_verdict_is_the_same_with_it(seed, expandable):
         total = int(share * known.large_bytes)
         gpu = replace(GPUS["t4"], total_bytes=total, context_low_bytes=0, context_bytes=0, context_high_bytes=0)
         large = replay_events(gradients_kept(with_models_twice(tape)), "cuda", total, expandable)
-        assert _surely(tape, gpu, expandable, known.large_bytes) == (large.failed_at is None)
+        assert surely_runs(tape, gpu, expandable, known.large_bytes) == (large.failed_at is None)
         assert fits_in(tape, gpu, expandable_segments=expandable, unbounded=known) == fits_in(
             tape, gpu, expandable_segments=expandable
         )
