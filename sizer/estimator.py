@@ -19,6 +19,7 @@ from sizer.kept import Kept
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_column
 from sizer.memory.kv_cache import KvCache, build_kv_cache
+from sizer.memory.largest_batch import likely_largest
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
 from sizer.request import Request, format_query, gpu_of
@@ -158,7 +159,6 @@ class Estimator:
         if dtype == "float16" and brain is not None and traced.family is self._traced["bfloat16"].family:
             yield brain.with_dtype(dtype)
             return
-        focus = self.request.focus
         yield from read_column(
             traced.family,
             batches,
@@ -168,10 +168,16 @@ class Estimator:
             oracle=self._oracle,
             oracle_name=answers_of(self.gpu),
             expandable_segments=self.request.expandable_segments,
-            first=focus[1] if focus is not None and focus[0] == dtype else None,
+            first=self._looked_at_first(dtype, traced, batches),
             replays=self._tracer.replays,
             passes=self.request.accumulate,
         )
+
+    def _looked_at_first(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> tuple[int, ...]:
+        """Which batch sizes of a dtype are looked at before the others: the one in focus, which may have to be found."""
+        if (focus := self.request.focus) is not None:
+            return (focus[1],) if focus[0] == dtype and focus[1] in batches else ()
+        return likely_largest(traced.family, batches, self.gpu, self._oracle) if not self._columns else ()
 
     def _possible_batches(self) -> tuple[int, ...]:
         """The batch sizes asked for, without 1 where the model refuses it. Raises the model's RequestError where none is left."""

@@ -166,6 +166,14 @@ def test_a_batch_of_one_that_is_looked_at_stands_before_the_others_are_traced(tr
     assert first.focus == Focus(dtype="bfloat16", batch=1)
 
 
+@pytest.mark.parametrize("gpu", ["a100-80gb", "custom:2GiB@8.0", "custom:4GiB@8.0"])
+def test_what_is_looked_at_stands_before_the_other_batch_sizes_are_replayed(gpu):
+    query = f"{GPT2}&dtype=bfloat16&batch=1,2,4,8,64,512&gpu={gpu}"
+    _, first, *_, last = Estimator(parse_query(query)).reports()
+    assert first.focus == last.focus
+    assert len(first.estimates) < len(last.estimates)
+
+
 @needs_sam2_video
 @pytest.mark.exhaustive
 def test_what_a_module_keeps_from_its_first_step_is_in_no_tape():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sizer.catalogue.gpus import Gpu
@@ -45,12 +45,13 @@ def read_column(
     mode: str,
     oracle: SizeOracle | None = None,
     expandable_segments: bool = False,
-    first: int | None = None,
+    first: Collection[int] = (),
     oracle_name: str | None = None,
     replays: Replays | None = None,
     passes: int = 1,
 ) -> Iterator[Column]:
-    """The column of one dtype as it grows, the last one whole: the batch size `first`, all of them, the largest that fits.
+    """The column of one dtype as it grows, the last one whole: of the batch sizes those that are looked at `first`, up to one that
+    fits, then all of them, then the largest that fits at all.
 
     A batch size that the family has no tape for has a note in the place of an estimate. What `replays` hold, which
     other columns may share, is not replayed again; `oracle_name` says whose answers the oracle gives; a step
@@ -87,8 +88,11 @@ def read_column(
             first=done[0][1] if done else None,
         )
 
-    if first in batches and len(batches) > 1:
-        replay(first)
+    if first and len(batches) > 1:
+        for batch in first:
+            replay(batch)
+            if batch in rows and rows[batch][0].fits is True:
+                break
         yield column()
     for batch in batches:
         if batch not in rows.keys() | notes.keys():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,7 +65,7 @@ def largest_batch(
     def verdict(batch: int, holds: Callable[[Tape, Gpu, bool], bool], wanted: tuple[Fits, ...]) -> bool:
         return known[batch] in wanted if batch in known else holds(family.at(batch, oracle), gpu, expandable_segments)
 
-    bound = _batch_bound(family, gpu.total_bytes - gpu.context_high_bytes, with_modelled=oracle is None)
+    bound = _sure_bound(family, gpu, oracle)
     start = _batch_bound(family, room(bound, largest_work), with_modelled=True)
     sure = search(lambda batch: verdict(batch, surely_runs, (True,)), bound, start=start)
     most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
@@ -100,6 +100,18 @@ def find_largest_batch(
         return search_it()
     key = f"{dtype} {gpu} {oracle_name} {expandable_segments} {family.digest()}"
     return replays.find(key, MaxBatch, search_it)
+
+
+def likely_largest(family: TapeFamily, batches: Iterable[int], gpu: Gpu, oracle: SizeOracle | None) -> tuple[int, ...]:
+    """Those of some batch sizes whose tensors alone a device would hold, largest first; the smallest where it holds none's.
+
+    No other one fits for sure, and nothing is replayed to find that out; nothing where the work is not affine in the batch.
+    """
+    if not family.lines:
+        return ()
+    bound = _sure_bound(family, gpu, oracle)
+    ordered = sorted(batches, reverse=True)
+    return tuple(batch for batch in ordered if batch <= bound) or tuple(ordered[-1:])
 
 
 def _largest_traced(verdicts: Mapping[int, Fits], dtype: str) -> MaxBatch:
@@ -157,6 +169,11 @@ def search(holds: Callable[[int], bool], bound: int, *, start: int, low: int = 0
         guess += step if verdict else -step
         step *= 2
     return low
+
+
+def _sure_bound(family: TapeFamily, gpu: Gpu, oracle: SizeOracle | None) -> int:
+    """No larger batch fits for sure."""
+    return _batch_bound(family, gpu.total_bytes - gpu.context_high_bytes, with_modelled=oracle is None)
 
 
 def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> int:

@@ -13,7 +13,7 @@ from sizer.memory.allocator import replay_events
 from sizer.memory.estimate import Estimate, describe_range, estimate_tape, has_range
 from sizer.memory.family import TapeFamily
 from sizer.memory.fit import fit, fits_in
-from sizer.memory.largest_batch import LARGEST_BATCH, find_largest_batch, largest_batch
+from sizer.memory.largest_batch import LARGEST_BATCH, find_largest_batch, largest_batch, likely_largest
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape
@@ -222,6 +222,15 @@ def test_perhaps_a_batch_of_one():
     found = largest_batch(FAMILY, card(161), dtype="float32")
     assert (found.batch, found.possible_batch) == (None, 1)
     assert found.reason == "a batch of 1 may or may not fit the Card"
+
+
+@pytest.mark.parametrize("total", [100, 319, 1000, 16_000])
+def test_what_likely_fits_holds_all_that_does(total):
+    batches = (1, 2, 4, 8, 64, 512)
+    likely = likely_largest(FAMILY, batches, card(total), None)
+    assert list(likely) == sorted(likely, reverse=True)
+    fitting = {batch for batch in batches if fits_in(FAMILY.at(batch), card(total)) is True}
+    assert fitting.issubset(likely) and len(likely) <= max(1, len(fitting) + 1)
 
 
 def test_the_search_has_an_end():
