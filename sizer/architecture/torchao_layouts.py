@@ -22,6 +22,7 @@ _FLOAT8 = "Float8WeightOnlyConfig", _FLOAT8_BOTH
 _INTX = "IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig"
 _INT4 = "Int4WeightOnlyConfig"
 _BY_NAME = "FqnToConfig", "ModuleFqnToConfig"
+_VERSION = 2  # of the configs of weights; torchao no longer loads the first
 _FLOAT8_SIDES = 16  # the sides of a weight are multiples of it where activations are FP8, too (_fp8_mm_compat)
 _TILE_INPUTS = 1024  # to a multiple of which inputs are padded (Int4TilePackedTo4dTensor.from_hp)
 
@@ -29,7 +30,10 @@ _TILE_INPUTS = 1024  # to a multiple of which inputs are padded (Int4TilePackedT
 def torchao(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """The tensors of a weight (Int8Tensor, Float8Tensor, IntxUnpackedToInt8Tensor, Int4Tensor, Int4TilePackedTo4dTensor). Raises
     ConfigError where no layout of the config is known."""
-    kind, data = _read(_whole_config(settings))
+    config = _whole_config(settings)
+    kind, data = _read(config)
+    if config.get("_version", 1) != _VERSION:
+        raise _malformed(f"{kind} of version {quote(config.get('_version', 1))}", f"version {_VERSION}")
     if kind in _INT8:
         scales = _scales(data.get("granularity"), outputs, inputs)
         return {
@@ -99,6 +103,7 @@ def is_divisible(config: dict | None, outputs: int, inputs: int) -> bool:
 
 
 def _int4(data: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """Int4Tensor and Int4TilePackedTo4dTensor, by their source alone: torchao packs them on a GPU."""
     size = _group(data.get("group_size", 128))
     packing = _name_of(data.get("int4_packing_format"), "PLAIN")
     if packing == "PLAIN":

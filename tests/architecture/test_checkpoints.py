@@ -213,7 +213,8 @@ def test_layers_that_torchao_names_have_configs_of_their_own():
     ("config", "message"),
     [
         ("int4_weight_only", "quant_type = 'int4_weight_only', allowed {default: a config of torchao's}"),
-        ({"default": {"_type": "NVFP4InferenceConfig", "_data": {}}}, "no layout of these weights is known: given NVFP4"),
+        ({"default": {"_type": "NVFP4InferenceConfig", "_version": 2, "_data": {}}}, "weights is known: given NVFP4"),
+        ({"default": INT4 | {"_version": 1}}, "Int4WeightOnlyConfig of version 1, allowed version 2"),
         ({"default": INT4 | {"_data": {"group_size": 0}}}, "group_size = 0, allowed 1 and more"),
         ({"default": BY_ROW | {"_data": {"granularity": {"_type": "PerBlock", "_data": {}}}}}, "given PerBlock"),
     ],

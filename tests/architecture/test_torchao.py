@@ -87,7 +87,7 @@ def test_a_layer_has_the_tensors_that_torchao_saves(name: str, options: dict, dt
 def test_tiles_of_4_bits_are_padded_as_for_the_kernel(outputs: int, inputs: int) -> None:
     """The product's own operator says what a packed weight is like; torchao packs it on a GPU alone."""
     config = {"group_size": 64, "int4_packing_format": {"_type": "Int4PackingFormat", "_data": "TILE_PACKED_TO_4D"}}
-    settings = {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": config}}}
+    settings = {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": config}}}
     layout = layout_of("torchao", settings, outputs, inputs, torch.bfloat16)
     high, wide = -(-outputs // 8) * 8, -(-inputs // 1024) * 1024
     packed = torch.ops.aten._convert_weight_to_int4pack(torch.empty(high, wide // 2, dtype=torch.uint8, device="meta"), 8)
