@@ -295,7 +295,7 @@ class Tracer:
             return trace_generation(blueprint, module, work, **told)
 
         at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
-        return at() if block_notes is not None else self._deep().trace(at, device)
+        return at() if block_notes is not None else self._deep().trace(module, at, device)
 
     @property
     def _compares_stages(self) -> bool:
@@ -320,15 +320,15 @@ class Tracer:
     def _deep(self) -> DeepTraces:
         """What traces fewer layers of the module than it has, where that is possible.
 
-        A quantised module was loaded as a whole, and a stage of a pipeline has few. DDP's buckets, and the parameters that ZeRO-1
+        A quantised module was loaded as a whole: whatever its layers, each of its traces begins with all that was loaded. A stage
+        of a pipeline has few layers. DDP's buckets, and the parameters that ZeRO-1
         gives each rank, end where they are full, in the middle of layers: those of few layers do not tell where.
         """
         plan = plan_of(self.request)
         kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
         if kind not in self._deep_traces:
-            possible = self._blueprint.replace_layers is None and (plan is None or (plan.splits and plan.pp == 1))
-            candidates = self._repeated if possible else ()
-            self._deep_traces[kind] = DeepTraces(self._module(COUNTED_IN), candidates)
+            possible = plan is None or (plan.splits and plan.pp == 1)
+            self._deep_traces[kind] = DeepTraces(self._repeated if possible else ())
         return self._deep_traces[kind]
 
     @cached_property

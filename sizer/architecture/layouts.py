@@ -13,6 +13,7 @@ import torch
 from sizer.architecture.codebook_layouts import aqlm, vptq
 from sizer.architecture.compressed_layouts import Tensors, compressed_tensors
 from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
+from sizer.architecture.torchao_layouts import torchao
 from sizer.errors import ConfigError, quote
 
 Layout = Callable[[Mapping[str, object], int, int, torch.dtype], Tensors]
@@ -209,6 +210,7 @@ LAYOUTS: dict[str, Layout] = {
     "hqq": _hqq,
     "quanto": _quanto,
     "spqr": _spqr,
+    "torchao": torchao,
     "vptq": vptq,
     "compressed-tensors": compressed_tensors,
 }

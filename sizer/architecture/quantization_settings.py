@@ -12,7 +12,7 @@ from sizer.request import Request
 
 WORD = 32  # bits of the integers that weights are packed into
 _DTYPES = ("float32", "bfloat16", "float16")
-_LONGEST_TEXT, _DEEPEST = 1000, 8
+_LONGEST_TEXT, _DEEPEST = 1000, 10
 PLACES = ("quantization_config", "compression_config")  # the latter is how compressed-tensors called it
 _PARTS = (
     "text_config",

@@ -14,6 +14,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from sizer.architecture.compressed_layouts import group_of, is_target
 from sizer.architecture.layouts import layout_of
 from sizer.architecture.quantization_settings import Quantization
+from sizer.architecture.torchao_layouts import config_of, is_divisible, is_named
 from sizer.errors import ConfigError, quote
 
 _BLOCK = re.compile(r"\.\d+\.")  # a layer within one of a stack: what GPTQ quantises (optimum/gptq/quantizer.py, 2.3)
@@ -46,6 +47,9 @@ def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[
                 yield path, child
         elif method == "gptq":
             if _BLOCK.search(path) or settings.get("lm_head") is True:
+                yield path, child
+        elif method == "torchao":
+            if is_of_torchao(settings, path, child, names):
                 yield path, child
         elif method == "hqq":
             if path.rpartition(".")[2] not in names:
@@ -81,6 +85,25 @@ def is_of_auto_round(settings: Mapping[str, object], path: str, names: list[str]
     return isinstance(bits, int) and bits <= _MOST_BITS
 
 
+def is_of_torchao(settings: Mapping[str, object], path: str, layer: nn.Module, names: list[str]) -> bool:
+    """Whether torchao has quantised a layer's weight: that of an `nn.Linear` which is not left out.
+
+    transformers/quantizers/quantizer_torchao.py, param_needs_quantization, 5.23. Raises ConfigError where embeddings, or experts by
+    their names, are quantised, too: no layout of these is known.
+    """
+    if settings.get("include_input_output_embeddings"):
+        given = "include_input_output_embeddings = true"
+        raise ConfigError("no layout of these weights is known", given=given, allowed="false")
+    if not isinstance(layer, nn.Linear):
+        if any(is_named(settings, path, parameter) for parameter in layer._parameters):
+            raise ConfigError("no layout of these weights is known", given=f"a config for {path}", allowed="linear layers")
+        return False
+    if not should_convert_module(f"{path}.weight", names):
+        return False
+    config = config_of(settings, path)
+    return config is not None and is_divisible(config, *layer.weight.shape)
+
+
 def _block_names(names: object) -> Iterator[str]:
     """The names of blocks, with commas between them or in lists of lists."""
     for name in names.split(",") if isinstance(names, str) else names if isinstance(names, list) else ():
@@ -97,6 +120,8 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
         return group_of(settings, path, type(layer).__name__)
     if method == "auto-round":
         return {**settings, **_own_settings(settings, "extra_config").get(path, {})}
+    if method == "torchao":
+        return {**settings, "quant_type": {"default": config_of(settings, path)}}
     if method == "spqr":
         shapes = settings.get("shapes")
         shapes = shapes if isinstance(shapes, dict) else {}

@@ -6,6 +6,7 @@ bitsandbytes' own code quantises each weight: scales and codes are those of the 
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from transformers.quantizers.auto import AutoHfQuantizer
 
+from sizer.architecture.compilation import compiled_when_called
 from sizer.architecture.layouts import BLOCK, SCALE_BLOCK, layout_of
 from sizer.architecture.quantization import FP8_LAYERS, is_replaced
 from sizer.catalogue.optimizers import BITSANDBYTES
@@ -76,6 +78,8 @@ def _quantizer(config: Mapping[str, object], compute_dtype: torch.dtype, *, give
         if find_spec(BITSANDBYTES) is None:
             todo = f"install {BITSANDBYTES} as requirements.txt names it"
             raise BuildError(f"{BITSANDBYTES} is not installed", given=given, todo=todo)
+        with compiled_when_called():
+            importlib.import_module(BITSANDBYTES)
         logging.getLogger(_CHATTY).setLevel(logging.ERROR)
     computed = {"bnb_4bit_compute_dtype": compute_dtype} if config.get("load_in_4bit") else {}
     try:

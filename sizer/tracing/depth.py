@@ -17,6 +17,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.errors import TraceError
 from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.stretches import LayersDifferError
@@ -29,6 +30,14 @@ FEWEST = 2  # layers that are left at least: one that is the first, one that is 
 # How a tape is unfolded, one after the other: from models so many periods deeper than the shallowest, and so much `earlier`.
 ATTEMPTS = (0, 0), (1, 0), (1, 1)
 WORTH = 0.8  # of the whole model, what the three depths may have in all: its forward pass comes on top
+# What of a module's attributes no step reads: its tensors, told by themselves, and what is called as a state dict is read or made
+# (torch/nn/modules/module.py, 2.15).
+_UNREAD = frozenset(
+    {
+        *("_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks"),
+        *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +82,27 @@ class Repeated:
 
 
 class DeepTraces:
-    """The tapes of a module, from traces of it with fewer layers.
+    """The tapes of a model, from traces of it with fewer layers.
 
-    Which layers repeat each other does not hang on what the first of these traces was of: what three depths and the forward pass of
-    the whole model have shown for it, two depths show for other dtypes, devices, optimizers and batch sizes, and one depth where
-    nothing but sizes differs.
+    Its module may be another for each dtype, as quantised ones are. Which layers repeat each other does not hang on what the
+    first of these traces was of: what three depths and the forward pass of the whole model have shown for it, two depths show for
+    other dtypes, devices, optimizers and batch sizes, and one depth where nothing but sizes differs.
     """
 
-    def __init__(self, module: nn.Module, candidates: Sequence[Repeated]) -> None:
-        self._module, self._candidates = module, list(candidates)
+    def __init__(self, candidates: Sequence[Repeated]) -> None:
+        self._candidates = list(candidates)
         self._known: list[Unfolded] = []
         self._attempt = ATTEMPTS[0]  # the one that led to what is known
 
-    def trace(self, at: Callable[..., Tape], device: Device) -> Tape:
-        """The tape that `at()` gives, which traces the module as it is then; `at(forward_alone=True)` gives its beginning.
+    def trace(self, module: nn.Module, at: Callable[..., Tape], device: Device) -> Tape:
+        """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning.
 
         It is the tape of a trace of the whole module where layers do not repeat each other. The device, which it is traced for,
         knows the choices that were made for the whole module then. Raises what `at` raises.
         """
         while self._candidates:
             try:
-                tape = self._trace(at, self._candidates[0])
+                tape = self._trace(module, at, self._candidates[0])
             except LayersDifferError:
                 if self._known:
                     break  # of this work alone
@@ -105,10 +114,10 @@ class DeepTraces:
                 return tape
         return at()
 
-    def _trace(self, at: Callable[..., Tape], repeated: Repeated) -> Tape:
+    def _trace(self, module: nn.Module, at: Callable[..., Tape], repeated: Repeated) -> Tape:
         @cache
         def shortened(more: int) -> Tape:
-            with repeated.shortened(self._module, more):
+            with repeated.shortened(module, more):
                 return at()
 
         for known in reversed(self._known):
@@ -209,11 +218,14 @@ def _facts(layer: nn.Module, number: int) -> Iterator[tuple[str, object]]:
         yield f"{path}:", type(part)
         for kind, tensors in (("parameter", part._parameters), ("buffer", part._buffers)):
             for name, tensor in tensors.items():
-                told = tensor if tensor is None else (type(tensor), tensor.shape, tensor.dtype, tensor.requires_grad)
-                yield f"{path}:{kind} {name}", told
+                yield f"{path}:{kind} {name}", None if tensor is None else _told(tensor)
         for name, value in vars(part).items():
-            if name not in ("_parameters", "_buffers", "_modules"):
+            if name not in _UNREAD:
                 yield f"{path}:{name}", _plain(value, f".{number}.")
+
+
+def _told(tensor: torch.Tensor) -> tuple[object, ...]:
+    return type(tensor), tensor.shape, tensor.dtype, tensor.requires_grad
 
 
 def _plain(value: object, own: str) -> object:
@@ -231,6 +243,9 @@ def _plain(value: object, own: str) -> object:
         return tuple(_plain(one, own) for one in value)
     if isinstance(value, (set, frozenset)):
         return frozenset(_plain(one, own) for one in value)
+    if type(value).__module__.startswith(f"{BITSANDBYTES}."):  # what restores a quantised weight, its tensors by what they are
+        held = vars(value).items()
+        return type(value), *((key, _told(one) if isinstance(one, torch.Tensor) else _plain(one, own)) for key, one in held)
     return type(value), id(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 
 import pytest
@@ -41,6 +42,8 @@ GPT_OSS |= {
 }
 GPT_OSS |= {"num_local_experts": 4, "num_experts_per_tok": 2}
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+INT4 = {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 128}}
+BY_ROW = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {"granularity": {"_type": "PerRow", "_data": {"dim": -1}}}}
 METHODS = {
     "awq": {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "gptq": {"bits": 4, "group_size": 128, "desc_act": False, "sym": True},
@@ -58,6 +61,7 @@ METHODS = {
         "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
     },
+    "torchao": {"quant_type": {"default": INT4}},
     "auto-round": {"bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"},
     "mxfp8": {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"},
     "vptq": {
@@ -118,6 +122,7 @@ BYTES = {
     "bitnet": LINEAR // 4 + 14 * 2,
     "aqlm": LINEAR // 8 + 14 * 256 * 8 * 2 + sum(outputs for outputs, _ in SHAPES) * 2,
     "compressed-tensors": LINEAR // 2 + LINEAR // 128 * 2 + 14 * 2 * 8,
+    "torchao": LINEAR // 2 + LINEAR // 128 * 4,  # a scale and a zero of two bytes for 128 weights
     # GPTQ's without the groups; a byte, and one for 32 weights
     "auto-round": LINEAR // 2 + LINEAR // 128 // 2 + LINEAR // 128 * 2,
     "mxfp8": LINEAR + LINEAR // 32,
@@ -135,7 +140,7 @@ def test_the_tensors_of_a_checkpoint_have_the_bytes_of_their_layout(method):
 
 
 @pytest.mark.parametrize(
-    "method", ["awq", "gptq", "eetq", "hqq", "bitnet", "aqlm", "auto-round", "mxfp8", "vptq", "spqr"]
+    "method", ["awq", "gptq", "eetq", "hqq", "bitnet", "aqlm", "auto-round", "mxfp8", "vptq", "spqr", "torchao"]
 )
 def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
     found = estimate(parse_query(f"{arch(method)}&{INFERENCE}"))
@@ -192,6 +197,31 @@ def test_groups_of_layers_are_packed_each_in_its_own_way():
     others = (LINEAR - ATTENTION) // 2 + (LINEAR - ATTENTION) // 32
     found = checkpoint_bytes(made(f"{arch(None)}&mode=inference"), quantization, torch.bfloat16)
     assert found == attention + others + 2 * REST
+
+
+def test_layers_that_torchao_names_have_configs_of_their_own():
+    named = {"_default": INT4, r"re:model\.layers\.\d+\.mlp\..*": None, "model.layers.0.mlp.up_proj": BY_ROW}
+    settings = {"quant_type": {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": named}}}}
+    quantization = Quantization(method="torchao", settings=settings, dtype="bfloat16")
+    found = checkpoint_bytes(made(f"{arch(None)}&mode=inference"), quantization, torch.bfloat16)
+    up = 512 * 256 + 512 * (4 + 1)  # a byte for a weight, a scale of four and a zero of one for an output
+    left = LINEAR - ATTENTION - 512 * 256
+    assert found == ATTENTION // 2 + ATTENTION // 128 * 4 + up + 2 * left + 2 * REST
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("int4_weight_only", "quant_type = 'int4_weight_only', allowed {default: a config of torchao's}"),
+        ({"default": {"_type": "NVFP4InferenceConfig", "_version": 2, "_data": {}}}, "weights is known: given NVFP4"),
+        ({"default": INT4 | {"_version": 1}}, "Int4WeightOnlyConfig of version 1, allowed version 2"),
+        ({"default": INT4 | {"_data": {"group_size": 0}}}, "group_size = 0, allowed 1 and more"),
+        ({"default": BY_ROW | {"_data": {"granularity": {"_type": "PerBlock", "_data": {}}}}}, "given PerBlock"),
+    ],
+)
+def test_what_torchao_does_with_a_config_is_known_or_refused(config, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        layout_of("torchao", {"quant_type": config}, 256, 256, torch.bfloat16)
 
 
 def test_layers_of_auto_round_have_settings_of_their_own():
@@ -307,7 +337,7 @@ def test_quantisation_is_found_where_transformers_looks_for_it():
 MALFORMED = {
     "no method": ({"bits": 4}, "quantization_config names no method"),
     "no object": ([4], "quantization_config is malformed"),
-    "too deep": ({"quant_method": "awq", "x": [[[[[[[[[1]]]]]]]]]}, "8 levels"),
+    "too deep": ({"quant_method": "awq", "x": [[[[[[[[[[[1]]]]]]]]]]]}, "10 levels"),
     "bits": ({"quant_method": "gptq", "bits": "4"}, "bits = '4', allowed 2, 3, 4, 8"),
     "group": ({"quant_method": "awq", "group_size": 0}, "group_size = 0"),
     "pattern": ({"quant_method": "awq", "modules_to_not_convert": ["("]}, r"modules_to_not_convert: '\('"),

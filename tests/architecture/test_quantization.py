@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.census import take_census, unregistered_tensors
+from sizer.architecture.compilation import compiled_when_called
 from sizer.architecture.quantization import elements_of, quantization_states, unquantized_part
 from sizer.config_json import encode_config
 from sizer.errors import BuildError
@@ -132,3 +136,23 @@ def test_traces_leave_a_quantised_module_as_it_was():
     alone = estimate(parse_query(f"{arch(SMALL)}&train=adapter&weights=int8&dtype=float16&seq=64&batch=3"))
     assert not whole.failures
     assert whole.estimates[2] == alone.estimates[0]
+
+
+def test_what_a_package_would_compile_as_it_is_imported_is_compiled_as_it_is_called(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append((model, options)) or model)
+    with compiled_when_called():
+        add = torch.compile(operator.add)
+        multiply = torch.compile(dynamic=False)(operator.mul)
+    assert compiled == []
+    assert (add(2, 3), multiply(2, 3), multiply(3, 4)) == (5, 6, 12)
+    assert compiled == [(operator.add, {}), (operator.mul, {"dynamic": False})]
+
+
+@pytest.mark.exhaustive
+def test_bitsandbytes_is_imported_without_a_compiler():
+    """The compiler that its own import brings takes a second."""
+    query = f"{arch(SMALL)}&dtype=bfloat16&batch=1&seq=16&train=adapter&weights=nf4-dq"
+    code = f"import sys; import sizer; sizer.estimate({query!r}); print('torch._inductor.compile_fx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"

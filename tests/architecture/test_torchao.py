@@ -1,4 +1,4 @@
-"""torchao's optimizers: every byte of their states, and what is said of their compiled step."""
+"""torchao's optimizers: every byte of their states, and what is said of their compiled step; tensors of its quantised weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 from importlib.util import find_spec
 
 import pytest
+import torch
+from torch import nn
 
+from sizer.architecture.layouts import layout_of
 from sizer.config_json import encode_config
 from sizer.errors import RequestError
 from sizer.estimator import estimate
@@ -49,3 +52,44 @@ def test_they_are_for_one_cuda_device(optimizer: str) -> None:
         parse_query(f"{QUERY}&optimizer={optimizer}&gpu=cpu")
     with pytest.raises(RequestError, match="allowed PyTorch's own: how those of torchao take shards was not compared"):
         parse_query(f"{QUERY}&optimizer={optimizer}&parallel=ddp")
+
+
+WEIGHTS = [
+    *(("Int8WeightOnlyConfig", {"granularity": one}) for one in (("PerRow",), ("PerTensor",), ("PerGroup", 64))),
+    *(("Float8WeightOnlyConfig", {"granularity": one}) for one in (("PerRow",), ("PerTensor",), ("PerGroup", 64))),
+    *(("Int8DynamicActivationInt8WeightConfig", {"granularity": one}) for one in (("PerRow",), ("PerTensor",))),
+    ("Float8WeightOnlyConfig", {"weight_dtype": torch.float8_e5m2}),
+    ("IntxWeightOnlyConfig", {}),
+    ("IntxWeightOnlyConfig", {"weight_dtype": torch.int4, "granularity": ("PerGroup", 32), "scale_dtype": torch.float32}),
+    ("Int8DynamicActivationIntxWeightConfig", {"weight_dtype": torch.int4}),
+    ("Int8DynamicActivationIntxWeightConfig", {"weight_granularity": ("PerAxis", 0), "weight_scale_dtype": torch.float16}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("name", "options"), WEIGHTS)
+def test_a_layer_has_the_tensors_that_torchao_saves(name: str, options: dict, dtype: torch.dtype) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    from torchao.core.config import config_to_dict
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    made = {key: getattr(quantization, one[0])(*one[1:]) if isinstance(one, tuple) else one for key, one in options.items()}
+    config = getattr(quantization, name)(**made)
+    layer = nn.Sequential(nn.Linear(256, 96, bias=False, dtype=dtype))
+    quantization.quantize_(layer, config)
+    saved, _ = flatten_tensor_state_dict(layer.state_dict())
+    layout = layout_of("torchao", {"quant_type": {"default": config_to_dict(config)}}, 96, 256, dtype)
+    theirs = {key.removeprefix("0._weight_"): (tuple(tensor.shape), tensor.dtype) for key, tensor in saved.items()}
+    assert layout == theirs
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 2048), (100, 1536)])
+def test_tiles_of_4_bits_are_padded_as_for_the_kernel(outputs: int, inputs: int) -> None:
+    """The product's own operator says what a packed weight is like; torchao packs it on a GPU alone."""
+    config = {"group_size": 64, "int4_packing_format": {"_type": "Int4PackingFormat", "_data": "TILE_PACKED_TO_4D"}}
+    settings = {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": config}}}
+    layout = layout_of("torchao", settings, outputs, inputs, torch.bfloat16)
+    high, wide = -(-outputs // 8) * 8, -(-inputs // 1024) * 1024
+    packed = torch.ops.aten._convert_weight_to_int4pack(torch.empty(high, wide // 2, dtype=torch.uint8, device="meta"), 8)
+    assert layout["qdata"] == (tuple(packed.shape), packed.dtype)
+    assert layout["scale_and_zero"] == ((wide // 64, high, 2), torch.bfloat16)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from array import array
+from dataclasses import fields, replace
 from functools import partial
 
 import pytest
@@ -16,7 +17,8 @@ from sizer.memory.tape import Tape
 from sizer.request import parse_query
 from sizer.tracer import Tracer
 from sizer.tracing.depth import DeepTraces, find_repeated
-from sizer.tracing.trace import trace
+from sizer.tracing.loading import Loading
+from sizer.tracing.trace import build_loaded, trace
 from sizer.work import work_of
 from tests.architecture.tiny_configs import BERT, CONV_SOUND, LLAMA, SPECIAL, VISION
 
@@ -33,11 +35,21 @@ MIXED = {  # three dense layers before those with experts
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_shared_experts": 1,
 }  # fmt: skip
 TURNS = {**LLAMA, "num_hidden_layers": 20, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
+LINEAR = {**LLAMA, **DEEP, "hidden_size": 128, "intermediate_size": 256}  # sides that blocks of weights divide
+GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 64}, "torch_dtype": "float16"}
 EXHAUSTIVE = pytest.mark.exhaustive
 
 UNFOLDED = [
     pytest.param({**LLAMA, **DEEP}, "", id="llama"),
     pytest.param(WHISPER, "", id="encoder and decoder", marks=EXHAUSTIVE),  # traced as a whole with transformers 5.17
+    pytest.param(LINEAR, "&train=adapter&weights=nf4-dq", id="nf4-dq"),
+    pytest.param(LINEAR, "&train=adapter&weights=nf4-dq&checkpointing=1", id="nf4-dq, checkpointed", marks=EXHAUSTIVE),
+    pytest.param(LINEAR, "&train=adapter&weights=nf4&accumulate=2", id="nf4", marks=EXHAUSTIVE),
+    pytest.param(LINEAR, "&train=adapter&weights=int8", id="int8", marks=EXHAUSTIVE),  # as a whole with torch 2.11
+    pytest.param(LINEAR, "&mode=inference&weights=int8", id="int8, inference", marks=EXHAUSTIVE),
+    pytest.param(LINEAR, "&mode=inference&weights=fp8", id="fp8", marks=EXHAUSTIVE),
+    pytest.param({**BERT, **DEEP}, "&train=adapter&weights=nf4", id="nf4 with biases", marks=EXHAUSTIVE),
+    pytest.param({**LINEAR, **GPTQ}, "&mode=inference", id="a checkpoint's", marks=EXHAUSTIVE),
     pytest.param({**LLAMA, **DEEP}, "&mode=inference", id="inference", marks=EXHAUSTIVE),
     pytest.param({**LLAMA, **DEEP}, "&checkpointing=1&accumulate=4", id="checkpointed", marks=EXHAUSTIVE),
     pytest.param({**LLAMA, **DEEP}, "&train=adapter&optimizer=lion", id="adapters", marks=EXHAUSTIVE),
@@ -61,34 +73,72 @@ class Traces:
     def __init__(self, config: dict, more: str = "") -> None:
         self._tracer = tracer_of(config, more)
         self._blueprint, self.module = self._tracer.built()
+        self._loaded: dict[str, tuple[nn.Module, Loading | None]] = {}
         self.layers: list[tuple[int, bool]] = []
         self.device = self._tracer.device()
 
+    def built(self, dtype: str = "bfloat16") -> tuple[nn.Module, Loading | None]:
+        """The module for the traces of a dtype, and how it was loaded, where it is quantised."""
+        request = self._tracer.request
+        if self._blueprint.replace_layers is None:
+            return self.module, None
+        if dtype not in self._loaded:
+            told = {"checkpointing": request.checkpointing, "device": self._tracer.device()}
+            tell_frozen = request.train != "all"
+            self._loaded[dtype] = build_loaded(self._blueprint, dtype=dtype, tell_frozen=tell_frozen, **told)
+        return self._loaded[dtype]
+
     def at(self, batch: int = 2, *, short: bool = False, forward_alone: bool = False, dtype: str = "bfloat16") -> Tape:
-        lists = [len(part) for part in self.module.modules() if isinstance(part, nn.ModuleList)]
+        module, loading = self.built(dtype)
+        lists = [len(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
         self.layers.append((max(lists), forward_alone))
         work = work_of(self._tracer.request, dtype)
-        told = {"batch": batch, "device": self.device, "short": short, "forward_alone": forward_alone}
-        return trace(self._blueprint, self.module, work, **told)
+        told = {"batch": batch, "device": self.device, "short": short, "forward_alone": forward_alone, "loading": loading}
+        return trace(self._blueprint, module, work, **told)
 
 
 def assert_same(one: Tape, other: Tape) -> None:
     assert by_block(one.size_queries) == by_block(other.size_queries)
-    assert replace(one, size_queries=()) == replace(other, size_queries=())
+    names = (field.name for field in fields(one) if field.name != "size_queries")
+    assert [name for name in names if getattr(one, name) != getattr(other, name)] == []  # a tape in a message takes minutes
+
+
+def settled(tape: Tape) -> Tape:
+    """The tape with releases that follow each other within a phase in the order of their blocks.
+
+    At the end of a backward pass over checkpoints a deep model releases the same blocks in another order than a shallow one, with
+    nothing between them: an allocator is in the same state after them.
+    """
+    cuts = {0, len(tape.order), tape.second_forward, *(at for at, _ in tape.marks)}
+    order, run = array("q"), []
+    for at, event in enumerate(tape.order):
+        if event >= 0 or at in cuts:
+            order.extend(sorted(run))
+            run = []
+        if event >= 0:
+            order.append(event)
+        else:
+            run.append(event)
+    order.extend(sorted(run))
+    return replace(tape, order=order)
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 @pytest.mark.parametrize(("config", "more"), UNFOLDED)
 def test_a_few_layers_give_the_tape_of_all(config: dict, more: str):
     traces = Traces(config, more)
-    repeated = find_repeated(traces.module)
-    deep = DeepTraces(traces.module, repeated)
-    unfolded = [deep.trace(partial(traces.at, batch), traces.device) for batch in (2, 7)]
+    module, _ = traces.built()
+    repeated = find_repeated(module)
+    deep = DeepTraces(repeated)
+    unfolded = [deep.trace(module, partial(traces.at, batch), traces.device) for batch in (2, 7)]
     whole = repeated[0].layers
     assert all(layers <= whole / 2 for layers, forward_alone in traces.layers if not forward_alone)
     assert [forward_alone for layers, forward_alone in traces.layers if layers == whole] == [True]
     for tape, batch in zip(unfolded, (2, 7), strict=True):
-        assert_same(tape.validate(), traces.at(batch))
+        of_all = traces.at(batch)
+        if "weights=nf4-dq&checkpointing" in more:
+            tape, of_all = settled(tape), settled(of_all)
+        assert_same(tape.validate(), of_all)
 
 
 def test_the_tracer_unfolds_what_it_traces():
@@ -101,18 +151,19 @@ def test_the_tracer_unfolds_what_it_traces():
 
 
 @pytest.mark.exhaustive
-def test_what_one_dtype_has_shown_is_not_shown_again_for_others():
-    traces = Traces({**LLAMA, **DEEP})
-    deep = DeepTraces(traces.module, find_repeated(traces.module))
+@pytest.mark.parametrize("more", ["", "&train=adapter&weights=int8"])
+def test_what_one_dtype_has_shown_is_not_shown_again_for_others(more: str):
+    traces = Traces(LINEAR, more)
+    deep = DeepTraces(find_repeated(traces.built()[0]))
     depths = []
     for dtype in ("bfloat16", "float32", "amp-bfloat16", "float16", "amp-float16"):
         traces.layers.clear()
-        tape = deep.trace(partial(traces.at, dtype=dtype), traces.device)
+        tape = deep.trace(traces.built(dtype)[0], partial(traces.at, dtype=dtype), traces.device)
         depths.append([layers for layers, _ in traces.layers])
         assert_same(tape, traces.at(dtype=dtype))
     assert depths[0] == [2, 3, 4, 14]
     assert max(map(max, depths[1:])) == 3
-    assert depths[3] == [3]  # float16 has bfloat16's kernels
+    assert depths[3] == ([3, 2] if more else [3])  # float16 has bfloat16's kernels, but that LLM.int8() casts its input to it
 
 
 @pytest.mark.exhaustive
@@ -123,15 +174,15 @@ def test_what_ends_in_the_middle_of_layers_is_traced_as_a_whole():
     tape = tracer_of(config, "&batch=2&parallel=ddp&ranks=2").trace("bfloat16", (2,)).family.at(2)
     traces = Traces(config, "&parallel=ddp&ranks=2")
     assert_same(tape, traces.at(2))
-    assert DeepTraces(traces.module, find_repeated(traces.module)).trace(traces.at, traces.device) != tape
+    assert DeepTraces(find_repeated(traces.module)).trace(traces.module, traces.at, traces.device) != tape
 
 
 def test_a_model_that_treats_one_layer_otherwise_is_traced_as_a_whole():
     """wav2vec2's encoder leaves out layers at random: what they are says nothing of it."""
     config = {"model_type": "wav2vec2", **CONV_SOUND, **SPECIAL, **DEEP, "layerdrop": 0.4, "vocab_size": 32}
     traces = Traces(config | {"num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 8})
-    deep = DeepTraces(traces.module, find_repeated(traces.module))
-    assert deep.trace(traces.at, traces.device) == traces.at()
+    deep = DeepTraces(find_repeated(traces.module))
+    assert deep.trace(traces.module, traces.at, traces.device) == traces.at()
     assert (14, False) in traces.layers[:-1]
 
 

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 
+from sizer.architecture.compilation import compiled_when_called
 from sizer.tracing.values.handler import HandlerContext
 
 PACKAGE = "bitsandbytes"
@@ -64,6 +65,7 @@ def run_backend(name: str, found: Kernels) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     logging.getLogger(spec.name).setLevel(logging.ERROR)  # of the packages that it would like to find
     with (
+        compiled_when_called(),
         mock.patch(f"{PACKAGE}._ops.register_kernel", keep),
         mock.patch(f"{PACKAGE}.cextension.lib", NoLibrary()),
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True),

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sizer.architecture.compilation import compiled_when_called
 from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
 from sizer.errors import BuildError
 
@@ -57,7 +58,8 @@ def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], 
     row = OPTIMIZERS[name]
     how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
     try:
-        module = importlib.import_module(row.module)
+        with compiled_when_called():
+            module = importlib.import_module(row.module)
     except ModuleNotFoundError as error:
         if error.name != row.package:
             raise
