@@ -12,7 +12,7 @@ from sizer.distributed.devices import PER_HOST
 from sizer.kept import Kept
 from sizer.memory.decision import RankReport, RankRow
 from sizer.memory.weighing import weigh_peak
-from sizer.request import Request, format_query
+from sizer.request import Request, format_query, parse_query
 from sizer.tracer import Progress
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
@@ -36,9 +36,12 @@ def ranks(
 ) -> Iterator[RankReport]:
     """The one dtype and batch size of a request on 1 to 64 GPUs of its kind, by every way of training; it grows.
 
-    The batch is that of each rank. Last comes the largest batch on the fewest GPUs on which it surely fits. What does not depend on
-    how many ranks there are is traced once. Raises RequestError for a request of several dtypes or batch sizes, and for one that
-    ranks cannot share: a generation, say; and what an estimate raises where the work itself has none.
+    The batch is that of each rank; a pipeline works on as many microbatches of it as it has stages, so that all GPUs together have
+    as many samples as by FSDP2. Where no pipeline can be made of so many stages, none is asked for of more. Last comes the largest
+    batch on the fewest GPUs on which it surely fits. What does not depend on how many ranks there are is traced once.
+
+    Raises RequestError for a request of several dtypes or batch sizes, and for one that ranks cannot share: a generation, say; and
+    what an estimate raises where the work itself has none.
     """
     request = one_cell(request)
     checked(ways(request)[1].request)  # refused here where no ranks can share it
@@ -48,16 +51,21 @@ def ranks(
     asked = ways(request)
     report = RankReport(query=format_query(request, complete=True), pending=_queries(asked))
     yield report
-    for done, way in enumerate(asked, 1):
-        report_progress(f"{way.title} on {way.gpus}, {done} of {len(asked)}")
-        report = replace(report, rows=(*report.rows, _row(way, cells)), pending=_queries(asked[done:]))
+    left = asked
+    while left:
+        way, *left = left
+        report_progress(f"{way.title} on {way.gpus}, {len(asked) - len(left)} of {len(asked)}")
+        row = _row(way, cells)
+        if way.request.pp > 1 and row.cell is None:
+            left = [other for other in left if other.request.pp < way.request.pp]
+        report = replace(report, rows=(*report.rows, row), pending=_queries(left))
         yield report
     fitting = [row.gpus for row in report.rows if row.cell is not None and row.cell.fits is True]
     report = replace(report, fewest=min(fitting, default=None))
     for number, row in enumerate(report.rows):
         if row.gpus == report.fewest and row.cell is not None and row.cell.fits is True:
             report_progress(f"largest batch by {row.title} on {row.gpus}")
-            found = _with_largest(row, asked[number].request, cells)
+            found = _with_largest(row, parse_query(row.query), cells)
             report = replace(report, rows=(*report.rows[:number], found, *report.rows[number + 1 :]))
             yield report
     cells.keep_replays()
@@ -67,7 +75,8 @@ def ranks(
 def ways(request: Request) -> list[Way]:
     """Every way of training on every number of GPUs, the fewest first.
 
-    HSDP shards within hosts of 8 and replicates over them; tensor parallel, for which transformers has plans, stays within one.
+    HSDP shards within hosts of 8 and replicates over them; of a pipeline each host is a stage, within which FSDP2 shards. Tensor
+    parallel stays within one. transformers has plans for both, of some models.
     """
     degrees = {"ranks": 8, "replicate": 1, "reshard": 1, "tp": 1, "cp": 1, "pp": 1, "microbatch": 1}
     plain = {"offload": False, "sp": False, "lp": False, "schedule": "1f1b", "rank": None}
@@ -83,11 +92,25 @@ def ways(request: Request) -> list[Way]:
             spread = {"ranks": ranks, "replicate": gpus // ranks} | (sharded if row.shards else {})
             title = f"{row.title} of {PER_HOST}" if key == "hsdp" else row.title
             found.append(Way(title=title, gpus=gpus, request=replace(alone, parallel=key, **spread)))
+        if groups > 1 and "pp" not in SOURCES[request.source].refuses:
+            stages = {"parallel": "fsdp", "ranks": PER_HOST, "pp": groups, "reshard": request.reshard}
+            title = f"{PARALLELS['fsdp'].title} of {PER_HOST}, pipeline parallel"
+            found.append(
+                Way(title=title, gpus=gpus, request=replace(alone, **stages, **_microbatches(request, groups)))
+            )
         if groups > 1 and "tp" not in SOURCES[request.source].refuses:
             split = {"parallel": "fsdp", "ranks": groups, "tp": PER_HOST} | within | sharded
             title = f"{PARALLELS['fsdp'].title}, {ways_to_split(**within)} of {PER_HOST}"
             found.append(Way(title=title, gpus=gpus, request=replace(alone, **split)))
     return found
+
+
+def _microbatches(request: Request, stages: int) -> dict[str, object]:
+    """What a pipeline of so many stages works on: what the question says, where that is of a pipeline."""
+    if request.pp > 1:
+        return {"schedule": request.schedule, "microbatch": request.microbatch}
+    (batch,) = request.batches
+    return {"microbatch": batch, "batches": (batch * stages,)}
 
 
 def _queries(asked: list[Way]) -> tuple[str, ...]:
@@ -114,4 +137,5 @@ def _with_largest(row: RankRow, request: Request, cells: Cells) -> RankRow:
         found = cells.largest_batch(request)
     except CANNOT as error:
         return replace(row, searched=True, reason=why(error))
-    return replace(row, searched=True, batch=found.batch, possible_batch=found.possible_batch, reason=found.reason)
+    largest = {"batch": found.batch, "possible_batch": found.possible_batch, "reason": found.reason}
+    return replace(row, searched=True, **largest, tried=request.pp > 1)

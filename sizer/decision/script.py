@@ -16,6 +16,7 @@ from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.decision.script_models import Parts, parts_of
+from sizer.decision.script_pipeline import pipeline_lines
 from sizer.decision.script_ranks import DEVICE, command, main_lines, model_lines, rank_imports
 from sizer.decision.script_text import GENERATION, HEAD, INFERENCE, MAIN, TAIL, TRAINING
 from sizer.decision.script_training import training_imports, training_lines
@@ -60,7 +61,8 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
         body = GENERATION.format(placed=placed, options=options, context=_without_gradients(request))
     elif trains:
         placed = ".to(device)" if request.train == "adapter" and placed else placed
-        body = _training(request, parts, module, placed=placed)
+        alone = request.pp == 1
+        body = _training(request, parts, module, placed=placed) if alone else _pipeline(request, module, example)
     else:
         body = INFERENCE.format(placed=placed, step=_inference_step(request))
     main = MAIN if estimate is None else main_lines(request, estimate)
@@ -146,6 +148,19 @@ def _training(request: Request, parts: Parts, module: nn.Module, *, placed: str)
         model=model_lines(request, module, cast) if _spread(request) else alone,
         optimizers=_indent(lines, 4) + ("\n" if lines else ""),
         step=_indent(step, 8),
+    )
+
+
+def _pipeline(request: Request, module: nn.Module, example: Example) -> str:
+    lines = _optimizers(request)
+    step = ["for optimizer in optimizers:", "    optimizer.step()"] if lines else []
+    return pipeline_lines(
+        request,
+        module,
+        example,
+        context=_autocast(request),
+        optimizers=_indent(lines, 4) + ("\n" if lines else ""),
+        step=_indent([*step, "model.zero_grad()"], 8),
     )
 
 

@@ -8,6 +8,7 @@ from sizer.architecture.checkpointing import repeated_blocks
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
+from sizer.decision.script_pipeline import pipeline_imports
 from sizer.decision.script_tensor import tensor_imports, tensor_lines
 from sizer.distributed.devices import PER_HOST
 from sizer.errors import BuildError
@@ -65,9 +66,10 @@ def check_scripted(request: Request) -> None:
             "scripts of several ranks train, and keep everything on their devices",
             given="offload=1" if request.offload else f"mode={request.mode}&parallel={request.parallel}",
         )
-    if request.pp > 1:
+    if request.pp > 1 and request.tp > 1:
         raise BuildError(
-            "no script can be written for a pipeline, whose stages are cut by hand", given=f"pp={request.pp}"
+            "no script can be written for a pipeline whose matrices are split, too",
+            given=f"pp={request.pp}&tp={request.tp}",
         )
     if request.cp > 1:
         raise BuildError(
@@ -90,7 +92,9 @@ def rank_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
     imports = ["import torch.distributed as dist", *tensor_imports(request, module)]
     if splits(request):
         imports += ["from torch.distributed.device_mesh import init_device_mesh"]
-    else:
+    if request.pp > 1:
+        imports += pipeline_imports(request)
+    if request.parallel in ("ddp", "zero1"):
         imports += ["from torch.nn.parallel import DistributedDataParallel"]
     if PARALLELS[request.parallel].shards:
         policy = "MixedPrecisionPolicy, " if request.dtypes[0].startswith("amp-") else ""
@@ -102,7 +106,7 @@ def rank_imports(request: Request, module: nn.Module) -> tuple[str, ...]:
 
 def splits(request: Request) -> bool:
     """Whether no rank ever has the whole model."""
-    return PARALLELS[request.parallel].shards or request.tp > 1
+    return PARALLELS[request.parallel].shards or request.tp > 1 or request.pp > 1
 
 
 def model_lines(request: Request, module: nn.Module, cast: str) -> str:

@@ -96,20 +96,24 @@ def cut(module: nn.Module, number: int, stages: int) -> Stage:
     """
     from transformers.distributed.pipeline_parallel import PipelineIdentityLayer
 
-    base, layers = module.base_model, layers_of(module)
+    layers, (first, _, last) = layers_of(module), parts_at_ends(module)
     own = layers_by_stage(len(layers), stages)[number]
-    names = list(_base_plan(module))
-    position = next(at for at, name in enumerate(names) if getattr(base, name) is layers)
-    others = [] if number == 0 else [f"{module.base_model_prefix}.{name}" for name in names[:position]]
-    if number < stages - 1:
-        others += [f"{module.base_model_prefix}.{name}" for name in names[position + 1 :]]
-        others += type(module)._pp_plan
+    others = [*(first if number > 0 else ()), *(last if number < stages - 1 else ())]
     for path in others:
         module.set_submodule(path, PipelineIdentityLayer())
     for index in range(len(layers)):
         if index not in own:
             layers[index] = PipelineIdentityLayer()
     return Stage(module, number, stages)
+
+
+def parts_at_ends(module: nn.Module) -> tuple[list[str], str, list[str]]:
+    """The dotted paths of what the first stage of a model alone has, of its layers, and of what the last stage alone has."""
+    layers, prefix = layers_of(module), module.base_model_prefix
+    names = list(_base_plan(module))
+    position = next(at for at, name in enumerate(names) if getattr(module.base_model, name) is layers)
+    paths = [f"{prefix}.{name}" for name in names]
+    return paths[:position], paths[position], [*paths[position + 1 :], *type(module)._pp_plan]
 
 
 def _base_plan(module: nn.Module) -> dict[str, object]:

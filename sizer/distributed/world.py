@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.distributed.devices import PER_HOST, Accelerator, devices_answer
@@ -52,6 +53,8 @@ def world_of(size: int, rank: int, accelerator: Accelerator, *, groups: Hashable
         stack.enter_context(_meshes_kept_apart((size, rank, groups) if groups is not None else None))
         for patched in (_sharding_patched, _strides_looked_for_once, _fully_shard_patched, _replicated_patched):
             stack.enter_context(patched())
+        if groups is None:
+            stack.enter_context(_addresses_differ())
         yield
 
 
@@ -199,6 +202,19 @@ def _pad(param: Any) -> None:
 def _replicated_patched() -> Iterator[None]:
     """DDP compares the ranks' parameters in C++, by what they hold (torch/nn/parallel/distributed.py)."""
     with mock.patch.object(dist, "_verify_params_across_processes", _nothing):
+        yield
+
+
+@contextmanager
+def _addresses_differ() -> Iterator[None]:
+    """accelerate finds an optimizer's parameters again by their addresses (accelerate/accelerator.py, 1.15), which are all 0 on
+    meta: those of their storages are told, which differ as long as both live."""
+    address = Tensor.data_ptr
+
+    def data_ptr(tensor: Tensor) -> int:
+        return tensor.untyped_storage()._cdata if tensor.device.type == "meta" else address(tensor)
+
+    with mock.patch.object(Tensor, "data_ptr", data_ptr):
         yield
 
 

@@ -133,7 +133,8 @@ class RankRow:
     rank tells the others in a step.
 
     `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may; None where not even 1 does,
-    or as long as `searched` is False: it is searched on the fewest GPUs that do.
+    or as long as `searched` is False: it is searched on the fewest GPUs that do. With `tried` they are of its own batch size alone,
+    since each of a pipeline's is traced by itself.
     """
 
     parallel: str
@@ -146,6 +147,7 @@ class RankRow:
     batch: int | None = None
     possible_batch: int | None = None
     searched: bool = False
+    tried: bool = False
     reason: str = ""
 
 
@@ -171,4 +173,7 @@ def describe_fewest(found: RankReport) -> Iterator[str]:
             batch = f"{row.batch:,}" if row.batch else "none"
             perhaps = f", perhaps {row.possible_batch:,}" if row.possible_batch != row.batch else ""
             gpus = f"{row.gpus} GPUs by {row.title}" if row.gpus > 1 else "one GPU"
-            yield f"It fits on {gpus}; the largest batch {'of each ' if row.gpus > 1 else ''}is {batch}{perhaps}."
+            if row.tried:
+                yield f"It fits on {gpus} at batch {batch}; no other was tried."
+            else:
+                yield f"It fits on {gpus}; the largest batch {'of each ' if row.gpus > 1 else ''}is {batch}{perhaps}."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -52,16 +54,23 @@ def _neediest(work: Work, module: nn.Module, accelerator: Accelerator) -> int:
 
 
 def ranks_of_stages(module: nn.Module, plan: Plan) -> tuple[int, ...]:
-    """A rank of each kind of stages that a model's pipeline has: the first, the last, and of those between that have as many layers
-    the earliest, which by every schedule holds as many microbatches as the later ones or more."""
+    """A rank of each kind of stages that a model's pipeline has: the first, the last, and those between but for such as have no
+    layers that an earlier one lacks, which by every schedule holds as many microbatches or more."""
     from sizer.distributed.pipeline import layers_by_stage, layers_of
 
-    sizes = [len(numbers) for numbers in layers_by_stage(len(layers_of(module)), plan.stages)]
-    kinds: dict[tuple, int] = {}
-    for position in range(plan.pp):
-        end = position if position in (0, plan.pp - 1) else None
-        kinds.setdefault((end, *sizes[position :: plan.pp]), position)
-    return tuple(position * plan.world // plan.pp for position in sorted(kinds.values()))
+    kinds = [_kind_of(layer) for layer in layers_of(module)]
+    held = [Counter(kinds[number] for number in numbers) for numbers in layers_by_stage(len(kinds), plan.stages)]
+    between: list[int] = []
+    for position in range(1, plan.pp - 1):
+        own, earlier = held[position :: plan.pp], (held[other :: plan.pp] for other in between)
+        if not any(all(map(operator.le, own, others)) for others in earlier):
+            between.append(position)
+    return tuple(position * plan.world // plan.pp for position in (0, *between, plan.pp - 1))
+
+
+def _kind_of(layer: nn.Module) -> Hashable:
+    """What is equal for layers of the same parts."""
+    return tuple((type(part), *(one.shape for one in part.parameters(recurse=False))) for part in layer.modules())
 
 
 def neediest(tapes: dict[int, Tape]) -> int:

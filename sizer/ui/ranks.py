@@ -22,7 +22,7 @@ from sizer.ui.scale import GIBIBYTES
 from sizer.units import format_bytes
 
 # Of Okabe and Ito, as the categories' are: the ways of training in the order in which they come.
-COLOURS = ("#7D8792", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9")
+COLOURS = ("#7D8792", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9", "#F0E442")
 
 
 def show_ranks(found: RankReport, request: Request) -> None:
@@ -43,7 +43,10 @@ def show_ranks(found: RankReport, request: Request) -> None:
         hide_index=True,
         column_config=dict.fromkeys(("Process", "Allocated"), number),
     )
-    st.caption("Every figure is of each GPU, whose batch is that of the question. Each row is traced by itself.")
+    st.caption(
+        "Every figure is of each GPU, whose batch is that of the question; a pipeline works on as many microbatches of it as it "
+        "has stages. Each row is traced by itself."
+    )
 
 
 def _offer_scripts(found: RankReport, request: Request) -> None:

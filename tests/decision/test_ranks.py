@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -43,14 +44,15 @@ def test_every_way_of_training_has_a_row_on_every_number(grown):
     assert found == [
         (1, "One GPU"),
         *((2, way) for way in spread),
-        *((16, way) for way in (*spread, "HSDP of 8", "FSDP2, tensor parallel of 8")),
+        *((16, way) for way in (*spread, "HSDP of 8", "FSDP2 of 8, pipeline parallel", "FSDP2, tensor parallel of 8")),
     ]
 
 
 def test_a_row_is_what_asking_for_it_gives(grown):
     for row in grown[-1].rows:
-        if row.cell is None:  # GPT-2 has no plan for tensor parallel
-            assert row.title == "FSDP2, tensor parallel of 8" and row.reason.startswith("tp: given"), row.title
+        if row.cell is None:  # GPT-2 has no plan for either
+            key = {"FSDP2 of 8, pipeline parallel": "pp", "FSDP2, tensor parallel of 8": "tp"}[row.title]
+            assert row.reason.startswith(f"{key}: given"), row.title
             continue
         if row.gpus == 16 and row.parallel in ("ddp", "hsdp"):  # which were traced on fewer
             assert row.cell == anew(row.query), row.title
@@ -79,8 +81,8 @@ def test_what_does_not_depend_on_the_ranks_is_traced_once(grown, texts):
 
 
 def test_it_grows_row_by_row(grown):
-    assert [len(report.rows) for report in grown[:10]] == [*range(10)]
-    assert [len(report.pending) for report in grown[:10]] == [*range(9, -1, -1)]
+    assert [len(report.rows) for report in grown[:11]] == [*range(11)]
+    assert [len(report.pending) for report in grown[:11]] == [*range(10, -1, -1)]
     assert decode(RankReport, encode(grown[-1])) == grown[-1]
 
 
@@ -115,6 +117,26 @@ def test_a_group_that_the_ranks_are_too_few_for_is_a_row_with_the_reason():
         *_, found = ranks(parse_query(f"{QUERY}&parallel=fsdp&ranks=8&reshard=4"))
     reasons = {(row.gpus, row.title): row.reason for row in found.rows if row.cell is None and row.parallel == "fsdp"}
     assert reasons.keys() == {(2, "FSDP2")} and reasons[2, "FSDP2"].startswith("reshard: given 4 with ranks=2")
+
+
+def test_a_pipeline_has_a_stage_on_each_host_and_the_samples_of_all_gpus():
+    query = f"{SPLIT}&seq=16&dtype=float32&batch=2&gpu=h100-80gb"
+    pipelines = [way for way in ways(parse_query(query)) if way.request.pp > 1]
+    assert [(way.gpus, way.request.pp) for way in pipelines] == [(16, 2), (32, 4), (64, 8)]
+    with mock.patch("sizer.decision.ranks.ways", lambda request: pipelines):
+        *_, found = ranks(parse_query(query))
+    made, refused = found.rows  # 1 layer is no 4 stages, nor 8
+    asked = parse_query(made.query)
+    assert (made.gpus, asked.ranks, asked.pp, asked.batches, asked.microbatch) == (16, 8, 2, (4,), 2)
+    assert made.cell == anew(made.query)
+    assert refused.gpus == 32 and "at most 3, so that no stage is empty" in refused.reason
+    told = replace(found, rows=(replace(made, searched=True, tried=True, batch=4, possible_batch=4),))
+    assert [*describe_fewest(told)] == [
+        "It fits on 16 GPUs by FSDP2 of 8, pipeline parallel at batch 4; no other was tried."
+    ]
+    schedule = f"{SPLIT}&batch=8&dtype=float32&parallel=fsdp&pp=4&schedule=gpipe"
+    (two, *_) = (way.request for way in ways(parse_query(schedule)) if way.request.pp > 1)
+    assert (two.batches, two.microbatch, two.schedule) == ((8,), 1, "gpipe")
 
 
 @pytest.mark.exhaustive

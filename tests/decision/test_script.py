@@ -249,6 +249,9 @@ RANKS = {
     "FSDP2": "arch=torchvision:resnet18&image=32&dtype=float32&batch=2&parallel=fsdp&ranks=2",
     "HSDP": f"arch=config:{SMALL_GPT2}&seq=8&dtype=amp-bfloat16&batch=1&parallel=hsdp&ranks=8&replicate=4&reshard=0",
     "tensor": f"{OF_LLAMA}&parallel=fsdp&ranks=4&tp=2&lp=1",
+    "pipeline": f"{OF_LLAMA}&pp=2",
+    "stages": f"{OF_LLAMA.replace('float32', 'amp-bfloat16')}&parallel=ddp&ranks=2&pp=2&schedule=interleaved",
+    "sharded stages": f"{OF_LLAMA.replace('float32', 'amp-bfloat16')}&parallel=fsdp&ranks=8&pp=2&schedule=gpipe",
     "sequence": f"{OF_LLAMA}&parallel=tp&tp=2&sp=1&lp=1&accumulate=2",
 }
 
@@ -294,6 +297,32 @@ def of_ranks() -> dict[str, str]:
             ),
         ),
         (
+            "pipeline",
+            (
+                "LAYERS = [range(0, 1), range(1, 2)]  # of each stage",
+                "FIRST, LAST = ('model.embed_tokens',), ('model.norm', 'lm_head')",
+                "    schedule = Schedule1F1B(stages[0], n_microbatches=2, loss_fn=loss_of)",
+            ),
+        ),
+        (
+            "stages",
+            (
+                "LAYERS = [range(0, 0), range(0, 1), range(1, 2), range(2, 2)]  # of each stage",
+                "        with torch.autocast(device.partition(':')[0], dtype=torch.bfloat16):",
+                "ScheduleInterleaved1F1B(stages, n_microbatches=2",
+                'DistributedDataParallel(stage, process_group=mesh["replicate"].get_group())',
+            ),
+        ),
+        (
+            "sharded stages",
+            (
+                "    torchrun --nnodes 2 --nproc-per-node 8",
+                """        options = {"mesh": mesh["shard"], "reshard_after_forward": True}""",
+                "            if not isinstance(block := stage.model.get_submodule(name), PipelineIdentityLayer):",
+                "ScheduleGPipe(stages[0], n_microbatches=2",
+            ),
+        ),
+        (
             "sequence",
             (
                 "        'model.layers.*.mlp': PrepareModuleInput(input_layouts=Shard(dim=1), desired_input_layouts=Replicate()),",
@@ -326,7 +355,7 @@ PHI3 = LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad
     [
         (PHI3, "parallel=tp&tp=2&optimizer_impl=loop", "by styles that are transformers' own: given Phi3ForCausalLM"),
         (LLAMA, "parallel=fsdp&ranks=2&cp=2", "for whose attention PyTorch has no context parallel: given cp=2"),
-        (LLAMA, "parallel=fsdp&ranks=2&pp=2&batch=2", "a pipeline, whose stages are cut by hand: given pp=2"),
+        (LLAMA, "pp=2&batch=2&tp=2&optimizer_impl=loop", "a pipeline whose matrices are split, too: given pp=2&tp=2"),
     ],
 )
 def test_some_of_ranks_have_none(config: dict, keys: str, message: str):
@@ -337,7 +366,7 @@ def test_some_of_ranks_have_none(config: dict, keys: str, message: str):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["FSDP2", "sequence"])
+@pytest.mark.parametrize("name", ["FSDP2", "sequence", "pipeline"])
 def test_torchrun_runs_it_and_each_rank_holds_what_was_estimated(of_ranks: dict[str, str], tmp_path: Path, name: str):
     path = tmp_path / "ranks.py"
     path.write_text(of_ranks[name], encoding="utf-8")

@@ -17,6 +17,8 @@ from sizer.distributed.pipeline import layers_by_stage
 from sizer.distributed.world import world_of
 from sizer.errors import RequestError
 from sizer.request import parse_query
+from sizer.tracing.rank import ranks_of_stages
+from sizer.work import plan_of
 from tests.tracing.models import BERT, GPT2, LLAMA
 
 # 1,000 words, 256 wide, an MLP of 512, 8 heads of which 4 are asked; a layer has 2 norms, the model one
@@ -90,6 +92,17 @@ def test_without_a_rank_it_is_the_one_that_needs_most(cells: Cells, choices: str
     peaks = [estimated(cells, f"{choices}&rank={rank}").peak_allocated_bytes for rank in range(world)]
     assert estimated(cells, choices).peak_allocated_bytes == max(peaks)
     assert peaks.index(max(peaks)) == needs_most and min(peaks) < max(peaks)
+
+
+def test_of_stages_between_those_are_traced_that_have_what_no_earlier_one_has(cells: Cells) -> None:
+    plan = plan_of(parse_query(f"{query()}&batch=4&pp=4&parallel=fsdp&ranks=8"))
+    _, module = cells.tracer(parse_query(f"{query()}&batch=4&pp=4")).built()
+    assert ranks_of_stages(module, plan) == (0, 8, 24), "1, 2, 1 and no layers"
+    deeper = parse_query(f"{query(num_hidden_layers=6)}&batch=4&pp=4")
+    _, module = Cells(deeper).tracer(deeper).built()
+    assert ranks_of_stages(module, plan) == (0, 8, 24), "1, 2, 2 and 1 layers"
+    module.model.layers[4].mlp = torch.nn.Linear(256, 4096, device="meta")
+    assert ranks_of_stages(module, plan) == (0, 8, 16, 24)
 
 
 def test_a_report_says_whose_figures_they_are_at_each_batch() -> None:

@@ -142,3 +142,31 @@ def test_a_world_within_a_world_is_refused() -> None:
         pytest.raises(RequestError, match=r"^world: given 2, with torch.distributed initialized"),
     ):
         sizer.size_step(sharded, gpu=GPU, world=2)
+
+
+def of_accelerate() -> Callable[[], None]:
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Linear"]
+    )
+    accelerator = Accelerator(fsdp_plugin=plugin)
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 8))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+
+    def step() -> None:
+        accelerator.backward(model(torch.zeros(4, 256, device="cuda")).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_accelerates_plugin_shards_as_pytorch_does() -> None:
+    pytest.importorskip("accelerate")
+    estimate = sizer.size_step(of_accelerate, gpu=GPU, world=8, rank=0).estimates[0]
+    shard = 4 * (256 * 256 + 256 + 8 * 256 + 8) // 8
+    assert estimate.weights_bytes == estimate.gradients_bytes == shard
+    assert estimate.optimizer_bytes == 2 * shard, (
+        "two averages of every parameter, as the optimizer has found them again"
+    )

@@ -273,6 +273,20 @@ def test_a_twin_lives_as_long_as_its_storage(recorder: Recorder) -> None:
         assert not recorder.values._twins
 
 
+def test_what_nobody_asks_for_is_not_computed_and_else_from_what_it_was_made_of(recorder: Recorder) -> None:
+    values = recorder.values
+    with recorder, torch.device("meta"):
+        angles = torch.arange(4096.0)[:, None] * torch.full((2,), 2.0)
+        turned = torch.cat((angles, angles), dim=-1).cos().to(torch.bfloat16)
+        assert len(values._waiting) == 4
+        angles.add_(1.0)  # what was made of them before stays as it was
+    expected = (2 * torch.arange(4096.0)).cos().to(torch.bfloat16)
+    assert torch.equal(values.get(turned), expected[:, None].expand(4096, 4))
+    assert torch.equal(values.get(angles[:, 0]), 2 * torch.arange(4096.0) + 1)
+    del angles, turned
+    assert not values._twins and not values._waiting
+
+
 def test_known_values_cost_the_traced_device_nothing(recorder: Recorder) -> None:
     tensor = under(recorder, lambda: torch.arange(4) > 1)
     # arange 4*8 bytes, released; the comparison 4*1

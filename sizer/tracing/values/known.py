@@ -8,12 +8,15 @@ CPU. Every known storage has a real twin of the same size, so views and in-place
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+
+from sizer.tracing.values.twins import Held, Twin, can_wait, hold, layout_of, on_cpu, run_on_held
 
 # Elements of an integer or boolean tensor that is still followed: which of 768 experts 4096 tokens take.
 LARGEST_INTEGERS = 2**26
@@ -93,7 +96,8 @@ class KnownValues:
     """The real twins of meta storages, by the storage's address."""
 
     def __init__(self) -> None:
-        self._twins: dict[int, tuple[torch.UntypedStorage, weakref.ref]] = {}
+        self._twins: dict[int, tuple[Twin, weakref.ref]] = {}
+        self._waiting: weakref.WeakSet[Twin] = weakref.WeakSet()  # twins that are yet to be computed
         self.expected_true = StorageSet()  # results of `all()`: though unknown, surely meant to be True
         self.expected_false = StorageSet()  # asked for `any()`: though unknown, taken to hold no True
         self.lost = StorageSet()  # integers that were made from data in C++, which drops it on every meta device
@@ -105,10 +109,7 @@ class KnownValues:
         if tensor.device.type != "meta":
             return tensor if tensor.device.type == "cpu" else None
         twin = self._twins.get(tensor.untyped_storage()._cdata)
-        if twin is None:
-            return None
-        real = torch.empty(0, dtype=tensor.dtype, device="cpu")
-        return real.set_(twin[0], tensor.storage_offset(), tensor.shape, tensor.stride())
+        return twin[0].view(layout_of(tensor)) if twin is not None else None
 
     def remember(self, tensor: Tensor, real: Tensor) -> None:
         """Note that the meta tensor, which owns its whole storage, holds the values of `real` (same shape and dtype)."""
@@ -122,9 +123,9 @@ class KnownValues:
             real = copy.copy_(real)
             if real.untyped_storage().nbytes() != storage.nbytes():
                 return
-        self._pair(storage, real.untyped_storage())
+        self._pair(storage, Twin(real.untyped_storage()))
 
-    def _pair(self, storage: torch.UntypedStorage, twin: torch.UntypedStorage) -> None:
+    def _pair(self, storage: torch.UntypedStorage, twin: Twin) -> None:
         key = storage._cdata
         self._twins[key] = (twin, weakref.ref(storage, lambda _: self._drop(key)))
 
@@ -153,7 +154,7 @@ class KnownValues:
         if real.nbytes < storage.nbytes():
             whole = torch.zeros(storage.nbytes() // tensor.itemsize, dtype=tensor.dtype, device="cpu")
             whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(real)
-            self._pair(storage, whole.untyped_storage())
+            self._pair(storage, Twin(whole.untyped_storage()))
         else:
             self.remember(tensor, real)
         self._assumed[tensor.untyped_storage()._cdata] = text
@@ -212,17 +213,28 @@ class KnownValues:
         fresh = [t for t in outs if t.device.type == "meta" and t.untyped_storage()._cdata not in self._twins]
         if not fresh or not all(is_small(t) for t in outs):
             return
-        try:
-            results = self.run(func, args, kwargs)
-        except NotImplementedError:  # the CPU has no such kernel for this dtype
-            return
-        results = [results] if isinstance(results, Tensor) else tensors_of(results)
         text = self.assumption(inputs)
-        for tensor, real in zip(outs, results, strict=True):
-            if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
-                self.remember(tensor, real)
-                if text is not None:
-                    self._assumed[tensor.untyped_storage()._cdata] = text
+        if can_wait(func, inputs, out):
+            self._pair(out.untyped_storage(), self._later(func, args, kwargs, inputs))
+        else:
+            try:
+                results = self.run(func, args, kwargs)
+            except NotImplementedError:  # the CPU has no such kernel for this dtype
+                return
+            results = [results] if isinstance(results, Tensor) else tensors_of(results)
+            for tensor, real in zip(outs, results, strict=True):
+                if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
+                    self.remember(tensor, real)
+        if text is not None:
+            self._assumed |= dict.fromkeys((tensor.untyped_storage()._cdata for tensor in fresh), text)
+
+    def _later(self, func: Any, args: tuple, kwargs: dict, inputs: list[Tensor]) -> Twin:
+        """The twin of what `func` returns, computed when it is first asked for. It holds no tensor on meta, which would live on."""
+        held = {id(one): Held(self._twins[one.untyped_storage()._cdata][0], layout_of(one)) for one in inputs}
+        compute = partial(run_on_held, func, hold(args, held), {name: hold(one, held) for name, one in kwargs.items()})
+        twin = Twin(compute=compute, sources=[one.twin for one in held.values()])
+        self._waiting.add(twin)
+        return twin
 
     def _follow_filled(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Remember the values of `full_like` and its like, which take nothing but the shape of a tensor of unknown values."""
@@ -255,6 +267,7 @@ class KnownValues:
         text = self.assumption(inputs)
         for tensor in written:
             self._adopt(tensor)
+            self._compute_what_waits_for(tensor)
             if text is not None and tensor.device.type == "meta":
                 self._assumed[tensor.untyped_storage()._cdata] = text
         self.run(func, args, kwargs)
@@ -263,7 +276,7 @@ class KnownValues:
         """Whether a tensor that was resized has its memory, and what it holds, as before: it does where it became no larger."""
         storage = resized.untyped_storage()
         twin = self._twins.get(storage._cdata)
-        return twin is not None and twin[0].nbytes() == storage.nbytes()
+        return twin is not None and twin[0].storage.nbytes() == storage.nbytes()
 
     def _can_mutate(self, func: Any, written: list[Tensor], inputs: list[Tensor]) -> bool:
         # fill_, zero_ and copy_ over a whole tensor need no earlier values of what they write.
@@ -277,6 +290,12 @@ class KnownValues:
             for t in written
         )
 
+    def _compute_what_waits_for(self, tensor: Tensor) -> None:
+        """Compute what is to be computed from values of a tensor, before they change."""
+        twin, _ = self._twins.get(tensor.untyped_storage()._cdata, (None, None))
+        for waiting in [one for one in self._waiting if twin in one.sources]:
+            waiting.storage  # noqa: B018 - asked for
+
     def _adopt(self, tensor: Tensor) -> None:
         if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
             self.remember(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"))
@@ -286,9 +305,7 @@ class KnownValues:
             return self.get(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._real(v) for v in value)
-        if isinstance(value, torch.device) and value.type == "meta":
-            return torch.device("cpu")
-        return value
+        return on_cpu(value)
 
 
 def _is_unpredictable(func: Any) -> bool:
