@@ -78,6 +78,8 @@ def test_what_the_tests_require_beside():
     }
     known = {
         *requirements("requirements.txt"),
+        "accelerate",  # which peft brings
+        "torchao",  # which .ci/run installs for its own tests
         "axe_playwright_python",
         "hypothesis",
         "playwright",

@@ -22,7 +22,9 @@ def compiled_when_called() -> Iterator[None]:
         yield
 
 
-def _later(compile_now: Callable[..., Any], model: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+def _later(
+    compile_now: Callable[..., Any], model: Callable[..., Any] | None = None, **options: Any
+) -> Callable[..., Any]:
     """What `torch.compile(model, **options)` gives: a decorator without a model."""
     if model is None:
         return functools.partial(_later, compile_now, **options)

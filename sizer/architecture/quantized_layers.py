@@ -96,7 +96,9 @@ def is_of_torchao(settings: Mapping[str, object], path: str, layer: nn.Module, n
         raise ConfigError("no layout of these weights is known", given=given, allowed="false")
     if not isinstance(layer, nn.Linear):
         if any(is_named(settings, path, parameter) for parameter in layer._parameters):
-            raise ConfigError("no layout of these weights is known", given=f"a config for {path}", allowed="linear layers")
+            raise ConfigError(
+                "no layout of these weights is known", given=f"a config for {path}", allowed="linear layers"
+            )
         return False
     if not should_convert_module(f"{path}.weight", names):
         return False

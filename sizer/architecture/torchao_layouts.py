@@ -142,14 +142,20 @@ def _of_weights(granularity: object) -> object:
 
 def _whole_config(settings: Mapping[str, object]) -> object:
     chosen = settings.get("quant_type")
-    if not isinstance(chosen, dict) or list(chosen) != ["default"]:  # transformers no longer loads names ("int4_weight_only")
+    if not isinstance(chosen, dict) or list(chosen) != [
+        "default"
+    ]:  # transformers no longer loads names ("int4_weight_only")
         raise _malformed(f"quant_type = {quote(chosen)}", "{default: a config of torchao's}")
     return chosen["default"]
 
 
 def _read(config: object) -> tuple[str, dict]:
     """The class and the arguments of what config_to_dict has written."""
-    if not isinstance(config, dict) or not isinstance(config.get("_type"), str) or not isinstance(config.get("_data"), dict):
+    if (
+        not isinstance(config, dict)
+        or not isinstance(config.get("_type"), str)
+        or not isinstance(config.get("_data"), dict)
+    ):
         raise _malformed(quote(config), "_type and _data, as torchao writes them")
     return config["_type"], config["_data"]
 

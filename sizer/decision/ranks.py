@@ -16,6 +16,9 @@ from sizer.request import Request, format_query, parse_query
 from sizer.tracer import Progress
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
+PIPELINES = (
+    8,
+)  # hosts that layers are split among: every kind of stage is traced, of an 8B in some five seconds for each number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +78,8 @@ def ranks(
 def ways(request: Request) -> list[Way]:
     """Every way of training on every number of GPUs, the fewest first.
 
-    HSDP shards within hosts of 8 and replicates over them; of a pipeline each host is a stage, within which FSDP2 shards. Tensor
-    parallel stays within one. transformers has plans for both, of some models.
+    HSDP shards within hosts of 8 and replicates over them; of a pipeline, on 64 GPUs, each host is a stage, within which FSDP2
+    shards. Tensor parallel stays within one. transformers has plans for both, of some models.
     """
     degrees = {"ranks": 8, "replicate": 1, "reshard": 1, "tp": 1, "cp": 1, "pp": 1, "microbatch": 1}
     plain = {"offload": False, "sp": False, "lp": False, "schedule": "1f1b", "rank": None}
@@ -92,7 +95,7 @@ def ways(request: Request) -> list[Way]:
             spread = {"ranks": ranks, "replicate": gpus // ranks} | (sharded if row.shards else {})
             title = f"{row.title} of {PER_HOST}" if key == "hsdp" else row.title
             found.append(Way(title=title, gpus=gpus, request=replace(alone, parallel=key, **spread)))
-        if groups > 1 and "pp" not in SOURCES[request.source].refuses:
+        if groups in PIPELINES and "pp" not in SOURCES[request.source].refuses:
             stages = {"parallel": "fsdp", "ranks": PER_HOST, "pp": groups, "reshard": request.reshard}
             title = f"{PARALLELS['fsdp'].title} of {PER_HOST}, pipeline parallel"
             found.append(

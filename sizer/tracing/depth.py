@@ -243,9 +243,13 @@ def _plain(value: object, own: str) -> object:
         return tuple(_plain(one, own) for one in value)
     if isinstance(value, (set, frozenset)):
         return frozenset(_plain(one, own) for one in value)
-    if type(value).__module__.startswith(f"{BITSANDBYTES}."):  # what restores a quantised weight, its tensors by what they are
+    if type(value).__module__.startswith(
+        f"{BITSANDBYTES}."
+    ):  # what restores a quantised weight, its tensors by what they are
         held = vars(value).items()
-        return type(value), *((key, _told(one) if isinstance(one, torch.Tensor) else _plain(one, own)) for key, one in held)
+        return type(value), *(
+            (key, _told(one) if isinstance(one, torch.Tensor) else _plain(one, own)) for key, one in held
+        )
     return type(value), id(value)
 
 

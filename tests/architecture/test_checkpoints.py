@@ -43,7 +43,11 @@ GPT_OSS |= {
 GPT_OSS |= {"num_local_experts": 4, "num_experts_per_tok": 2}
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
 INT4 = {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 128}}
-BY_ROW = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {"granularity": {"_type": "PerRow", "_data": {"dim": -1}}}}
+BY_ROW = {
+    "_type": "Int8WeightOnlyConfig",
+    "_version": 2,
+    "_data": {"granularity": {"_type": "PerRow", "_data": {"dim": -1}}},
+}
 METHODS = {
     "awq": {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "gptq": {"bits": 4, "group_size": 128, "desc_act": False, "sym": True},

@@ -60,9 +60,15 @@ WEIGHTS = [
     *(("Int8DynamicActivationInt8WeightConfig", {"granularity": one}) for one in (("PerRow",), ("PerTensor",))),
     ("Float8WeightOnlyConfig", {"weight_dtype": torch.float8_e5m2}),
     ("IntxWeightOnlyConfig", {}),
-    ("IntxWeightOnlyConfig", {"weight_dtype": torch.int4, "granularity": ("PerGroup", 32), "scale_dtype": torch.float32}),
+    (
+        "IntxWeightOnlyConfig",
+        {"weight_dtype": torch.int4, "granularity": ("PerGroup", 32), "scale_dtype": torch.float32},
+    ),
     ("Int8DynamicActivationIntxWeightConfig", {"weight_dtype": torch.int4}),
-    ("Int8DynamicActivationIntxWeightConfig", {"weight_granularity": ("PerAxis", 0), "weight_scale_dtype": torch.float16}),
+    (
+        "Int8DynamicActivationIntxWeightConfig",
+        {"weight_granularity": ("PerAxis", 0), "weight_scale_dtype": torch.float16},
+    ),
 ]
 
 
@@ -73,7 +79,9 @@ def test_a_layer_has_the_tensors_that_torchao_saves(name: str, options: dict, dt
     from torchao.core.config import config_to_dict
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-    made = {key: getattr(quantization, one[0])(*one[1:]) if isinstance(one, tuple) else one for key, one in options.items()}
+    made = {
+        key: getattr(quantization, one[0])(*one[1:]) if isinstance(one, tuple) else one for key, one in options.items()
+    }
     config = getattr(quantization, name)(**made)
     layer = nn.Sequential(nn.Linear(256, 96, bias=False, dtype=dtype))
     quantization.quantize_(layer, config)
@@ -90,6 +98,8 @@ def test_tiles_of_4_bits_are_padded_as_for_the_kernel(outputs: int, inputs: int)
     settings = {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": config}}}
     layout = layout_of("torchao", settings, outputs, inputs, torch.bfloat16)
     high, wide = -(-outputs // 8) * 8, -(-inputs // 1024) * 1024
-    packed = torch.ops.aten._convert_weight_to_int4pack(torch.empty(high, wide // 2, dtype=torch.uint8, device="meta"), 8)
+    packed = torch.ops.aten._convert_weight_to_int4pack(
+        torch.empty(high, wide // 2, dtype=torch.uint8, device="meta"), 8
+    )
     assert layout["qdata"] == (tuple(packed.shape), packed.dtype)
     assert layout["scale_and_zero"] == ((wide // 64, high, 2), torch.bfloat16)

@@ -34,7 +34,7 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def grown(texts: list[str]) -> list[RankReport]:
-    with mock.patch("sizer.decision.ranks.GPUS", ASKED):
+    with mock.patch("sizer.decision.ranks.GPUS", ASKED), mock.patch("sizer.decision.ranks.PIPELINES", (2,)):
         return list(ranks(parse_query(QUERY), progress=texts.append))
 
 
@@ -119,8 +119,10 @@ def test_a_group_that_the_ranks_are_too_few_for_is_a_row_with_the_reason():
     assert reasons.keys() == {(2, "FSDP2")} and reasons[2, "FSDP2"].startswith("reshard: given 4 with ranks=2")
 
 
-def test_a_pipeline_has_a_stage_on_each_host_and_the_samples_of_all_gpus():
+def test_a_pipeline_has_a_stage_on_each_host_and_the_samples_of_all_gpus(monkeypatch):
     query = f"{SPLIT}&seq=16&dtype=float32&batch=2&gpu=h100-80gb"
+    assert [(way.gpus, way.request.pp) for way in ways(parse_query(query)) if way.request.pp > 1] == [(64, 8)]
+    monkeypatch.setattr("sizer.decision.ranks.PIPELINES", (2, 4, 8))
     pipelines = [way for way in ways(parse_query(query)) if way.request.pp > 1]
     assert [(way.gpus, way.request.pp) for way in pipelines] == [(16, 2), (32, 4), (64, 8)]
     with mock.patch("sizer.decision.ranks.ways", lambda request: pipelines):

@@ -93,14 +93,22 @@ class Traces:
         lists = [len(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
         self.layers.append((max(lists), forward_alone))
         work = work_of(self._tracer.request, dtype)
-        told = {"batch": batch, "device": self.device, "short": short, "forward_alone": forward_alone, "loading": loading}
+        told = {
+            "batch": batch,
+            "device": self.device,
+            "short": short,
+            "forward_alone": forward_alone,
+            "loading": loading,
+        }
         return trace(self._blueprint, module, work, **told)
 
 
 def assert_same(one: Tape, other: Tape) -> None:
     assert by_block(one.size_queries) == by_block(other.size_queries)
     names = (field.name for field in fields(one) if field.name != "size_queries")
-    assert [name for name in names if getattr(one, name) != getattr(other, name)] == []  # a tape in a message takes minutes
+    assert [
+        name for name in names if getattr(one, name) != getattr(other, name)
+    ] == []  # a tape in a message takes minutes
 
 
 def settled(tape: Tape) -> Tape:
@@ -163,7 +171,9 @@ def test_what_one_dtype_has_shown_is_not_shown_again_for_others(more: str):
         assert_same(tape, traces.at(dtype=dtype))
     assert depths[0] == [2, 3, 4, 14]
     assert max(map(max, depths[1:])) == 3
-    assert depths[3] == ([3, 2] if more else [3])  # float16 has bfloat16's kernels, but that LLM.int8() casts its input to it
+    assert depths[3] == (
+        [3, 2] if more else [3]
+    )  # float16 has bfloat16's kernels, but that LLM.int8() casts its input to it
 
 
 @pytest.mark.exhaustive
