@@ -73,11 +73,13 @@ def size_step(
     torch: str | None = None,
     world: int | None = None,
     rank: int = 0,
+    expandable_segments: bool = False,
 ) -> Report:
     """The report (bytes) on a step of yours, written as for a real device, or for one rank of many; see sizer.custom.size_step."""
     from sizer import custom
 
-    return custom.size_step(setup, gpu=gpu, steps=steps, torch=torch, world=world, rank=rank)
+    told = {"gpu": gpu, "steps": steps, "torch": torch, "expandable_segments": expandable_segments}
+    return custom.size_step(setup, **told, world=world, rank=rank)
 
 
 def check_placement(module: nn.Module, inputs: tuple | Mapping[str, Any]) -> PlacementReport:

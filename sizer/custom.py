@@ -93,6 +93,7 @@ def size_step(
     torch: str | None = None,
     world: int | None = None,
     rank: int = 0,
+    expandable_segments: bool = False,
 ) -> Report:
     """The report (bytes) of a step of yours, whatever it does, written as for a real device.
 
@@ -100,7 +101,8 @@ def size_step(
     arguments that does one step. `.cuda()`, `.to("cuda")` and `device="cuda"` go to meta, `torch.autocast("cuda", …)` acts as on
     the device. Phases are told by autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
     `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
-    that are not allowed, TraceError where the step cannot be traced, with the operator and module.
+    that are not allowed, TraceError where the step cannot be traced, with the operator and module. `expandable_segments` is the
+    allocator's setting of that name, which CUDA devices alone have.
 
     With a `world` of so many ranks the step is that of the one with number `rank`, as torchrun would start it: torch.distributed is
     initialized, torch.cuda answers as on a host with eight GPUs, and DDP, FSDP2 and DTensor run as they are (sizer.distributed).
@@ -113,12 +115,16 @@ def size_step(
     if steps < 1:
         raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")
     place = _gpu(gpu)
+    if expandable_segments and place.backend != "cuda":
+        allowed = "False, or a CUDA device"
+        raise RequestError("expandable_segments", given=f"True with gpu={gpu}", allowed=allowed, todo="leave it out")
     device = _device(place, torch)
     recorder = Recorder(device)
     watcher = StepWatcher(recorder)
     with _world(world, rank, place), repeatable(), recording(recorder), watcher.watching(), explained(recorder):
-        with on_meta("meta"), OnMeta():
+        with on_meta("meta"), OnMeta(recorder.deferred), recorder.deferred.setting_up():
             step = setup()
+        recorder.place_deferred()
         watcher.loaded()
         for number in range(1, steps + 1):
             watcher.begin_step()
@@ -129,14 +135,24 @@ def size_step(
     census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
     tape = recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
     dtype = _dtype(roots[0]) if roots else "float32"
-    return _report(tape, census, dtype=dtype, gpu=place, mode="training", device=device)
+    told = {"gpu": place, "mode": "training", "device": device, "expandable_segments": expandable_segments}
+    return _report(tape, census, dtype=dtype, **told)
 
 
 def _report(
-    tape: Tape, census: Census, *, dtype: str, gpu: Gpu, mode: str, device: Device, optimizer: str | None = None
+    tape: Tape,
+    census: Census,
+    *,
+    dtype: str,
+    gpu: Gpu,
+    mode: str,
+    device: Device,
+    optimizer: str | None = None,
+    expandable_segments: bool = False,
 ) -> Report:
     family = TapeFamily(exact=(tape,))
-    columns = read_columns({dtype: family}, [tape.batch], gpu=gpu, mode=mode, oracle=size_oracle_of(gpu))
+    told = {"gpu": gpu, "mode": mode, "oracle": size_oracle_of(gpu), "expandable_segments": expandable_segments}
+    columns = read_columns({dtype: family}, [tape.batch], **told)
     traced = {dtype: Traced(family=family, kernels=device.kernels())}
     return build_report(
         query="",
@@ -148,7 +164,13 @@ def _report(
         cautions=cautions(device, gpu),
         target=target(device),
         assumptions=tuple(map(str, device.kernels())),
-        explanation=explain(device, traced=traced, optimizer=optimizer if MODES[mode].trains else None, gpu=gpu),
+        explanation=explain(
+            device,
+            traced=traced,
+            optimizer=optimizer if MODES[mode].trains else None,
+            gpu=gpu,
+            expandable_segments=expandable_segments,
+        ),
         formulas=formulas(device, gpu),
     )
 

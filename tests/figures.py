@@ -14,6 +14,7 @@ from sizer.catalogue import contexts
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
 from sizer.memory.bounds import BETWEEN_VERSIONS
+from tests.benchmarks import bench_torchtitan
 from tests.benchmarks.bench_outside import HELD, read_messages, used
 from tests.benchmarks.published.errors import LIBRARIES, in_range, read_errors, table_by_kind, table_by_set
 from tests.benchmarks.published.rows import read_runs
@@ -181,6 +182,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "errors by set": (README, table_by_set),
     "errors by kind of run": (PUBLISHED_README, table_by_kind),
     "the service": (README, _service),
+    "torchtitan": (README, bench_torchtitan.table),
 }
 
 

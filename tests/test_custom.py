@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -138,6 +139,77 @@ def test_gradient_accumulation() -> None:
     # or in a workspace of their own
     least = (2 + 2 + 1) * 512 + max(WORKSPACES, BLAS.size)
     assert least < estimate.peak_allocated_bytes <= least + 5 * 512
+
+
+def of(*sizes: int) -> nn.Sequential:
+    """Matrices without biases, their values drawn as a model's own code does."""
+    model = nn.Sequential(*(nn.Linear(inner, outer, bias=False) for inner, outer in pairwise(sizes)))
+    for part in model:
+        nn.init.normal_(part.weight)
+    return model
+
+
+def trained(model: nn.Module) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.zeros(4, 256, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def of_meta_context() -> Callable[[], None]:
+    with torch.device("meta"):
+        model = of(256, 256, 256)
+    return trained(model.to_empty(device="cuda"))
+
+
+def of_meta_by_name() -> Callable[[], None]:
+    model = nn.Sequential(
+        nn.Linear(256, 256, bias=False, device="meta"), nn.Linear(256, 256, bias=False, device="meta")
+    )
+    return trained(model.to_empty(device=torch.device("cuda")))
+
+
+def on_the_device_at_once() -> Callable[[], None]:
+    with torch.device("cuda"):
+        return trained(of(256, 256, 256))
+
+
+def never_materialized() -> Callable[[], None]:
+    with torch.device("meta"):
+        return trained(of(256, 256, 256))
+
+
+def sharded_on_meta() -> Callable[[], None]:
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.device("meta"):
+        model = of(256, 256, 256)
+    for part in (*model, model):
+        fully_shard(part)
+    return trained(model.to_empty(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("setup", "ranks"),
+    [
+        (of_meta_context, 1),
+        (of_meta_by_name, 1),
+        (on_the_device_at_once, 1),
+        (never_materialized, 1),
+        (sharded_on_meta, 8),
+    ],
+)
+def test_what_is_made_on_meta_is_on_the_device_once_it_is_materialized(setup: Callable, ranks: int) -> None:
+    report = size_step(setup, gpu="a100-80gb", world=ranks if ranks > 1 else None)
+    estimate = report.estimates[0]
+    load = next(phase for phase in estimate.phases if phase.phase == "load")
+    weights = 2 * 256 * 256 * 4 // ranks
+    assert (estimate.weights_bytes, load.allocated_bytes) == (weights, weights)
+    assert load.peak_allocated_bytes < weights + 2 * 256 * 256 * 4 // 2  # nothing that is the whole model
 
 
 def test_number_of_steps() -> None:

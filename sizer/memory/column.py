@@ -117,11 +117,15 @@ def read_column(
 
 
 def read_columns(
-    tapes: Mapping[str, TapeFamily], batches: Iterable[int], *, gpu: Gpu, mode: str, oracle: SizeOracle | None = None
+    tapes: Mapping[str, TapeFamily],
+    batches: Iterable[int],
+    *,
+    gpu: Gpu,
+    mode: str,
+    oracle: SizeOracle | None = None,
+    expandable_segments: bool = False,
 ) -> dict[str, Column]:
     """The whole column of every dtype."""
     batches = tuple(batches)
-    return {
-        dtype: list(read_column(family, batches, dtype=dtype, gpu=gpu, mode=mode, oracle=oracle))[-1]
-        for dtype, family in tapes.items()
-    }
+    told = {"gpu": gpu, "mode": mode, "oracle": oracle, "expandable_segments": expandable_segments}
+    return {dtype: list(read_column(family, batches, dtype=dtype, **told))[-1] for dtype, family in tapes.items()}

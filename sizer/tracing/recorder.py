@@ -32,6 +32,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading, tensors_in
 from sizer.tracing.log import BlockLog, DeferredSize
 from sizer.tracing.meta import collectives, in_place
+from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import Memo, makes_tensors
@@ -77,6 +78,7 @@ class Recorder(TorchDispatchMode):
         self.log = BlockLog()
         self.values = KnownValues()
         self.host = HostMemory()
+        self.deferred = Deferred()
         self.paths = ModulePaths()
         self.notes: dict[str, None] = {}
         self.at: Any = None
@@ -289,15 +291,22 @@ class Recorder(TorchDispatchMode):
             return  # a view of a tensor that was there before the step
         if self.host.makes(tensors_of(args)) and tensor not in self.host:
             self.host.take(tensor)
+        if self.deferred.makes(tensors_of(args)):
+            self.deferred.take(tensor)
         self._enter(tensor, plan.name, self.paths.current(), "temporary")
 
     def _enter(self, tensor: Tensor, op: str, module: str, category: str) -> None:
-        if tensor in self.host:
+        if tensor in self.host or tensor in self.deferred:
             return
         storage = tensor.untyped_storage()
         block = self.log.allocate(storage.nbytes(), op, module, category)
         self._note(tensor, block)
         self._follow_storage(storage, block)
+
+    def place_deferred(self) -> None:
+        """Log what was made on meta by name and never materialized: code computes with it as it is."""
+        for storage in self.deferred.left():
+            self._follow_storage(storage, self.log.allocate(storage.nbytes(), "", "", "temporary"))
 
     def _note(self, tensor: Tensor, block: int) -> None:
         """Note what a block holds, where that is asked for."""

@@ -8,18 +8,41 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sizer.tracing.meta.deferred import Deferred
+
 
 class OnMeta(TorchFunctionMode):
-    """Sends to meta what asks for an accelerator by name: `.cuda()`, `.to("cuda:0")`, `device="mps"`."""
+    """Sends to meta what asks for an accelerator by name: `.cuda()`, `.to("cuda:0")`, `device="mps"`.
+
+    `deferred` is told of it, and of what asks for meta by name.
+    """
+
+    def __init__(self, deferred: Deferred | None = None) -> None:
+        super().__init__()
+        self._deferred = deferred
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
             return args[0].to("meta")
-        if kwargs and kwargs.get("device") == "meta" and isinstance(kwargs["device"], str):
+        kwargs = kwargs or {}
+        deferred = self._deferred
+        if deferred is None:
+            return self._run(func, args, kwargs)
+        if func is torch.device and args and deferred.names(args[0]):
+            return deferred.name(func(*args, **kwargs))
+        if deferred.names(kwargs.get("device")):
+            with deferred.told(True):
+                return func(*args, **kwargs)
+        if any(_on_meta(value) is not value for value in (*args, *kwargs.values())):
+            with deferred.told(False):
+                return self._run(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if kwargs.get("device") == "meta" and isinstance(kwargs["device"], str):
             with _disable_current_modes():  # meta by name: on no device
                 return func(*args, **kwargs)
-        kwargs = {name: _on_meta(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_on_meta, args), **kwargs)
+        return func(*map(_on_meta, args), **{name: _on_meta(value) for name, value in kwargs.items()})
 
 
 def _on_meta(value: Any) -> Any:

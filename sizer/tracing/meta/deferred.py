@@ -1,0 +1,91 @@
+"""Deferred initialization: what code makes on meta before it has a device, and materializes there with `to_empty` or `empty_like`.
+
+A trace's own tensors are on meta, too, and stand for those of the device. While a model is set up, what is asked for on meta by
+name, or under a `torch.device("meta")` of the code's own, stands for nothing, and so does what is made of nothing else: shards,
+say. What asks for the device by name is on it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._device import DeviceContext, _device_constructors
+
+
+class Deferred:
+    """The tensors that were made on meta and stand for nothing yet. `making` says whether what is made now is one of them, None
+    where that follows from what it is made of."""
+
+    def __init__(self) -> None:
+        self.making: bool | None = None
+        self._storages: dict[int, weakref.ref] = {}
+        self._setting_up = False
+        self._devices: list[torch.device] = []  # those that code has named meta; equal ones are told apart by identity
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._storages
+
+    def makes(self, inputs: list[Tensor]) -> bool:
+        """Whether what an operator makes of these tensors is on no device."""
+        if not self._setting_up or self.making is not None:
+            return bool(self._setting_up and self.making)
+        on_meta = [tensor for tensor in inputs if tensor.device.type == "meta"]
+        return bool(on_meta) and all(tensor in self for tensor in on_meta)
+
+    def take(self, tensor: Tensor) -> None:
+        """Have a tensor stand for nothing."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
+
+    def left(self) -> list[torch.UntypedStorage]:
+        """The storages that stand for nothing, which from now on stand for the device's: code that never materializes them means
+        these."""
+        found = [storage for reference in self._storages.values() if (storage := reference()) is not None]
+        self._storages.clear()
+        return found
+
+    def name(self, device: torch.device) -> torch.device:
+        """A device that code has named meta, told apart from those that stand for others."""
+        self._devices.append(device)
+        return device
+
+    def names(self, device: object) -> bool:
+        """Whether code has named it meta: the word, or a device that `name` was given."""
+        return device == "meta" if isinstance(device, str) else any(device is one for one in self._devices)
+
+    @contextmanager
+    def told(self, making: bool) -> Iterator[None]:
+        """Within the context what is made is on no device, or is on it, whatever it is made of."""
+        before, self.making = self.making, making
+        try:
+            yield
+        finally:
+            self.making = before
+
+    @contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """Within the context code sets up its model: what it makes under a `torch.device("meta")` of its own is on no device."""
+        call = DeviceContext.__torch_function__
+
+        def torch_function(
+            context: DeviceContext, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+        ) -> Any:
+            makes = func in _device_constructors() and (kwargs or {}).get("device") is None
+            if makes and self.names(context.device):
+                with self.told(True):
+                    return call(context, func, types, args, kwargs)
+            return call(context, func, types, args, kwargs)
+
+        self._setting_up = True
+        try:
+            with mock.patch.object(DeviceContext, "__torch_function__", torch_function):
+                yield
+        finally:
+            self._setting_up = False
