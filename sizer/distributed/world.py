@@ -6,10 +6,11 @@ All that is patched of torch.distributed stands here; read in PyTorch 2.11 and 2
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -55,6 +56,7 @@ def world_of(size: int, rank: int, accelerator: Accelerator, *, groups: Hashable
             stack.enter_context(patched())
         if groups is None:
             stack.enter_context(_addresses_differ())
+            stack.enter_context(_accelerate_forgets())
         yield
 
 
@@ -216,6 +218,25 @@ def _addresses_differ() -> Iterator[None]:
 
     with mock.patch.object(Tensor, "data_ptr", data_ptr):
         yield
+
+
+@contextmanager
+def _accelerate_forgets() -> Iterator[None]:
+    """accelerate keeps what it has found out of the world for all its objects (accelerate/state.py, 1.15), and transformers' losses
+    reduce over the ranks that it says there are: what it first finds out within the context is forgotten."""
+
+    def state() -> ModuleType | None:
+        return sys.modules.get("accelerate.state")
+
+    if state() is not None and state().is_initialized():
+        yield
+        return
+    try:
+        yield
+    finally:
+        if state() is not None:
+            state().AcceleratorState._reset_state(reset_partial_state=True)
+            state().GradientState._reset_state()
 
 
 def _import_scripted() -> None:

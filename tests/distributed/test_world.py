@@ -170,3 +170,6 @@ def test_accelerates_plugin_shards_as_pytorch_does() -> None:
     assert estimate.optimizer_bytes == 2 * shard, (
         "two averages of every parameter, as the optimizer has found them again"
     )
+    from accelerate.state import PartialState
+
+    assert PartialState._shared_state == {}, "transformers' losses would reduce over ranks that are gone"
