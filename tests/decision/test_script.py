@@ -49,13 +49,10 @@ RUN = {
         else {}
     ),
     "detection": "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2&optimizer=sgd",
-    "segmentation": "arch=torchvision:lraspp_mobilenet_v3_large&image=96&dtype=float32&batch=2",
     **(
         {
             "LoRA": f"arch=config:{SMALL_GPT2}&seq=64&dtype=bfloat16&batch=4&train=adapter&targets=attention&checkpointing=1",
             "DoRA": f"arch=config:{SMALL_GPT2}&seq=64&dtype=float32&batch=4&train=adapter&adapter=dora&r=4&accumulate=3",
-            "IA3": f"arch=config:{SMALL_GPT2}&seq=64&dtype=amp-bfloat16&batch=4&train=adapter&adapter=ia3",
-            "prompt": f"arch=config:{SMALL_GPT2}&seq=64&dtype=bfloat16&batch=4&train=adapter&adapter=prompt",
             "adapted CNN": "arch=torchvision:densenet121&image=64&dtype=float32&batch=2&checkpointing=1"
             "&train=adapter&targets=conv1",
         }
@@ -74,7 +71,6 @@ RUN = {
     "head": "arch=torchvision:resnet18&image=64&dtype=float32&batch=4&train=head",
     "accumulated": f"arch=config:{SMALL_GPT2}&seq=64&dtype=float32&batch=4&accumulate=4",
     "generation": f"arch=config:{SMALL_GPT2}&seq=64&mode=generate&new=8&dtype=bfloat16&batch=4",
-    "static cache": f"arch=config:{SMALL_GPT2}&seq=64&mode=generate&new=8&dtype=float32&batch=4&cache=static",
     "inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=bfloat16&batch=4",
 }
 

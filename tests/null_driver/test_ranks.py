@@ -90,7 +90,7 @@ UNGROUPED = split("qwen3", "Qwen3ForCausalLM", head_dim=64, num_key_value_heads=
 KINDS = "offloaded", "FSDP2", "DDP", "tensor parallel", "sequence", "context"
 QUERIES = {
     **{f"{name} by fsdp": f"{text}&dtype=bfloat16&parallel=fsdp" for name, text in ARCHITECTURES.items()},
-    **{f"{name} by ddp": f"{text}&dtype=float32&parallel=ddp&ranks=4" for name, text in ARCHITECTURES.items()},
+    **{f"{name} by ddp": f"{ARCHITECTURES[name]}&dtype=float32&parallel=ddp&ranks=4" for name in ("llama", "resnet")},
     "mixed precision by policy": f"{ARCHITECTURES['llama']}&dtype=amp-bfloat16&parallel=fsdp&ranks=16",
     "mixed precision with a scaler": f"{ARCHITECTURES['llama']}&dtype=amp-float16&parallel=fsdp&optimizer_impl=fused",
     "checkpointing": f"{ARCHITECTURES['llama']}&dtype=amp-bfloat16&parallel=fsdp&checkpointing=1&ranks=64",
@@ -104,11 +104,9 @@ QUERIES = {
     **{
         f"{name} by both": f"{text}&dtype=float32&parallel=fsdp&ranks=4&tp=2"
         for name, text in SPLIT.items()
-        if name != "mixtral"
+        if name in ("llama", "qwen2", "phi3")
     },
-    "split under autocast": f"{SPLIT['llama']}&dtype=amp-bfloat16&parallel=tp&tp=2&{LOOP}",
     "split by policy": f"{SPLIT['llama']}&dtype=amp-bfloat16&parallel=fsdp&ranks=64&tp=2&checkpointing=1",
-    "split with a scaler": f"{SPLIT['llama']}&dtype=amp-float16&parallel=fsdp&tp=2&optimizer_impl=fused",
     "split in groups": f"{SPLIT['qwen3']}&dtype=bfloat16&parallel=hsdp&ranks=2&replicate=2&tp=2",
     "split, not resharded": f"{SPLIT['phi3']}&dtype=bfloat16&parallel=fsdp&ranks=2&tp=2&accumulate=3&reshard=0",
     "sequence": f"{SPLIT['llama']}&dtype=bfloat16&parallel=tp&tp=2&sp=1",
@@ -117,7 +115,6 @@ QUERIES = {
     "sequence, inference": f"{SPLIT['qwen2']}&mode=inference&dtype=bfloat16&parallel=tp&tp=2&sp=1",
     "sequence and loss by policy": f"{SPLIT['llama']}&dtype=amp-bfloat16&parallel=fsdp&ranks=4&tp=2&sp=1&lp=1&checkpointing=1",
     "sequence in groups": f"{SPLIT['llama, tied']}&dtype=float32&parallel=hsdp&ranks=2&replicate=2&tp=2&sp=1&lp=1&accumulate=2",
-    "sequence with a scaler": f"{SPLIT['llama']}&dtype=amp-float16&parallel=fsdp&ranks=2&tp=2&sp=1&optimizer=sgd-momentum",
     "context": f"{SPLIT['llama']}&dtype=bfloat16&parallel=ddp&ranks=2&cp=4&rank=0",
     "context, last": f"{SPLIT['llama']}&dtype=amp-bfloat16&parallel=fsdp&ranks=2&cp=4&rank=7&checkpointing=1",
     "context in float32": f"{UNGROUPED}&dtype=float32&parallel=fsdp&ranks=1&cp=2&accumulate=2&rank=1",
@@ -128,22 +125,16 @@ QUERIES = {
     "dora by fsdp": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=fsdp&train=adapter&adapter=dora",
     "head in groups": f"{ARCHITECTURES['vit']}&dtype=float32&parallel=hsdp&ranks=2&replicate=4&train=head",
     "mixtral by policy": f"{SPLIT['mixtral']}&dtype=amp-bfloat16&parallel=fsdp",
-    "mixtral by both, bfloat16": f"{SPLIT['mixtral']}&dtype=bfloat16&parallel=fsdp&ranks=4&tp=2",
     "last of 7": f"{ARCHITECTURES['gpt2']}&dtype=bfloat16&parallel=fsdp&ranks=7&rank=6",
     "last of 1,024": f"{ARCHITECTURES['gpt2']}&dtype=amp-bfloat16&parallel=fsdp&ranks=1024&rank=1023",
-    "uneven in float16": f"{ARCHITECTURES['bert']}&dtype=amp-float16&parallel=fsdp&reshard=0",
-    "groups resharded to 4": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=hsdp&replicate=2&reshard=4",
     "convnext": "arch=torchvision:convnext_tiny&image=64&batch=2&dtype=bfloat16&parallel=fsdp",
-    "swin under autocast": "arch=torchvision:swin_t&image=64&batch=2&dtype=amp-bfloat16&parallel=ddp",
     "lora offloaded": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=fsdp&offload=1&train=adapter",
     "inference by fsdp": f"{ARCHITECTURES['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp",
     "inference in groups": f"{ARCHITECTURES['vit']}&mode=inference&dtype=amp-bfloat16&parallel=hsdp&ranks=4&replicate=2",
     "inference by tensor parallel": f"{SPLIT['qwen3']}&mode=inference&dtype=bfloat16&parallel=tp&tp=2",
-    "inference by both": f"{SPLIT['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp&ranks=2&tp=2",
     "inference, offloaded": f"{ARCHITECTURES['llama']}&mode=inference&dtype=bfloat16&parallel=fsdp&offload=1",
     "offloaded": f"{ARCHITECTURES['llama']}&dtype=float32&parallel=fsdp&ranks=4&offload=1&optimizer=sgd",
     "offloaded, in groups": f"{ARCHITECTURES['gpt2']}&dtype=float32&parallel=hsdp&ranks=4&replicate=2&offload=1&accumulate=2",
-    "ddp under autocast": f"{ARCHITECTURES['llama']}&dtype=amp-float16&parallel=ddp&optimizer_impl=loop",
 }
 
 

@@ -77,7 +77,6 @@ _SIZES = {
     "MambaForCausalLM": {"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 1000},
 }
 CONFIGS = {head: {**_TOKENS, **config} for head, config in _SIZES.items()}
-WITH_STATIC_CACHE = ("LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "T5ForConditionalGeneration")
 H100 = ("cuda", (9, 0))
 
 

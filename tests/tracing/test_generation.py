@@ -18,7 +18,7 @@ from sizer.memory.tape import Loop, Tape
 from sizer.memory.timeline import live_by_category
 from sizer.tracing.generation import trace_generation
 from sizer.tracing.tokens import trace_tokens
-from tests.tracing.generations import CONFIGS, WITH_STATIC_CACHE, device, generation, work
+from tests.tracing.generations import CONFIGS, device, generation, work
 
 CASES = [
     ("LlamaForCausalLM", "static", "sdpa", "bfloat16"),
@@ -28,7 +28,7 @@ CASES = [
 ]
 OTHERS = [
     *((head, "dynamic", "sdpa", "bfloat16") for head in CONFIGS),
-    *((head, "static", "sdpa", "bfloat16") for head in WITH_STATIC_CACHE),
+    ("T5ForConditionalGeneration", "static", "sdpa", "bfloat16"),
 ]
 
 # small blocks alone; blocks of the cache that become large on the way; large ones throughout; windows that fill

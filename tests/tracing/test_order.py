@@ -37,8 +37,8 @@ constant = torch.ones(2)
 SOME = NAMES[:4]
 ORDERS = [
     (SOME, (SOME[::-1],)),
-    # Each alone too, but for the first, of which the first order asked a fresh process.
-    pytest.param(NAMES, (NAMES[::-1], *((name,) for name in NAMES[1:])), marks=pytest.mark.exhaustive),
+    # Some alone, too; of the first the first order asked a fresh process.
+    pytest.param(NAMES, (NAMES[::-1], *((name,) for name in NAMES[1::4])), marks=pytest.mark.exhaustive),
 ]
 
 
