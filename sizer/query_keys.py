@@ -14,7 +14,7 @@ from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
-from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
@@ -193,6 +193,12 @@ def _read_arch(text: str) -> dict[str, object]:
     return {"source": source, **SOURCES[source].read(value)}
 
 
+def _read_parallel(text: str) -> dict[str, object]:
+    if text not in PARALLELS and (told := OTHER_NAMES.get(text)):
+        raise RefusedValueError(", ".join(PARALLELS), told)
+    return {"parallel": choice(PARALLELS)(text)}
+
+
 def _read_focus(text: str) -> tuple[str, int]:
     dtype, colon, batch = text.partition(":")
     try:
@@ -327,7 +333,7 @@ KEYS: dict[str, Key] = {
         needs=_training,
     ),
     "parallel": Key(
-        read=lambda text: {"parallel": choice(PARALLELS)(text)},
+        read=_read_parallel,
         write=lambda request: None if request.parallel == "none" else request.parallel,
         is_default=lambda request: request.parallel == "none",
         allowed=f"{', '.join(PARALLELS)}: how several GPUs work on the model together; every figure is that of one rank",
