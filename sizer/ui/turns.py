@@ -1,4 +1,4 @@
-"""Turns: a few pages are drawn at a time. Where many are asked for at once each would else be drawn as slowly as all of them.
+"""Turns: one page is drawn at a time. Where many are asked for at once each would else be drawn as slowly as all of them.
 
 Drawing is work of the interpreter, of which one thread does some at a time. A page gives its turn to others while it waits for a
 job, and does not wait for a turn for longer than PATIENCE_SECONDS: whatever holds the others up, it is drawn.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-AT_ONCE = 2
+AT_ONCE = 1  # two take turns at the interpreter every half a millisecond, and a hundred pages a sixth longer
 PATIENCE_SECONDS = 5.0
 
 
