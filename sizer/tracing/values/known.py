@@ -294,7 +294,7 @@ class KnownValues:
         """Compute what is to be computed from values of a tensor, before they change."""
         twin, _ = self._twins.get(tensor.untyped_storage()._cdata, (None, None))
         for waiting in [one for one in self._waiting if twin in one.sources]:
-            waiting.storage  # noqa: B018 - asked for
+            waiting.settle()
 
     def _adopt(self, tensor: Tensor) -> None:
         if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:

@@ -42,11 +42,15 @@ class Twin:
     @property
     def storage(self) -> torch.UntypedStorage:
         """The storage itself."""
+        self.settle()
+        return self._storage
+
+    def settle(self) -> None:
+        """Compute what is yet to be computed: its sources may hold something else from now on."""
         if self._storage is None:
             with _disable_current_modes(), torch.no_grad():
                 self._storage = self._compute()
             self._compute, self.sources = None, ()
-        return self._storage
 
     def view(self, layout: Layout) -> Tensor:
         """A tensor over the storage that is laid out so."""
