@@ -74,9 +74,13 @@ def _theme_read_once() -> Iterator[None]:
     """Within the context a section of the theme is read once, and stays as it is.
 
     Streamlit reads all six, among all its options, for each page that it draws: more than a tenth of the time
-    (`AppSession._create_new_session_message`, streamlit/runtime/app_session.py, read in 1.67).
+    (`AppSession._create_new_session_message`, streamlit/runtime/app_session.py, read in 1.67). Where it does so by another function
+    it is left to.
     """
-    read = app_session._populate_theme_msg
+    read = getattr(app_session, "_populate_theme_msg", None)
+    if read is None:
+        yield
+        return
 
     @functools.cache
     def theme(section: str) -> CustomThemeConfig:

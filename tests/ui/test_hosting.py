@@ -156,3 +156,11 @@ def test_pages_have_the_theme_that_streamlit_reads_read_once(client, monkeypatch
         expected.SerializeToString(deterministic=True)
     ] * 2
     assert len(read) == len(SECTIONS)
+
+
+def test_a_streamlit_that_reads_its_theme_elsewhere_serves_pages_all_the_same(client, monkeypatch):
+    client()
+    monkeypatch.delattr(app_session, "_populate_theme_msg")
+    let_in = []
+    live(lambda: let_in.append(True))
+    assert let_in == [True]
