@@ -34,6 +34,7 @@ GPU = "custom:95GiB@9.0"  # theirs had 95.04 GiB
 STEPS = 3
 WORDS = {"7B": 32_000, "8B": 128_256}  # of Llama 2's and Llama 3's tokenizer
 FLASH = [SDPBackend.FLASH_ATTENTION]  # cuDNN's attention was to be asked for then
+ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "foreach": True}
 MIXED = {"mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32"}
 
 Step = Callable[[], None]
@@ -98,7 +99,7 @@ def december_2024(run: Mapping[str, str]) -> Step:
     parallelize_llama(model, dims.build_mesh(device_type="cuda"), dims, job)
     model.to_empty(device="cuda")
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 
     def step() -> None:
         tokens, labels = (
@@ -131,7 +132,7 @@ def march_2024(run: Mapping[str, str]) -> Step:
     model = parallelize_llama(model, dims.build_mesh(device_type="cuda"), dims, job)
     model.to_empty(device="cuda")
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     kept = SimpleNamespace()
 
     def step() -> None:
