@@ -54,8 +54,9 @@ def _with_dtype(dtype: str) -> Change:
 
     def change(request: Request, known: Counted) -> Request | None:
         (now,), gpu = request.dtypes, find_gpu(request.gpu)
-        if "bfloat16" in dtype and gpu.capability is not None and gpu.capability < (8, 0):
-            return None  # no tensor cores for it: a T4 emulates them
+        emulated = gpu.capability is not None and gpu.capability < (8, 0)  # a T4 has no tensor cores for bfloat16
+        if emulated == ("bfloat16" in dtype):
+            return None  # one of the two: they take the same bytes, and bfloat16 needs no scaler
         if "amp" in dtype and (not MODES[request.mode].trains or gpu.backend == "cpu"):
             return None
         return replace(request, dtypes=(dtype,)) if order.index(dtype) > order.index(now) else None
@@ -327,3 +328,7 @@ OTHER_WORK = (
     "head",
     "inference",
 )  # something else is trained, or nothing: no part of what makes the same work fit
+ADAPTERS = (
+    "lora",
+    "qlora",
+)  # what is trained instead where nothing makes the same work fit, in the order in which they are tried

@@ -6,14 +6,14 @@ the work fit is one whose own trace fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
-from sizer.decision.lever_table import LEVERS, OTHER_WORK, Lever, accumulated
+from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.errors import RequestError
 from sizer.kept import Kept
 from sizer.memory.decision import LeverReport, LeverRow, LeverSet
@@ -106,57 +106,103 @@ def _search(
 ) -> Iterator[LeverReport]:
     """Looks for the fewest levers that make the work fit for sure; of equal numbers those of the lowest price.
 
-    Sets of one and two are all tried. For more, levers are taken away, the dearest first, from all of them as long as it fits.
+    Where none do, an adapter is trained in its place: beside whole weights, if that is not enough beside quantised ones.
     """
-    able = {row.key for row in report.rows if row.cell is not None}
+    able = {row.key: row.cell for row in report.rows if row.cell is not None}
     useful = [lever for lever in offered if lever.key in able and lever.key not in OTHER_WORK]
+    sets = _Sets(request, cells, progress, fits_alone={key for key, cell in able.items() if cell.fits is True})
+    progress("looking for what makes it fit")
+    found, search = sets.fewest(useful)
+    if found is not None:
+        yield replace(report, smallest=found, search=search)
+        return
+    least = sets.least(useful)
+    needs = [f"even with all of them the process takes {least}" if least else "none can be traced"]
+    for adapter in (lever for lever in offered if lever.key in ADAPTERS and lever.key in able):
+        adapted = adapter.change(request, cells.counted(request))
+        known = cells.counted(adapted)
+        beside = [lever for lever in LEVERS if lever.key not in OTHER_WORK and _changed(lever, adapted, known)]
+        found, _ = sets.fewest(beside, adapter)
+        if found is not None:
+            yield replace(report, smallest=found, search=f"The same work does not fit: {needs[0]}.")
+            return
+        if least := sets.least(beside, adapter):
+            needs.append(f"with {adapter.title(adapted).replace('A ', 'a ', 1)} {least}")
+    total = format_bytes(find_gpu(request.gpu).total_bytes)
+    ends = f"the device has {total}. Split the model over several devices, or take a larger one."
+    yield replace(report, search=f"No set of these changes makes it fit for sure: {', '.join(needs)}; {ends}")
 
-    def fitting(chosen: Iterable[Lever]) -> LeverSet | None:
-        question = _together(chosen, request, cells)
+
+class _Sets:
+    """Sets of levers that are pulled together on one question. `fits_alone` are those of which one is enough."""
+
+    def __init__(self, request: Request, cells: Cells, progress: Progress, *, fits_alone: Collection[str]) -> None:
+        self._request, self._cells, self._progress, self._fits_alone = request, cells, progress, fits_alone
+
+    def fewest(self, useful: list[Lever], *first: Lever) -> tuple[LeverSet | None, str]:
+        """The fewest of the useful levers that fit together with the first ones, and how they were found; None where none do.
+
+        Sets of one and two are all tried. For more, levers are taken away, the dearest first, from all of them as long as it fits.
+        """
+        whole = _everything(useful)
+        enough = self._fits_alone.intersection(lever.key for lever in first or useful)
+        everything = None if enough else self._fitting((*first, *whole))
+        if not enough and everything is None:
+            return None, ""
+        tried = 0
+        for size in range(0 if first else 1, TRIED_WHOLE + 1):
+            for chosen in sorted(_sets(useful, size), key=lambda levers: sum(lever.price for lever in levers)):
+                tried += 1
+                together = (*first, *chosen)
+                self._progress(f"trying {' and '.join(lever.key for lever in together)}")
+                if len(together) == 1 and together[0].key not in self._fits_alone:
+                    continue
+                if (found := self._fitting(together)) is not None:
+                    return found, f"The fewest changes that do, the first of {counted(tried, 'set')} tried that fits."
+        best, kept = everything, list(whole)
+        for lever in sorted(whole, key=lambda lever: -lever.price):
+            fewer = [one for one in kept if one is not lever]
+            self._progress(f"trying without {lever.key}")
+            if (found := self._fitting((*first, *fewer))) is not None:
+                best, kept = found, fewer
+        return best, f"No two changes are enough; without any one of these {len(kept)} it does not fit."
+
+    def least(self, useful: list[Lever], *first: Lever) -> str | None:
+        """What the process takes with all useful levers, as a range in words; None where that cannot be traced."""
+        question = self._together((*first, *_everything(useful)))
+        try:
+            found = None if question is None else self._cells.estimate(question)
+        except CANNOT:
+            return None
+        return found and f"{format_bytes(found.process_low_bytes)} to {format_bytes(found.process_high_bytes)}"
+
+    def _fitting(self, chosen: Sequence[Lever]) -> LeverSet | None:
+        """The set where its work fits for sure, at the largest batch size that does where that is one of its levers."""
+        question = self._together(chosen)
         if question is None:
             return None
         try:
-            if cells.fits(question) is not True:
+            if self._cells.fits(question) is not True:
                 return None
             if any(lever.key == "batch" for lever in chosen):
-                question = _largest_fitting(question, cells, below=request.batches[0])
-            return LeverSet(
-                keys=tuple(lever.key for lever in chosen), query=format_query(question), cell=cells.cell(question)
-            )
+                question = _largest_fitting(question, self._cells, below=self._request.batches[0])
+            keys = tuple(lever.key for lever in chosen)
+            return LeverSet(keys=keys, query=format_query(question), cell=self._cells.cell(question))
         except CANNOT:
             return None
 
-    progress("looking for what makes it fit")
-    fits_alone = {row.key for row in report.rows if row.cell is not None and row.cell.fits is True}
-    alone = fits_alone.intersection(lever.key for lever in useful)
-    whole = _everything(useful)
-    everything = None if alone else fitting(whole)
-    if not alone and everything is None:
-        yield replace(report, search=_nothing_fits(whole, request, cells))
-        return
-    tried = 0
-    for size in range(1, TRIED_WHOLE + 1):
-        for chosen in sorted(_sets(useful, size), key=lambda levers: sum(lever.price for lever in levers)):
-            tried += 1
-            progress(f"trying {' and '.join(lever.key for lever in chosen)}")
-            if (size > 1 or chosen[0].key in alone) and (found := fitting(chosen)) is not None:
-                yield replace(
-                    report,
-                    smallest=found,
-                    search=f"The fewest changes that do, the first of {counted(tried, 'set')} tried that fits.",
-                )
-                return
-    best, kept = everything, list(whole)
-    for lever in sorted(whole, key=lambda lever: -lever.price):
-        fewer = [one for one in kept if one is not lever]
-        progress(f"trying without {lever.key}")
-        if (found := fitting(fewer)) is not None:
-            best, kept = found, fewer
-    yield replace(
-        report,
-        smallest=best,
-        search=f"No two changes are enough; without any one of these {len(kept)} it does not fit.",
-    )
+    def _together(self, chosen: Iterable[Lever]) -> Request | None:
+        """The question with all of these levers, at the smallest batch size that the model then takes where that is one of them."""
+        request = self._request
+        try:
+            for lever in sorted(chosen, key=lambda lever: lever.key == "batch"):
+                changed = lever.change(request, self._cells.counted(request))
+                if changed is None:
+                    return None
+                request = checked(changed)
+        except CANNOT:
+            return None
+        return request
 
 
 def _sets(offered: list[Lever], size: int) -> Iterator[tuple[Lever, ...]]:
@@ -169,34 +215,6 @@ def _sets(offered: list[Lever], size: int) -> Iterator[tuple[Lever, ...]]:
 def _everything(offered: list[Lever]) -> list[Lever]:
     """One lever of each group, the one that goes furthest."""
     return list({lever.group: lever for lever in sorted(offered, key=lambda lever: lever.price)}.values())
-
-
-def _together(chosen: Iterable[Lever], request: Request, cells: Cells) -> Request | None:
-    """The question with all of these levers, at the smallest batch size that the model then takes where that is one of them."""
-    try:
-        for lever in sorted(chosen, key=lambda lever: lever.key == "batch"):
-            changed = lever.change(request, cells.counted(request))
-            if changed is None:
-                return None
-            request = checked(changed)
-    except CANNOT:
-        return None
-    return request
-
-
-def _nothing_fits(whole: list[Lever], request: Request, cells: Cells) -> str:
-    question = _together(whole, request, cells)
-    try:
-        least = format_bytes(cells.estimate(question).process_low_bytes) if question is not None else None
-    except CANNOT:
-        least = None
-    total = format_bytes(find_gpu(request.gpu).total_bytes)
-    said = (
-        f"even with all of them the process needs at least {least}, the device has {total}"
-        if least
-        else "none can be traced"
-    )
-    return f"No set of these changes makes it fit: {said}. Split the model over several devices, or take a larger one."
 
 
 # ------------------------------------------------------------------------------------------------- what does not help

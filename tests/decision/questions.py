@@ -18,9 +18,10 @@ SERVED = "arch=hf:gpt2&seq=128&mode=inference&dtype=float16&batch=256&gpu=custom
 # GPT-2 with two of its twelve layers: 53.6 M parameters, most of them embeddings.
 TWO_LAYERS = "arch=config:" + encode_config('{"model_type": "gpt2", "n_layer": 2}')
 LANGUAGE = f"{TWO_LAYERS}&seq=256&dtype=float32&batch=2&gpu=custom:2GiB@8.0"
-# 608 M parameters, whose weights and gradients in half precision are 2.3 GiB
-WIDE = "arch=config:" + encode_config('{"model_type": "gpt2", "n_layer": 2, "n_embd": 4096, "n_head": 32}')
-TOO_LARGE = f"{WIDE}&seq=64&dtype=float32&batch=2&gpu=custom:2GiB@8.0"
+# 608 M parameters, whose weights and gradients in half precision are 2.3 GiB, and 1.4 B, whose weights alone are 2.6 GiB
+WIDE = '{"model_type": "gpt2", "n_layer": %d, "n_embd": 4096, "n_head": 32}'
+ADAPTED = f"arch=config:{encode_config(WIDE % 2)}&seq=64&dtype=float32&batch=2&gpu=custom:2.5GiB@8.0"
+TOO_LARGE = f"arch=config:{encode_config(WIDE % 6)}&seq=64&dtype=float32&batch=2&gpu=custom:2GiB@8.0"
 
 IN_TESTS = {"CNN": CNN, "language model": LANGUAGE}  # twenty more: tests/benchmarks/prove_decision.py
 

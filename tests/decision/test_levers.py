@@ -10,13 +10,14 @@ import transformers
 from torch import nn
 
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.decision.lever_table import LEVERS, OTHER_WORK
+from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK
 from sizer.decision.levers import levers
 from sizer.errors import BuildError, RequestError
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import LeverReport
 from sizer.request import format_query, parse_query
 from tests.decision.questions import (
+    ADAPTED,
     CNN,
     DETECTION,
     IN_TESTS,
@@ -122,14 +123,18 @@ def keys_of(query: str) -> set[str]:
     )
 
 
+FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16
+
+
 def test_what_does_not_apply_is_not_offered():
-    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq", "lora", "qlora", "static", "new"}
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq", "lora", "qlora", "static", "new", *FLOAT16}
     offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
     assert offered.isdisjoint({"image", "fused", "checkpointing", "expandable"})
     half = keys_of(VISION)  # bfloat16 already
     assert half.isdisjoint({"bfloat16", "float16", "amp-bfloat16", "amp-float16"})
-    assert keys_of(DETECTION).isdisjoint({"amp-bfloat16", "bfloat16"}), "a T4 has no tensor cores for bfloat16"
+    on_t4 = keys_of(DETECTION)  # it has no tensor cores for bfloat16
+    assert on_t4 >= FLOAT16 and on_t4.isdisjoint({"amp-bfloat16", "bfloat16"})
     assert keys_of(f"{CNN.partition('&gpu')[0]}&gpu=cpu").isdisjoint({"expandable", "amp-float16"})
 
 
@@ -152,11 +157,18 @@ def test_more_than_two_are_thinned_out():
     assert found.search.startswith("No two changes are enough")
 
 
+def test_an_adapter_is_trained_where_all_of_it_cannot_be():
+    found = list(levers(parse_query(ADAPTED)))[-1]
+    assert found.smallest.keys[0] in ADAPTERS
+    assert fits_by_its_own_trace(found.smallest.query) is True
+    assert found.search.startswith("The same work does not fit: even with all of them the process takes ")
+
+
 def test_where_nothing_helps_it_says_so():
     found = list(levers(parse_query(TOO_LARGE)))[-1]
     assert found.smallest is None
     assert found.search.startswith(
-        "No set of these changes makes it fit: even with all of them the process needs at least"
+        "No set of these changes makes it fit for sure: even with all of them the process takes "
     )
 
 
