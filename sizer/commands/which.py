@@ -10,7 +10,7 @@ from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
 from sizer.commands.text import FITS, format_table, print_list, to_printable
 from sizer.memory.codec import encode
-from sizer.memory.decision import DeviceReport, DeviceRow
+from sizer.memory.decision import DeviceReport, DeviceRow, describe_fitting
 from sizer.units import format_bytes
 
 
@@ -30,8 +30,10 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def format_devices(found: DeviceReport) -> Iterator[str]:
-    """A row for each device, smallest memory first."""
+    """A row for each device, smallest memory first, and the smallest that it fits."""
     yield from format_table(("gpu", "memory", "process", "fits", "left", "largest batch"), map(_cells, found.rows))
+    yield ""
+    yield describe_fitting(found)
 
 
 def _cells(row: DeviceRow) -> tuple[str, ...]:

@@ -117,7 +117,11 @@ def _search(
         yield replace(report, smallest=found, search=search)
         return
     least = sets.least(useful)
-    needs = [f"even with all of them the process takes {least}" if least else "none can be traced"]
+    needs = [
+        f"even with all changes that leave the work the same the process takes {least}"
+        if least
+        else "none can be traced"
+    ]
     for adapter in (lever for lever in offered if lever.key in ADAPTERS and lever.key in able):
         adapted = adapter.change(request, cells.counted(request))
         known = cells.counted(adapted)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sizer.memory.communication import Volume
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import Fits
+from sizer.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,20 @@ class DeviceReport:
     query: str
     rows: tuple[DeviceRow, ...] = ()
     pending: tuple[str, ...] = ()
+
+
+SMALLEST_NAMED = 3  # of the devices that the work fits
+
+
+def describe_fitting(found: DeviceReport) -> str:
+    """On how many of the devices so far the work surely fits, and which of these have the least memory."""
+    fitting = sorted(
+        (row.total_bytes, row.name) for row in found.rows if row.cell is not None and row.cell.fits is True
+    )
+    said = f"It surely fits {counted(len(fitting), 'device')} of {len(found.rows):,}"
+    return (
+        f"{said}; the smallest: {', '.join(name for _, name in fitting[:SMALLEST_NAMED])}." if fitting else f"{said}."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

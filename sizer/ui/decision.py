@@ -12,7 +12,7 @@ import streamlit as st
 
 from sizer.catalogue.modes import MODES
 from sizer.errors import SizerError
-from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LeverRow, Limit, LimitReport
+from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LeverRow, Limit, LimitReport, describe_fitting
 from sizer.memory.estimate import Estimate
 from sizer.request import Request, format_query
 from sizer.service.job import Job
@@ -161,14 +161,16 @@ def _show_limit(limit: Limit, request: Request) -> None:
 def _show_devices(found: DeviceReport, request: Request) -> None:
     if not found.rows:
         return
+    st.markdown(f"**{describe_fitting(found)}**")
     st.altair_chart(devices_chart(found.rows), key="devices_chart")
     frame = devices_frame(found.rows)
+    edited_once_whole = () if found.pending else (PRICE,)  # prices are told by row, and rows still come
     edited = st.data_editor(
         frame,
         key="devices_table",
         hide_index=True,
         height=420,
-        disabled=[name for name in frame.columns if name != PRICE],
+        disabled=[name for name in frame.columns if name not in edited_once_whole],
         column_config={
             "Memory": st.column_config.NumberColumn(format="%.1f GiB"),
             "Process": st.column_config.NumberColumn(format="%.2f GiB"),
@@ -183,7 +185,9 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
 
 
 def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
-    """The devices as a table: sizes in GiB, the largest batch that surely fits, an empty column for a price."""
+    """The devices as a table, those that the work fits first; sizes are in GiB, the column for a price is empty."""
+    verdicts = [*VERDICTS, None]
+    rows = tuple(sorted(rows, key=lambda row: verdicts.index(row.cell.fits if row.cell else None)))
     return pd.DataFrame(
         {
             "Device": [row.name for row in rows],

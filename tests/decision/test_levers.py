@@ -161,14 +161,16 @@ def test_an_adapter_is_trained_where_all_of_it_cannot_be():
     found = list(levers(parse_query(ADAPTED)))[-1]
     assert found.smallest.keys[0] in ADAPTERS
     assert fits_by_its_own_trace(found.smallest.query) is True
-    assert found.search.startswith("The same work does not fit: even with all of them the process takes ")
+    assert found.search.startswith(
+        "The same work does not fit: even with all changes that leave the work the same the process takes "
+    )
 
 
 def test_where_nothing_helps_it_says_so():
     found = list(levers(parse_query(TOO_LARGE)))[-1]
     assert found.smallest is None
     assert found.search.startswith(
-        "No set of these changes makes it fit for sure: even with all of them the process takes "
+        "No set of these changes makes it fit for sure: even with all changes that leave the work the same the process takes "
     )
 
 

@@ -64,8 +64,10 @@ def test_every_device_has_a_row_and_a_point(client, open_page):
     page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "Which GPU?")
     assert page.get("vega_lite_chart")
     frame = devices_frame(devices_for(QUERY).rows)
-    assert list(frame["Fits"]) == ["✕ does not fit", "✓ fits", "✓ fits", "no kernel"]
-    assert list(frame["Left"])[:2] == pytest.approx([7813 / 1024 - 10, 24084 / 1024 - 10])
+    assert list(frame["Fits"]) == ["✓ fits", "✓ fits", "✕ does not fit", "no kernel"], "what it fits comes first"
+    assert frame["Left"][0] == pytest.approx(24084 / 1024 - 10)
+    assert frame["Left"][2] == pytest.approx(7813 / 1024 - 10)
+    assert "**It surely fits 2 devices of 4; the smallest: GeForce RTX 4090 (24 GB), A100 (80 GB).**" in markup(page)
     points = devices_chart(devices_for(QUERY).rows).to_dict()["datasets"]
     assert [row["verdict"] for rows in points.values() for row in rows if "verdict" in row] == [
         "does not fit",
@@ -105,8 +107,8 @@ def test_every_way_of_training_has_a_row_and_a_point():
 def test_prices_are_compared_where_they_are_typed_in():
     frame = devices_frame(devices_for(QUERY).rows)
     assert cheapest(frame) == ""
-    frame[PRICE] = pd.array([0.1, 0.5, 1.0, 0.01], dtype="Float64")
-    # 0.5 / 23 = 0.0217; 1.0 / 79 = 0.0127; the first does not fit, the last cannot be traced
+    frame[PRICE] = pd.array([0.5, 1.0, 0.1, 0.01], dtype="Float64")
+    # 0.5 / 23 = 0.0217; 1.0 / 79 = 0.0127; the third does not fit, the last cannot be traced
     assert cheapest(frame) == (
         "The cheapest that fits: GeForce RTX 4090 (24 GB) at 0.50 per hour. The least per hour and sample of a batch: "
         "A100 (80 GB), 0.0127 at batch 79."
