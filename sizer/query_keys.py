@@ -1,4 +1,4 @@
-"""The keys of a query: how each is read and written, what it takes, and to which questions it applies.
+"""The keys of a query: how each is read and written, what it takes, and to which questions it applies (sizer.query_needs).
 
 Every key of the contract is one row of `KEYS`, by the fields of Request (sizer.request) that it stands for.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
@@ -20,6 +19,18 @@ from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import encode_config
 from sizer.errors import RefusedValueError, suggest
+from sizer.query_needs import (
+    AnyRequest,
+    generation,
+    of_adapters,
+    of_context,
+    of_parallels,
+    of_pipelines,
+    of_ranks,
+    of_split,
+    of_weights,
+    training,
+)
 from sizer.query_values import (
     ATTENTIONS,
     CACHES,
@@ -58,7 +69,6 @@ from sizer.query_values import (
 from sizer.versions import OLDEST, format_version
 
 ARCH_ALLOWED = ", ".join(source.usage for source in SOURCES.values())
-AnyRequest = Any  # a Request, which is made of this table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,77 +114,6 @@ def _field(
 
 def _default_of(request: AnyRequest, name: str) -> object:
     return next(field.default for field in fields(request) if field.name == name)
-
-
-def _training(request: AnyRequest) -> str:
-    return "" if MODES[request.mode].trains else "mode=training"
-
-
-def _generation(request: AnyRequest) -> str:
-    return "" if MODES[request.mode].generates else "mode=generate"
-
-
-def _of_adapters(key: str) -> Callable[[AnyRequest], str]:
-    """What a key needs that some adapters take."""
-
-    def needs(request: AnyRequest) -> str:
-        if request.train != "adapter":
-            return "train=adapter"
-        if key == "adapter" or key in ADAPTERS[request.adapter].arguments:
-            return ""
-        return f"adapter={' or '.join(row.key for row in ADAPTERS.values() if key in row.arguments)}"
-
-    return needs
-
-
-def _of_parallels(key: str) -> Callable[[AnyRequest], str]:
-    """What a key needs that some ways of parallel training take."""
-    taking = [row.key for row in PARALLELS.values() if key in row.keys]
-
-    def needs(request: AnyRequest) -> str:
-        return "" if request.parallel in taking else f"parallel={' or '.join(taking)}"
-
-    return needs
-
-
-def _of_split(key: str, *, trains: bool = False) -> Callable[[AnyRequest], str]:
-    """What a key needs that splits more among those ranks that split matrices, in a step that `trains` alone or in any."""
-    of_parallels = _of_parallels(key)
-
-    def needs(request: AnyRequest) -> str:
-        return of_parallels(request) or ("tp=8" if request.tp == 1 else _training(request) if trains else "")
-
-    return needs
-
-
-def _of_context(request: AnyRequest) -> str:
-    """What context parallel needs: a step that trains, and attention that PyTorch has it for."""
-    return (
-        _of_parallels("cp")(request)
-        or _training(request)
-        or ("" if request.attention == "sdpa" else "attention=sdpa")
-        or ("" if request.train != "adapter" else "train=all or train=head")
-        or ("sp=0" if request.sp else "")  # transformers' mask would be of other tokens than the ranks'
-    )
-
-
-def _of_pipelines(request: AnyRequest) -> str:
-    """What a key needs that says how a pipeline works."""
-    return "" if request.pp > 1 else "pp=2 or more"
-
-
-def _of_ranks(request: AnyRequest) -> str:
-    """What a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
-    mode, row = MODES[request.mode], PARALLELS[request.parallel]
-    if mode.trains or (row.infers and not mode.generates):
-        return ""
-    return "mode=training or mode=inference" if row.infers else "mode=training"
-
-
-def _of_weights(request: AnyRequest) -> str:
-    """What quantised weights need: they are not trained."""
-    trained = MODES[request.mode].trains and request.train != "adapter"
-    return "train=adapter or mode=inference" if WEIGHTS[request.weights].quantizes and trained else ""
 
 
 def _read_version(text: str) -> dict[str, object]:
@@ -252,13 +191,13 @@ KEYS: dict[str, Key] = {
         "new",
         read_new,
         allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate",
-        needs=_generation,
+        needs=generation,
     ),
     "cache": _field(
         "cache",
         read_cache,
         allowed=f"{', '.join(CACHES)}: transformers' KV cache, with mode=generate",
-        needs=_generation,
+        needs=generation,
     ),
     "optimizer": _field("optimizer", choice(OPTIMIZERS), allowed=", ".join(OPTIMIZERS)),
     "optimizer_impl": _field(
@@ -290,47 +229,47 @@ KEYS: dict[str, Key] = {
         "train",
         choice(TRAINS),
         allowed=f"{', '.join(TRAINS)}: every weight, the head on a frozen backbone, an adapter beside frozen weights",
-        needs=_training,
+        needs=training,
     ),
-    "adapter": _field("adapter", choice(ADAPTERS), allowed=", ".join(ADAPTERS), needs=_of_adapters("adapter")),
+    "adapter": _field("adapter", choice(ADAPTERS), allowed=", ".join(ADAPTERS), needs=of_adapters("adapter")),
     "r": _field(
         "adapter_rank",
         whole_number(MAX_RANK, "r=16"),
         allowed=f"the adapter's rank, its virtual tokens where it learns a prompt, 1 to {MAX_RANK}",
-        needs=_of_adapters("r"),
+        needs=of_adapters("r"),
     ),
     "alpha": _field(
         "adapter_alpha",
         whole_number(MAX_ALPHA, "alpha=32"),
         allowed=f"what the adapter is scaled by, over r, 1 to {MAX_ALPHA}",
         otherwise="2 × r",
-        needs=_of_adapters("alpha"),
+        needs=of_adapters("alpha"),
     ),
     "targets": _field(
         "adapter_targets",
         read_targets,
         format_list,
         allowed=f"the layers that it adapts: {ALL_LINEAR}, {ATTENTION}, or a comma list of modules' names",
-        needs=_of_adapters("targets"),
+        needs=of_adapters("targets"),
     ),
     "adapter_dropout": _field(
         "adapter_dropout",
         read_share,
         lambda share: f"{share:g}",
         allowed="0 to below 1, for example 0.05",
-        needs=_of_adapters("adapter_dropout"),
+        needs=of_adapters("adapter_dropout"),
     ),
     "weights": _field(
         "weights",
         choice(WEIGHTS),
         allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded",
-        needs=_of_weights,
+        needs=of_weights,
     ),
     "accumulate": _field(
         "accumulate",
         whole_number(MAX_ACCUMULATE, "accumulate=4"),
         allowed=f"forward and backward passes to an optimizer's step, 1 to {MAX_ACCUMULATE}",
-        needs=_training,
+        needs=training,
     ),
     "parallel": Key(
         read=_read_parallel,
@@ -338,83 +277,83 @@ KEYS: dict[str, Key] = {
         is_default=lambda request: request.parallel == "none",
         allowed=f"{', '.join(PARALLELS)}: how several GPUs work on the model together; every figure is that of one rank",
         otherwise="none",
-        needs=_of_ranks,
+        needs=of_ranks,
     ),
     "ranks": _field(
         "ranks",
         whole_number(MAX_WORLD, "ranks=8"),
         allowed="GPUs among which data are parallel; those that share one copy of the weights, where hsdp has several",
-        needs=_of_parallels("ranks"),
+        needs=of_parallels("ranks"),
     ),
     "replicate": _field(
         "replicate",
         whole_number(MAX_WORLD, "replicate=2"),
         allowed="groups of ranks, each with a copy of the weights, with parallel=hsdp",
-        needs=_of_parallels("replicate"),
+        needs=of_parallels("replicate"),
     ),
     "reshard": _field(
         "reshard",
         read_reshard,
         allowed="1, 0, or the size of a smaller group: FSDP2's reshard_after_forward",
-        needs=_of_parallels("reshard"),
+        needs=of_parallels("reshard"),
     ),
     "offload": _field(
         "offload",
         read_switch,
         format_switch,
         allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, parameters, gradients and optimizer state in the host's memory",
-        needs=_of_parallels("offload"),
+        needs=of_parallels("offload"),
     ),
     "tp": _field(
         "tp",
         whole_number(MAX_TP, "tp=8"),
         allowed=f"GPUs that split matrices by transformers' own plans, 1 to {MAX_TP}; alone it is parallel=tp",
-        needs=_of_parallels("tp"),
+        needs=of_parallels("tp"),
     ),
     "sp": _field(
         "sp",
         read_switch,
         format_switch,
         allowed=f"{_SWITCH}: sequence parallel, what is between the matrices lies over the tp ranks by tokens",
-        needs=_of_split("sp"),
+        needs=of_split("sp"),
     ),
     "lp": _field(
         "lp",
         read_switch,
         format_switch,
         allowed=f"{_SWITCH}: loss parallel, logits stay split by the vocabulary among the tp ranks",
-        needs=_of_split("lp", trains=True),
+        needs=of_split("lp", trains=True),
     ),
     "cp": _field(
         "cp",
         whole_number(MAX_WORLD, "cp=4"),
         allowed="GPUs over which each sequence lies in attention, too: PyTorch's context_parallel, with attention=sdpa",
-        needs=_of_context,
+        needs=of_context,
     ),
     "pp": _field(
         "pp",
         whole_number(MAX_PP, "pp=4"),
         allowed=f"GPUs among which layers are split as stages of a pipeline, 1 to {MAX_PP}; alone it is parallel=pp",
-        needs=_of_parallels("pp"),
+        needs=of_parallels("pp"),
     ),
     "schedule": _field(
         "schedule",
         choice(SCHEDULES),
         allowed=f"{', '.join(SCHEDULES)}: in which order a pipeline's stages work, torch.distributed.pipelining's own",
-        needs=_of_pipelines,
+        needs=of_pipelines,
     ),
     "microbatch": _field(
         "microbatch",
         whole_number(MAX_BATCH, "microbatch=1"),
         allowed="samples of each of the microbatches that a pipeline cuts the batch into",
-        needs=_of_pipelines,
+        needs=of_pipelines,
     ),
     "rank": _field(
         "rank",
         read_rank,
         allowed="0 to the number of ranks without one: whose figures are asked for",
         otherwise="the one that needs most",
-        needs=_of_parallels("rank"),
+        needs=of_parallels("rank"),
     ),
     "focus": _field(
         "focus",

@@ -1,0 +1,87 @@
+"""What a question must ask for that a key can be part of it: nothing where it asks for that, else in words.
+
+Each is the `needs` of rows in sizer.query_keys: a function of a request, or one that makes such a function for a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sizer.catalogue.adapters import ADAPTERS
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.weights import WEIGHTS
+
+AnyRequest = Any  # a Request (sizer.request), which is made of the table of keys
+
+
+def training(request: AnyRequest) -> str:
+    return "" if MODES[request.mode].trains else "mode=training"
+
+
+def generation(request: AnyRequest) -> str:
+    return "" if MODES[request.mode].generates else "mode=generate"
+
+
+def of_adapters(key: str) -> Callable[[AnyRequest], str]:
+    """What a key needs that some adapters take."""
+
+    def needs(request: AnyRequest) -> str:
+        if request.train != "adapter":
+            return "train=adapter"
+        if key == "adapter" or key in ADAPTERS[request.adapter].arguments:
+            return ""
+        return f"adapter={' or '.join(row.key for row in ADAPTERS.values() if key in row.arguments)}"
+
+    return needs
+
+
+def of_parallels(key: str) -> Callable[[AnyRequest], str]:
+    """What a key needs that some ways of parallel training take."""
+    taking = [row.key for row in PARALLELS.values() if key in row.keys]
+
+    def needs(request: AnyRequest) -> str:
+        return "" if request.parallel in taking else f"parallel={' or '.join(taking)}"
+
+    return needs
+
+
+def of_split(key: str, *, trains: bool = False) -> Callable[[AnyRequest], str]:
+    """What a key needs that splits more among those ranks that split matrices, in a step that `trains` alone or in any."""
+    parallels = of_parallels(key)
+
+    def needs(request: AnyRequest) -> str:
+        return parallels(request) or ("tp=8" if request.tp == 1 else training(request) if trains else "")
+
+    return needs
+
+
+def of_context(request: AnyRequest) -> str:
+    """What context parallel needs: a step that trains, and attention that PyTorch has it for."""
+    return (
+        of_parallels("cp")(request)
+        or training(request)
+        or ("" if request.attention == "sdpa" else "attention=sdpa")
+        or ("" if request.train != "adapter" else "train=all or train=head")
+        or ("sp=0" if request.sp else "")  # transformers' mask would be of other tokens than the ranks'
+    )
+
+
+def of_pipelines(request: AnyRequest) -> str:
+    """What a key needs that says how a pipeline works."""
+    return "" if request.pp > 1 else "pp=2 or more"
+
+
+def of_ranks(request: AnyRequest) -> str:
+    """What a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
+    mode, row = MODES[request.mode], PARALLELS[request.parallel]
+    if mode.trains or (row.infers and not mode.generates):
+        return ""
+    return "mode=training or mode=inference" if row.infers else "mode=training"
+
+
+def of_weights(request: AnyRequest) -> str:
+    """What quantised weights need: they are not trained."""
+    trained = MODES[request.mode].trains and request.train != "adapter"
+    return "train=adapter or mode=inference" if WEIGHTS[request.weights].quantizes and trained else ""
