@@ -84,9 +84,13 @@ class BlockLog:
     def copy(self) -> BlockLog:
         """A log that begins with all that is in this one."""
         made = BlockLog()
-        for name, value in vars(self).items():
-            setattr(made, name, copy(value))
+        made.begin_as(self)
         return made
+
+    def begin_as(self, other: BlockLog) -> None:
+        """Have all that is in another log, and nothing else."""
+        for name, value in vars(other).items():
+            setattr(self, name, copy(value))
 
     def mark(self, phase: str) -> None:
         """Note that the phase ends here."""

@@ -1,13 +1,12 @@
 """The dispatch mode that watches a step run on meta tensors and logs every allocation and release.
 
-A block is a storage: it is logged when an operator first returns a tensor over it and released when the storage dies,
-which a weak reference tells at once. What the mode itself would change is undone (`meta/in_place.py`).
+A block is a storage: it is logged when an operator first returns a tensor over it and released when the storage dies
+(`storages.py`). What the mode itself would change is undone (`meta/in_place.py`).
 """
 
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from torch.utils._python_dispatch import (
 from sizer.architecture.subclasses import parts_of
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.block_notes import Tensor as NotedTensor
-from sizer.memory.tape import EMPTY_CACHE, RESIZE
-from sizer.tracing.allocations import PRODUCT, Held, Steps
+from sizer.memory.tape import EMPTY_CACHE
+from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading, tensors_in
@@ -39,8 +38,10 @@ from sizer.tracing.meta.memo import Memo, makes_tensors
 from sizer.tracing.meta.streams import Stream
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.rules import rules_for
+from sizer.tracing.storages import Storages
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
+from sizer.tracing.workspaces import Workspaces
 
 _CONTIGUOUS = torch.contiguous_format
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
@@ -89,12 +90,11 @@ class Recorder(TorchDispatchMode):
             None  # what is noted of blocks beside the log, where somebody wants to know
         )
         self._plans: dict[Any, _Plan] = {}
-        self._live: dict[int, tuple[int, weakref.ref]] = {}
-        self._emptied: set[int] = (
-            set()
-        )  # of these storages those that were resized to 0 bytes: their blocks are released
+        self._storages = Storages(self.log)
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
-        self._workspaces: set[tuple[bool, int, int]] = set()
+        blas = self.rules.blas
+        told = {"product": blas and blas.size, "kept": blas is not None and blas.kept}
+        self._workspaces = Workspaces(self.log, self.paths, **told)
         device.where = self.paths.current
         self._sole_owner = in_place.sole_owner_use_count()
         self.engine_use_count = in_place.engine_use_count()
@@ -136,7 +136,7 @@ class Recorder(TorchDispatchMode):
         if plan.collective is not None:
             self.log.tell(plan.collective, *collectives.told(func, args, out))
         if plan.multiplies:
-            self._multiply(plan, *self.rules.blas.needs(func, args, out))
+            self._workspaces.multiply(plan.name, *self.rules.blas.needs(func, args, out))
         return out
 
     def _plan(self, func: Any) -> _Plan:
@@ -183,12 +183,12 @@ class Recorder(TorchDispatchMode):
 
     def resume(self, loading: Loading, module: nn.Module) -> None:
         """Begin with what loading the module has logged."""
-        self.log = loading.log.copy()
+        self.log.begin_as(loading.log)
         if self.block_notes is not None:
             self.block_notes.tensors.update(loading.tensors)
         for path, tensor, _ in tensors_in(module):
             for part in parts_of(tensor):
-                self._follow_storage(part.untyped_storage(), loading.blocks[path])
+                self._storages.follow(part.untyped_storage(), loading.blocks[path])
         self.values.recall(module)
         self.paths.name(module)
 
@@ -209,8 +209,7 @@ class Recorder(TorchDispatchMode):
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""
-        entry = self._live.get(tensor.untyped_storage()._cdata)
-        return entry[0] if entry else None
+        return self._storages.block_of(tensor)
 
     def classify(self, tensors: Iterable[Tensor | None], category: str) -> None:
         """Set the category of the blocks that hold the tensors."""
@@ -220,26 +219,14 @@ class Recorder(TorchDispatchMode):
                     self.log.classify(block, category)
 
     def resized(self, storage: torch.UntypedStorage, before: int) -> None:
-        """Log that a storage had `before` bytes and has others: it gets a new block, then its old one is released."""
-        key, after = storage._cdata, storage.nbytes()
-        if key not in self._live or before == after:
-            return
-        block, _ = self._live[key]
-        if after:
-            self._emptied.discard(key)
-            new = self.log.allocate(after, RESIZE, self.paths.current(), self.log.category(block))
-            self._live[key] = (new, weakref.ref(storage, lambda _: self._released(key, new)))
-            if self.block_notes is not None and block in self.block_notes.tensors:
-                self.block_notes.tensors[new] = self.block_notes.tensors[block]
-        if before:
-            self.log.release(block)
-        if not after:
-            self._emptied.add(key)
+        """Log that a storage had `before` bytes and has others."""
+        blocks = self._storages.resize(storage, before, self.paths.current())
+        if blocks is not None and self.block_notes is not None and blocks[0] in self.block_notes.tensors:
+            self.block_notes.tensors[blocks[1]] = self.block_notes.tensors[blocks[0]]
 
     def leave(self, tensor: Tensor) -> None:
         """Log that the device no longer has what a tensor holds, which goes on living."""
-        if (entry := self._live.pop(tensor.untyped_storage()._cdata, None)) is not None:
-            self.log.release(entry[0])
+        self._storages.leave(tensor)
 
     def await_stream(self, tensor: Tensor, stream: Stream) -> None:
         """Note that the tensor's block, once released, is free only when another stream has done its work."""
@@ -279,7 +266,7 @@ class Recorder(TorchDispatchMode):
                 self.log.classify(block, category)
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
-        if tensor.device.type not in self._device_types or tensor.untyped_storage()._cdata in self._live:
+        if tensor.device.type not in self._device_types or tensor in self._storages:
             return
         if is_traceable_wrapper_subclass_type(type(tensor)):
             return  # its storage stands for none; what is inside was seen where it was made
@@ -301,47 +288,18 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         block = self.log.allocate(storage.nbytes(), op, module, category)
         self._note(tensor, block)
-        self._follow_storage(storage, block)
+        self._storages.follow(storage, block)
 
     def place_deferred(self) -> None:
         """Log what was made on meta by name and never materialized: code computes with it as it is."""
         for storage in self.deferred.left():
-            self._follow_storage(storage, self.log.allocate(storage.nbytes(), "", "", "temporary"))
+            self._storages.follow(storage, self.log.allocate(storage.nbytes(), "", "", "temporary"))
 
     def _note(self, tensor: Tensor, block: int) -> None:
         """Note what a block holds, where that is asked for."""
         if self.block_notes is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.block_notes.tensors[block] = NotedTensor(shape=tuple(tensor.shape), dtype=dtype)
-
-    def _follow_storage(self, storage: torch.UntypedStorage, block: int) -> None:
-        """Have a block released when its storage dies."""
-        key = storage._cdata
-        self._live[key] = (block, weakref.ref(storage, lambda _: self._released(key, block)))
-
-    def _released(self, key: int, block: int) -> None:
-        if self._live.pop(key, None) is None:
-            return
-        if key in self._emptied:
-            self._emptied.discard(key)
-        else:
-            self.log.release(block)
-
-    def _multiply(self, plan: _Plan, called: Iterable[int], kept: Iterable[int]) -> None:
-        """Log what a matrix product holds beside its result: for the time of the call (`called`), or from the first product of a
-        thread (the caller's, autograd's) on (`kept`)."""
-        blocks = self._allocate(plan, called)
-        self._keep_workspaces(plan, kept)
-        for block in reversed(blocks):
-            self.log.release(block)
-
-    def _keep_workspaces(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Log cuBLAS's workspaces that stay from a thread's first product on a stream on."""
-        thread = torch._C._current_graph_task_id() != -1
-        for size in sizes:
-            if (thread, size, self.log.stream) not in self._workspaces:
-                self._workspaces.add((thread, size, self.log.stream))
-                self.log.allocate(size, plan.name, self.paths.current(), "workspace")
 
     def _follow(self, plan: _Plan, steps: Steps, args: tuple) -> None:
         """Log what a kernel holds and its results, in its own order."""
@@ -350,33 +308,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(step, Tensor):
                 self._see(plan, step, args)
             elif isinstance(step, tuple):
-                kept += self._allocate(plan, step)
-            elif PRODUCT not in step:
-                self._hold(plan, step)
-            elif self.rules.blas.kept:
-                self._hold_around_product(plan, step)
+                kept += self._workspaces.allocate(plan.name, step)
             else:
-                self._hold(plan, [self.rules.blas.size if size == PRODUCT else size for size in step])
-        for block in reversed(kept):
-            self.log.release(block)
-
-    def _hold_around_product(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Log inner workspaces, all allocated, then all released but what cuBLAS keeps from its first product on."""
-        blocks: list[int] = []
-        for size in sizes:
-            if size == PRODUCT:
-                self._keep_workspaces(plan, (self.rules.blas.size,))
-            else:
-                blocks += self._allocate(plan, (size,))
-        for block in reversed(blocks):
-            self.log.release(block)
-
-    def _allocate(self, plan: _Plan, sizes: Iterable[int]) -> list[int]:
-        """New blocks of workspace; none for 0 bytes unless a size query decides them later."""
-        where = self.paths.current()
-        return [self.log.allocate(s, plan.name, where, "workspace") for s in sizes if s or isinstance(s, DeferredSize)]
-
-    def _hold(self, plan: _Plan, sizes: Iterable[int]) -> None:
-        """Log a kernel's inner workspaces: all allocated, then all released."""
-        for block in reversed(self._allocate(plan, sizes)):
-            self.log.release(block)
+                self._workspaces.hold(plan.name, step)
+        self._workspaces.release(kept)

@@ -1,0 +1,59 @@
+"""What kernels hold beside their results, in the log around the operator that calls them, and what cuBLAS keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from sizer.tracing.allocations import PRODUCT
+from sizer.tracing.log import BlockLog, DeferredSize
+from sizer.tracing.modules import ModulePaths
+
+
+class Workspaces:
+    """Logs the workspaces of operators, each under the operator's name and the module at work.
+
+    `product` is what cuBLAS takes for a product within a kernel, in bytes, or None where no library multiplies; `kept` says whether
+    it keeps that from a thread's first product on.
+    """
+
+    def __init__(self, log: BlockLog, paths: ModulePaths, *, product: int | None, kept: bool) -> None:
+        self._log, self._paths = log, paths
+        self._product, self._keeps = product, kept
+        self._kept: set[tuple[bool, int, int]] = set()  # by whether it is autograd's thread, bytes, and stream
+
+    def allocate(self, name: str, sizes: Iterable[int]) -> list[int]:
+        """New blocks of workspace; none for 0 bytes unless a size query decides them later."""
+        where = self._paths.current()
+        return [self._log.allocate(s, name, where, "workspace") for s in sizes if s or isinstance(s, DeferredSize)]
+
+    def hold(self, name: str, sizes: Iterable[int]) -> None:
+        """Log a kernel's inner workspaces: all allocated, then all released but what cuBLAS keeps from its first product on."""
+        blocks: list[int] = []
+        for size in sizes:
+            if size == PRODUCT and self._keeps:
+                self._keep(name, (self._product,))
+            else:
+                blocks += self.allocate(name, (self._product if size == PRODUCT else size,))
+        self.release(blocks)
+
+    def multiply(self, name: str, called: Iterable[int], kept: Iterable[int]) -> None:
+        """Log what a matrix product holds beside its result: for the time of the call (`called`), or from the first product of a
+        thread (the caller's, autograd's) on (`kept`)."""
+        blocks = self.allocate(name, called)
+        self._keep(name, kept)
+        self.release(blocks)
+
+    def release(self, blocks: list[int]) -> None:
+        """Log that blocks are free, the last first."""
+        for block in reversed(blocks):
+            self._log.release(block)
+
+    def _keep(self, name: str, sizes: Iterable[int]) -> None:
+        """Log cuBLAS's workspaces that stay from a thread's first product on a stream on."""
+        thread = torch._C._current_graph_task_id() != -1
+        for size in sizes:
+            if (thread, size, self._log.stream) not in self._kept:
+                self._kept.add((thread, size, self._log.stream))
+                self._log.allocate(size, name, self._paths.current(), "workspace")
