@@ -39,13 +39,16 @@ def generation_options(module: nn.Module, *, new: int, cache: str, read_first: i
     GPU.
     """
     own = module.generation_config
+    ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
+    # A token that no prompt has (sizer.architecture.examples.tensors.words): what has it, `generate` masks out.
+    padding = next((token for token in (own.pad_token_id, *ends, own.bos_token_id) if isinstance(token, int)), 0)
     return {
         "max_new_tokens": new,
         "do_sample": False,
         "num_beams": 1,
         "use_cache": True,
         "eos_token_id": None,
-        "pad_token_id": own.pad_token_id if isinstance(own.pad_token_id, int) else 0,
+        "pad_token_id": padding,
         "bos_token_id": own.bos_token_id,
         "decoder_start_token_id": own.decoder_start_token_id if own.decoder_start_token_id is not None else 0,
         "cache_implementation": None if cache == "dynamic" else cache,

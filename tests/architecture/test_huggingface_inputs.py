@@ -42,7 +42,7 @@ def test_integers_stay_below_their_bound():
 
 
 def test_words_are_none_of_the_special_tokens():
-    assert words(6, frozenset({0, 2, 5, 99, -1}), 2, 50).unique().tolist() == [1, 3, 4]
+    assert words(6, frozenset({2, 5, 99, -1}), 2, 50).unique().tolist() == [1, 3, 4], "0 may be what pads"
     assert words(2, frozenset({0, 1}), 1, 20).unique().tolist() == [0, 1]  # all are special: then any
 
 

@@ -80,10 +80,12 @@ CONFIGS = {head: {**_TOKENS, **config} for head, config in _SIZES.items()}
 H100 = ("cuda", (9, 0))
 
 
-def generation(head: str, *, prompt: int = 24, attention: str = "sdpa") -> tuple[Blueprint, nn.Module]:
-    """The blueprint of a model that generates after a prompt, and its module on meta."""
+def generation(
+    head: str, *, prompt: int = 24, attention: str = "sdpa", **changed: object
+) -> tuple[Blueprint, nn.Module]:
+    """The blueprint of a model that generates after a prompt, some of its config changed, and its module on meta."""
     blueprint = huggingface_blueprint(
-        dict(CONFIGS[head]), name=head, head=head, sequence_length=prompt, mode="generate", attention=attention
+        CONFIGS[head] | changed, name=head, head=head, sequence_length=prompt, mode="generate", attention=attention
     )
     return blueprint, build(blueprint)
 

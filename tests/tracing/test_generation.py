@@ -14,7 +14,7 @@ from sizer.memory.archive import Traced, pack, unpack
 from sizer.memory.family import TapeFamily
 from sizer.memory.loops import DEPTH, NotRepeatedError, check_affine, check_follows, written
 from sizer.memory.size_queries import SizeQuery
-from sizer.memory.tape import Loop, Tape
+from sizer.memory.tape import CATEGORIES, Loop, Tape
 from sizer.memory.timeline import live_by_category
 from sizer.tracing.generation import trace_generation
 from sizer.tracing.tokens import trace_tokens
@@ -98,6 +98,16 @@ def test_the_cache_is_a_category_of_its_own() -> None:
     tape = trace_generation(blueprint, module, work(8), batch=3, device=device())
     assert live_by_category(tape)["prefill"]["kv cache"] == 3 * 24 * 512
     assert live_by_category(written(tape))["decode"]["kv cache"] == 3 * (24 + 7) * 512
+
+
+def test_a_long_prompt_needs_no_mask() -> None:
+    """However many ids are drawn, none is the one that `generate` takes for padding: attention would have to leave that out."""
+    untold = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    blueprint, module = generation("LlamaForCausalLM", prompt=4096, **untold)
+    tape = trace_tokens(blueprint, module, work(2), batch=2, device=device(), tokens=2, after=0).tape
+    blocks = zip(tape.sizes, tape.categories, strict=True)
+    largest = max(size for size, category in blocks if category != CATEGORIES.index("workspace"))
+    assert largest < 2 * 4096 * 4096, "a mask has a byte or more for each pair of tokens"
 
 
 def test_few_tokens_are_traced_one_by_one() -> None:

@@ -39,7 +39,7 @@ def transcript(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:
     """
     audio = inputs.get("input_values", inputs.get("input_features"))
     count = max(1, audio.shape[1] // (1280 if "input_values" in inputs else 32))
-    return words(spec.config.vocab_size, special_tokens(spec.config) | {0}, spec.batch, count)
+    return words(spec.config.vocab_size, special_tokens(spec.config), spec.batch, count)
 
 
 def transcript_so_far(spec: ExampleSpec, inputs: dict[str, object]) -> Tensor:

@@ -34,8 +34,9 @@ def zeros(batch: int, *shape: int) -> Tensor:
 
 
 def words(vocabulary: int, special: frozenset[int], batch: int, length: int) -> Tensor:
-    """Token ids below `vocabulary` that are none of the special ones, (batch, length) int64."""
-    left_out = sorted(token for token in special if 0 <= token < vocabulary)
+    """Token ids below `vocabulary` that are none of the special ones, nor 0, the padding where no config names another, (batch,
+    length) int64."""
+    left_out = sorted(token for token in special | {0} if 0 <= token < vocabulary)
     if len(left_out) == vocabulary:
         left_out = []
     ids = integers(vocabulary - len(left_out), batch, length)
