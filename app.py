@@ -22,7 +22,6 @@ NAME = (
 
 def show() -> None:
     """Show the page that is asked for, within what stands around every page."""
-    st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
     st.logo(NAME, size="large")
     page = st.navigation(
         [
@@ -35,7 +34,7 @@ def show() -> None:
         ],
         position="top",
     )
-    st.set_page_config(page_title=f"{page.title} · Sizer")
+    st.set_page_config(page_title=f"{page.title} · Sizer", page_icon=ICON, layout="wide")
     frame.enter()
     with turns.drawing():
         page.run()

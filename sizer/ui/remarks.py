@@ -59,10 +59,11 @@ def _show_parts(what: str, given: str | None, allowed: str | None, todo: str | N
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Show lines of plain text, close together."""
-    with st.container(gap="xxsmall"):
-        for line in lines:
-            st.text(line)
+    """Show lines of plain text, close together; nothing where there are none."""
+    if lines := list(lines):
+        with st.container(gap="xxsmall"):
+            for line in lines:
+                st.text(line)
 
 
 def show_failures(report: Report) -> None:
