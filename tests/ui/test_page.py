@@ -11,8 +11,8 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
-from sizer.processes.wall import LAYERS
 from sizer.request import Request, parse_query
+from sizer.service.memory_group import CONFINEMENT
 from sizer.ui import service
 from sizer.units import format_bytes
 from tests.ui.clients import ScriptedClient
@@ -715,7 +715,7 @@ def test_about_page_and_back(client, open_page):
     ]
     assert "never in place: assign what it returns" in markup(page)
     *layers, told = [text.value for text in page.text]
-    assert [text.partition(":")[0] for text in layers] == list(LAYERS)
+    assert [text.partition(":")[0] for text in layers] == list(CONFINEMENT)
     assert told.endswith("answers are made with sizer 0.1.0, torch 2.15.0.")
     page.query_params.clear()  # what the browser does on its way to another page
     page.switch_page("pages/estimate.py").run()
