@@ -22,12 +22,11 @@ import os
 from pathlib import Path
 
 from sizer.processes.wall import LAYERS
+from sizer.service.memory_budget import own_group
 
 GROUP = "control group"
 # What confines jobs, for who is told that it is missing: the layers of their wall, and this.
 CONFINEMENT = LAYERS | {GROUP: "jobs hold no more memory together than they may, by the kernel at any moment"}
-ROOT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
 APP, JOBS = "sizer-app", "sizer-jobs"
 ROUNDS = 10  # of moving processes, which may start others meanwhile
 
@@ -38,7 +37,7 @@ class MemoryGroup:
     def __init__(self, budget_bytes: int):
         import fcntl  # not on Windows
 
-        own = _own_group()
+        own = own_group()
         self._base = own.parent if own.name == APP else own
         self.jobs = self._base / JOBS
         _check(self._base)
@@ -91,14 +90,6 @@ def join(group: Path) -> None:
     """Move the calling process into a group. Where that has gone it stays where it is, and its memory is read."""
     with contextlib.suppress(OSError):
         (group / "cgroup.procs").write_text("0")
-
-
-def _own_group() -> Path:
-    """The folder of the group that this process is in. Raises OSError where there is none of version 2."""
-    for line in OWN.read_text().splitlines():
-        if line.startswith("0::/"):
-            return ROOT / line.removeprefix("0::/")
-    raise OSError("this system has no control groups of version 2")
 
 
 def _check(base: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sizer.errors import JobError
-from sizer.service import memory_group
+from sizer.service import memory_budget, memory_group
 from sizer.service.memory_group import APP, JOBS, MemoryGroup, join
 from sizer.units import MIB
 from tests.processes.running import is_running, wait_until
@@ -26,8 +26,8 @@ BUDGET = 300 * MIB
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
     """The group of this process, which stands in a folder, with this process in it and two more that it started."""
-    monkeypatch.setattr(memory_group, "ROOT", memory_group.ROOT)
-    monkeypatch.setattr(memory_group, "OWN", memory_group.OWN)
+    for name in ("CONTROL_GROUPS", "OWN_GROUP"):
+        monkeypatch.setattr(memory_budget, name, getattr(memory_budget, name))
     monkeypatch.setattr(memory_group.os, "getppid", os.getpid)  # this process stands for the app
     group = stand_in(str(tmp_path / "cgroup"))
     children = [subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) for _ in range(2)]
@@ -58,7 +58,7 @@ def test_jobs_have_a_group_below_the_apps_and_everything_is_put_back(own):
 
 def test_servers_of_one_app_share_the_group_until_the_last_has_ended(own):
     first = MemoryGroup(BUDGET)
-    memory_group.OWN.write_text(f"0::/{APP}\n")  # where a server is that is started now
+    memory_budget.OWN_GROUP.write_text(f"0::/{APP}\n")  # where a server is that is started now
     second = MemoryGroup(BUDGET)
     assert second.jobs == first.jobs
     first.close()
@@ -134,7 +134,7 @@ def test_what_was_begun_is_undone_where_the_kernel_refuses(own, monkeypatch):
 
 
 def test_a_system_without_such_groups_is_told_so(own):
-    memory_group.OWN.write_text("4:memory:/docker/1\n")
+    memory_budget.OWN_GROUP.write_text("4:memory:/docker/1\n")
     with pytest.raises(OSError, match="this system has no control groups of version 2"):
         MemoryGroup(BUDGET)
 
@@ -201,7 +201,7 @@ def held(server: RawServer, number: int) -> int:
 
 
 def test_a_server_without_a_group_says_what_is_done_instead(begin):
-    server = begin("from pathlib import Path\nfrom sizer.service import memory_group\nmemory_group.ROOT = Path('/dev/null')\n")
+    server = begin("from sizer.service import memory_budget as budget\nbudget.CONTROL_GROUPS /= 'nowhere'\n")
     assert server.read()["missing"][memory_group.GROUP].endswith("what they hold is read four times a second")
 
 
