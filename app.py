@@ -22,6 +22,8 @@ NAME = (
 
 def show() -> None:
     """Show the page that is asked for, within what stands around every page."""
+    # before the navigation: the browser would first fetch its page's icon, from fonts.gstatic.com, for the tab
+    st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
     st.logo(NAME, size="large")
     page = st.navigation(
         [
@@ -34,7 +36,7 @@ def show() -> None:
         ],
         position="top",
     )
-    st.set_page_config(page_title=f"{page.title} · Sizer", page_icon=ICON, layout="wide")
+    st.set_page_config(page_title=f"{page.title} · Sizer")
     frame.enter()
     with turns.drawing():
         page.run()
