@@ -550,6 +550,16 @@ def test_failed_trace_keeps_the_counts(monkeypatch, open_page):
     assert len(page.dataframe[0].value) == 3  # the modules that hold tensors
 
 
+def test_no_batch_size_that_can_be_replayed_is_told_with_the_reason(monkeypatch, open_page):
+    why = "float32, batch 65536: its blocks would take 9.2e+18 bytes"
+    notes = ("131072 tokens is more than the 2048 positions that this model was made for.", why)
+    install(monkeypatch, ScriptedClient(lambda r: replace(report_for(r), estimates=(), focus=None, notes=notes)))
+    page = open_page(arch="torchvision:resnet50", dtype="float32")
+    assert "no batch size that was asked for could be replayed" in page.warning[0].value
+    assert why in texts(page)
+    assert page.metric[0].delta == f"{PARAMETERS:,}"
+
+
 def test_one_failed_dtype_leaves_the_others(monkeypatch, open_page):
     install(monkeypatch, ScriptedClient(lambda r: report_for(r, failures={"float32": "no kernel"})))
     page = open_page()
