@@ -235,7 +235,7 @@ class Server:
             raise held.failure
         if answered or stopped:
             return answered
-        if status == -signal.SIGKILL and self._group is not None and self._group.has_killed():
+        if self._group is not None and status == -signal.SIGKILL and self._group.has_killed():
             if self._queue.running(number):
                 raise without_memory(self._settings)
             self._queue.stop(number)  # it was paused: it begins again in a later turn
