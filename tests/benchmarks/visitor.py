@@ -59,6 +59,7 @@ class Visitor:
         self._socket: websockets.ClientConnection | None = None
         self._earlier: dict[str, ForwardMsg] = {}  # by hash, of the run before
         self._latest: dict[str, ForwardMsg] = {}
+        self._kept: dict[str, ForwardMsg] = {}  # those that the app was told of
 
     async def __aenter__(self) -> Visitor:
         stream = self._address.replace("http", "ws", 1) + "/_stcore/stream"
@@ -74,7 +75,8 @@ class Visitor:
         """Ask for the page at a query."""
         request = BackMsg()
         request.rerun_script.query_string = query
-        request.rerun_script.cached_message_hashes.extend(self._earlier | self._latest)
+        self._kept = self._earlier | self._latest
+        request.rerun_script.cached_message_hashes.extend(self._kept)
         await self._socket.send(request.SerializeToString())
 
     async def run(self, query: str) -> Shown:
@@ -92,7 +94,7 @@ class Visitor:
         kind = message.WhichOneof("type")
         if kind == "ref_hash":  # the place is that of the reference, the rest is what was kept
             reference, message = message, ForwardMsg()
-            message.CopyFrom((self._earlier | self._latest)[reference.ref_hash])
+            message.CopyFrom((self._kept | self._latest)[reference.ref_hash])
             message.metadata.delta_path[:] = reference.metadata.delta_path
             kind = message.WhichOneof("type")
         if message.metadata.cacheable:

@@ -5,6 +5,7 @@ What needs a kernel with control groups of version 2 to write in runs there alon
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -118,19 +119,18 @@ def test_a_group_that_is_not_the_apps_own_is_left_as_it_is(own, change, why):
 
 
 def test_what_was_begun_is_undone_where_the_kernel_refuses(own, monkeypatch):
-    write = Group.write_text
-    monkeypatch.setattr(Group, "write_text", lambda path, text: write(path, text) if path.name != "memory.max" else 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # nothing but an OSError is the kernel's
-        MemoryGroup(BUDGET)
+    before, write = processes(own), Group.write_text
 
     def refuse(path: Group, text: str) -> int:
         if path.name == "memory.max":
-            raise OSError(22, "Invalid argument")
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return write(path, text)
 
     monkeypatch.setattr(Group, "write_text", refuse)
     with pytest.raises(OSError, match="Invalid argument"):
         MemoryGroup(BUDGET)
+    assert processes(own) == before
+    assert [one for one in own.iterdir() if one.is_dir()] == []
 
 
 def test_a_system_without_such_groups_is_told_so(own):
