@@ -22,6 +22,7 @@ NAME = (
 
 def show() -> None:
     """Show the page that is asked for, within what stands around every page."""
+    # before the navigation: the browser would first fetch its page's icon, from fonts.gstatic.com, for the tab
     st.set_page_config(page_title="Sizer", page_icon=ICON, layout="wide")
     st.logo(NAME, size="large")
     page = st.navigation(

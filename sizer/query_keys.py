@@ -5,6 +5,7 @@ Every key of the contract is one row of `KEYS`, by the fields of Request (sizer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -105,15 +106,16 @@ def _field(
     return Key(
         read=lambda text: {name: read(text)},
         write=write_field,
-        is_default=lambda request: getattr(request, name) == _default_of(request, name),
+        is_default=lambda request: getattr(request, name) == _default_of(type(request), name),
         allowed=allowed,
         otherwise=otherwise,
         needs=needs,
     )
 
 
-def _default_of(request: AnyRequest, name: str) -> object:
-    return next(field.default for field in fields(request) if field.name == name)
+@functools.cache
+def _default_of(kind: type, name: str) -> object:
+    return next(field.default for field in fields(kind) if field.name == name)
 
 
 def _read_version(text: str) -> dict[str, object]:

@@ -11,6 +11,7 @@ import os
 import sys
 from base64 import b64decode
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from sizer.errors import JobError
@@ -18,6 +19,7 @@ from sizer.processes.child import Channel, redirect_to_null, run_job
 from sizer.processes.sandbox import Limits, confine
 from sizer.processes.wall import raise_wall, readable_folders
 from sizer.processes.wire import from_line
+from sizer.service.memory_group import join
 from sizer.service.settings import Settings
 
 # How many times its limit a job may be there, pauses included, and the seconds beside: this ends it where the server does not.
@@ -30,10 +32,15 @@ def load_function(name: str) -> Callable[[dict, Channel], dict]:
     return getattr(importlib.import_module(module), function)
 
 
-def run_forked(settings: Settings, source: int, sink: int, *, parent: int) -> NoReturn:
-    """Run the job that `source` holds in the process that os.fork just made, write to the pipe `sink`, and end the process."""
+def run_forked(settings: Settings, source: int, sink: int, *, parent: int, group: Path | None) -> NoReturn:
+    """Run the job that `source` holds in the process that os.fork just made, write to the pipe `sink`, and end the process.
+
+    It moves to its control `group` where there is one.
+    """
     try:
         os.setpgid(0, 0)
+        if group is not None:
+            join(group)
         with open(source, "rb") as file:
             job = _read(file)
         _run(job, settings, _detach(sink), parent)

@@ -35,6 +35,13 @@ def over_budget(held_bytes: int, settings: Settings) -> JobError:
     return JobError(f"the job was stopped: it held {held} when all jobs together held more than {budget}", todo=todo)
 
 
+def without_memory(settings: Settings) -> JobError:
+    """It held most when all jobs together asked for more than their control group may hold."""
+    budget = format_bytes(settings.budget_bytes)
+    todo = "try again in a minute, or a smaller model"
+    return JobError(f"the job was stopped: it held most when all jobs together needed more than {budget}", todo=todo)
+
+
 def explain_end(status: int, settings: Settings) -> JobError:
     """Why a child ended without an answer, from its exit status (negative: the signal)."""
     if status >= 0:

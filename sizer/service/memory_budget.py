@@ -9,7 +9,8 @@ from pathlib import Path
 from sizer.service.variables import MEMORY, read_limit
 from sizer.units import GIB
 
-CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")  # of the group that a container runs in, version 2
+CONTROL_GROUPS = Path("/sys/fs/cgroup")  # version 2
+OWN_GROUP = Path("/proc/self/cgroup")
 MACHINE = Path("/proc/meminfo")
 
 
@@ -19,13 +20,24 @@ def budget_bytes() -> int:
 
 
 def host_bytes() -> int | None:
-    """The memory of this machine, or of the control group that this process is in where that has less; None where unknown."""
+    """The memory of this machine, or of the control groups that this process is in where one has less; None where unknown."""
     known = []
     with contextlib.suppress(OSError, ValueError):  # not Linux; or "max", which is no limit
         known.append(int(MACHINE.read_text().split("MemTotal:")[1].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        known.append(int(CONTROL_GROUP.read_text()))
+    with contextlib.suppress(OSError):
+        own = own_group()
+        for group in (own, *own.parents):
+            with contextlib.suppress(OSError, ValueError):
+                known.append(int((group / "memory.max").read_text()))
     return min(known, default=None)
+
+
+def own_group() -> Path:
+    """The folder of the control group that this process is in. Raises OSError where there is none of version 2."""
+    for line in OWN_GROUP.read_text().splitlines():
+        if line.startswith("0::/"):
+            return CONTROL_GROUPS / line.removeprefix("0::/")
+    raise OSError("this system has no control groups of version 2")
 
 
 def private_bytes(process: int) -> int:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from sizer.errors import ConfigError, JobError, SizerError, quote
-from sizer.processes.wall import LAYERS
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
 from sizer.request import Request
 from sizer.service.cache import Cache
@@ -21,6 +20,7 @@ from sizer.service.connection import Connection
 from sizer.service.fair_queue import check_room
 from sizer.service.held_job import STARTED
 from sizer.service.job import Job, SharedJob, View
+from sizer.service.memory_group import CONFINEMENT, GROUP
 from sizer.service.metrics import JobMetrics
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Connect, Supervisor
@@ -177,7 +177,8 @@ class JobPool:
 
     def _set_missing_layers(self, missing: dict[str, str]) -> None:
         for layer, why in missing.items():
-            _log.warning("jobs run without %s (%s): %s", layer, LAYERS[layer], why)
+            level = logging.INFO if layer == GROUP else logging.WARNING  # beside the group their memory is read
+            _log.log(level, "jobs run without %s (%s): %s", layer, CONFINEMENT[layer], why)
         self.missing_layers = missing
 
     def set_versions(self, versions: dict[str, str]) -> None:

@@ -32,9 +32,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from base64 import b64decode
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 from sizer.errors import JobError, SizerError
 from sizer.processes.child import write
@@ -42,11 +44,12 @@ from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
 from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
 from sizer.service.cost import cells_of
-from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow
+from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow, without_memory
 from sizer.service.fair_queue import FairQueue, Visitor
 from sizer.service.held_job import HeldJob
 from sizer.service.job_process import ForkedJob, SpawnedJob
 from sizer.service.memory_budget import private_bytes
+from sizer.service.memory_group import GROUP, MemoryGroup
 from sizer.service.preload import preload
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
@@ -65,8 +68,9 @@ class Server:
         send: Callable[[bytes], None],
         versions: dict[str, str],
         template: Template | None,
+        group: MemoryGroup | None = None,
     ):
-        self._settings, self._template = settings, template
+        self._settings, self._template, self._group = settings, template, group
         self._tapes = TapeStore(settings.tapes)
         self._versions = edition_of(versions)
         self._send = send
@@ -231,6 +235,12 @@ class Server:
             raise held.failure
         if answered or stopped:
             return answered
+        if self._group is not None and status == -signal.SIGKILL and self._group.has_killed():
+            if self._queue.running(number):
+                raise without_memory(self._settings)
+            self._queue.stop(number)  # it was paused: it begins again in a later turn
+            held.stop()
+            return False
         if held.crashed or not is_crash(status):
             raise explain_end(status, self._settings)
         held.crashed = True
@@ -320,6 +330,24 @@ def missing_layers(settings: Settings) -> dict[str, str]:
     return from_line(line) if line else dict.fromkeys(LAYERS, "it could not be tried")
 
 
+@contextmanager
+def _memory_group(settings: Settings, missing: dict[str, str]) -> Iterator[MemoryGroup | None]:
+    """The control group of the jobs while there is one; None where there is none, and why beside the layers that are missing."""
+    group = None
+    try:
+        if settings.launch == "fork" and settings.budget_bytes:
+            group = MemoryGroup(settings.budget_bytes)
+        else:
+            raise OSError("no budget of memory, or jobs that are not forked")
+    except OSError as error:
+        missing[GROUP] = f"{error.strerror or error}; what they hold is read four times a second"
+    try:
+        yield group
+    finally:
+        if group is not None:
+            group.close()
+
+
 def _unwalled(why: str) -> JobError:
     todo = f"run it on Linux with seccomp, or set {UNWALLED_VARIABLE}=1"
     return JobError(f"public mode needs seccomp to confine jobs, which is not to be had here ({why})", todo=todo)
@@ -345,10 +373,11 @@ def main() -> None:
         if settings.wall == "required" and "seccomp" in missing:
             send(to_line({"fatal": error_to_wire(_unwalled(missing["seccomp"]))}))
             sys.exit(1)
-        template = Template(settings) if settings.launch == "fork" else None
-        send(to_line({"ready": versions, "missing": missing}))
-        lines = read_pipe if settings.launch == "fork" else read_thread
-        asyncio.run(Server(settings, send, versions, template).serve(lines(settings.request_bytes)))
+        with _memory_group(settings, missing) as group:
+            template = Template(settings, group and group.jobs) if settings.launch == "fork" else None
+            send(to_line({"ready": versions, "missing": missing}))
+            lines = read_pipe if settings.launch == "fork" else read_thread
+            asyncio.run(Server(settings, send, versions, template, group).serve(lines(settings.request_bytes)))
     except* BrokenPipeError:  # the app has gone; the error comes alone or as one of a group of tasks
         pass
     if home := os.environ.get(HOME_VARIABLE):

@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import struct
+from pathlib import Path
 
 from sizer.processes.sandbox import die_with
 from sizer.service.child import run_forked
@@ -24,13 +25,13 @@ _FORK, _WAIT = b"F", b"W"
 class Template:
     """The template as the job server sees it. Where it has ended, killed by the system say, the server ends too: SystemExit."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, group: Path | None = None):
         server = os.getpid()
         self._channel, theirs = socket.socketpair()  # a stream: each question waits for its answer
         if os.fork() == 0:
             try:
                 self._channel.close()
-                _serve(theirs, settings, server)
+                _serve(theirs, settings, server, group)
             finally:
                 os._exit(1)
         theirs.close()
@@ -58,8 +59,8 @@ class Template:
         raise SystemExit("the process that jobs are forked from has ended")
 
 
-def _serve(channel: socket.socket, settings: Settings, server: int) -> None:
-    """Fork jobs and wait for them until the server has ended."""
+def _serve(channel: socket.socket, settings: Settings, server: int, group: Path | None) -> None:
+    """Fork jobs, which go to their control `group`, and wait for them until the server has ended."""
     die_with(server)
     os.closerange(3, channel.fileno())
     os.closerange(channel.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
@@ -78,7 +79,7 @@ def _serve(channel: socket.socket, settings: Settings, server: int) -> None:
         except OSError as error:
             forked = -error.errno
         if forked == 0:
-            run_forked(settings, *descriptors, parent=own)
+            run_forked(settings, *descriptors, parent=own, group=group)
         for descriptor in descriptors:
             os.close(descriptor)
         channel.sendall(_FORKED.pack(forked))

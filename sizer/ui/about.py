@@ -9,7 +9,7 @@ import streamlit as st
 
 from sizer.catalogue.contexts import ANY, BYTES_PER_THREAD
 from sizer.catalogue.gpus import GPUS
-from sizer.processes.wall import LAYERS
+from sizer.service.memory_group import CONFINEMENT
 from sizer.ui import service
 from sizer.ui.charts import legend
 from sizer.ui.palette import COLOURS
@@ -103,7 +103,7 @@ def _show_wall(missing: dict[str, str] | None) -> None:
     if missing is None:
         st.text("Not known yet: the job server is starting.")
         return
-    for layer, what in LAYERS.items():
+    for layer, what in CONFINEMENT.items():
         st.text(f"{layer}: {what}" if layer not in missing else f"{layer}: missing here ({missing[layer]})")
 
 

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import streamlit as st
 
@@ -66,17 +66,32 @@ class Tokens:
     def __init__(self, most: int):
         self._most, self._lock = most, threading.Lock()
         self._known: OrderedDict[object, tuple[int, object]] = OrderedDict()
+        self._keys: OrderedDict[int, tuple[object, object]] = OrderedDict()  # by identity: the value, and its key
         self._numbers = itertools.count()
 
     def of(self, *values: object) -> int:
         """The number of some values. They are kept alive: none other can get the identity of one of their parts."""
-        key = tuple(map(_key, values))
         with self._lock:
-            number, _ = self._known.setdefault(key, (next(self._numbers), values))
-            self._known.move_to_end(key)
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
+            key = tuple(map(self._key_of, values))
+            number, _ = _look_up(self._known, key, lambda: (next(self._numbers), values), self._most)
             return number
+
+    def _key_of(self, value: object) -> object:
+        """The key of a value, of an answer or a part of one read off it once: pages look at the same one again and again."""
+        if not is_dataclass(value):
+            return _key(value)
+        _, key = _look_up(self._keys, id(value), lambda: (value, _key(value)), self._most)
+        return key
+
+
+def _look_up(known: OrderedDict[Any, Made], key: object, make: Callable[[], Made], most: int) -> Made:
+    """What is known by a key, made where nothing is; what was not looked up for longest is given up for it."""
+    if key not in known:
+        known[key] = make()
+        if len(known) > most:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]
 
 
 def _key(value: object) -> object:

@@ -6,7 +6,7 @@ Each widget's key is the key of the query it stands for; `arch` has one widget f
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from urllib.parse import quote
 
 import streamlit as st
@@ -17,37 +17,20 @@ from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import MODES, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, Source
 from sizer.catalogue.weights import WEIGHTS
-from sizer.config_json import MAX_CONFIG_BYTES, canonical_config, encode_config
-from sizer.errors import ConfigError
+from sizer.config_json import canonical_config, encode_config
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
-from sizer.request import (
-    Request,
-    format_query,
-    parse_query,
-)
+from sizer.request import Request, format_query, parse_query
 from sizer.ui.focus import in_focus, look_at
-from sizer.ui.remarks import show_error
-from sizer.units import MIB
+from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, sizes_of
 from sizer.versions import OLDEST, format_version
 
-Names = Mapping[str, Sequence[str]]
-
-EXAMPLE_NAME = "resnet50"  # torchvision and timm both build it
 MODELS_DEFAULT = "the model's default"
 PYTORCHS_DEFAULT = "PyTorch's default"
 ATTENTION_TITLES = {"sdpa": "SDPA (fused)", "eager": "eager"}
-UPLOAD_REFUSED = "upload_refused"  # session state: what was wrong with the last file
 NEVER_EMPTY = ("dtype", "batch")  # elsewhere nothing means the model's own, or PyTorch's, choice
-SIZES = {
-    "seq": ("Sequence length", "Tokens of each sample, or frames for audio models."),
-    "image": ("Image size", "Pixels: 224, or height x width as in 224x320."),
-}
-SIZES_OF_MODALITY = {"text": ("seq",), "seq2seq": ("seq",), "audio": ("seq",), "image": ("image",)}
-KEEP = {"persist_state": "session"}  # a hidden widget, or one of another page, keeps its value
 
 
 def fill(request: Request) -> None:
@@ -94,9 +77,9 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     `names` are those that packages build, by source. Without `for_device` the form does not ask which device to plan for, and
     keeps what it was.
     """
-    key = st.selectbox("Model source", list(SOURCES), format_func=_title, key="source", on_change=_forget, **KEEP)
+    key = st.selectbox("Model source", list(SOURCES), format_func=_title, key="source", on_change=forget, **KEEP)
     source = SOURCES[key]
-    name = _ASK_MODEL[source.entry](source, names)
+    name = ask_model(source, names)
     modes = [mode for mode in MODES if mode not in source.refuses_modes]
     if st.session_state["mode"] not in modes:
         st.session_state["mode"] = modes[0]
@@ -114,103 +97,15 @@ def _title(source: str) -> str:
     return SOURCES[source].title
 
 
-def _ask_name(source: Source, names: Names) -> str:
-    key = f"{source.key}_name"
-    st.session_state.setdefault(key, EXAMPLE_NAME)
-    options = sorted({*names.get(source.key, ()), st.session_state[key]})
-    return st.selectbox("Model", options, key=key, on_change=look_at, args=(None,), **KEEP)
-
-
-def _ask_preset(source: Source, names: Names) -> str:
-    st.session_state.setdefault("hf_name", next(iter(PRESETS)))
-    titles = {key: preset.title for key, preset in PRESETS.items()}
-    return st.selectbox(
-        "Model", list(titles), format_func=titles.get, key="hf_name", on_change=_forget_what_does_not_fit, **KEEP
-    )
-
-
-def _ask_repository(source: Source, names: Names) -> str:
-    where = "Its config.json is fetched, nothing else. A revision is a branch, a tag or a commit."
-    return st.text_input(
-        "Repository",
-        key="hub_name",
-        placeholder="org/name, org/name@revision or its address",
-        help=where,
-        on_change=look_at,
-        args=(None,),
-        **KEEP,
-    )
-
-
-def _ask_config(source: Source, names: Names) -> str:
-    limit = MAX_CONFIG_BYTES // MIB
-    st.file_uploader(
-        "Upload config.json", type=["json"], key="config_file", max_upload_size=limit, on_change=_take_upload
-    )
-    text = st.text_area(
-        "or paste it",
-        key="config_name",
-        height=180,
-        placeholder='{"model_type": "llama", "hidden_size": 4096, …}',
-        on_change=_forget_upload,
-        **KEEP,
-    )
-    if given := st.session_state.get(UPLOAD_REFUSED):
-        show_error(ConfigError("the uploaded file was not read", given=given, allowed="JSON in UTF-8, at most 2 MiB"))
-    return text
-
-
-def _take_upload() -> None:
-    """Move an uploaded file's text into the text area, where it can be seen and changed."""
-    _forget_upload()
-    upload = st.session_state["config_file"]
-    if upload is None:
-        return
-    st.session_state["config_name"] = ""
-    try:
-        if upload.size > MAX_CONFIG_BYTES:
-            st.session_state[UPLOAD_REFUSED] = f"{upload.size:,} bytes"
-        else:
-            st.session_state["config_name"] = upload.getvalue().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        st.session_state[UPLOAD_REFUSED] = "bytes that are not UTF-8"
-
-
-def _forget_upload() -> None:
-    look_at(None)
-    st.session_state.pop(UPLOAD_REFUSED, None)
-
-
 def _ask_sizes(source: Source, mode: Mode) -> dict[str, str]:
     chosen = st.pills("Dtypes", DTYPES, selection_mode="multi", key="dtype", help=DTYPE_HELP, **KEEP)
     batches = st.text_input("Batch sizes", key="batch", help="Whole numbers with commas between.", **KEEP)
     values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.strip()}
-    values |= {key: _text(*SIZES[key], key=key) for key in _sizes_of(source)}
+    values |= {key: _text(*SIZES[key], key=key) for key in sizes_of(source)}
     if mode.generates:
         values["new"] = _text("New tokens", NEW_HELP, key="new", placeholder="512")
         values["cache"] = _choose("KV cache", CACHES, key="cache", help=CACHE_HELP)
     return values
-
-
-def _sizes_of(source: Source) -> list[str]:
-    """Which sizes of a sample to ask for: those the architecture is known to have, and whatever a link has set."""
-    known = _sizes_of_preset() if source.entry == "presets" else SIZES
-    return [key for key in SIZES if key not in source.refuses and (key in known or st.session_state.get(key))]
-
-
-def _sizes_of_preset() -> Collection[str]:
-    return SIZES_OF_MODALITY.get(PRESETS[st.session_state["hf_name"]].modality, SIZES)
-
-
-def _forget(keys: Iterable[str] = ("seq", "image", "head")) -> None:
-    """Go back to the model's own for choices that meant another architecture, the cell in focus included."""
-    for key in keys:
-        st.session_state[key] = ""
-    look_at(None)
-
-
-def _forget_what_does_not_fit() -> None:
-    _forget(["head", *(key for key in SIZES if key not in _sizes_of_preset())])
 
 
 def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
@@ -337,7 +232,6 @@ def _text(label: str, help_text: str, *, key: str, placeholder: str = MODELS_DEF
     return st.text_input(label, key=key, placeholder=placeholder, help=help_text, **KEEP).strip()
 
 
-_ASK_MODEL = {"names": _ask_name, "presets": _ask_preset, "repository": _ask_repository, "config": _ask_config}
 ADAPTER_FIELDS = {  # label, help, and what holds where the field is empty, by key of the query
     "r": ("Rank", "The rank of the matrices that the adapter adds.", "16"),
     "alpha": ("Alpha", "What the adapter's output is scaled by, over the rank.", "2 × the rank"),

@@ -7,28 +7,25 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import hmac
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from unittest import mock
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from streamlit.proto.NewSession_pb2 import CustomThemeConfig
-from streamlit.runtime import app_session
 
 from sizer.errors import JobError, SizerError
 from sizer.service.client import JobClient, shared_client
 from sizer.service.logs import set_up_logging
 from sizer.service.settings import is_public
+from sizer.ui.once import done_once
 
 LATELY_SECONDS = 60.0
 PROBE_SECONDS = 5.0  # for a job of a second or less, which may have to wait for its turn
@@ -61,39 +58,12 @@ async def lifespan(app: object) -> AsyncIterator[dict]:
         if is_public():
             await _run_probe(client, WARM_SECONDS)
         gc.freeze()  # what was imported stays: collections need not go through it again and again
-        with _theme_read_once():
+        with done_once():
             yield {}
     finally:
         gc.unfreeze()
         sys.setswitchinterval(usual)
         await run_in_threadpool(client.close)
-
-
-@contextmanager
-def _theme_read_once() -> Iterator[None]:
-    """Within the context a section of the theme is read once, and stays as it is.
-
-    Streamlit reads all six, among all its options, for each page that it draws: more than a tenth of the time
-    (`AppSession._create_new_session_message`, streamlit/runtime/app_session.py, read in 1.67). Where it does so by another function
-    it is left to.
-    """
-    read = getattr(app_session, "_populate_theme_msg", None)
-    if read is None:
-        yield
-        return
-
-    @functools.cache
-    def theme(section: str) -> CustomThemeConfig:
-        message = CustomThemeConfig()
-        read(message, section)
-        return message
-
-    def populate(message: CustomThemeConfig, section: str = "theme") -> None:
-        if (found := theme(section)).ByteSize():  # else it is left out
-            message.MergeFrom(found)
-
-    with mock.patch.object(app_session, "_populate_theme_msg", populate):
-        yield
 
 
 async def _alive(request: HttpRequest) -> PlainTextResponse:

@@ -59,14 +59,15 @@ def _show_parts(what: str, given: str | None, allowed: str | None, todo: str | N
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Show lines of plain text, close together."""
-    with st.container(gap="xxsmall"):
-        for line in lines:
-            st.text(line)
+    """Show lines of plain text, close together; nothing where there are none."""
+    if lines := list(lines):
+        with st.container(gap="xxsmall"):
+            for line in lines:
+                st.text(line)
 
 
 def show_failures(report: Report) -> None:
-    """Show for which dtypes the step could not be traced, and why; nothing where all could."""
+    """Show for which dtypes the step could not be traced, or that no batch size could be replayed, and why; else nothing."""
     if report.failures:
         with st.container(border=True):
             st.warning(
@@ -75,6 +76,10 @@ def show_failures(report: Report) -> None:
             for reason in dict.fromkeys(report.failures.values()):
                 dtypes = [dtype for dtype, why in report.failures.items() if why == reason]
                 st.text(f"{', '.join(dtypes)}: {reason}")
+    elif not report.estimates and not report.pending:
+        with st.container(border=True):
+            st.warning("The step was traced, but no batch size that was asked for could be replayed. The counts below stand.")
+            show_lines(note for note in report.notes if note.startswith(tuple(report.request["dtypes"])))
 
 
 def show_uncounted(report: Report) -> None:

@@ -126,6 +126,8 @@ def ask(request: Request) -> Answer:
 def follow(answer: Answer) -> None:
     """Say how far the answer is, and run the page again when there is more of it; say what is missing where it has ended before.
 
+    Of a whole answer nothing is said; the line's place stays, so that what follows does not move when the answer has come.
+
     Every update is also where Streamlit ends this run when there is a newer one, or when nobody looks on any more. The job is left
     then, and ends in a moment unless that newer run takes it up.
     """
@@ -134,13 +136,11 @@ def follow(answer: Answer) -> None:
         st.button("Go on", key="again", on_click=_forget)
         return
     with st.container(height=LINE_HEIGHT, border=False, vertical_alignment="center"):
-        _follow(answer)
+        if answer.job is not None:
+            _follow(answer)
 
 
 def _follow(answer: Answer) -> None:
-    if answer.job is None:
-        st.caption(_how_many(answer.report))
-        return
     query, since = st.session_state.get(BEGAN, ("", 0.0))
     if query != answer.query:
         since = time.monotonic()

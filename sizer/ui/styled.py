@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from pandas import DataFrame
 from pandas.io.formats.style import Styler
+
+
+class Texts(DataFrame):
+    """A table of texts that nobody changes, and its form for the browser once it has been converted."""
+
+    _internal_names = [*DataFrame._internal_names, "_arrow"]  # noqa: RUF012 (as pandas has it: no column, but an attribute)
+    _arrow: bytes | None = None
+
+    def astype(self, dtype: object, *arguments: object, **options: object) -> DataFrame:
+        """This table where texts are asked for."""
+        return self if dtype is str else super().astype(dtype, *arguments, **options)
+
+    def arrow(self, convert: Callable[[DataFrame], bytes]) -> bytes:
+        """What `convert` makes of this table, which it is asked for once."""
+        if self._arrow is None:
+            self._arrow = convert(self)
+        return self._arrow
 
 
 def worked_out(styler: Styler) -> Styler:
@@ -17,4 +37,5 @@ def worked_out(styler: Styler) -> Styler:
     translated = styler._translate(False, False) | {"body": []}
     styler._compute = lambda: styler
     styler._translate = lambda *_: translated
+    styler.data = Texts(styler.data)
     return styler

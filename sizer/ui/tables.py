@@ -45,7 +45,11 @@ REAL = (
 def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame:
     """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
     rows = [_fits_row(dtype, request.batches, report, kind) for dtype in request.dtypes]
-    return pd.DataFrame(rows, index=list(request.dtypes), columns=[*map(str, request.batches), LARGEST])
+    return pd.DataFrame(rows, index=list(request.dtypes), columns=_columns(request))
+
+
+def _columns(request: Request) -> list[str]:
+    return [*map(str, request.batches), LARGEST]
 
 
 def _fits_row(dtype: str, batches: Sequence[int], report: Report, kind: PeakKind) -> list[str]:
@@ -78,7 +82,7 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
         on_select=lambda: _take_cell(request.dtypes),
         selection_mode="single-cell",
         height="content",
-        column_config=dict.fromkeys(styler.columns, st.column_config.TextColumn(alignment="right")),
+        column_config=dict.fromkeys(_columns(request), st.column_config.TextColumn(alignment="right")),
     )
     st.caption(LEGEND)
     return kind

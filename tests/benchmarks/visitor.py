@@ -48,11 +48,18 @@ class Shown:
 
 
 class Visitor:
-    """One open page of the app at `address` (http://host:port). An asynchronous context."""
+    """One open page of the app at `address` (http://host:port). An asynchronous context.
+
+    Like a browser it keeps the long messages of the last two runs, and says which with each question: of those the app sends the
+    hash alone.
+    """
 
     def __init__(self, address: str):
         self._address = address
         self._socket: websockets.ClientConnection | None = None
+        self._earlier: dict[str, ForwardMsg] = {}  # by hash, of the run before
+        self._latest: dict[str, ForwardMsg] = {}
+        self._kept: dict[str, ForwardMsg] = {}  # those that the app was told of
 
     async def __aenter__(self) -> Visitor:
         stream = self._address.replace("http", "ws", 1) + "/_stcore/stream"
@@ -68,6 +75,8 @@ class Visitor:
         """Ask for the page at a query."""
         request = BackMsg()
         request.rerun_script.query_string = query
+        self._kept = self._earlier | self._latest
+        request.rerun_script.cached_message_hashes.extend(self._kept)
         await self._socket.send(request.SerializeToString())
 
     async def run(self, query: str) -> Shown:
@@ -83,7 +92,15 @@ class Visitor:
         message.ParseFromString(data)
         shown.bytes += len(data)
         kind = message.WhichOneof("type")
+        if kind == "ref_hash":  # the place is that of the reference, the rest is what was kept
+            reference, message = message, ForwardMsg()
+            message.CopyFrom((self._kept | self._latest)[reference.ref_hash])
+            message.metadata.delta_path[:] = reference.metadata.delta_path
+            kind = message.WhichOneof("type")
+        if message.metadata.cacheable:
+            self._latest[message.hash] = message
         if kind == "new_session":
+            self._earlier, self._latest = self._latest, {}
             shown.elements.clear()
         elif kind == "delta" and message.delta.WhichOneof("type") == "new_element":
             shown.elements[tuple(message.metadata.delta_path)] = message.delta.new_element

@@ -17,15 +17,20 @@ from tests.service.test_server import start  # noqa: F401 (a fixture)
 
 
 @pytest.mark.parametrize(
-    ("machine", "group", "bytes_"),
-    [("MemTotal: 1000 kB\n", "max\n", 1_024_000), ("MemTotal: 1000 kB\n", "5000\n", 5000), (None, "5000\n", 5000),
-     (None, None, None)],
+    ("machine", "groups", "bytes_"),
+    [("MemTotal: 1000 kB\n", {".": "max\n"}, 1_024_000), ("MemTotal: 1000 kB\n", {".": "5000\n"}, 5000),
+     (None, {".": "5000\n"}, 5000), (None, {}, None), ("MemTotal: 1000 kB\n", {"system.slice": "7000\n"}, 7000),
+     (None, {"system.slice/sizer.service": "7000\n", "system.slice": "9000\n"}, 7000)],
 )  # fmt: skip
-def test_the_host_has_what_the_machine_or_its_control_group_has(tmp_path, monkeypatch, machine, group, bytes_):
-    for name, text in (("MACHINE", machine), ("CONTROL_GROUP", group)):
+def test_the_host_has_what_the_machine_or_its_control_groups_have(tmp_path, monkeypatch, machine, groups, bytes_):
+    for name in ("MACHINE", "CONTROL_GROUPS", "OWN_GROUP"):
         monkeypatch.setattr(memory_budget, name, tmp_path / name)
-        if text is not None:
-            (tmp_path / name).write_text(text)
+    if machine is not None:
+        (tmp_path / "MACHINE").write_text(machine)
+    (tmp_path / "OWN_GROUP").write_text("4:memory:/other\n0::/system.slice/sizer.service\n")
+    for group, text in groups.items():
+        (tmp_path / "CONTROL_GROUPS" / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "CONTROL_GROUPS" / group / "memory.max").write_text(text)
     monkeypatch.delenv(MEMORY.name, raising=False)
     assert host_bytes() == bytes_
     assert budget_bytes() == (bytes_ or 0) // 2

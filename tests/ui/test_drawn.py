@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.memory.report import Report
 from sizer.request import parse_query
-from sizer.ui import charts
+from sizer.ui import charts, drawn
 from sizer.ui.drawn import Tokens
 from tests.ui.clients import ScriptedClient
 from tests.ui.conftest import install
@@ -87,3 +87,18 @@ def test_a_token_is_given_to_nothing_else_when_its_value_was_forgotten():
     others = {tokens.of((letter, 1)) for letter in "bcd"}
     assert first not in others
     assert tokens.of(("a", 1)) not in {first, *others}
+
+
+def test_an_answer_is_read_once_however_often_its_parts_are_drawn(monkeypatch):
+    read, plain = [], drawn._names
+    monkeypatch.setattr(drawn, "_names", lambda kind: (read.append(kind), plain(kind))[1])
+    tokens = Tokens(2)
+    report = report_for(parse_query(QUERY))
+    estimate, other = report.estimates[:2]
+    known = [tokens.of(report), tokens.of(report, estimate)]
+    assert read.count(Report) == 1
+    assert [tokens.of(report), tokens.of(report, estimate)] == known
+    assert read.count(Report) == 1
+    tokens.of(estimate), tokens.of(other)  # as many as are kept
+    assert tokens.of(report, other) not in known
+    assert read.count(Report) == 2

@@ -11,8 +11,8 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.config_json import encode_config
 from sizer.errors import BuildError, ConfigError, HubError, JobError, SizerError, TraceError
-from sizer.processes.wall import LAYERS
 from sizer.request import Request, parse_query
+from sizer.service.memory_group import CONFINEMENT
 from sizer.ui import service
 from sizer.units import format_bytes
 from tests.ui.clients import ScriptedClient
@@ -550,6 +550,16 @@ def test_failed_trace_keeps_the_counts(monkeypatch, open_page):
     assert len(page.dataframe[0].value) == 3  # the modules that hold tensors
 
 
+def test_no_batch_size_that_can_be_replayed_is_told_with_the_reason(monkeypatch, open_page):
+    why = "float32, batch 65536: its blocks would take 9.2e+18 bytes"
+    notes = ("131072 tokens is more than the 2048 positions that this model was made for.", why)
+    install(monkeypatch, ScriptedClient(lambda r: replace(report_for(r), estimates=(), focus=None, notes=notes)))
+    page = open_page(arch="torchvision:resnet50", dtype="float32")
+    assert "no batch size that was asked for could be replayed" in page.warning[0].value
+    assert why in texts(page)
+    assert page.metric[0].delta == f"{PARAMETERS:,}"
+
+
 def test_one_failed_dtype_leaves_the_others(monkeypatch, open_page):
     install(monkeypatch, ScriptedClient(lambda r: report_for(r, failures={"float32": "no kernel"})))
     page = open_page()
@@ -601,7 +611,7 @@ def test_progress_is_shown_and_gone(monkeypatch, open_page):
 
 def test_progress_says_how_many_and_what_is_left(client, open_page):
     page = open_page(arch="torchvision:resnet50", dtype="float32,bfloat16,float16")
-    assert "3 of 3 dtypes" in [caption.value for caption in page.caption]
+    assert not any("3 of 3 dtypes" in text.value for text in [*page.caption, *page.text])  # of what is whole nothing is said
     report = replace(report_for(client.requests[0]), pending=("bfloat16", "float16"))
     query = "arch=torchvision:resnet50&dtype=float32,bfloat16,float16"
     job = client.submit(query)
@@ -715,7 +725,7 @@ def test_about_page_and_back(client, open_page):
     ]
     assert "never in place: assign what it returns" in markup(page)
     *layers, told = [text.value for text in page.text]
-    assert [text.partition(":")[0] for text in layers] == list(LAYERS)
+    assert [text.partition(":")[0] for text in layers] == list(CONFINEMENT)
     assert told.endswith("answers are made with sizer 0.1.0, torch 2.15.0.")
     page.query_params.clear()  # what the browser does on its way to another page
     page.switch_page("pages/estimate.py").run()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
+from streamlit import dataframe_util
 from streamlit.elements.lib.pandas_styler_utils import marshall_styler
 from streamlit.proto.ArrowData_pb2 import ArrowData
 
 from sizer.request import Request
+from sizer.ui.once import done_once
 from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PEAK_KINDS, parts
 from sizer.ui.scale import scale_for
@@ -110,3 +113,24 @@ def test_what_is_worked_out_once_is_shown_as_pandas_has_it():
     assert ours.styler.display_values == pandas.styler.display_values
     assert rules(ours) == rules(pandas)
     assert len(rules(ours)) >= len(report.estimates)
+
+
+def test_a_table_of_texts_is_converted_once_and_other_tables_each_time(monkeypatch):
+    plain, converted = dataframe_util.convert_pandas_df_to_arrow_bytes, []
+    monkeypatch.setattr(
+        dataframe_util, "convert_pandas_df_to_arrow_bytes", lambda frame: (converted.append(frame), plain(frame))[1]
+    )
+    report = report_for(REQUEST)
+    frame = fits_frame(REQUEST, report, PEAK_KINDS["process"])
+    styler = worked_out(style_fits(frame, report, None))
+    with done_once():
+        for _ in range(2):
+            proto = ArrowData()
+            marshall_styler(proto, styler, "unused")
+            assert proto.styler.display_values == plain(frame.astype(str))
+            assert dataframe_util.convert_pandas_df_to_arrow_bytes(styler.data) == plain(frame)
+        assert len(converted) == 1
+        for size in (1, 2):
+            numbers = pd.DataFrame({"bytes": [size]})
+            assert dataframe_util.convert_pandas_df_to_arrow_bytes(numbers) == plain(numbers)
+    assert len(converted) == 3

@@ -1,0 +1,136 @@
+"""A control group of the kernel's for the jobs of a server, so that they hold no more memory together than they may at any moment.
+
+Made where the group that this process is in may be divided: version 2, with the memory controller, writable, and with no processes
+in it but the app's own (systemd's `Delegate=yes`). A group that hands out controllers may hold no processes itself
+(docs.kernel.org/admin-guide/cgroup-v2.html, "No Internal Process Constraint"): the app's move into a group below it.
+
+    the app's group            what it may hold is the operator's business
+    ├── sizer-app              the app, its job servers, and the processes that jobs are forked from
+    └── sizer-jobs             memory.max: $SIZER_MEMORY_GIB; here the kernel kills the job that holds most where that is exceeded
+
+Where there is no such group jobs are read four times a second (`memory_budget`), as they are beside it: what is read may be paused
+and stopped, what the kernel ends has grown faster than that.
+
+*Known limitations*: root may write everywhere, and is taken to have been given the group where nobody else is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from sizer.processes.wall import LAYERS
+from sizer.service.memory_budget import own_group
+
+GROUP = "control group"
+# What confines jobs, for who is told that it is missing: the layers of their wall, and this.
+CONFINEMENT = LAYERS | {GROUP: "jobs hold no more memory together than they may, by the kernel at any moment"}
+APP, JOBS = "sizer-app", "sizer-jobs"
+ROUNDS = 10  # of moving processes, which may start others meanwhile
+
+
+class MemoryGroup:
+    """The group of the jobs, which several servers of one app share. Raises OSError, with the reason, where none can be made."""
+
+    def __init__(self, budget_bytes: int):
+        import fcntl  # not on Windows
+
+        own = own_group()
+        self._base = own.parent if own.name == APP else own
+        self.jobs = self._base / JOBS
+        _check(self._base)
+        self._used = os.open(self._base, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._used, fcntl.LOCK_SH)
+            self._divide()
+            self.jobs.mkdir(exist_ok=True)
+            (self.jobs / "memory.max").write_text(str(budget_bytes))
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap
+                (self.jobs / "memory.swap.max").write_text("0")
+            self._seen = self._kills()
+        except OSError:
+            self.close()
+            raise
+
+    def has_killed(self) -> bool:
+        """Whether the kernel has ended a job for its memory that this was not told of yet. Each is told once."""
+        if self._kills() <= self._seen:
+            return False
+        self._seen += 1
+        return True
+
+    def close(self) -> None:
+        """Put everything back as it was, where no other server uses the group."""
+        import fcntl
+
+        with contextlib.suppress(OSError):  # another one does; or the group has gone with who made it
+            fcntl.flock(self._used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.jobs.exists():
+                self.jobs.rmdir()
+            (self._base / "cgroup.subtree_control").write_text("-memory")
+            _move(self._base / APP, self._base)
+            (self._base / APP).rmdir()
+        os.close(self._used)
+
+    def _divide(self) -> None:
+        """Have the group hand out its controller of memory, with its processes in a group below it."""
+        (self._base / APP).mkdir(exist_ok=True)
+        _move(self._base, self._base / APP)
+        (self._base / "cgroup.subtree_control").write_text("+memory")
+
+    def _kills(self) -> int:
+        """How often the kernel has ended a process of the group for its memory."""
+        events = (self.jobs / "memory.events").read_text().split()
+        return int(events[events.index("oom_kill") + 1])
+
+
+def join(group: Path) -> None:
+    """Move the calling process into a group. Where that has gone it stays where it is, and its memory is read."""
+    with contextlib.suppress(OSError):
+        (group / "cgroup.procs").write_text("0")
+
+
+def _check(base: Path) -> None:
+    """Raise OSError, with the reason, where a group is not the app's to divide."""
+    controllers = base / "cgroup.controllers"
+    if not controllers.exists() or "memory" not in controllers.read_text().split():
+        raise OSError("no control group of version 2 with a controller of memory")
+    if not (base / "memory.max").exists():
+        raise OSError("the app is in the group of the whole machine")
+    if _processes(base) - _family():
+        raise OSError("the group has other processes in it than the app's")
+    if any(path.is_dir() and path.name not in (APP, JOBS) for path in base.iterdir()):
+        raise OSError("the group is divided already")
+
+
+def _processes(group: Path) -> set[int]:
+    return set(map(int, (group / "cgroup.procs").read_text().split()))
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move all processes of one group to another. Raises OSError where new ones never end to come."""
+    for _ in range(ROUNDS):
+        if not (left := _processes(source)):
+            return
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                (target / "cgroup.procs").write_text(str(process))
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+
+def _family() -> set[int]:
+    """The app, which has started this process, all that it has started, and what starts the first process of a container."""
+    parents = {int(path.name): _parent(path) for path in Path("/proc").iterdir() if path.name.isdecimal()}
+    family = {os.getppid()}
+    while found := {process for process, parent in parents.items() if parent in family} - family:
+        family |= found
+    return family | {1}
+
+
+def _parent(process: Path) -> int:
+    """The process id of a process' parent; 0 where it has ended. proc(5)."""
+    with contextlib.suppress(OSError):
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    return 0

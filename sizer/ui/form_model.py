@@ -1,0 +1,123 @@
+"""Which model the form asks for: a widget for each kind of source, and what the choice of another model makes of other fields."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import streamlit as st
+
+from sizer.catalogue.presets import PRESETS
+from sizer.catalogue.sources import Source
+from sizer.config_json import MAX_CONFIG_BYTES
+from sizer.errors import ConfigError
+from sizer.ui.focus import look_at
+from sizer.ui.remarks import show_error
+from sizer.units import MIB
+
+Names = Mapping[str, Sequence[str]]
+
+EXAMPLE_NAME = "resnet50"  # torchvision and timm both build it
+UPLOAD_REFUSED = "upload_refused"  # session state: what was wrong with the last file
+SIZES = {
+    "seq": ("Sequence length", "Tokens of each sample, or frames for audio models."),
+    "image": ("Image size", "Pixels: 224, or height x width as in 224x320."),
+}
+SIZES_OF_MODALITY = {"text": ("seq",), "seq2seq": ("seq",), "audio": ("seq",), "image": ("image",)}
+KEEP = {"persist_state": "session"}  # a hidden widget, or one of another page, keeps its value
+
+
+def ask_model(source: Source, names: Names) -> str:
+    """The name of a model of a source, or a config's text; empty while it is still to be given. `names` are those that packages
+    build, by source."""
+    return _ASK[source.entry](source, names)
+
+
+def sizes_of(source: Source) -> list[str]:
+    """Which sizes of a sample to ask for: those the architecture is known to have, and whatever a link has set."""
+    known = _sizes_of_preset() if source.entry == "presets" else SIZES
+    return [key for key in SIZES if key not in source.refuses and (key in known or st.session_state.get(key))]
+
+
+def _sizes_of_preset() -> Collection[str]:
+    return SIZES_OF_MODALITY.get(PRESETS[st.session_state["hf_name"]].modality, SIZES)
+
+
+def forget(keys: Iterable[str] = ("seq", "image", "head")) -> None:
+    """Go back to the model's own for choices that meant another architecture, the cell in focus included."""
+    for key in keys:
+        st.session_state[key] = ""
+    look_at(None)
+
+
+def _forget_what_does_not_fit() -> None:
+    forget(["head", *(key for key in SIZES if key not in _sizes_of_preset())])
+
+
+def _ask_name(source: Source, names: Names) -> str:
+    key = f"{source.key}_name"
+    st.session_state.setdefault(key, EXAMPLE_NAME)
+    options = sorted({*names.get(source.key, ()), st.session_state[key]})
+    return st.selectbox("Model", options, key=key, on_change=look_at, args=(None,), **KEEP)
+
+
+def _ask_preset(source: Source, names: Names) -> str:
+    st.session_state.setdefault("hf_name", next(iter(PRESETS)))
+    titles = {key: preset.title for key, preset in PRESETS.items()}
+    return st.selectbox(
+        "Model", list(titles), format_func=titles.get, key="hf_name", on_change=_forget_what_does_not_fit, **KEEP
+    )
+
+
+def _ask_repository(source: Source, names: Names) -> str:
+    where = "Its config.json is fetched, nothing else. A revision is a branch, a tag or a commit."
+    return st.text_input(
+        "Repository",
+        key="hub_name",
+        placeholder="org/name, org/name@revision or its address",
+        help=where,
+        on_change=look_at,
+        args=(None,),
+        **KEEP,
+    )
+
+
+def _ask_config(source: Source, names: Names) -> str:
+    limit = MAX_CONFIG_BYTES // MIB
+    st.file_uploader(
+        "Upload config.json", type=["json"], key="config_file", max_upload_size=limit, on_change=_take_upload
+    )
+    text = st.text_area(
+        "or paste it",
+        key="config_name",
+        height=180,
+        placeholder='{"model_type": "llama", "hidden_size": 4096, …}',
+        on_change=_forget_upload,
+        **KEEP,
+    )
+    if given := st.session_state.get(UPLOAD_REFUSED):
+        show_error(ConfigError("the uploaded file was not read", given=given, allowed="JSON in UTF-8, at most 2 MiB"))
+    return text
+
+
+def _take_upload() -> None:
+    """Move an uploaded file's text into the text area, where it can be seen and changed."""
+    _forget_upload()
+    upload = st.session_state["config_file"]
+    if upload is None:
+        return
+    st.session_state["config_name"] = ""
+    try:
+        if upload.size > MAX_CONFIG_BYTES:
+            st.session_state[UPLOAD_REFUSED] = f"{upload.size:,} bytes"
+        else:
+            st.session_state["config_name"] = upload.getvalue().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        st.session_state[UPLOAD_REFUSED] = "bytes that are not UTF-8"
+
+
+def _forget_upload() -> None:
+    look_at(None)
+    st.session_state.pop(UPLOAD_REFUSED, None)
+
+
+_ASK = {"names": _ask_name, "presets": _ask_preset, "repository": _ask_repository, "config": _ask_config}
