@@ -13,6 +13,7 @@ import torch
 from sizer.architecture.codebook_layouts import aqlm, vptq
 from sizer.architecture.compressed_layouts import Tensors, compressed_tensors
 from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
+from sizer.architecture.quark_layouts import quark
 from sizer.architecture.torchao_layouts import torchao
 from sizer.errors import ConfigError, quote
 
@@ -209,6 +210,7 @@ LAYOUTS: dict[str, Layout] = {
     "higgs": _higgs,
     "hqq": _hqq,
     "quanto": _quanto,
+    "quark": quark,
     "spqr": _spqr,
     "torchao": torchao,
     "vptq": vptq,

@@ -69,6 +69,7 @@ _ROWS = (
     Method(key="higgs", title="HIGGS"),
     Method(key="hqq", title="HQQ"),
     Method(key="quanto", title="quanto"),
+    Method(key="quark", title="Quark"),
     Method(key="torchao", title="torchao"),
 )
 

@@ -43,6 +43,7 @@ GPT_OSS |= {
 GPT_OSS |= {"num_local_experts": 4, "num_experts_per_tok": 2}
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
 INT4 = {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 128}}
+FP4_BY_32 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "scale_format": "e8m0"}
 BY_ROW = {
     "_type": "Int8WeightOnlyConfig",
     "_version": 2,
@@ -66,6 +67,7 @@ METHODS = {
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
     },
     "torchao": {"quant_type": {"default": INT4}},
+    "quark": {"global_quant_config": {"weight": FP4_BY_32}, "exclude": ["lm_head"]},
     "auto-round": {"bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"},
     "mxfp8": {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"},
     "vptq": {
@@ -127,6 +129,7 @@ BYTES = {
     "aqlm": LINEAR // 8 + 14 * 256 * 8 * 2 + sum(outputs for outputs, _ in SHAPES) * 2,
     "compressed-tensors": LINEAR // 2 + LINEAR // 128 * 2 + 14 * 2 * 8,
     "torchao": LINEAR // 2 + LINEAR // 128 * 4,  # a scale and a zero of two bytes for 128 weights
+    "quark": LINEAR // 2 + LINEAR // 32,
     # GPTQ's without the groups; a byte, and one for 32 weights
     "auto-round": LINEAR // 2 + LINEAR // 128 // 2 + LINEAR // 128 * 2,
     "mxfp8": LINEAR + LINEAR // 32,
@@ -144,7 +147,7 @@ def test_the_tensors_of_a_checkpoint_have_the_bytes_of_their_layout(method):
 
 
 @pytest.mark.parametrize(
-    "method", ["awq", "gptq", "eetq", "hqq", "bitnet", "aqlm", "auto-round", "mxfp8", "vptq", "spqr", "torchao"]
+    "method", ["awq", "gptq", "eetq", "hqq", "bitnet", "aqlm", "auto-round", "mxfp8", "vptq", "spqr", "torchao", "quark"]
 )
 def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
     found = estimate(parse_query(f"{arch(method)}&{INFERENCE}"))
@@ -307,7 +310,7 @@ REASONS = {
     "mode=inference&gpu=t4": ("fp8", "the Tesla T4 (16 GB) does not compute with them, and transformers makes them"),
     "mode=inference&gpu=m2-ultra-64gb": ("awq", "their kernels are known for CUDA devices alone"),
     "mode=inference": ("compressed-tensors", "transformers makes them 16 bits in the first forward pass"),
-    "mode=inference&batch=1": ("quark", "no layout of this method is known"),
+    "mode=inference&batch=1": ("fp_quant", "no layout of this method is known"),
 }
 
 
