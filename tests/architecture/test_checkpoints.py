@@ -161,6 +161,14 @@ def test_every_method_has_a_layout():
     assert quantization_of(parse_query(f"{arch('awq')}&mode=inference"), None) == settings_of("awq")
 
 
+def test_every_method_that_transformers_knows_is_counted_or_named_as_one_that_is_not():
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    known = {name.removesuffix("_4bit").removesuffix("_8bit") for name in AUTO_QUANTIZER_MAPPING}
+    assert known - set(CHECKPOINT_METHODS) == {"fouroversix", "fp_quant", "gemma", "gguf", "metal", "nvfp4", "sinq"}
+    assert set(CHECKPOINT_METHODS) <= known
+
+
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
 MIXED = {
     "attention": {
