@@ -34,12 +34,15 @@ _MOST_BITS = 8  # of a weight that AutoRound calls quantised
 
 def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Module]]:
     """Paths and layers of a transformers model that its checkpoint has quantised. Raises ConfigError where a name is no pattern,
-    and where no layout of what quark did is known.
+    and where no layout of what quark did is known, or of Gemma's embeddings.
     """
     method, settings = quantization.method, quantization.settings
     names = _names_left_out(module, quantization)
     if method == "quark":
         check_known(settings)
+    if method == "gemma" and settings.get("quantize_embeddings"):
+        given = "quantize_embeddings = true"
+        raise ConfigError("no layout of these weights is known", given=given, allowed="false")
     for path, child in list(module.named_modules()):
         linear, experts = isinstance(child, (nn.Linear, Conv1D)), sides_of(child) is not None
         if not (experts if method == "mxfp4" else linear or experts):
@@ -58,6 +61,9 @@ def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[
                 yield path, child
         elif method == "quark":
             if is_of_quark(settings, path, child):
+                yield path, child
+        elif method == "gemma":
+            if linear and should_convert_module(path, names):
                 yield path, child
         elif method == "hqq":
             if path.rpartition(".")[2] not in names:
@@ -143,6 +149,8 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
         return group_of(settings, path, type(layer).__name__)
     if method == "auto-round":
         return {**settings, **_own_settings(settings, "extra_config").get(path, {})}
+    if method == "gemma":
+        return {**settings, **_first_named(_own_settings(settings, "module_quant_configs"), path)}
     if method == "quark":
         return layer_config(settings, path if isinstance(layer, nn.Linear) else _expert(path)) or {}
     if method == "torchao":
@@ -160,6 +168,16 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
             "quantization_config is malformed", given=f"nothing of {quote(path)}", allowed="config_for_layers"
         )
     return found
+
+
+def _first_named(patterns: Mapping[str, dict], path: str) -> dict:
+    """The settings of the first pattern that is found in a path (transformers/integrations/gemma_quant.py, 5.23). Raises ConfigError
+    where one is none."""
+    try:
+        return next((own for pattern, own in patterns.items() if re.search(pattern, path)), {})
+    except re.error as error:
+        given = f"module_quant_configs: {quote(list(patterns))}"
+        raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error
 
 
 def _own_settings(settings: Mapping[str, object], key: str) -> dict[str, dict]:
