@@ -171,8 +171,8 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
 
 
 def _first_named(patterns: Mapping[str, dict], path: str) -> dict:
-    """The settings of the first pattern that is found in a path (transformers/integrations/gemma_quant.py, 5.23). Raises ConfigError
-    where one is none."""
+    """The settings of the first pattern that is found in a path (transformers/integrations/gemma_quant.py, 5.23). Raises
+    ConfigError where one is none."""
     try:
         return next((own for pattern, own in patterns.items() if re.search(pattern, path)), {})
     except re.error as error:
