@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from array import array
+from dataclasses import replace
 from importlib.util import find_spec
+from random import Random
 
 import pytest
 import torch
 
+from sizer.memory.tape import Tape
 from tests.benchmarks.bench_outside import read_chips, version
 from tests.benchmarks.bench_published import error_table, reason_left_out
+from tests.benchmarks.published.adapters import MODELS
+from tests.benchmarks.published.arrivals import Arrival, arrivals_of, in_threads
 from tests.benchmarks.published.cases import CASES, NEEDS
 from tests.benchmarks.published.held import TAKES_VERSION, Held, hold, rules_of
 from tests.benchmarks.published.rows import QUANTITIES, Run, names_of_sets, read_arguments, read_runs
@@ -123,6 +129,44 @@ def test_lora_on_a_t4(quantity: str) -> None:
 def test_qlora_on_a_t4(quantity: str, mib: int) -> None:
     run = one("t4_adapters", "qlora_training", "model=smollm2-135m", "seq=4096", "attention=sdpa", quantity=quantity)
     assert abs(hold(run).estimated_bytes - run.figure_bytes) <= mib * MIB
+
+
+def test_weights_arrive_in_threads_and_are_taken_up_in_their_turn() -> None:
+    # eight weights of 4 MiB, each asked for, quantised to 1 MiB and let go; before and after them something else
+    order = [0, *(event for n in range(1, 17, 2) for event in (n, n + 1, ~n)), 17]
+    tape = Tape(
+        batch=1,
+        order=array("q", order),
+        sizes=array("q", [512, *8 * (4 * MIB, MIB), 512]),
+        categories=bytes(18),
+        ops=array("l", 18 * [0]),
+        modules=array("l", 18 * [0]),
+        op_names=("op",),
+        module_names=("",),
+        marks=((len(order), "load"),),
+    )
+    arrivals = [Arrival(size=4 * MIB, begin=1 + 3 * n, taken=2 + 3 * n, end=4 + 3 * n) for n in range(8)]
+    assert in_threads(tape, arrivals, 1, Random(0)) == tape
+    found = in_threads(tape, arrivals, 4, Random(0)).validate()
+    quantised = [event for event in found.order if event >= 0 and event % 2 == 0]
+    assert quantised == sorted(quantised)  # in their turn
+    assert sorted(found.order) == sorted(order) and found.order != tape.order
+    alive = [sum(1 if event >= 0 else -1 for event in found.order[:at] if abs(event) % 2) for at in range(len(order))]
+    assert 1 < max(alive) <= 8
+    assert in_threads(tape, arrivals, 4, Random(1)) != found
+
+
+@pytest.mark.usefixtures("peft", "bitsandbytes")
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_the_places_of_weights_in_the_tape_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "tiny", ("Llama", 64, 2, 4, 2, 128, 1000, 16, True))
+    run = one("t4_adapters", "qlora_training", quantity="reserved")
+    tape, arrivals = arrivals_of(replace(run, arguments="model=tiny batch=1 seq=8 attention=sdpa rank=2"))
+    # per layer seven matrices and two norms; the embedding, which is the head's, too, and the last norm
+    assert len(arrivals) == 2 * 9 + 2
+    assert [tape.sizes[tape.order[one.begin]] for one in arrivals] == [one.size for one in arrivals]
+    assert arrivals[0].size == 1000 * 64 * 2
+    assert in_threads(tape, arrivals, 1, Random(0)) == tape.validate()
 
 
 @pytest.mark.usefixtures("peft")

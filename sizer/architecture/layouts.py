@@ -13,6 +13,7 @@ import torch
 from sizer.architecture.codebook_layouts import aqlm, vptq
 from sizer.architecture.compressed_layouts import Tensors, compressed_tensors
 from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
+from sizer.architecture.quark_layouts import quark
 from sizer.architecture.torchao_layouts import torchao
 from sizer.errors import ConfigError, quote
 
@@ -155,6 +156,18 @@ def _fbgemm_fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype
     return {"weight": ((outputs, inputs), torch.float8_e4m3fn), "weight_scale": ((outputs, 1), torch.float32)}
 
 
+def _gemma(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
+    """transformers/integrations/gemma_quant.py, QuantizedLinear, 5.23."""
+    bits = whole(settings, "num_bits", 4, (2, 4, 8))
+    held = torch.int8 if bits == 8 else torch.uint8
+    return {
+        "weight": ((outputs, ceil(inputs * bits, 8)), held),
+        "weight_scale": ((outputs, 1), torch.float32),
+        "input_activation_scale": ((), torch.float32),
+        "output_activation_scale": ((), torch.float32),
+    }
+
+
 def _higgs(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
     """transformers/integrations/higgs.py, HiggsLinear, 5.23."""
     bits = whole(settings, "bits", 4, (2, 3, 4))
@@ -206,9 +219,11 @@ LAYOUTS: dict[str, Layout] = {
     "bitnet": _bitnet,
     "eetq": _eetq,
     "fbgemm_fp8": _fbgemm_fp8,
+    "gemma": _gemma,
     "higgs": _higgs,
     "hqq": _hqq,
     "quanto": _quanto,
+    "quark": quark,
     "spqr": _spqr,
     "torchao": torchao,
     "vptq": vptq,

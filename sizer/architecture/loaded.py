@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sizer.architecture.quantization_settings import Quantization, quantization_of
+from sizer.architecture.quark_settings import unknown_of
 from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -60,6 +61,8 @@ def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator
     if method is None:
         yield "no layout of this method is known"
         return
+    if method.key == "quark" and (unknown := unknown_of(quantization.settings)) is not None:
+        yield f"no layout of {unknown} is known"
     if MODES[request.mode].trains and request.train != "adapter":
         yield "quantised weights are not trained"
     if MODES[request.mode].trains and not method.adapts:

@@ -132,7 +132,10 @@ def _packed(path: str, layer: nn.Module, quantization: Quantization, dtype: torc
     method, settings = quantization.method, settings_of(quantization, path, layer)
     if (sides := sides_of(layer)) is None:
         inputs, outputs = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
-        return PackedLinear(outputs, inputs, layout_of(method, settings, outputs, inputs, dtype), layer.bias)
+        bias = layer.bias
+        if bias is not None and method == "quark":  # ImportBuilder.build_bias of quark's, 0.13
+            bias = nn.Parameter(bias.float(), requires_grad=False)
+        return PackedLinear(outputs, inputs, layout_of(method, settings, outputs, inputs, dtype), bias)
     count, hidden, inner = sides
     together = method == "mxfp4"
     parts = (

@@ -14,6 +14,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from sizer.architecture.compressed_layouts import group_of, is_target
 from sizer.architecture.layouts import layout_of
 from sizer.architecture.quantization_settings import Quantization
+from sizer.architecture.quark_settings import check_known, layer_config
 from sizer.architecture.torchao_layouts import config_of, is_divisible, is_named
 from sizer.errors import ConfigError, quote
 
@@ -32,9 +33,16 @@ _MOST_BITS = 8  # of a weight that AutoRound calls quantised
 
 
 def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Module]]:
-    """Paths and layers of a transformers model that its checkpoint has quantised. Raises ConfigError where a name is no pattern."""
+    """Paths and layers of a transformers model that its checkpoint has quantised. Raises ConfigError where a name is no pattern,
+    and where no layout of what quark did is known, or of Gemma's embeddings.
+    """
     method, settings = quantization.method, quantization.settings
     names = _names_left_out(module, quantization)
+    if method == "quark":
+        check_known(settings)
+    if method == "gemma" and settings.get("quantize_embeddings"):
+        given = "quantize_embeddings = true"
+        raise ConfigError("no layout of these weights is known", given=given, allowed="false")
     for path, child in list(module.named_modules()):
         linear, experts = isinstance(child, (nn.Linear, Conv1D)), sides_of(child) is not None
         if not (experts if method == "mxfp4" else linear or experts):
@@ -50,6 +58,12 @@ def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[
                 yield path, child
         elif method == "torchao":
             if is_of_torchao(settings, path, child, names):
+                yield path, child
+        elif method == "quark":
+            if is_of_quark(settings, path, child):
+                yield path, child
+        elif method == "gemma":
+            if linear and should_convert_module(path, names):
                 yield path, child
         elif method == "hqq":
             if path.rpartition(".")[2] not in names:
@@ -106,6 +120,19 @@ def is_of_torchao(settings: Mapping[str, object], path: str, layer: nn.Module, n
     return config is not None and is_divisible(config, *layer.weight.shape)
 
 
+def is_of_quark(settings: Mapping[str, object], path: str, layer: nn.Module) -> bool:
+    """Whether quark has quantised a layer, or holds something of what goes through it: an `nn.Linear`, or experts, which are linear
+    layers of their own there. Raises ConfigError."""
+    if isinstance(layer, Conv1D):
+        return False
+    return layer_config(settings, path if isinstance(layer, nn.Linear) else _expert(path)) is not None
+
+
+def _expert(path: str) -> str:
+    """The first linear layer of the first of a layer's experts, in whose place the others are packed likewise."""
+    return f"{path}.0.gate_proj"
+
+
 def _block_names(names: object) -> Iterator[str]:
     """The names of blocks, with commas between them or in lists of lists."""
     for name in names.split(",") if isinstance(names, str) else names if isinstance(names, list) else ():
@@ -122,6 +149,10 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
         return group_of(settings, path, type(layer).__name__)
     if method == "auto-round":
         return {**settings, **_own_settings(settings, "extra_config").get(path, {})}
+    if method == "gemma":
+        return {**settings, **_first_named(_own_settings(settings, "module_quant_configs"), path)}
+    if method == "quark":
+        return layer_config(settings, path if isinstance(layer, nn.Linear) else _expert(path)) or {}
     if method == "torchao":
         return {**settings, "quant_type": {"default": config_of(settings, path)}}
     if method == "spqr":
@@ -137,6 +168,16 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
             "quantization_config is malformed", given=f"nothing of {quote(path)}", allowed="config_for_layers"
         )
     return found
+
+
+def _first_named(patterns: Mapping[str, dict], path: str) -> dict:
+    """The settings of the first pattern that is found in a path (transformers/integrations/gemma_quant.py, 5.23). Raises
+    ConfigError where one is none."""
+    try:
+        return next((own for pattern, own in patterns.items() if re.search(pattern, path)), {})
+    except re.error as error:
+        given = f"module_quant_configs: {quote(list(patterns))}"
+        raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error
 
 
 def _own_settings(settings: Mapping[str, object], key: str) -> dict[str, dict]:

@@ -57,7 +57,7 @@ def load_quantized(module: nn.Module, device: str = "meta") -> nn.Module:
     """The model of `replace_layers` as `from_pretrained` loads it: weight by weight arrives on the device and is quantised, or
     arrives quantised."""
     quantizer = module.hf_quantizer
-    _warm_up(module, device)
+    warm_up(module, device)
     if getattr(quantizer.quantization_config, "bnb_4bit_use_double_quant", False) and not quantizer.pre_quantized:
         _make_table(device)
     arrived: dict[int, nn.Parameter] = {}
@@ -97,7 +97,7 @@ def _make_table(device: str) -> None:
     functional.name2qmap["dynamic"] = table.to(device)
 
 
-def _warm_up(module: nn.Module, device: str) -> None:
+def warm_up(module: nn.Module, device: str) -> None:
     """Take and free what a model is going to need, as transformers does (caching_allocator_warmup in modeling_utils.py)."""
     from transformers.modeling_utils import get_total_byte_count
 

@@ -66,9 +66,11 @@ _ROWS = (
     Method(key="bitnet", title="BitNet"),
     Method(key="eetq", title="EETQ"),
     Method(key="fbgemm_fp8", title="FBGEMM FP8", lowest=FBGEMM_CAPABILITY),
+    Method(key="gemma", title="Gemma's own format"),
     Method(key="higgs", title="HIGGS"),
     Method(key="hqq", title="HQQ"),
     Method(key="quanto", title="quanto"),
+    Method(key="quark", title="Quark"),
     Method(key="torchao", title="torchao"),
 )
 

@@ -43,6 +43,7 @@ GPT_OSS |= {
 GPT_OSS |= {"num_local_experts": 4, "num_experts_per_tok": 2}
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
 INT4 = {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 128}}
+FP4_BY_32 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "scale_format": "e8m0"}
 BY_ROW = {
     "_type": "Int8WeightOnlyConfig",
     "_version": 2,
@@ -56,6 +57,11 @@ METHODS = {
     "bitnet": {},
     "eetq": {},
     "fbgemm_fp8": {"modules_to_not_convert": ["lm_head"]},
+    "gemma": {
+        "num_bits": 4,
+        "module_quant_configs": {r"mlp\.down": {"num_bits": 2}},
+        "modules_to_not_convert": ["lm_head"],
+    },
     "higgs": {"bits": 4, "group_size": 256},
     "hqq": {"quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}, "skip_modules": ["lm_head"]},
     "quanto": {"weights": "int8"},
@@ -66,6 +72,7 @@ METHODS = {
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
     },
     "torchao": {"quant_type": {"default": INT4}},
+    "quark": {"global_quant_config": {"weight": FP4_BY_32}, "exclude": ["lm_head"]},
     "auto-round": {"bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"},
     "mxfp8": {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"},
     "vptq": {
@@ -127,6 +134,9 @@ BYTES = {
     "aqlm": LINEAR // 8 + 14 * 256 * 8 * 2 + sum(outputs for outputs, _ in SHAPES) * 2,
     "compressed-tensors": LINEAR // 2 + LINEAR // 128 * 2 + 14 * 2 * 8,
     "torchao": LINEAR // 2 + LINEAR // 128 * 4,  # a scale and a zero of two bytes for 128 weights
+    "quark": LINEAR // 2 + LINEAR // 32,
+    # half a byte, of down_proj's a quarter, four for an output, and two scales
+    "gemma": LINEAR // 2 - 2 * 256 * 512 // 4 + sum(outputs for outputs, _ in SHAPES) * 4 + 14 * 8,
     # GPTQ's without the groups; a byte, and one for 32 weights
     "auto-round": LINEAR // 2 + LINEAR // 128 // 2 + LINEAR // 128 * 2,
     "mxfp8": LINEAR + LINEAR // 32,
@@ -144,7 +154,22 @@ def test_the_tensors_of_a_checkpoint_have_the_bytes_of_their_layout(method):
 
 
 @pytest.mark.parametrize(
-    "method", ["awq", "gptq", "eetq", "hqq", "bitnet", "aqlm", "auto-round", "mxfp8", "vptq", "spqr", "torchao"]
+    "method",
+    [
+        "awq",
+        "gptq",
+        "eetq",
+        "hqq",
+        "bitnet",
+        "aqlm",
+        "auto-round",
+        "mxfp8",
+        "vptq",
+        "spqr",
+        "torchao",
+        "quark",
+        "gemma",
+    ],
 )
 def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
     found = estimate(parse_query(f"{arch(method)}&{INFERENCE}"))
@@ -156,6 +181,14 @@ def test_an_estimate_holds_a_checkpoints_weights_by_their_layout(method):
 def test_every_method_has_a_layout():
     assert set(CHECKPOINT_METHODS) == set(LAYOUTS)
     assert quantization_of(parse_query(f"{arch('awq')}&mode=inference"), None) == settings_of("awq")
+
+
+def test_every_method_that_transformers_knows_is_counted_or_named_as_one_that_is_not():
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    known = {name.removesuffix("_4bit").removesuffix("_8bit") for name in AUTO_QUANTIZER_MAPPING}
+    assert known - set(CHECKPOINT_METHODS) == {"fouroversix", "fp_quant", "gguf", "metal", "nvfp4", "sinq"}
+    assert set(CHECKPOINT_METHODS) <= known
 
 
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -248,7 +281,7 @@ def layer(name: str) -> nn.Module:
         warnings.simplefilter(
             "ignore"
         )  # BitLinear compiles a function, at which PyTorch 2.11 uses what it deprecates itself
-        from transformers.integrations import bitnet, eetq, fbgemm_fp8, finegrained_fp8, higgs
+        from transformers.integrations import bitnet, eetq, fbgemm_fp8, finegrained_fp8, gemma_quant, higgs
 
     sides = {"in_features": 1024, "out_features": 512}
     with torch.device("meta"):
@@ -258,11 +291,12 @@ def layer(name: str) -> nn.Module:
             "fbgemm_fp8": lambda: fbgemm_fp8.FbgemmFp8Linear(**sides, bias=False),
             "fp8": lambda: finegrained_fp8.FP8Linear(**sides, block_size=(128, 128)),
             "mxfp8": lambda: finegrained_fp8.FP8Linear(**sides, block_size=(1, 32), scale_fmt="ue8m0"),
+            "gemma": lambda: gemma_quant.QuantizedLinear(**sides, num_bits=4),
             "higgs": lambda: higgs.HiggsLinear(**sides, num_bits=4, bias=False, dtype=torch.bfloat16),
         }[name]()
 
 
-@pytest.mark.parametrize("method", ["bitnet", "eetq", "fbgemm_fp8", "fp8", "higgs", "mxfp8"])
+@pytest.mark.parametrize("method", ["bitnet", "eetq", "fbgemm_fp8", "fp8", "gemma", "higgs", "mxfp8"])
 def test_a_layout_is_that_of_transformers_own_layer(method):
     own = {name: (tuple(one.shape), one.dtype) for name, one in layer(method).state_dict().items()}
     assert layout_of(method, METHODS[method], 512, 1024, torch.bfloat16) == own
@@ -307,7 +341,7 @@ REASONS = {
     "mode=inference&gpu=t4": ("fp8", "the Tesla T4 (16 GB) does not compute with them, and transformers makes them"),
     "mode=inference&gpu=m2-ultra-64gb": ("awq", "their kernels are known for CUDA devices alone"),
     "mode=inference": ("compressed-tensors", "transformers makes them 16 bits in the first forward pass"),
-    "mode=inference&batch=1": ("quark", "no layout of this method is known"),
+    "mode=inference&batch=1": ("fp_quant", "no layout of this method is known"),
 }
 
 
@@ -358,6 +392,11 @@ MALFORMED = {
     ),
     "a layer's own": ({"quant_method": "auto-round", "bits": 4, "extra_config": {"x": 4}}, "allowed settings by layer"),
     "shapes": ({"quant_method": "spqr"}, "dense_weights.shape = None, allowed a whole number"),
+    "embeddings": ({"quant_method": "gemma", "quantize_embeddings": True}, "quantize_embeddings = true, allowed false"),
+    "a pattern of Gemma's": (
+        {"quant_method": "gemma", "module_quant_configs": {"(": {"num_bits": 2}}},
+        r"module_quant_configs: \['\('\]",
+    ),
     "no layer": ({"quant_method": "vptq"}, "nothing of 'model.layers.0.self_attn.q_proj'"),
     "centroids": (
         {"quant_method": "vptq", "shared_layer_config": {"q_proj": {"vector_lens": [8]}}},

@@ -28,10 +28,12 @@ CASES = [
     ("Gemma2ForCausalLM", "dynamic", "bfloat16", 8, 56, 24),
     ("DeepseekV3ForCausalLM", "dynamic", "bfloat16", 4, 24, 24),
     ("BartForConditionalGeneration", "dynamic", "float32", 8, 64, 24),
+    ("GPT2LMHeadModel", "dynamic", "float16", 1, 24, 24),  # products of a single row, with a bias
 ]
 # On the host but for the layer that is at work, which comes on a second stream.
 OFFLOADED_CASES = [
     ("GPT2LMHeadModel", "offloaded", "float16", 16, 64, 12),
+    ("GPT2LMHeadModel", "offloaded_static", "float32", 1, 24, 12),
     ("LlamaForCausalLM", "offloaded", "bfloat16", 2, 24, 24),
     ("LlamaForCausalLM", "offloaded", "bfloat16", 64, 200, 24),
     ("LlamaForCausalLM", "offloaded_static", "bfloat16", 64, 200, 24),
@@ -42,6 +44,7 @@ OFFLOADED_CASES = [
 QUANTIZED_CASES = [
     ("LlamaForCausalLM", "quantized", "bfloat16", 2, 24, 44),
     ("GPT2LMHeadModel", "quantized", "float16", 16, 64, 44),
+    ("GPT2LMHeadModel", "quantized", "float32", 1, 24, 44),
 ]
 
 # With PyTorch 2.11 seven blocks of 512 bytes more are estimated at this one's peak than there are; the reason was not found.
@@ -52,7 +55,7 @@ MOST_UNLIKE_BYTES = 7 * 512
 @pytest.mark.parametrize(
     ("gpu", "expandable", "cases"),
     [
-        ("rtx-3060-12gb", True, [*CASES[::4], OFFLOADED_CASES[0], QUANTIZED_CASES[0]]),
+        ("rtx-3060-12gb", True, [*CASES[::4], CASES[-1], OFFLOADED_CASES[0], QUANTIZED_CASES[0]]),
         pytest.param("rtx-3060-12gb", True, CASES, marks=pytest.mark.exhaustive),
         pytest.param("h100-80gb", False, CASES[1::2], marks=pytest.mark.exhaustive),
         pytest.param("h100-80gb", False, OFFLOADED_CASES, marks=pytest.mark.exhaustive),

@@ -21,6 +21,17 @@ from tests.tracing.generations import device, generation, work
 # caches for every head; 32 layers of 2 * 8 * 128; 28 layers of 2 * 8 * 128. vLLM and SGLang print the last two as
 # 131,128 and 114,667 (their logs' token counts against the memory they had).
 PUBLISHED = {"deepseek-v3": 70_272, "falcon-40b": 1_966_080, "llama-3-8b": 131_072, "qwen3-1.7b": 114_688}
+# As servers' logs have them: llama.cpp the MiB of 2,048 tokens (huggingface.co/dranger003/c4ai-command-r-v01-iMat.GGUF, discussion
+# 6: Llama-3-70B, Mixtral-8x7B, a fine-tuned Mistral-7B, Qwen1.5-32B, whose heads and layers are Qwen2.5's), SGLang the GiB of so
+# many tokens, to two decimals (GPT-2: kvcached's notes on WSL2; Qwen3-235B, a rank of 4: vllm-project/vllm, issue 21348).
+LOGGED = {
+    "llama-3-70b": 640 * 2**20 / 2048,
+    "mixtral-8x7b": 256 * 2**20 / 2048,
+    "mistral-7b-v0.3": 256 * 2**20 / 2048,
+    "qwen2.5-32b": 512 * 2**20 / 2048,
+    "gpt2": 2 * 4.27 * 2**30 / 248_479,
+    "qwen3-235b-a22b": 4 * 2 * 8.23 * 2**30 / 367_404,
+}
 
 
 def segments(query: str) -> tuple[KvSegment, ...]:
@@ -32,6 +43,14 @@ def segments(query: str) -> tuple[KvSegment, ...]:
 def test_bytes_a_token_are_the_published_ones(preset: str, token_bytes: int) -> None:
     (line,) = segments(f"arch=hf:{preset}")
     assert (line.token_bytes, line.constant_bytes) == (token_bytes, 0)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("preset", LOGGED)
+def test_bytes_a_token_are_those_of_servers_logs(preset: str) -> None:
+    (line,) = segments(f"arch=hf:{preset}")
+    assert line.constant_bytes == 0
+    assert line.token_bytes == pytest.approx(LOGGED[preset], rel=0.002)
 
 
 def test_a_window_ends_the_growth_of_its_layers() -> None:

@@ -141,7 +141,9 @@ def meta(*shape: int, dtype: torch.dtype = FLOAT) -> Tensor:
         (meta(3), meta(2, 4), meta(4, 3), True),
         (meta(2, 3), meta(2, 4), meta(4, 3), False),  # a matrix is no bias
         (meta(1), meta(2, 4), meta(4, 3), False),  # one number for all columns
-        (meta(3), meta(1, 4), meta(4, 3), False),  # a single row
+        (meta(3), meta(1, 4), meta(4, 3), True),  # a single row
+        (meta(1, 3), meta(2, 4), meta(4, 3), True),  # a bias of one row
+        (meta(3), meta(1, 1), meta(1, 3), False),
         (meta(3), meta(2, 1), meta(1, 3), False),
         (meta(3, dtype=torch.int64), meta(2, 4, dtype=torch.int64), meta(4, 3, dtype=torch.int64), False),
         (meta(6)[::2], meta(2, 4), meta(4, 3), False),
@@ -151,15 +153,10 @@ def test_which_products_go_to_cublaslt(bias: Tensor, first: Tensor, second: Tens
     assert uses_lt(bias, first, second) == light
 
 
-def test_in_2_6_a_single_row_goes_to_cublaslt() -> None:
-    assert uses_lt(meta(3), meta(1, 4), meta(4, 3), single_row=True)
-    assert not uses_lt(meta(3), meta(1, 1), meta(1, 3), single_row=True)
-    assert [blas_of(AMPERE, version).lt_takes_a_row for version in ((2, 6), (2, 8), (2, 9), (2, 11))] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+def test_in_2_6_a_bias_of_one_row_does_not_go_to_cublaslt() -> None:
+    assert not uses_lt(meta(1, 3), meta(2, 4), meta(4, 3), row=False)
+    takes = [blas_of(AMPERE, version).lt_takes_a_row for version in ((2, 6), (2, 8), (2, 9), (2, 11))]
+    assert takes == [False, False, True, True]
 
 
 def test_expanded_operands_are_copied_for_the_product() -> None:

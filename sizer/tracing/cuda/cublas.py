@@ -11,7 +11,8 @@ Source: aten/src/ATen/cuda/CublasHandlePool.cpp, CUDABlas.cpp (CublasLtWorkspace
 | 2.15 on      | for the time of each call                 | 1 MiB for the time of each call | 9 to 12              |
 
 Elsewhere cuBLAS takes 8,519,680 bytes. 2.12 is taken to be as 2.13, whose source was read; 2.7 and 2.8 as 2.6, 2.9 and 2.10 as
-2.11: cuBLASLt keeps its workspace since pull request 156495 of June 2025.
+2.11: cuBLASLt keeps its workspace since pull request 156495 of June 2025. A product of a single row goes to cuBLASLt, too, as the
+binaries show, though development versions between 2.10 and 2.11 asked for two.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _COPIES_OPERANDS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.d
 class Blas:
     """Workspaces in bytes of a thread's cuBLAS handle; `kept` from the first use to the end, else for the time of a call.
     `lt_size` is what cuBLASLt takes, None where it shares the handle's, and `lt_kept` whether that is kept likewise; it takes a
-    single row, too, where `lt_takes_a_row`."""
+    bias of one row [1, N], too, where `lt_takes_a_row`."""
 
     size: int
     lt_size: int | None
     kept: bool
     lt_kept: bool
-    lt_takes_a_row: bool = False
+    lt_takes_a_row: bool
 
     def needs(self, func: object, args: tuple, out: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What a matrix product works in (bytes): for the time of the call, and what is kept. Those are copies of operands that
@@ -58,7 +59,7 @@ class Blas:
         if out.numel() == 0:
             return copies, ()
         light = ()
-        if self.lt_size is not None and func in _BIASED and uses_lt(*args[:3], single_row=self.lt_takes_a_row):
+        if self.lt_size is not None and func in _BIASED and uses_lt(*args[:3], row=self.lt_takes_a_row):
             light = (self.lt_size,)
         if not self.kept:
             return (*copies, *(light or (self.size,))), ()
@@ -77,16 +78,17 @@ def blas_of(capability: Capability, version: Version) -> Blas:
         lt_size=LT_WORKSPACE if own_lt else None,
         kept=version < (2, 15),
         lt_kept=(2, 11) <= version < (2, 12),
-        lt_takes_a_row=version < (2, 11),
+        lt_takes_a_row=version >= (2, 11),
     )
 
 
-def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, single_row: bool = False) -> bool:
-    """Whether bias [N] + first [M, K] @ second [K, N] goes to cuBLASLt, which adds the bias in its epilogue; for M = 1 where it
-    takes a `single_row`."""
-    fusable = bias.is_contiguous() and bias.dim() == 1 and bias.shape[0] == second.shape[1]
+def uses_lt(bias: Tensor, first: Tensor, second: Tensor, *, row: bool = True) -> bool:
+    """Whether bias [N] + first [M, K] @ second [K, N] goes to cuBLASLt, which adds the bias in its epilogue; a bias [1, N] where it
+    takes such a `row`."""
+    flat = bias.dim() == 1 or (row and bias.squeeze().dim() == 1)
+    fusable = flat and bias.is_contiguous() and bias.shape[-1] == second.shape[1]
     dtype = first.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    return fusable and dtype and min(*second.shape) > 1 and (single_row or first.shape[0] > 1)
+    return fusable and dtype and min(*second.shape) > 1
 
 
 def _is_readable(tensor: Tensor) -> bool:
