@@ -121,7 +121,13 @@ def size_step(
     device = _device(place, torch)
     recorder = Recorder(device)
     watcher = StepWatcher(recorder)
-    with _world(world, rank, place), repeatable(), recording(recorder), watcher.watching(), explained(recorder):
+    with (
+        _world(world, rank, place, recorder),
+        repeatable(),
+        recording(recorder),
+        watcher.watching(),
+        explained(recorder),
+    ):
         with on_meta("meta"), OnMeta(recorder.deferred), recorder.deferred.setting_up():
             step = setup()
         recorder.place_deferred()
@@ -193,7 +199,7 @@ def _torch(text: str) -> str:
         raise RequestError(refusals=[refused.at("torch", text)]) from None
 
 
-def _world(size: int | None, rank: int, gpu: Gpu) -> AbstractContextManager[None]:
+def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> AbstractContextManager[None]:
     if size is None:
         if rank:
             raise RequestError(
@@ -208,7 +214,8 @@ def _world(size: int | None, rank: int, gpu: Gpu) -> AbstractContextManager[None
         raise RequestError(
             "gpu", given=gpu.key, allowed="a GPU of CUDA's where there is a world", todo="give one, as h100-80gb"
         )
-    return world_of(size, rank, Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name))
+    accelerator = Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name)
+    return world_of(size, rank, accelerator, on_no_device=recorder.deferred.__contains__)
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:

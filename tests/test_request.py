@@ -444,7 +444,7 @@ RANKS_REFUSED = [
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; did you mean"),
     (
         "parallel=fsdp1",
-        "parallel: given 'fsdp1', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; FSDP1's reserved memory hangs on when",
+        "parallel: given 'fsdp1', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; ask for fsdp, which is FSDP2; sizer.size_step",
     ),
     ("parallel=zero2", "FSDP2 that keeps parameters: ask for parallel=fsdp&reshard=0"),
     ("parallel=ep", "expert parallel sends tokens where their values say, which no trace tells; ask for tp or fsdp"),

@@ -63,7 +63,7 @@ PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 # Names that people know for one of these or for what is not among them: what to ask for instead, and why.
 OTHER_NAMES = {
-    "fsdp1": "FSDP1's reserved memory hangs on when its streams meet, which no trace tells; ask for fsdp, which is FSDP2",
+    "fsdp1": "ask for fsdp, which is FSDP2; sizer.size_step takes code that has FSDP1",
     "fsdp2": "ask for fsdp",
     "zero2": "gradients and optimizer state sharded is FSDP2 that keeps parameters: ask for parallel=fsdp&reshard=0",
     "zero3": "parameters sharded, too, is what FSDP2 does: ask for fsdp",

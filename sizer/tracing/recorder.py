@@ -36,13 +36,13 @@ from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import Memo, makes_tensors
-from sizer.tracing.meta.streams import Stream
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.rules import rules_for
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
 
 _CONTIGUOUS = torch.contiguous_format
+_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -60,6 +60,7 @@ class _Plan:
     multiplies: bool  # matrices, so that cuBLAS works
     held: Held | None  # what the kernel allocates beside its results
     collective: str | None  # what ranks tell each other by it
+    reads: bool  # a value, for which the host waits
     lifts: bool  # the last call of `torch.tensor(data)`, whose argument is new
 
 
@@ -67,7 +68,8 @@ class Recorder(TorchDispatchMode):
     """Logs the blocks of everything that runs under it, by the rules of one device.
 
     `log` is the tape in the making, `values` the known values, `paths` the module at work, `notes` the stand-ins used, `at`
-    the operator at work. `on_backward` is called for every operator of a backward pass, where somebody wants to know.
+    the operator at work. `on_backward` is called for every operator of a backward pass, where somebody wants to know,
+    `follow_stream` for every one, where there are several streams.
     Tensors on the CPU are part of the log only where the device is the CPU itself; `host` are meta tensors that stand for such.
     """
 
@@ -83,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self.notes: dict[str, None] = {}
         self.at: Any = None
         self.on_backward: Callable[[], None] | None = None
+        self.follow_stream: Callable[[tuple], None] | None = None
         self.batch_size = 1  # what is spread over unknown places is spread alike within each sample
         self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
         self.block_notes: BlockNotes | None = (
@@ -109,11 +112,15 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # the subclass takes itself apart, and its inner operators come here
         kwargs = kwargs or {}
         self.at = func
+        if self.follow_stream is not None:
+            self.follow_stream(args)
         if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
             self.on_backward()
         plan = self._plans.get(func) or self._plan(func)
         if plan.check is not None:
             plan.check(self.device.kind, args)
+        if plan.reads and self.log.awaited:
+            self.log.synchronize(self.log.stream_order.record(self.log.stream))
         out = plan.handler(self, func, args, kwargs) if plan.handler is not None else NotImplemented
         if out is NotImplemented:
             if plan.instead is not None:
@@ -155,6 +162,7 @@ class Recorder(TorchDispatchMode):
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
             held=rules.held.get(func) or rules.held.get(name),
             collective=collectives.KINDS.get(name),
+            reads=func in _READS,
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
         return plan
@@ -241,11 +249,11 @@ class Recorder(TorchDispatchMode):
         if (entry := self._live.pop(tensor.untyped_storage()._cdata, None)) is not None:
             self.log.release(entry[0])
 
-    def await_stream(self, tensor: Tensor, stream: Stream) -> None:
+    def await_stream(self, tensor: Tensor, stream: int) -> None:
         """Note that the tensor's block, once released, is free only when another stream has done its work."""
         block = self.block_of(tensor)
-        if block is not None and self.log.streams[block] != stream.stream_id:
-            self.log.awaited.add(block)
+        if block is not None and self.log.streams[block] != stream:
+            self.log.awaited.setdefault(block, set()).add(stream)
 
     def empty_cache(self) -> None:
         """Log a call of `torch.cuda.empty_cache()`."""

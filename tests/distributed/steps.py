@@ -69,6 +69,12 @@ def looped(
     return step
 
 
+def _checkpoint(model: nn.Module) -> None:
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.train()
+
+
 def fsdp(
     device: str,
     *,
@@ -87,9 +93,7 @@ def fsdp(
     with torch.device("cpu" if offload else device):
         model = make().to(dtype)
     if checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        model.train()
+        _checkpoint(model)
     options: dict[str, Any] = {
         "mesh": mesh_of(device, *(mesh or (dist.get_world_size(),))),
         "reshard_after_forward": reshard,
@@ -107,6 +111,45 @@ def fsdp(
         layer.set_modules_to_backward_prefetch(layers[max(0, number - prefetch) : number][::-1])
     if sync_last:
         how["last_only"] = model.set_requires_gradient_sync
+    return looped(model, device, **how)
+
+
+def fsdp1(
+    device: str,
+    *,
+    make: Callable[[], nn.Module] = llama,
+    dtype: torch.dtype = torch.float32,
+    halves: tuple[torch.dtype, torch.dtype] | None = None,
+    strategy: str = "FULL_SHARD",
+    mesh: tuple[int, ...] | None = None,
+    checkpointing: bool = False,
+    deferred: bool = False,
+    sync_last: bool = False,
+    options: dict[str, Any] | None = None,
+    **how: Any,
+) -> Step:
+    """FSDP1 by the model's layers; with `deferred` each is materialized there."""
+    from torch.distributed import fsdp as module
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    with torch.device("meta" if deferred else device):
+        model = make().to(dtype)
+    if checkpointing:
+        _checkpoint(model)
+    told: dict[str, Any] = {
+        "use_orig_params": True,
+        "sharding_strategy": module.ShardingStrategy[strategy],
+        "auto_wrap_policy": ModuleWrapPolicy({type(model.model.layers[0])}),
+    }
+    if deferred:
+        told["param_init_fn"] = lambda one: one.to_empty(device=device, recurse=False)
+    if mesh:
+        told["device_mesh"] = mesh_of(device, *mesh)
+    if halves:
+        told["mixed_precision"] = module.MixedPrecision(param_dtype=halves[0], reduce_dtype=halves[1])
+    model = module.FullyShardedDataParallel(model, **told | (options or {}))
+    if sync_last:
+        how["last_only"] = lambda last: None if last else model.no_sync()
     return looped(model, device, **how)
 
 
