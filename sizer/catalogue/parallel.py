@@ -68,7 +68,7 @@ OTHER_NAMES = {
     "zero2": "gradients and optimizer state sharded is FSDP2 that keeps parameters: ask for parallel=fsdp&reshard=0",
     "zero3": "parameters sharded, too, is what FSDP2 does: ask for fsdp",
     "deepspeed": "ask for zero1, or for fsdp, which shards as ZeRO-3 does",
-    "ep": "expert parallel sends tokens where their values say, which no trace tells; ask for tp or fsdp",
+    "ep": "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code that has it: a range",
     "sp": "ask for tp=8&sp=1 beside a way of parallel training",
     "cp": "ask for cp=4 beside ddp, fsdp or hsdp",
 }

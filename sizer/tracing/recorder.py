@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
     Tensors on the CPU are part of the log only where the device is the CPU itself; `host` are meta tensors that stand for such.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, crowded: bool = False) -> None:
         super().__init__()
         self.device = device
         self.rules = rules_for(device)
@@ -86,6 +86,7 @@ class Recorder(TorchDispatchMode):
         self.at: Any = None
         self.on_backward: Callable[[], None] | None = None
         self.follow_stream: Callable[[tuple], None] | None = None
+        self.crowded = crowded
         self.batch_size = 1  # what is spread over unknown places is spread alike within each sample
         self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
         self.block_notes: BlockNotes | None = (
@@ -119,6 +120,8 @@ class Recorder(TorchDispatchMode):
         plan = self._plans.get(func) or self._plan(func)
         if plan.check is not None:
             plan.check(self.device.kind, args)
+        if self.deferred.is_left:
+            self.place_deferred(tensors_of(args))
         if plan.reads and self.log.awaited:
             self.log.synchronize(self.log.stream_order.record(self.log.stream))
         out = plan.handler(self, func, args, kwargs) if plan.handler is not None else NotImplemented
@@ -311,10 +314,13 @@ class Recorder(TorchDispatchMode):
         self._note(tensor, block)
         self._follow_storage(storage, block)
 
-    def place_deferred(self) -> None:
-        """Log what was made on meta by name and never materialized: code computes with it as it is."""
-        for storage in self.deferred.left():
-            self._follow_storage(storage, self.log.allocate(storage.nbytes(), "", "", "temporary"))
+    def place_deferred(self, tensors: Iterable[Tensor | None]) -> None:
+        """Log those of the tensors that were made on meta by name and never materialized: code computes with them as they are."""
+        for tensor in tensors:
+            for part in () if tensor is None else parts_of(tensor):
+                if part in self.deferred:
+                    self.deferred.place(part)
+                    self._enter(part, "", "", "temporary")
 
     def _note(self, tensor: Tensor, block: int) -> None:
         """Note what a block holds, where that is asked for."""

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from tests.distributed.steps import Step, context_parallel, ddp, fsdp, fsdp1, llama, tensor_parallel
+from tests.distributed.steps import Step, context_parallel, ddp, fsdp, fsdp1, llama, loaded, tensor_parallel
 
 FLOAT, HALF = torch.float32, torch.bfloat16
 DEEP = partial(llama, layers=4)
@@ -67,6 +67,9 @@ CASES = {
     "context parallel": Case(setup=context_parallel, world=4),
     "context parallel, last of 4 ranks": Case(setup=partial(context_parallel, rotate="allgather"), world=4, rank=3),
     "context parallel, all to all": Case(setup=partial(context_parallel, rotate="alltoall"), world=4, rank=1),
+    "loaded, tensor parallel": Case(setup=partial(loaded, tp_size=2), world=2, rank=1),
+    "loaded, sharded": Case(setup=partial(loaded, fsdp_size=4), world=4),
+    "loaded, both": Case(setup=partial(loaded, fsdp_size=2, tp_size=2), world=4, rank=3),
     "zero1": Case(setup=partial(ddp, sharded=True)),
     "zero1, parameters as views": Case(setup=partial(ddp, sharded="view")),
 }

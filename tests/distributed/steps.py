@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 Step = Callable[[], None]
 VOCABULARY, TOKENS = 4096, 256
@@ -112,6 +114,34 @@ def fsdp(
     if sync_last:
         how["last_only"] = model.set_requires_gradient_sync
     return looped(model, device, **how)
+
+
+def loaded(device: str, **sizes: int) -> Step:
+    """A Llama, or a mixture of experts where tokens are spread over ranks, that transformers loads and distributes: its checkpoints
+    (`save_checkpoints`) are in the folder that CHECKPOINTS names."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    path = Path(os.environ["CHECKPOINTS"]) / ("mixture" if "ep_size" in sizes else "llama")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", distributed_config=DistributedConfig(**sizes))
+    return looped(model, device, optimized="loop")
+
+
+def save_checkpoints(folder: Path) -> None:
+    """Save what `loaded` loads, with random weights in bfloat16."""
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        moe_intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
+    for name, model in (("llama", llama()), ("mixture", Qwen3MoeForCausalLM(config))):
+        model.to(torch.bfloat16).save_pretrained(folder / name)
 
 
 def fsdp1(

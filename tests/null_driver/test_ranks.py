@@ -14,6 +14,7 @@ from sizer.decision.cells import Cells
 from sizer.memory.bounds import STREAMS
 from sizer.request import Request, parse_query
 from tests.distributed.cases import CASES, Case
+from tests.distributed.steps import save_checkpoints
 from tests.tracing.models import BERT, LLAMA, VIT
 
 GPU = "h100-80gb"
@@ -44,17 +45,23 @@ def measured(rows: list[list[int]]) -> list[tuple[int, ...]]:
     return [*(tuple(row[:3]) for row in rows), (max(row[3] for row in rows),)]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:FSDP2-wrapped module"
+)  # PyTorch's own, of embeddings that are sharded by themselves
 @pytest.mark.parametrize(
     "kind",
     [
         "hsdp",
         *(
             pytest.param(kind, marks=pytest.mark.exhaustive)
-            for kind in ("flat", "ddp", "fsdp", "zero1", "tensor", "context")
+            for kind in ("flat", "loaded", "ddp", "fsdp", "zero1", "tensor", "context")
         ),
     ],
 )
-def test_they_hold_what_pytorchs_own_do(run_on_null, kind):
+def test_they_hold_what_pytorchs_own_do(run_on_null, kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHECKPOINTS", str(tmp_path))
+    if kind == "loaded":
+        save_checkpoints(tmp_path)
     names = [name for name in CASES if name.startswith(kind)]
     if kind in ("ddp", "zero1") and not ANSWERED:
         pytest.skip(UNANSWERED)
