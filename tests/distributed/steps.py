@@ -116,7 +116,7 @@ def fsdp(
     return looped(model, device, **how)
 
 
-def loaded(device: str, **sizes: int) -> Step:
+def loaded(device: str, **sizes: Any) -> Step:
     """A Llama, or a mixture of experts where tokens are spread over ranks, that transformers loads and distributes: its checkpoints
     (`save_checkpoints`) are in the folder that CHECKPOINTS names."""
     from transformers import AutoModelForCausalLM

@@ -43,6 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "explain": (*_BELOW, "cuda", "rules"),
     "rank": (*_BELOW, "steps"),
     "pipelined": (*_BELOW, "steps"),
+    "stages": (*_BELOW, "steps", "rank"),
     "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "rank", "pipelined"),
     "tokens": (*_BELOW, "loading", "recorder", "steps", "trace"),
     "kv_cache": (*_BELOW, "loading", "steps", "tokens"),
