@@ -6,6 +6,7 @@ import json
 
 import pytest
 from torch._C._distributed_c10d import FakeProcessGroup
+from transformers.distributed import DistributedConfig
 
 import sizer
 from sizer.catalogue.parallel import PARALLELS
@@ -19,6 +20,7 @@ from tests.tracing.models import BERT, LLAMA, VIT
 
 GPU = "h100-80gb"
 ANSWERED = hasattr(FakeProcessGroup.Options(), "simulate_uniform_ranks")  # what DDP asks for; not there in 2.11
+OLDER = "ep_size" not in DistributedConfig.__dataclass_fields__
 SEGMENT = 2 * 2**20  # of small blocks
 UNANSWERED = "this PyTorch's fake process group has no results for what DDP asks"
 
@@ -62,6 +64,8 @@ def measured(rows: list[list[int]]) -> list[tuple[int, ...]]:
 def test_they_hold_what_pytorchs_own_do(run_on_null, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("CHECKPOINTS", str(tmp_path))
     if kind == "loaded":
+        if OLDER:
+            pytest.skip("this transformers does not load parts of what is replicated, on a device neither")
         save_checkpoints(tmp_path)
     names = [name for name in CASES if name.startswith(kind)]
     if kind in ("ddp", "zero1") and not ANSWERED:

@@ -176,6 +176,24 @@ def test_the_backward_pass_runs_on_the_streams_of_the_forward_pass() -> None:
     assert tape.streams[-1] == 0
 
 
+def test_a_stream_that_a_hook_enters_works_until_it_is_left() -> None:
+    def code() -> list[torch.Tensor]:
+        side, made = torch.cuda.Stream(), []
+
+        def hook(grad: torch.Tensor) -> None:
+            with torch.cuda.stream(side):
+                made.extend((empty(), empty()))
+            made.append(empty())
+
+        out = torch.empty(8, device="meta", requires_grad=True) * 2
+        out.register_hook(hook)
+        out.backward(torch.empty(8, device="meta"))
+        return made
+
+    tape = tape_of(code)
+    assert [tape.streams[block] for block, size in enumerate(tape.sizes) if size == MIB] == [1, 1, 0]
+
+
 def test_a_second_stream_has_a_workspace_of_cublas_of_its_own() -> None:
     def products() -> list[torch.Tensor]:
         left = torch.empty(512, 512, device="meta")

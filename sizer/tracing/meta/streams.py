@@ -55,7 +55,7 @@ class AtWork:
         self._recorder = recorder
         self._changes: list[int] = []  # the next node's number where another stream is entered
         self._entered: list[int] = []
-        self._node: tuple[Any, ...] | None = None
+        self._node: tuple[int, str] | None = None  # its number and name
         self._of_node = 0  # its stream, where code that it calls enters no other
         self._outside = 0  # the stream that works where the backward pass was asked for
         self._begun = 0  # the first block of the backward pass
@@ -82,13 +82,13 @@ class AtWork:
         if not self._changes:
             return
         node = torch._C._current_autograd_node()
-        key = None if node is None else (node._sequence_nr(), node.name(), id(node))
+        key = None if node is None else (node._sequence_nr(), node.name())
         if key != self._node:
             self._go_on(key)
         if key is not None and self._recorder.log.stream == self._of_node:
             self._take(given)
 
-    def _go_on(self, key: tuple[Any, ...] | None) -> None:
+    def _go_on(self, key: tuple[int, str] | None) -> None:
         log = self._recorder.log
         if key is None:
             for stream in self._of_leaves - {self._outside}:
