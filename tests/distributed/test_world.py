@@ -147,8 +147,12 @@ def test_a_world_within_a_world_is_refused() -> None:
 def of_accelerate(version: int) -> Callable[[], None]:
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
 
+    own = {"use_orig_params": True} if version == 1 else {}
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=version, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Linear"]
+        fsdp_version=version,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Linear"],
+        **own,
     )
     accelerator = Accelerator(fsdp_plugin=plugin)
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 8))

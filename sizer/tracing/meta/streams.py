@@ -70,17 +70,17 @@ class AtWork:
 
     def enter(self, stream: int) -> None:
         """Have a stream work from here on."""
+        self._recorder.follow_stream = self.follow
         self.follow()
         if self._node is not None and (stream == self._of_node) == bool(len(self._by_code) % 2):
             self._by_code.append(len(self._recorder.log.sizes))
         self._change(stream)
-        self._recorder.follow_stream = self.follow
 
     def follow(self, given: tuple = ()) -> None:
         """Have the stream work whose turn it is where autograd's engine has gone on to another node. What a node is `given` that
         another one has made on its stream it waits for, and uses (torch/csrc/autograd/input_buffer.h)."""
-        if not self._changes:
-            return
+        if self._recorder.follow_stream is None:
+            return  # no stream has been entered
         node = torch._C._current_autograd_node()
         key = None if node is None else (node._sequence_nr(), node.name())
         if key != self._node:
