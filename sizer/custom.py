@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,16 +22,21 @@ from sizer.distributed.world import world_of
 from sizer.errors import RefusedValueError, RequestError
 from sizer.estimator import cautions, target, versions
 from sizer.memory.archive import Traced
+from sizer.memory.bounds import ROUTED, Margin
 from sizer.memory.census import Census
 from sizer.memory.column import read_columns
+from sizer.memory.estimate import with_margin
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
+from sizer.memory.unbounded import peak_reserved_bytes
 from sizer.query_values import read_torch
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
 from sizer.tracing.meta.accelerators import OnMeta
+from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
+from sizer.tracing.meta.collectives import ROUTES
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
@@ -105,10 +112,12 @@ def size_step(
     allocator's setting of that name, which CUDA devices alone have.
 
     With a `world` of so many ranks the step is that of the one with number `rank`, as torchrun would start it: torch.distributed is
-    initialized, torch.cuda answers as on a host with eight GPUs, and DDP, FSDP2 and DTensor run as they are (sizer.distributed).
+    initialized, torch.cuda answers as on a host with eight GPUs, and DDP, FSDP1 and 2 and DTensor run as they are
+    (sizer.distributed). Where ranks tell each other by an all-to-all how much they will send, as expert parallel does, `setup` is
+    called a second time: the estimate is that of even counts, its range goes on to where all others send this rank all they have.
 
     *Known limitations*: what NCCL holds is not counted: its buffers, and inputs of asynchronous collectives until they are waited
-    for; what other ranks would send is unknown; the backward pass runs on the stream that asks for it. Tensors that are neither
+    for; what other ranks would send is otherwise unknown. Tensors that are neither
     parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several optimizers "backward" ends
     at the first one's step.
     """
@@ -119,24 +128,47 @@ def size_step(
         allowed = "False, or a CUDA device"
         raise RequestError("expandable_segments", given=f"True with gpu={gpu}", allowed=allowed, todo="leave it out")
     device = _device(place, torch)
-    recorder = Recorder(device)
+    traced = partial(_trace_step, setup, device, steps, world=lambda recorder: _world(world, rank, place, recorder))
+    recorder, roots = traced()
+    census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
+    tape, dtype = _tape(recorder), _dtype(roots[0]) if roots else "float32"
+    crowded = _tape(traced(crowded=True)[0]) if any(note.startswith(ROUTES) for note in recorder.notes) else None
+    told = {"gpu": place, "mode": "training", "device": device, "expandable_segments": expandable_segments}
+    return _report(tape, census, dtype=dtype, crowded=crowded, **told)
+
+
+def _trace_step(
+    setup: Callable[[], Callable[[], Any]],
+    device: Device,
+    steps: int,
+    *,
+    world: Callable[[Recorder], AbstractContextManager[None]],
+    crowded: bool = False,
+) -> tuple[Recorder, list[nn.Module]]:
+    """What has recorded the steps, and the modules that no other one holds; `crowded` as the recorder takes it."""
+    recorder = Recorder(device, crowded=crowded)
     watcher = StepWatcher(recorder)
-    with _world(world, rank, place), repeatable(), recording(recorder), watcher.watching(), explained(recorder):
+    with (
+        world(recorder),
+        repeatable(),
+        checkpoints_read_at_once(),
+        recording(recorder),
+        watcher.watching(),
+        explained(recorder),
+    ):
         with on_meta("meta"), OnMeta(recorder.deferred), recorder.deferred.setting_up():
             step = setup()
-        recorder.place_deferred()
         watcher.loaded()
         for number in range(1, steps + 1):
             watcher.begin_step()
             with OnMeta():
                 step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
-    roots = watcher.roots()
-    census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
-    tape = recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
-    dtype = _dtype(roots[0]) if roots else "float32"
-    told = {"gpu": place, "mode": "training", "device": device, "expandable_segments": expandable_segments}
-    return _report(tape, census, dtype=dtype, **told)
+    return recorder, watcher.roots()
+
+
+def _tape(recorder: Recorder) -> Tape:
+    return recorder.log.tape(batch=1, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
 
 
 def _report(
@@ -149,10 +181,17 @@ def _report(
     device: Device,
     optimizer: str | None = None,
     expandable_segments: bool = False,
+    crowded: Tape | None = None,
 ) -> Report:
-    family = TapeFamily(exact=(tape,))
-    told = {"gpu": gpu, "mode": mode, "oracle": size_oracle_of(gpu), "expandable_segments": expandable_segments}
+    """The report of a tape; `crowded` is the one where all other ranks send this one all they have, and ends its range."""
+    family, oracle = TapeFamily(exact=(tape,)), size_oracle_of(gpu)
+    told = {"gpu": gpu, "mode": mode, "oracle": oracle, "expandable_segments": expandable_segments}
     columns = read_columns({dtype: family}, [tape.batch], **told)
+    if crowded is not None:
+        most = peak_reserved_bytes(crowded.resolve(oracle), gpu.backend, expandable_segments)
+        (row,) = columns[dtype].estimates
+        margin = Margin(name=ROUTED, less_bytes=0, more_bytes=max(0, most - row.peak_reserved_bytes))
+        columns[dtype] = replace(columns[dtype], estimates=(with_margin(row, margin, gpu),))
     traced = {dtype: Traced(family=family, kernels=device.kernels())}
     return build_report(
         query="",
@@ -193,7 +232,7 @@ def _torch(text: str) -> str:
         raise RequestError(refusals=[refused.at("torch", text)]) from None
 
 
-def _world(size: int | None, rank: int, gpu: Gpu) -> AbstractContextManager[None]:
+def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> AbstractContextManager[None]:
     if size is None:
         if rank:
             raise RequestError(
@@ -208,7 +247,8 @@ def _world(size: int | None, rank: int, gpu: Gpu) -> AbstractContextManager[None
         raise RequestError(
             "gpu", given=gpu.key, allowed="a GPU of CUDA's where there is a world", todo="give one, as h100-80gb"
         )
-    return world_of(size, rank, Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name))
+    accelerator = Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name)
+    return world_of(size, rank, accelerator, on_no_device=recorder.deferred.__contains__)
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:

@@ -38,7 +38,8 @@ from sizer.tracing.device import Device
 from sizer.tracing.generation import trace_generation, trace_noted_generation
 from sizer.tracing.kv_cache import trace_kv_cache
 from sizer.tracing.loading import Loading
-from sizer.tracing.rank import neediest, ranks_of_stages
+from sizer.tracing.stages import StageTraces
+from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, build_loaded, trace
 from sizer.versions import parse_version
 from sizer.work import as_traced, plan_of, work_of
@@ -92,7 +93,7 @@ class Tracer:
         self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
         self._deep_traces: dict[tuple, DeepTraces] = {}  # by how the module is spread over ranks
         self._lender: Tracer | None = None
-        self._neediest: dict[tuple[str, int], int] = {}  # ranks of a pipeline, by dtype and batch size
+        self._stages = StageTraces()
 
     def device(self) -> Device:
         """The facts of the device, for the traces of one dtype."""
@@ -302,20 +303,14 @@ class Tracer:
         return self.request.pp > 1 and self.request.rank is None
 
     def _run_stages(self, dtype: str, batch: int, device: Device, block_notes: BlockNotes | None) -> Tape:
-        """The tape of the rank of a pipeline that needs most, which is known once those of all kinds of stages are traced."""
-        work, module = work_of(self.request, dtype), self._module(dtype)
+        """The tape of the rank of a pipeline that needs most."""
+        module = self._module(dtype)
 
-        def at(rank: int, **notes: BlockNotes | None) -> Tape:
-            self._progress(f"tracing {dtype} at batch {batch}, rank {rank}")
-            one = replace(work, plan=replace(work.plan, rank=rank))
-            return trace(self._blueprint, module, one, batch=batch, device=device, **notes)
+        def at(work: Work, **notes: BlockNotes | None) -> Tape:
+            self._progress(f"tracing {dtype} at batch {batch}, rank {work.plan.rank}")
+            return trace(self._blueprint, module, work, batch=batch, device=device, **notes)
 
-        if (dtype, batch) not in self._neediest or block_notes is None:
-            tapes = {rank: at(rank) for rank in ranks_of_stages(module, work.plan)}
-            self._neediest[dtype, batch] = neediest(tapes)
-            if block_notes is None:
-                return tapes[self._neediest[dtype, batch]]
-        return at(self._neediest[dtype, batch], block_notes=block_notes)
+        return self._stages.trace(at, work_of(self.request, dtype), module, batch, block_notes)
 
     def _deep(self) -> DeepTraces:
         """What traces fewer layers of the module than it has, where that is possible.
@@ -357,7 +352,7 @@ class Tracer:
             except TraceError as missing:
                 failure = str(missing)
             family = TapeFamily(exact=tuple(exact.values()))
-            note += self._whose(dtype, batches)
+            note += self._stages.whose(dtype, batches)
         except TraceError as error:
             failure, family = str(error), TapeFamily()
             if tuple(batches) == (1,):
@@ -373,15 +368,6 @@ class Tracer:
             halves_differ=device.halves_differ,
             decisions=tuple(dict.fromkeys((*before.decisions, *device.decisions()))),
         )
-
-    def _whose(self, dtype: str, batches: Collection[int]) -> str:
-        """Which rank of a pipeline needs most, by batch size."""
-        found = {batch: self._neediest[dtype, batch] for batch in batches if (dtype, batch) in self._neediest}
-        texts = [
-            f"rank {rank} at batch {', '.join(str(batch) for batch in found if found[batch] == rank)}"
-            for rank in dict.fromkeys(found.values())
-        ]
-        return f"; the figures are those of the rank that needs most: {'; '.join(texts)}" if texts else ""
 
     def _stand_in(self, batches: Collection[int]) -> Traced | None:
         """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""

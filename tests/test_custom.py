@@ -355,6 +355,8 @@ def test_every_way_to_name_the_device_is_the_same() -> None:
         (lambda m: m.to("cuda"), "cuda:0"),
         (lambda m: m.to(torch.device("cuda")), torch.device("cuda", 0)),
         (lambda m: m.to(device="cuda"), None),
+        (lambda m: m.to(0), 0),
+        (lambda m: m.cuda(0), None),
     ]
     estimates = [size_step(lambda way=way: setup(*way)).estimates for way in ways]
     assert estimates[0][0].weights_bytes == 144

@@ -444,10 +444,10 @@ RANKS_REFUSED = [
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; did you mean"),
     (
         "parallel=fsdp1",
-        "parallel: given 'fsdp1', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; FSDP1's reserved memory hangs on when",
+        "parallel: given 'fsdp1', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; ask for fsdp, which is FSDP2; sizer.size_step",
     ),
     ("parallel=zero2", "FSDP2 that keeps parameters: ask for parallel=fsdp&reshard=0"),
-    ("parallel=ep", "expert parallel sends tokens where their values say, which no trace tells; ask for tp or fsdp"),
+    ("parallel=ep", "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
     ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),
     ("parallel=ddp&optimizer=lion-8bit", "optimizer: given 'lion-8bit' with parallel=ddp, allowed PyTorch's own"),

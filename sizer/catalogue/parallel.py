@@ -63,12 +63,12 @@ PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 # Names that people know for one of these or for what is not among them: what to ask for instead, and why.
 OTHER_NAMES = {
-    "fsdp1": "FSDP1's reserved memory hangs on when its streams meet, which no trace tells; ask for fsdp, which is FSDP2",
+    "fsdp1": "ask for fsdp, which is FSDP2; sizer.size_step takes code that has FSDP1",
     "fsdp2": "ask for fsdp",
     "zero2": "gradients and optimizer state sharded is FSDP2 that keeps parameters: ask for parallel=fsdp&reshard=0",
     "zero3": "parameters sharded, too, is what FSDP2 does: ask for fsdp",
     "deepspeed": "ask for zero1, or for fsdp, which shards as ZeRO-3 does",
-    "ep": "expert parallel sends tokens where their values say, which no trace tells; ask for tp or fsdp",
+    "ep": "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code that has it: a range",
     "sp": "ask for tp=8&sp=1 beside a way of parallel training",
     "cp": "ask for cp=4 beside ddp, fsdp or hsdp",
 }

@@ -73,7 +73,7 @@ def check_scripted(request: Request) -> None:
         )
     if request.cp > 1:
         raise BuildError(
-            "scripts of several ranks run on the CPU, too, for whose attention PyTorch has no context parallel",
+            "scripts of several ranks run on the CPU, too, for whose kernel of attention PyTorch's context parallel has no rule",
             given=f"cp={request.cp}",
         )
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.distributed.devices import PER_HOST, Accelerator, devices_answer
+from sizer.distributed.flat_parameters import flat_parameters_patched
 from sizer.errors import RequestError
 
 _FAKE = "fake_on_meta"
@@ -29,12 +30,19 @@ _remembered: Hashable = None  # the groups of the world of which DTensor remembe
 
 
 @contextmanager
-def world_of(size: int, rank: int, accelerator: Accelerator, *, groups: Hashable = None) -> Iterator[None]:
+def world_of(
+    size: int,
+    rank: int,
+    accelerator: Accelerator,
+    *,
+    groups: Hashable = None,
+    on_no_device: Callable[[Tensor], bool] = lambda tensor: False,
+) -> Iterator[None]:
     """Within the context this process is one rank of a world, as `torchrun` would start it: torch.distributed is initialized, and
     nobody answers. Code that initializes it again finds it done.
 
     `groups` is the same for worlds whose meshes are alike, None where that is not known: what DTensor has found out in one holds in
-    the next.
+    the next. `on_no_device` says whether a tensor on meta stands for none of the device.
 
     Raises RequestError where torch.distributed is initialized already.
     """
@@ -57,6 +65,7 @@ def world_of(size: int, rank: int, accelerator: Accelerator, *, groups: Hashable
         if groups is None:
             stack.enter_context(_addresses_differ())
             stack.enter_context(_accelerate_forgets())
+            stack.enter_context(flat_parameters_patched(on_no_device))
         yield
 
 

@@ -160,6 +160,7 @@ def beginning(tape: Tape, other: Tape) -> Tape:
         modules=tape.modules[:blocks],
         streams=tape.streams[:blocks],
         awaited=frozenset(block for block in tape.awaited if block < blocks),
+        settled=tuple((position, block) for position, block in tape.settled if position <= end),
         marks=tape.marks[: len(other.marks)],
         size_queries=gather(
             {block: question for block, question in by_block(tape.size_queries).items() if block < blocks}
@@ -199,7 +200,7 @@ def check_same_work(one: Tape, other: Tape) -> None:
     ops, modules = one.op_names[: len(other.op_names)], one.module_names[: len(other.module_names)]
     if ops == other.op_names and modules == other.module_names:
         same_columns = one.ops == other.ops and one.modules == other.modules and one.categories == other.categories
-        same_streams = one.streams == other.streams and one.awaited == other.awaited
+        same_streams = (one.streams, one.awaited, one.settled) == (other.streams, other.awaited, other.settled)
         if (
             same_columns
             and same_streams
@@ -219,6 +220,8 @@ def check_same_work(one: Tape, other: Tape) -> None:
         raise _different_work(one, other, shorter, f"phases {one.marks}", f"phases {other.marks}")
     if one.loops != other.loops:
         raise _different_work(one, other, shorter, f"loops {one.loops}", f"loops {other.loops}")
+    if one.settled != other.settled:
+        raise _different_work(one, other, shorter, f"waits {one.settled}", f"waits {other.settled}")
 
 
 def _check_same_size_queries(one: Tape, other: Tape) -> None:

@@ -132,6 +132,7 @@ class _Writer:
             "loops": [[loop.begin, loop.end, loop.count] for loop in tape.loops],
             "streams": len(tape.streams),
             "awaited": sorted(tape.awaited),
+            "settled": tape.settled,
             "host_bytes": tape.host_bytes,
             "collectives": [list(astuple(row)) for row in tape.collectives],
         }
@@ -193,6 +194,7 @@ class _Reader:
             loops=tuple(Loop(begin=begin, end=end, count=count) for begin, end, count in header["loops"]),
             streams=self._take(header["streams"]),
             awaited=frozenset(header["awaited"]),
+            settled=tuple((position, block) for position, block in header["settled"]),
             collectives=tuple(_collective(*row) for row in header["collectives"]),
             host_bytes=header["host_bytes"],
         )

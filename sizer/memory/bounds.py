@@ -30,6 +30,7 @@ ENGINES = "engines of another version of cuDNN"
 MODELS = "workspaces that are modelled"
 ZERO_GRAD = "zero_grad() after the forward pass"
 STREAMS = "blocks that wait for other streams"
+ROUTED = "tokens that all other ranks send to this one"
 
 BETWEEN_VERSIONS = 7  # percent; held to the recorded cases by tests/memory/test_bounds.py
 

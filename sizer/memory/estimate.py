@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -110,6 +110,15 @@ def estimate_tape(
         out_of_memory=timeline.out_of_memory,
         frozen_bytes=frozen,
     )
+
+
+def with_margin(estimate: Estimate, margin: Margin, gpu: Gpu) -> Estimate:
+    """The estimate with one more part of its range, which may come to more bytes than estimated."""
+    if margin.more_bytes <= 0:
+        return estimate
+    high = estimate.process_high_bytes + margin.more_bytes
+    fits = "uncertain" if estimate.fits is True and high > gpu.total_bytes else estimate.fits
+    return replace(estimate, margins=(*estimate.margins, margin), process_high_bytes=high, fits=fits)
 
 
 def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:

@@ -61,6 +61,7 @@ class Tape:
     streams: by block the number of the stream for which it was allocated, 0 for the default one; empty where all are of that.
         A tape of several streams has no loops.
     awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
+    settled: (position in `order` before whose event, block): where the host has waited for what a released block waited for.
     collectives: what this rank told others, where there are any, by phase.
     host_bytes: the most that the host held of parameters, gradients and optimizer state that are offloaded to it.
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
@@ -83,6 +84,7 @@ class Tape:
     loops: tuple[Loop, ...] = ()
     streams: bytes = b""
     awaited: frozenset[int] = frozenset()
+    settled: tuple[tuple[int, int], ...] = ()
     collectives: tuple[Collective, ...] = ()
     host_bytes: int = 0
 

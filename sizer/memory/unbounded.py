@@ -88,6 +88,7 @@ def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
         tape.second_forward,
         *tape.loops,
         *sorted(tape.awaited),
+        tape.settled,
         engines_limit(tape),
     )
     found = hashlib.blake2b(repr(texts).encode(), digest_size=20)

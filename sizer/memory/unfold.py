@@ -77,8 +77,8 @@ def unfold(
     which. `third`, a tape with two periods more, is compared
     with what is made for it. Raises LayersDifferError where that differs, and where the second tape does not repeat the first.
     """
-    if first.loops or second.loops or first.stand_ins != second.stand_ins:
-        raise LayersDifferError("tapes with loops, or of other assumptions")
+    if first.loops or second.loops or second.settled or first.stand_ins != second.stand_ins:
+        raise LayersDifferError("tapes with loops, or where the host waits for streams, or of other assumptions")
     ids: dict[tuple, int] = {}
     rows = Rows(first, stacks, ids), Rows(second, stacks, ids)
     stretches = tuple(stretch.steadied(rows[1], alike_from, earlier) for stretch in find_stretches(*rows))

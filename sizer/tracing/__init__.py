@@ -2,8 +2,9 @@
 
     Blueprint ──build──► module on meta ──trace──► Recorder (a dispatch mode, by the Rules of a Device) ──► Tape
 
-    tables, capability ← device, log, modules, storages, loading ← values ← allocations, workspaces ← meta ← cuda | cpu | mps
-        ← rules ← recorder ← steps ← rank, pipelined ← trace, watch, explain, batch_lines, depth ← tokens ← kv_cache, generation
+    tables, capability ← device, stream_order ← log, modules, storages, loading ← values ← allocations, workspaces ← meta
+        ← cuda | cpu | mps ← rules ← recorder ← steps ← rank, pipelined, stages ← trace, watch, explain, batch_lines, depth
+        ← tokens ← kv_cache, generation
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
 tensors would hold, `meta` is what meta tensors do differently from every device, `cuda`, `cpu` and `mps` what one kind of device

@@ -10,6 +10,7 @@ from copy import copy
 from sizer.memory.communication import Collective
 from sizer.memory.size_queries import gather
 from sizer.memory.tape import CATEGORIES, Tape, blocks_alive
+from sizer.tracing.stream_order import Mark, StreamOrder
 
 CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
@@ -42,7 +43,10 @@ class BlockLog:
         self.modules: list[int] = []
         self.streams: list[int] = []
         self.stream = 0  # the one at work
-        self.awaited: set[int] = set()
+        self.awaited: dict[int, frozenset[int]] = {}  # by block, the other streams that use it
+        # Where in the order a released block waits for them no longer, for certain.
+        self.settled: list[tuple[int, int]] = []
+        self.stream_order = StreamOrder()
         self.marks: list[tuple[int, str]] = []
         self.second_forward: int | None = None  # where in the order it has ended
         self.telling = True  # whether what is told other ranks now is a part of every step
@@ -73,6 +77,12 @@ class BlockLog:
     def release(self, block: int) -> None:
         """Note that the block is free from here on."""
         self.order.append(~block)
+        if block in self.awaited:
+            self.stream_order.release(block, self.awaited[block])
+
+    def synchronize(self, mark: Mark) -> None:
+        """Note that the host waits here for an event."""
+        self.settled += ((len(self.order), block) for block in self.stream_order.synchronize(mark))
 
     def tell(self, kind: str, group: str, size: int) -> None:
         """Note a collective of `size` bytes."""
@@ -131,6 +141,7 @@ class BlockLog:
             second_forward=self.second_forward,
             streams=self._streams(),
             awaited=frozenset(self.awaited),
+            settled=tuple((position, block) for position, block in self.settled if position <= self.marks[-1][0]),
             collectives=tuple(self._collectives()),
             host_bytes=host_bytes,
         )

@@ -35,7 +35,6 @@ from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
 from sizer.tracing.meta.memo import Memo, makes_tensors
-from sizer.tracing.meta.streams import Stream
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.rules import rules_for
 from sizer.tracing.storages import Storages
@@ -44,6 +43,7 @@ from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, ten
 from sizer.tracing.workspaces import Workspaces
 
 _CONTIGUOUS = torch.contiguous_format
+_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -61,6 +61,7 @@ class _Plan:
     multiplies: bool  # matrices, so that cuBLAS works
     held: Held | None  # what the kernel allocates beside its results
     collective: str | None  # what ranks tell each other by it
+    reads: bool  # a value, for which the host waits
     lifts: bool  # the last call of `torch.tensor(data)`, whose argument is new
 
 
@@ -68,11 +69,12 @@ class Recorder(TorchDispatchMode):
     """Logs the blocks of everything that runs under it, by the rules of one device.
 
     `log` is the tape in the making, `values` the known values, `paths` the module at work, `notes` the stand-ins used, `at`
-    the operator at work. `on_backward` is called for every operator of a backward pass, where somebody wants to know.
+    the operator at work. `on_backward` is called for every operator of a backward pass, where somebody wants to know,
+    `follow_stream` for every one, where there are several streams.
     Tensors on the CPU are part of the log only where the device is the CPU itself; `host` are meta tensors that stand for such.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, crowded: bool = False) -> None:
         super().__init__()
         self.device = device
         self.rules = rules_for(device)
@@ -84,6 +86,8 @@ class Recorder(TorchDispatchMode):
         self.notes: dict[str, None] = {}
         self.at: Any = None
         self.on_backward: Callable[[], None] | None = None
+        self.follow_stream: Callable[[tuple], None] | None = None
+        self.crowded = crowded
         self.batch_size = 1  # what is spread over unknown places is spread alike within each sample
         self.mask_limit: int | None = None  # elements that an unknown mask is taken to find; None for all
         self.block_notes: BlockNotes | None = (
@@ -109,11 +113,17 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # the subclass takes itself apart, and its inner operators come here
         kwargs = kwargs or {}
         self.at = func
+        if self.follow_stream is not None:
+            self.follow_stream(args)
         if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
             self.on_backward()
         plan = self._plans.get(func) or self._plan(func)
         if plan.check is not None:
             plan.check(self.device.kind, args)
+        if self.deferred.is_left:
+            self.place_deferred(tensors_of(args))
+        if plan.reads and self.log.awaited:
+            self.log.synchronize(self.log.stream_order.record(self.log.stream))
         out = plan.handler(self, func, args, kwargs) if plan.handler is not None else NotImplemented
         if out is NotImplemented:
             if plan.instead is not None:
@@ -155,6 +165,7 @@ class Recorder(TorchDispatchMode):
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
             held=rules.held.get(func) or rules.held.get(name),
             collective=collectives.KINDS.get(name),
+            reads=func in _READS,
             lifts=func is torch.ops.aten.lift_fresh.default,
         )
         return plan
@@ -228,11 +239,11 @@ class Recorder(TorchDispatchMode):
         """Log that the device no longer has what a tensor holds, which goes on living."""
         self._storages.leave(tensor)
 
-    def await_stream(self, tensor: Tensor, stream: Stream) -> None:
+    def await_stream(self, tensor: Tensor, stream: int) -> None:
         """Note that the tensor's block, once released, is free only when another stream has done its work."""
         block = self.block_of(tensor)
-        if block is not None and self.log.streams[block] != stream.stream_id:
-            self.log.awaited.add(block)
+        if block is not None and self.log.streams[block] != stream:
+            self.log.awaited[block] = self.log.awaited.get(block, frozenset()) | {stream}
 
     def empty_cache(self) -> None:
         """Log a call of `torch.cuda.empty_cache()`."""
@@ -290,10 +301,13 @@ class Recorder(TorchDispatchMode):
         self._note(tensor, block)
         self._storages.follow(storage, block)
 
-    def place_deferred(self) -> None:
-        """Log what was made on meta by name and never materialized: code computes with it as it is."""
-        for storage in self.deferred.left():
-            self._storages.follow(storage, self.log.allocate(storage.nbytes(), "", "", "temporary"))
+    def place_deferred(self, tensors: Iterable[Tensor | None]) -> None:
+        """Log those of the tensors that were made on meta by name and never materialized: code computes with them as they are."""
+        for tensor in tensors:
+            for part in () if tensor is None else parts_of(tensor):
+                if part in self.deferred:
+                    self.deferred.place(part)
+                    self._enter(part, "", "", "temporary")
 
     def _note(self, tensor: Tensor, block: int) -> None:
         """Note what a block holds, where that is asked for."""

@@ -243,7 +243,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(boxes_assumed(recorder))
         stack.enter_context(lengths_assumed(recorder.values))
         stack.enter_context(transducers_on(recorder))
-        stack.enter_context(streams_seen(recorder.log, device.kind, recorder.stand_in, recorder.await_stream))
+        stack.enter_context(streams_seen(recorder, device.kind))
         stack.enter_context(resizes_seen(recorder.resized))
         stack.enter_context(buckets_seen(recorder.log))
         stack.enter_context(offloading_seen(recorder.host, recorder.leave))

@@ -48,6 +48,8 @@ class StepWatcher:
     def loaded(self) -> None:
         """End the setup: what modules hold are parameters and buffers, all else that lives is input."""
         recorder = self.recorder
+        for child in self._modules.values():
+            recorder.place_deferred((*child._parameters.values(), *child._buffers.values()))
         for block in recorder.log.alive():
             if recorder.log.category(block) == "temporary":
                 recorder.log.classify(block, "input")

@@ -78,7 +78,9 @@ def show_failures(report: Report) -> None:
                 st.text(f"{', '.join(dtypes)}: {reason}")
     elif not report.estimates and not report.pending:
         with st.container(border=True):
-            st.warning("The step was traced, but no batch size that was asked for could be replayed. The counts below stand.")
+            st.warning(
+                "The step was traced, but no batch size that was asked for could be replayed. The counts below stand."
+            )
             show_lines(note for note in report.notes if note.startswith(tuple(report.request["dtypes"])))
 
 

@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor.experimental import context_parallel
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.config_json import encode_config
@@ -350,7 +354,11 @@ PHI3 = LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad
     ("config", "keys", "message"),
     [
         (PHI3, "parallel=tp&tp=2&optimizer_impl=loop", "by styles that are transformers' own: given Phi3ForCausalLM"),
-        (LLAMA, "parallel=fsdp&ranks=2&cp=2", "for whose attention PyTorch has no context parallel: given cp=2"),
+        (
+            LLAMA,
+            "parallel=fsdp&ranks=2&cp=2",
+            "for whose kernel of attention PyTorch's context parallel has no rule: given cp=2",
+        ),
         (LLAMA, "pp=2&batch=2&tp=2&optimizer_impl=loop", "a pipeline whose matrices are split, too: given pp=2&tp=2"),
     ],
 )
@@ -359,6 +367,18 @@ def test_some_of_ranks_have_none(config: dict, keys: str, message: str):
     query = f"arch=config:{encode_config(json.dumps(config))}&seq=8&dtype=bfloat16{batch}"
     with pytest.raises(BuildError, match=message):
         script(parse_query(f"{query}&{keys}"))
+
+
+def test_pytorchs_context_parallel_has_no_rule_for_the_cpus_attention():
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh, heads = dist.init_device_mesh("cpu", (2,)), torch.zeros(1, 2, 64, 16)
+        kernel = r"_scaled_dot_product_flash_attention_for_cpu.default does not have a sharding strategy"
+        shared = context_parallel(mesh, buffers=[torch.zeros(1, 128)], buffer_seq_dims=[1])
+        with shared, pytest.raises(NotImplementedError, match=kernel):
+            functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.exhaustive

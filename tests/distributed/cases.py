@@ -8,9 +8,10 @@ from functools import partial
 
 import torch
 
-from tests.distributed.steps import Step, context_parallel, ddp, fsdp, llama, tensor_parallel
+from tests.distributed.steps import Step, context_parallel, ddp, fsdp, fsdp1, llama, loaded, tensor_parallel
 
 FLOAT, HALF = torch.float32, torch.bfloat16
+DEEP = partial(llama, layers=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,15 @@ CASES = {
     "hsdp": Case(setup=partial(fsdp, mesh=(2, 4))),
     "hsdp, bfloat16 reduced in float32": Case(setup=partial(fsdp, mesh=(2, 4), halves=(HALF, FLOAT))),
     "hsdp, not resharded, two passes": Case(setup=partial(fsdp, mesh=(4, 2), reshard=False, accumulate=2)),
+    "flat": Case(setup=partial(fsdp1, make=DEEP)),
+    "flat, parameters of its own": Case(setup=partial(fsdp1, make=DEEP, options={"use_orig_params": False})),
+    "flat, not limited": Case(setup=partial(fsdp1, make=DEEP, options={"limit_all_gathers": False})),
+    "flat, bfloat16 reduced in float32": Case(setup=partial(fsdp1, make=DEEP, halves=(HALF, FLOAT))),
+    "flat, not resharded": Case(setup=partial(fsdp1, make=DEEP, strategy="SHARD_GRAD_OP")),
+    "flat, two passes, one reduced": Case(setup=partial(fsdp1, accumulate=2, sync_last=True), world=3, rank=2),
+    "flat, in groups": Case(setup=partial(fsdp1, strategy="HYBRID_SHARD", mesh=(2, 4))),
+    "flat, checkpointing": Case(setup=partial(fsdp1, make=DEEP, checkpointing=True, halves=(HALF, FLOAT))),
+    "flat, made there": Case(setup=partial(fsdp1, deferred=True)),
     "ddp": Case(setup=ddp),
     "ddp, gradients as views": Case(setup=partial(ddp, options={"gradient_as_bucket_view": True})),
     "ddp, static graph": Case(setup=partial(ddp, options={"static_graph": True})),
@@ -57,6 +67,9 @@ CASES = {
     "context parallel": Case(setup=context_parallel, world=4),
     "context parallel, last of 4 ranks": Case(setup=partial(context_parallel, rotate="allgather"), world=4, rank=3),
     "context parallel, all to all": Case(setup=partial(context_parallel, rotate="alltoall"), world=4, rank=1),
+    "loaded, tensor parallel": Case(setup=partial(loaded, tp_size=2), world=2, rank=1),
+    "loaded, sharded": Case(setup=partial(loaded, fsdp_size=4), world=4),
+    "loaded, both": Case(setup=partial(loaded, fsdp_size=2, tp_size=2), world=4, rank=3),
     "zero1": Case(setup=partial(ddp, sharded=True)),
     "zero1, parameters as views": Case(setup=partial(ddp, sharded="view")),
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 Step = Callable[[], None]
 VOCABULARY, TOKENS = 4096, 256
@@ -69,6 +71,12 @@ def looped(
     return step
 
 
+def _checkpoint(model: nn.Module) -> None:
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.train()
+
+
 def fsdp(
     device: str,
     *,
@@ -87,9 +95,7 @@ def fsdp(
     with torch.device("cpu" if offload else device):
         model = make().to(dtype)
     if checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        model.train()
+        _checkpoint(model)
     options: dict[str, Any] = {
         "mesh": mesh_of(device, *(mesh or (dist.get_world_size(),))),
         "reshard_after_forward": reshard,
@@ -107,6 +113,73 @@ def fsdp(
         layer.set_modules_to_backward_prefetch(layers[max(0, number - prefetch) : number][::-1])
     if sync_last:
         how["last_only"] = model.set_requires_gradient_sync
+    return looped(model, device, **how)
+
+
+def loaded(device: str, **sizes: Any) -> Step:
+    """A Llama, or a mixture of experts where tokens are spread over ranks, that transformers loads and distributes: its checkpoints
+    (`save_checkpoints`) are in the folder that CHECKPOINTS names."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    path = Path(os.environ["CHECKPOINTS"]) / ("mixture" if "ep_size" in sizes else "llama")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", distributed_config=DistributedConfig(**sizes))
+    return looped(model, device, optimized="loop")
+
+
+def save_checkpoints(folder: Path) -> None:
+    """Save what `loaded` loads, with random weights in bfloat16."""
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        moe_intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
+    for name, model in (("llama", llama()), ("mixture", Qwen3MoeForCausalLM(config))):
+        model.to(torch.bfloat16).save_pretrained(folder / name)
+
+
+def fsdp1(
+    device: str,
+    *,
+    make: Callable[[], nn.Module] = llama,
+    dtype: torch.dtype = torch.float32,
+    halves: tuple[torch.dtype, torch.dtype] | None = None,
+    strategy: str = "FULL_SHARD",
+    mesh: tuple[int, ...] | None = None,
+    checkpointing: bool = False,
+    deferred: bool = False,
+    sync_last: bool = False,
+    options: dict[str, Any] | None = None,
+    **how: Any,
+) -> Step:
+    """FSDP1 by the model's layers; with `deferred` each is materialized there."""
+    from torch.distributed import fsdp as module
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    with torch.device("meta" if deferred else device):
+        model = make().to(dtype)
+    if checkpointing:
+        _checkpoint(model)
+    told: dict[str, Any] = {
+        "use_orig_params": True,
+        "sharding_strategy": module.ShardingStrategy[strategy],
+        "auto_wrap_policy": ModuleWrapPolicy({type(model.model.layers[0])}),
+    }
+    if deferred:
+        told["param_init_fn"] = lambda one: one.to_empty(device=device, recurse=False)
+    if mesh:
+        told["device_mesh"] = mesh_of(device, *mesh)
+    if halves:
+        told["mixed_precision"] = module.MixedPrecision(param_dtype=halves[0], reduce_dtype=halves[1])
+    model = module.FullyShardedDataParallel(model, **told | (options or {}))
+    if sync_last:
+        how["last_only"] = lambda last: None if last else model.no_sync()
     return looped(model, device, **how)
 
 

@@ -144,11 +144,15 @@ def test_a_world_within_a_world_is_refused() -> None:
         sizer.size_step(sharded, gpu=GPU, world=2)
 
 
-def of_accelerate() -> Callable[[], None]:
+def of_accelerate(version: int) -> Callable[[], None]:
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
 
+    own = {"use_orig_params": True} if version == 1 else {}
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Linear"]
+        fsdp_version=version,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Linear"],
+        **own,
     )
     accelerator = Accelerator(fsdp_plugin=plugin)
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 8))
@@ -162,9 +166,10 @@ def of_accelerate() -> Callable[[], None]:
     return step
 
 
-def test_accelerates_plugin_shards_as_pytorch_does() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_accelerates_plugin_shards_as_pytorch_does(version: int) -> None:
     pytest.importorskip("accelerate")
-    estimate = sizer.size_step(of_accelerate, gpu=GPU, world=8, rank=0).estimates[0]
+    estimate = sizer.size_step(lambda: of_accelerate(version), gpu=GPU, world=8, rank=0).estimates[0]
     shard = 4 * (256 * 256 + 256 + 8 * 256 + 8) // 8
     assert estimate.weights_bytes == estimate.gradients_bytes == shard
     assert estimate.optimizer_bytes == 2 * shard, (

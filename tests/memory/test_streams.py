@@ -66,6 +66,18 @@ def test_blocks_that_wait_are_free_at_once_or_late() -> None:
     assert streams_behind(tape_of(b"")).order == tape.order
 
 
+def test_blocks_wait_at_most_until_the_host_has_waited() -> None:
+    # block 0 is released by the event at 2, and free once the host has waited, before the event at 4 or at that of its release
+    tape = tape_of(b"", awaited=frozenset({0}))
+    events = list(tape.order)
+    released = events.index(~0)
+    for position in range(released + 1, len(events)):
+        behind = list(streams_behind(replace(tape, settled=((position, 0),))).order)
+        others = [event for event in events if event != ~0]
+        assert behind == [*others[: position - 1], ~0, *others[position - 1 :]]
+    assert streams_behind(replace(tape, settled=((released, 0),))).order == tape.order, "waited for beforehand"
+
+
 def test_giving_cached_memory_back_waits_for_them() -> None:
     events = [("a", 30 * MIB), "-a", ("empty", 0), "-empty", ("b", 30 * MIB), "-b"]
     tape = replace(make_tape(events), awaited=frozenset({0}))
@@ -78,6 +90,8 @@ def test_tapes_that_differ_in_streams_alone_are_not_one() -> None:
     tapes = tape_of(b""), tape_of(b"\0\1\0"), tape_of(b"", awaited=frozenset({0}))
     found = [find_unbounded(tape, "cuda", replays=replays) for tape in tapes]
     assert len({(one.timeline.peak_reserved_bytes, one.behind_bytes) for one in found}) == 3
+    settled = find_unbounded(replace(tapes[2], settled=((2, 0),)), "cuda", replays=replays)
+    assert settled.behind_bytes < found[2].behind_bytes
 
 
 def test_a_line_is_of_the_same_streams() -> None:
@@ -85,10 +99,15 @@ def test_a_line_is_of_the_same_streams() -> None:
     assert fit_affine(first, second).at(3).streams == b"\0\1\0"
     with pytest.raises(NotAffineError, match=r"^event 4 is an allocation by aten.c in m.c \(block 2\) at batch 1"):
         fit_affine(first, replace(second, streams=b"\0\1\1"))
+    awaited = {"awaited": frozenset({1}), "settled": ((4, 1),)}
+    with pytest.raises(NotAffineError, match=r"is waits .* at batch 1 and waits"):
+        fit_affine(replace(first, **awaited), replace(second, **awaited | {"settled": ((5, 1),)}))
 
 
 def test_streams_come_back_from_an_archive() -> None:
-    traced = Traced(family=TapeFamily(exact=(tape_of(b"\0\1\0", awaited=frozenset({1, 2})), tape_of(b""))))
+    traced = Traced(
+        family=TapeFamily(exact=(tape_of(b"\0\1\0", awaited=frozenset({1, 2}), settled=((3, 1),)), tape_of(b"")))
+    )
     assert unpack(pack(traced)) == traced
 
 

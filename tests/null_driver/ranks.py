@@ -25,6 +25,12 @@ from tests.null_driver.values import KnownValues
 def counters(case: Case) -> list[list[int]]:
     """Allocated and reserved bytes, and the most of both since the last time: after setup, after the first and the second step."""
     torch.cuda.init()
+    os.environ |= {
+        "RANK": str(case.rank),
+        "WORLD_SIZE": str(case.world),
+        "LOCAL_RANK": "0",
+        "HF_DEACTIVATE_ASYNC_LOAD": "1",
+    }
     dist.init_process_group("fake", rank=case.rank, world_size=case.world, store=FakeStore(), pg_options=answers())
     found = []
     with repeatable(), KnownValues():

@@ -241,9 +241,48 @@ EXPORT const char *cudaGetErrorString(cudaError_t error) {
 
 static void *handle(void) { return calloc(1, 4096); } /* opaque to PyTorch; large enough for what libraries look into */
 
-EXPORT cudaError_t cudaStreamCreate(cudaStream_t *out) { *out = handle(); return cudaSuccess; }
-EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned f) { *out = handle(); return cudaSuccess; }
-EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned f, int p) { *out = handle(); return cudaSuccess; }
+/* Where NULL_EVENTS_PENDING is set, work is done only once somebody waits for it. A stream does its work in order; each event
+   knows how many of those recorded on each stream have happened where it has. */
+#define STREAMS 256
+struct event { int stream; unsigned number, after[STREAMS]; };
+static unsigned after[STREAMS][STREAMS], done[STREAMS];
+static cudaStream_t streams[STREAMS]; /* the first is the default one */
+static pthread_mutex_t events = PTHREAD_MUTEX_INITIALIZER;
+
+static int number_of(cudaStream_t stream) { /* the caller holds the lock */
+    int number = 0;
+    while (number < STREAMS - 1 && streams[number] != stream) number++;
+    return number;
+}
+static cudaError_t created(cudaStream_t *out) {
+    *out = handle();
+    pthread_mutex_lock(&events);
+    for (int i = 1; i < STREAMS; i++)
+        if (!streams[i]) { streams[i] = *out; break; }
+    pthread_mutex_unlock(&events);
+    return cudaSuccess;
+}
+static void merge(unsigned *into, const unsigned *from) {
+    for (int i = 0; i < STREAMS; i++)
+        if (into[i] < from[i]) into[i] = from[i];
+}
+static void record(struct event *event, cudaStream_t stream) {
+    pthread_mutex_lock(&events);
+    event->stream = number_of(stream);
+    event->number = ++after[event->stream][event->stream];
+    memcpy(event->after, after[event->stream], sizeof event->after);
+    pthread_mutex_unlock(&events);
+}
+static cudaError_t wait_for(const struct event *event) {
+    pthread_mutex_lock(&events);
+    merge(done, event->after);
+    pthread_mutex_unlock(&events);
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaStreamCreate(cudaStream_t *out) { return created(out); }
+EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned f) { return created(out); }
+EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned f, int p) { return created(out); }
 EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t s, int *priority) { *priority = 0; return cudaSuccess; }
 EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *out) {
     *out = cudaStreamCaptureStatusNone;
@@ -258,10 +297,34 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptu
     if (count) *count = 0;
     return cudaSuccess;
 }
-EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) { /* done at once, or only where somebody waits for it */
+EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
     static int pending = -1;
     if (pending < 0) pending = getenv("NULL_EVENTS_PENDING") != NULL;
-    return pending ? say(cudaErrorNotReady) : cudaSuccess;
+    const struct event *one = (struct event *)event;
+    return pending && one->number > done[one->stream] ? say(cudaErrorNotReady) : cudaSuccess;
+}
+EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    record((struct event *)event, stream);
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned f) {
+    return cudaEventRecord(event, stream);
+}
+EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) { return wait_for((struct event *)event); }
+EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned f) {
+    pthread_mutex_lock(&events);
+    merge(after[number_of(stream)], ((struct event *)event)->after);
+    pthread_mutex_unlock(&events);
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    struct event event;
+    record(&event, stream);
+    return wait_for(&event);
+}
+EXPORT cudaError_t cudaDeviceSynchronize(void) {
+    for (int i = 0; i < STREAMS && (!i || streams[i]); i++) cudaStreamSynchronize(streams[i]);
+    return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventCreate(cudaEvent_t *out) { *out = handle(); return cudaSuccess; }
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned f) { *out = handle(); return cudaSuccess; }

@@ -9,7 +9,14 @@ from pathlib import Path, PosixPath
 
 from sizer.service import memory_budget
 
-FILES = ("cgroup.procs", "cgroup.controllers", "cgroup.subtree_control", "memory.max", "memory.swap.max", "memory.events")
+FILES = (
+    "cgroup.procs",
+    "cgroup.controllers",
+    "cgroup.subtree_control",
+    "memory.max",
+    "memory.swap.max",
+    "memory.events",
+)
 
 
 class Group(PosixPath):
@@ -23,7 +30,9 @@ class Group(PosixPath):
         for name in FILES:
             Path(self, name).touch()
         handed_out = Path(self.parent, "cgroup.subtree_control")
-        Path(self, "cgroup.controllers").write_text(handed_out.read_text() if handed_out.exists() else "cpu memory pids\n")
+        Path(self, "cgroup.controllers").write_text(
+            handed_out.read_text() if handed_out.exists() else "cpu memory pids\n"
+        )
         Path(self, "memory.events").write_text("low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n")
 
     def rmdir(self) -> None:

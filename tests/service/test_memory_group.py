@@ -31,7 +31,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
         monkeypatch.setattr(memory_budget, name, getattr(memory_budget, name))
     monkeypatch.setattr(memory_group.os, "getppid", os.getpid)  # this process stands for the app
     group = stand_in(str(tmp_path / "cgroup"))
-    children = [subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) for _ in range(2)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+        for _ in range(2)
+    ]
     for process in (os.getpid(), *(child.pid for child in children)):
         (group / "cgroup.procs").write_text(str(process))
     yield group

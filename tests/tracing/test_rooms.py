@@ -18,13 +18,14 @@ FOLDER = Path(sizer.tracing.__file__).parent
 TABLES = {"KERNELS", "HANDLERS", "RESULTS", "HELD", "CHECKS", "SHORTCUTS"}
 
 # Each room, a folder or a module, with all that it may import from; a room stands below those, so that no way leads back.
-_GROUND = ("tables", "capability", "device", "log")
+_GROUND = ("tables", "capability", "device", "stream_order", "log")
 _BELOW = (*_GROUND, "values", "allocations", "meta")
 ROOMS: dict[str, tuple[str, ...]] = {
     "tables": (),
     "capability": (),
     "device": ("capability",),
-    "log": (),
+    "stream_order": (),
+    "log": ("stream_order",),
     "modules": (),
     "loading": ("log", "modules"),
     "values": _GROUND,
@@ -44,6 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "explain": (*_BELOW, "cuda", "rules"),
     "rank": (*_BELOW, "steps"),
     "pipelined": (*_BELOW, "steps"),
+    "stages": (*_BELOW, "steps", "rank"),
     "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "rank", "pipelined"),
     "tokens": (*_BELOW, "loading", "recorder", "steps", "trace"),
     "kv_cache": (*_BELOW, "loading", "steps", "tokens"),

@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 import sizer
 from sizer.memory.bounds import STREAMS
 from sizer.memory.tape import Tape
 from sizer.tracing.device import Device
-from sizer.tracing.meta.streams import BACKWARD, PER_PRIORITY
+from sizer.tracing.meta.streams import PER_PRIORITY
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
 
@@ -113,19 +112,86 @@ def test_what_waits_for_other_streams_is_a_part_of_the_range() -> None:
     assert (estimate.peak_reserved_bytes, found.less_bytes, found.more_bytes) == (64 * MIB, 0, 5 * 64 * MIB)
 
 
-def test_a_forward_pass_on_a_second_stream_is_noted() -> None:
-    def setup() -> Callable[[], None]:
-        side, model = torch.cuda.Stream(), nn.Linear(4, 4, device="cuda")
+def lent_and_waited_for(wait: Callable[[torch.cuda.Stream], object]) -> Callable[[], list[torch.Tensor]]:
+    """Code that lends a block of its own to a second stream, releases it, allocates another, then has the host wait."""
 
-        def step() -> None:
+    def code() -> list[torch.Tensor]:
+        side = torch.cuda.Stream()
+        lent = empty()
+        lent.record_stream(side)
+        del lent
+        early = torch.cuda.Event()
+        early.record(torch.cuda.Stream())
+        made = [empty()]
+        early.synchronize()  # on a stream that waits for nothing
+        wait(side)
+        return [*made, empty()]
+
+    return code
+
+
+def through_another(side: torch.cuda.Stream) -> None:
+    other = torch.cuda.Stream()
+    other.wait_stream(side)
+    other.record_event().synchronize()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda side: side.synchronize(),
+        lambda side: side.record_event().synchronize(),
+        lambda side: torch.cuda.synchronize(),
+        lambda side: (torch.cuda.current_stream().wait_stream(side), torch.zeros(1, device="meta").item()),
+        through_another,
+    ],
+    ids=["stream", "event", "device", "value", "through another"],
+)
+def test_a_block_waits_no_longer_where_the_host_has_waited(wait: Callable) -> None:
+    tape = tape_of(lent_and_waited_for(wait))
+    assert tape.awaited == {0}
+    assert [block for _, block in tape.settled] == [0]
+    assert list(tape.order[: tape.settled[0][0]])[:3] == [0, ~0, 1], "after the second block was allocated"
+    assert tape_of(lent_and_waited_for(lambda side: None)).settled == ()
+    assert tape_of(lent_and_waited_for(lambda side: torch.zeros(1, device="meta").item())).settled == ()
+
+
+def test_the_backward_pass_runs_on_the_streams_of_the_forward_pass() -> None:
+    def code() -> list[torch.Tensor]:
+        side = torch.cuda.Stream()
+        weight = torch.empty(256, 256, device="meta", requires_grad=True)
+        with torch.cuda.stream(side):
+            hidden = weight * 2
+        out = hidden * 3
+        grad = torch.empty(256, 256, device="meta")
+        del hidden
+        out.backward(grad)
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        return [weight, weight.grad, grad, empty()]
+
+    tape = tape_of(code)
+    products = [tape.streams[block] for block, op in enumerate(tape.ops) if "mul" in tape.op_names[op]]
+    assert products == [1, 0, 0, 1], "forward on the second stream and the first, backward on the first and the second"
+    assert len(tape.awaited) == 1, "the second stream uses what the first one has made of the gradient"
+    assert tape.streams[-1] == 0
+
+
+def test_a_stream_that_a_hook_enters_works_until_it_is_left() -> None:
+    def code() -> list[torch.Tensor]:
+        side, made = torch.cuda.Stream(), []
+
+        def hook(grad: torch.Tensor) -> None:
             with torch.cuda.stream(side):
-                loss = model(torch.zeros(2, 4, device="cuda")).sum()
-            loss.backward()
+                made.extend((empty(), empty()))
+            made.append(empty())
 
-        return step
+        out = torch.empty(8, device="meta", requires_grad=True) * 2
+        out.register_hook(hook)
+        out.backward(torch.empty(8, device="meta"))
+        return made
 
-    assert sizer.size_step(setup).uncounted == (BACKWARD,)
-    assert sizer.size_step(prefetching).uncounted == ()
+    tape = tape_of(code)
+    assert [tape.streams[block] for block, size in enumerate(tape.sizes) if size == MIB] == [1, 1, 0]
 
 
 def test_a_second_stream_has_a_workspace_of_cublas_of_its_own() -> None:

@@ -6,8 +6,10 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from sizer.request import Request, parse_query
 from sizer.ui.decision import PRICE, cheapest, devices_chart, devices_frame
 from sizer.ui.ranks import ranks_chart, ranks_frame
+from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
 from tests.ui.decisions import devices_for, ranks_for
 
@@ -86,6 +88,28 @@ def test_the_fewest_gpus_are_named_and_asked_for(client, open_page):
     ]
     page.button(key="ranks_FSDP2_2").click().run()
     assert (client.requests[-1].parallel, client.requests[-1].ranks) == ("fsdp", 2)
+
+
+@pytest.mark.parametrize(
+    ("section", "submit"), [("On how many GPUs?", "submit_ranks"), ("Which GPU?", "submit_devices")]
+)
+def test_a_section_ends_with_its_question(client, open_page, monkeypatch, section, submit):
+    asked: list[tuple[Request, ScriptedJob]] = []
+
+    def begin(query: str) -> ScriptedJob:
+        asked.append((parse_query(query), ScriptedJob(dict, ["tracing FSDP2"] * 99)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(client, submit, begin)
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), section)
+    assert "tracing FSDP2" in [caption.value for caption in page.caption]
+    page.selectbox(key="optimizer").set_value("sgd").run()
+    assert [request.optimizer for request, _ in asked][-1] == "sgd"
+    assert all(job.left for _, job in asked), "whoever looks again in a moment goes on with it, nobody else keeps it"
+    before = len(asked)
+    page = open_tab(page, "How far it goes")
+    assert "tracing FSDP2" not in [caption.value for caption in page.caption]
+    assert len(asked) == before and all(job.left for _, job in asked)
 
 
 def test_inference_is_not_asked_on_how_many(client, open_page):

@@ -611,7 +611,9 @@ def test_progress_is_shown_and_gone(monkeypatch, open_page):
 
 def test_progress_says_how_many_and_what_is_left(client, open_page):
     page = open_page(arch="torchvision:resnet50", dtype="float32,bfloat16,float16")
-    assert not any("3 of 3 dtypes" in text.value for text in [*page.caption, *page.text])  # of what is whole nothing is said
+    assert not any(
+        "3 of 3 dtypes" in text.value for text in [*page.caption, *page.text]
+    )  # of what is whole nothing is said
     report = replace(report_for(client.requests[0]), pending=("bfloat16", "float16"))
     query = "arch=torchvision:resnet50&dtype=float32,bfloat16,float16"
     job = client.submit(query)

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.tracing.meta.deferred import Deferred
 
+_ACCELERATOR = torch.device("cuda")
+
 
 class OnMeta(TorchFunctionMode):
     """Sends to meta what asks for an accelerator by name: `.cuda()`, `.to("cuda:0")`, `device="mps"`.
@@ -25,6 +27,10 @@ class OnMeta(TorchFunctionMode):
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
             return args[0].to("meta")
         kwargs = kwargs or {}
+        if isinstance(kwargs.get("device"), int):  # a GPU by its number
+            kwargs = kwargs | {"device": _ACCELERATOR}
+        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], int):
+            args = (args[0], _ACCELERATOR, *args[2:])
         deferred = self._deferred
         if deferred is None:
             return self._run(func, args, kwargs)

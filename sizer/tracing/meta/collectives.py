@@ -17,6 +17,10 @@ from torch.futures import Future
 from sizer.tracing.values.handler import HandlerContext
 from sizer.tracing.values.known import tensors_of
 
+ALIKE = "every rank was taken to send what this one would send in its place"
+CROWDED = "every other rank was taken to send all that it has to this one"
+ROUTES = "other ranks were taken to send as much as this one would in their place; the range ends where they send all they have"
+
 
 def _done(tensors: list[torch.Tensor]) -> Any:
     """A work that is done, with the tensors as its result: the fake process group's own has no future, which DDP asks for."""
@@ -41,6 +45,35 @@ def exchange(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> 
     for tensor in () if func is torch.ops.c10d.send.default else tensors_of(args[:1]):
         recorder.values.forget(tensor)
     return _done([])
+
+
+def all_to_all(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """c10d.alltoall_base_(output, input, group, output_splits, input_splits, ...): of each other rank what this one would send in
+    its place, where that is known and all parts are as large. By such counts ranks tell each other how many tokens come."""
+    output, values, boxed, *splits = args[:5]
+    known = None if any(splits) else recorder.values.get(values)
+    out = collective(recorder, func, args, kwargs)
+    if known is None:
+        return out
+    from torch.distributed import ProcessGroup
+
+    group = ProcessGroup.unbox(boxed)
+    own = known.chunk(group.size())[group.rank()]
+    received = own.repeat(group.size(), *[1] * (own.dim() - 1))
+    text = ALIKE if known.dtype.is_floating_point else ROUTES
+    if recorder.crowded and text == ROUTES:
+        received, text = _crowded(received, int(known.sum()), group), CROWDED
+    recorder.values.assume(output, received.view(output.shape), text)
+    return out
+
+
+def _crowded(received: torch.Tensor, total: int, group: Any) -> torch.Tensor:
+    """Counts where each other rank sends all that it has, `total`, spread evenly over the counts of its part."""
+    parts = received.clone().view(group.size(), -1)
+    width = parts.shape[1]
+    every = torch.tensor([total // width + (place < total % width) for place in range(width)], device="cpu")
+    parts[torch.arange(group.size(), device="cpu") != group.rank()] = every.to(parts.dtype)
+    return parts
 
 
 def all_reduce(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -114,6 +147,7 @@ KINDS = {
 HANDLERS = {
     **{f"c10d.{name}.default": collective for name in _C10D},
     **{f"c10d.{name}.default": exchange for name in _EXCHANGES},
+    "c10d.alltoall_base_.default": all_to_all,
     **{f"_c10d_functional.{name}.default": in_place for name in _IN_PLACE},
     "_c10d_functional.all_reduce.default": all_reduce,
     "_c10d_functional._wrap_tensor_autograd.default": wrapped,

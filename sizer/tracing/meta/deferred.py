@@ -44,12 +44,14 @@ class Deferred:
         key = storage._cdata
         self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
 
-    def left(self) -> list[torch.UntypedStorage]:
-        """The storages that stand for nothing, which from now on stand for the device's: code that never materializes them means
-        these."""
-        found = [storage for reference in self._storages.values() if (storage := reference()) is not None]
-        self._storages.clear()
-        return found
+    @property
+    def is_left(self) -> bool:
+        """Whether code has set up its model and has left some of them on meta."""
+        return bool(self._storages) and not self._setting_up
+
+    def place(self, tensor: Tensor) -> None:
+        """Have a tensor stand for the device's from now on: code that computes with what it never materialized means that."""
+        self._storages.pop(tensor.untyped_storage()._cdata, None)
 
     def name(self, device: torch.device) -> torch.device:
         """A device that code has named meta, told apart from those that stand for others."""

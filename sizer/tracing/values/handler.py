@@ -20,6 +20,7 @@ class HandlerContext(AbstractContextManager, Protocol):
     device: Device
     values: KnownValues
     batch_size: int  # what is spread over unknown places is spread alike within each sample
+    crowded: bool  # whether all other ranks are taken to send this one all that they have
     mask_limit: int | None  # elements that an unknown mask is taken to find; None for all
     engine_use_count: int  # the use count of a gradient that autograd's engine alone holds
 
