@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
 from sizer.distributed.context_parallel import BLOCK, PIECES
@@ -14,10 +13,15 @@ from sizer.errors import SizerError
 from sizer.kept import Kept
 from sizer.memory.allocator import replay_events
 from sizer.memory.decision import Limit, LimitReport
+from sizer.memory.fit import Fits
 from sizer.memory.largest_batch import search
+from sizer.memory.timeline import peak_requested_bytes
 from sizer.query_values import MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
 from sizer.request import Request, format_query, gpu_of
 from sizer.tracer import Counted, Progress
+
+LINES = 4  # through two values each, that lead to where a limit is looked for
+CLOSE = 256  # of a value: how near the next one is that needs no other line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,25 +140,32 @@ def _batch(request: Request, cells: Cells) -> Limit:
 
 
 def _solve(size: Size, request: Request, cells: Cells) -> Limit:
-    """The limit of one size, found by traces: three say where to look, then steps that double and bisection say where it is."""
+    """The limit of one size, found by traces: a few say where to look, then steps that double and bisection say where it is."""
     refused: dict[int, SizerError] = {}
+    verdicts: dict[int, Fits] = {}
 
     def at(value: int) -> Request:
         return size.with_value(request, value * size.step)
 
-    def fits(value: int, wanted: tuple[bool | str, ...]) -> bool:
-        try:
-            return cells.fits(at(value)) in wanted
-        except CANNOT as error:
-            refused[value] = error
-            return False
+    def fits(value: int, wanted: tuple[Fits, ...]) -> bool:
+        if value not in verdicts:
+            try:
+                verdicts[value] = cells.fits(at(value))
+            except CANNOT as error:
+                refused[value] = error
+                verdicts[value] = False
+        return verdicts[value] in wanted
 
     now = max(1, size.value(request, cells.counted(request)) // size.step)
-    start = _guess(size, now, at, cells)
+    if size.key == "new" and fits(size.largest, (True,)):
+        start = near = size.largest
+    else:
+        start, near = _reach(size, now, at, cells)
     sure = search(lambda value: fits(value, (True,)), size.largest, start=start, low=size.smallest - 1)
     possible = sure
     if (sure + 1) not in refused and sure < size.largest:
-        possible = search(lambda value: fits(value, (True, "uncertain")), size.largest, start=sure + 1, low=sure)
+        start = max(sure + 1, round(near * sure / start))
+        possible = search(lambda value: fits(value, (True, "uncertain")), size.largest, start=start, low=sure)
     smallest = size.smallest - 1
     limit = Limit(
         key=size.key,
@@ -166,23 +177,39 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
     return _with_cell(limit, at(sure) if sure > smallest else None, cells)
 
 
-def _guess(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> int:
-    """Where the process would reach the device's memory if it grew as it does between half of today's size and today's."""
+def _reach(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> tuple[int, int]:
+    """The values at which the tensors alone would take what the device has beside its largest context, and beside its smallest.
+
+    A line through two values leads to the next, until they lie close; where one is refused, it is the answer.
+    """
     if size.key == "new" and (tokens := _tokens_before_failure(at(size.largest), cells)) is not None:
-        return tokens
-    half = max(size.smallest, now // 2)
-    try:
-        low, high = (cells.estimate(at(value)).process_high_bytes for value in (half, now))
-    except CANNOT:
-        return now
-    total = find_gpu(cells.request.gpu).total_bytes
-    if high <= low or half == now:
-        return now
+        return tokens, tokens
+    gpu = gpu_of(cells.request)
     # A sequence's activations grow with its length, an image's with the square of its side.
     power = 2 if size.key == "image" else 1
-    slope = (high - low) / (now**power - half**power)
-    reach = (total - low) / slope + half**power
-    return round(min(max(reach, 1) ** (1 / power), size.largest))
+    before, value = max(size.smallest, now // 2), now
+    try:
+        before_bytes, value_bytes = (peak_requested_bytes(cells.tape(at(one))) for one in (before, value))
+    except CANNOT:
+        return now, now
+
+    def on_the_line(room: int) -> int:
+        found = (room - value_bytes) / slope + value**power
+        return round(min(max(found, 1) ** (1 / power), size.largest))
+
+    reach = near = value
+    for _ in range(LINES):
+        if before == value or (slope := (value_bytes - before_bytes) / (value**power - before**power)) <= 0:
+            break
+        reach, near = (on_the_line(gpu.total_bytes - held) for held in (gpu.context_high_bytes, gpu.context_low_bytes))
+        if abs(reach - value) <= value // CLOSE:
+            break
+        try:
+            reached_bytes = peak_requested_bytes(cells.tape(at(reach)))
+        except CANNOT:
+            break
+        before, before_bytes, value, value_bytes = value, value_bytes, reach, reached_bytes
+    return reach, near
 
 
 def _tokens_before_failure(request: Request, cells: Cells) -> int | None:
