@@ -14,12 +14,14 @@ import sizer
 from sizer.__main__ import COMMANDS, main
 from sizer.commands.estimate import format_explanation, format_report
 from sizer.commands.text import format_table
+from sizer.errors import JobError
 from sizer.memory.report import Report
 from sizer.query_keys import KEYS
 from sizer.request import parse_query, query_keys
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from sizer.units import format_bytes
+from tests.ui.decisions import limits_for
 from tests.ui.reports import report_for
 
 QUERY = "arch=torchvision:resnet50&dtype=float32,bfloat16&batch=1,32&gpu=a100-40gb"
@@ -387,3 +389,26 @@ def test_a_report_is_as_wide_as_its_terminal():
     report = report_for(parse_query("arch=torchvision:resnet50"))
     tables = format_report(report, 60).partition("In memory at the peak")[2].partition("peak of")[0]
     assert max(map(len, tables.splitlines())) <= 60 < max(map(len, format_report(report).splitlines()))
+
+
+class _Stopped:
+    """A client whose job of limits is stopped when some are known."""
+
+    def submit_limits(self, query: str) -> _Stopped:
+        return self
+
+    partial, progress = limits_for("arch=torchvision:resnet18&dtype=float32&batch=1"), ""
+
+    def result(self, timeout: float) -> None:
+        raise JobError("the job was stopped after 120 s (wall clock)")
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_a_job_had_found_is_printed_though_it_was_stopped(capsys):
+    status = main(["limits", "resnet18&dtype=float32&batch=1"], make_client=_Stopped)
+    shown = capsys.readouterr()
+    assert status == JobError.exit_status != 0
+    assert "Largest batch" in shown.out
+    assert "stopped after 120 s" in shown.err

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from sizer.errors import SizerError
 from sizer.service.client import JobClient
 
 POLL_SECONDS = 0.1
@@ -24,3 +25,13 @@ def wait(job: Any) -> Any:
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     return result
+
+
+def wait_for_what_is_known(job: Any) -> tuple[Any, SizerError | None]:
+    """The result of a job; where it ended early, what was known of it by then, with the error. Raises that where nothing was known."""
+    try:
+        return wait(job), None
+    except SizerError as error:
+        if job.partial is None:
+            raise
+        return job.partial, error

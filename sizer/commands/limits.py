@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, wait
+from sizer.commands.job import MakeClient, wait_for_what_is_known
 from sizer.commands.text import format_table, print_list, to_printable
 from sizer.memory.codec import encode
 from sizer.memory.decision import Limit, LimitReport
@@ -24,8 +24,10 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print how far each size of the work can go."""
     query = query_of(options)
     with contextlib.closing(make_client()) as client:
-        found = wait(client.submit_limits(query))
+        found, error = wait_for_what_is_known(client.submit_limits(query))
     print_list(options, encode(found), map(to_printable, format_limits(found)))
+    if error is not None:
+        raise error
     return 0
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, wait
+from sizer.commands.job import MakeClient, wait_for_what_is_known
 from sizer.commands.text import FITS, format_table, print_list, to_printable
 from sizer.memory.codec import encode
 from sizer.memory.decision import RankReport, RankRow, describe_fewest
@@ -24,8 +24,10 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print on how many GPUs the work fits, what each of them holds, and the largest batch on the fewest."""
     query = query_of(options)
     with contextlib.closing(make_client()) as client:
-        found = wait(client.submit_ranks(query))
+        found, error = wait_for_what_is_known(client.submit_ranks(query))
     print_list(options, encode(found), map(to_printable, format_ranks(found)))
+    if error is not None:
+        raise error
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import altair as alt
@@ -29,6 +29,7 @@ from sizer.units import format_bytes
 POLL_SECONDS = 0.5
 SETTLED = 0.005  # of the process: a change that saves less is named, and has no row of its own
 PRICE = "Price per hour"
+ENDED = "decided"  # of the session: the answer that was shown last, once it has ended
 
 
 def show_decision(request: Request, estimate: Estimate) -> None:
@@ -59,32 +60,52 @@ def show_decision(request: Request, estimate: Estimate) -> None:
         _follow(submit, cell, lambda found: show(found, request))
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How the answer of this name ended: with an error where that is not None, `partial` being what was known of it by then."""
+
+    name: str
+    error: SizerError | None = None
+    partial: Any = None
+
+
 def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], None]) -> None:
-    """Show an answer as it grows, in a fragment of its own; a page that is left, or asks something else, leaves its job."""
+    """Show an answer as it grows, in a fragment of its own; a page that is left, or asks something else, leaves its job.
+
+    What has ended with an error is not asked for again before the reader wants it.
+    """
     query = format_query(cell)
     name = f"{submit.__name__} {query}"
-    done = st.session_state.get("decided") or {}
+    ended: _Ended | None = st.session_state.get(ENDED)
+    if ended is None or ended.name != name:
+        ended = None
+    elif ended.error is not None:
+        if ended.partial is not None:
+            show(ended.partial)
+        show_error(ended.error)
+        st.button("Try again", key="decide_again", on_click=lambda: st.session_state.pop(ENDED))
+        return
 
     def run() -> None:
         job = submit(query)
         try:
             found = result_of(job, 0.05)
         except SizerError as error:
-            show_error(error)
-            return
+            st.session_state[ENDED] = _Ended(name, error, job.partial)
+            st.rerun()
         finally:
             job.leave()
         line = st.empty()
         shown = found if found is not None else job.partial
         if found is None:
             line.caption(job.progress or "waiting")
-        elif name not in done:
-            st.session_state["decided"] = {name: True}
+        elif ended is None:
+            st.session_state[ENDED] = _Ended(name)
             st.rerun()  # the page again, without a clock for this answer
         if shown is not None:
             show(shown)
 
-    st.fragment(run, run_every=None if name in done else POLL_SECONDS)()
+    st.fragment(run, run_every=POLL_SECONDS if ended is None else None)()
 
 
 # ----------------------------------------------------------------------------------------------------------- what to change

@@ -6,12 +6,13 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from sizer.errors import JobError
 from sizer.request import Request, parse_query
 from sizer.ui.decision import PRICE, cheapest, devices_chart, devices_frame
 from sizer.ui.ranks import ranks_chart, ranks_frame
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
-from tests.ui.decisions import devices_for, ranks_for
+from tests.ui.decisions import devices_for, limits_for, ranks_for
 
 SMALL_GPU = "custom:2GiB@8.0"  # which nothing here fits, so that what to change is open
 QUERY = "arch=torchvision:resnet50&dtype=float32&batch=32"
@@ -110,6 +111,29 @@ def test_a_section_ends_with_its_question(client, open_page, monkeypatch, sectio
     page = open_tab(page, "How far it goes")
     assert "tracing FSDP2" not in [caption.value for caption in page.caption]
     assert len(asked) == before and all(job.left for _, job in asked)
+
+
+def test_what_ended_early_is_shown_as_far_as_it_came_and_not_asked_for_again(client, open_page, monkeypatch):
+    asked: list[ScriptedJob] = []
+
+    def stopped() -> None:
+        raise JobError("the job was stopped after 120 s (wall clock)")
+
+    def begin(query: str) -> ScriptedJob:
+        asked.append(ScriptedJob(stopped))
+        asked[-1].partial = limits_for(query)
+        return asked[-1]
+
+    monkeypatch.setattr(client, "submit_limits", begin)
+    page = open_tab(
+        open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "How far it goes"
+    )
+    page.run()
+    assert len(asked) == 1
+    assert "74" in texts(page)
+    assert "stopped after 120 s" in " ".join(texts(page)) + markup(page)
+    page.button(key="decide_again").click().run()
+    assert len(asked) == 2
 
 
 def test_inference_is_not_asked_on_how_many(client, open_page):
