@@ -28,7 +28,7 @@ def wait(job: Any) -> Any:
 
 
 def wait_for_what_is_known(job: Any) -> tuple[Any, SizerError | None]:
-    """The result of a job; where it ended early, what was known of it by then, with the error. Raises that where nothing was known."""
+    """The result of a job; where it ended early, what was known of it by then, and the error. Raises that where nothing was."""
     try:
         return wait(job), None
     except SizerError as error:
