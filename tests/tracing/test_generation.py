@@ -103,7 +103,7 @@ def test_the_cache_is_a_category_of_its_own() -> None:
 def test_a_long_prompt_needs_no_mask() -> None:
     """However many ids are drawn, none is the one that `generate` takes for padding: attention would have to leave that out."""
     untold = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    blueprint, module = generation("LlamaForCausalLM", prompt=4096, **untold)
+    blueprint, module = generation("LlamaForCausalLM", prompt=4096, num_key_value_heads=8, **untold)
     tape = trace_tokens(blueprint, module, work(2), batch=2, device=device(), tokens=2, after=0).tape
     blocks = zip(tape.sizes, tape.categories, strict=True)
     largest = max(size for size, category in blocks if category != CATEGORIES.index("workspace"))
