@@ -12,6 +12,8 @@ from sizer.processes.outcome import Outcome
 from sizer.service.connection import Connection
 from sizer.service.fair_queue import Visitor
 
+SILENT = "the job server does not answer; if it stays so, another takes over"
+SILENT_SECONDS = 0.9
 LEAVE_SECONDS = 2.0  # a page that runs again asks again within far less
 
 Read = Callable[[dict], object]
@@ -27,8 +29,8 @@ class Job:
 
     @property
     def progress(self) -> str:
-        """One short line on what is being done now."""
-        return self.shared.progress
+        """One short line on what is being done now, or that the job server, which gives a sign of life twice a second, does not."""
+        return SILENT if self.shared.is_silent() else self.shared.progress
 
     @property
     def partial(self) -> object | None:
@@ -94,6 +96,13 @@ class SharedJob(Outcome):
         self.began_at: float | None = None  # when its turn came first
         self.number: int | None = None
         self.connection: Connection | None = None
+
+    def is_silent(self) -> bool:
+        """Whether the server that is asked has said nothing for longer than one does that lives."""
+        server = self.connection
+        if self.done or server is None or not server.ready:
+            return False
+        return time.monotonic() - server.heard_at > SILENT_SECONDS
 
     def take_partial(self, data: dict) -> None:
         """Take what is known of the result by now. Raises what `read` raises."""

@@ -27,6 +27,7 @@ from sizer.service import client as client_module
 from sizer.service import supervisor
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
+from sizer.service.job import SILENT
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Supervisor
 from tests.processes.running import is_running, template_of, wait_until
@@ -342,10 +343,11 @@ def test_spare_takes_the_place_of_a_server_that_dies(make_client, pipe):
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_server_that_is_stopped_is_noticed_and_replaced(make_client, pipe, spares):
-    client = make_client(settings={"spares": spares, "silence_seconds": 1.0})
+    client = make_client(settings={"spares": spares, "silence_seconds": 2.0})
     job = submit(client, "hold", pipe)
     process, server = process_of(job), client._pool.connection.process_id
     os.kill(server, signal.SIGSTOP)
+    wait_until(lambda: job.progress == SILENT)  # whoever waits is told, and then which process has it now
     wait_until(lambda: process_of(job) != process)
     assert not is_running(server)
     pipe.write_text("go")
