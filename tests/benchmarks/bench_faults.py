@@ -80,7 +80,7 @@ def main() -> None:
         seconds, told = zip(*(faults.recovery(FAULTS[name]) for _ in range(times)), strict=True)
         half, worst, at_last = statistics.median(seconds), max(seconds), max(told)
         print(
-            f"{name} {times} times: told within {at_last:.2f} s, half within {half:.1f} s, all within {worst:.1f} s, the same bytes",
+            f"{name} {times} times: told within {at_last:.2f} s, half within {half:.1f} s, all within {worst:.1f} s, same bytes",
             flush=True,
         )
         if arguments.record:
