@@ -30,7 +30,8 @@ class Preset:
     `published_precision` is 1, else rounded to that many parameters ("6.7B" is 6_700_000_000 with a precision of 10**8).
     Checkpoints hold what is no parameter (masks, position ids, quantisation scales), store tied weights twice, or carry a
     head that the class lacks: `difference` is what to add to the published count to get the count of `head`, and
-    `difference_reason` says why. `hub_id` is for reference; nothing is fetched.
+    `difference_reason` says why. `hub_id` is for reference; nothing is fetched. `quantized` says what the checkpoint is, or does,
+    where its weights are quantised: the config here has no `quantization_config`.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Preset:
     difference: int = 0
     difference_reason: str | None = None
     note: str | None = None
+    quantized: str | None = None
 
     @property
     def config(self) -> dict[str, Any]:

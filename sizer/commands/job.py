@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from sizer.commands.arguments import query_of
+from sizer.commands.text import print_list, to_printable
 from sizer.errors import SizerError
+from sizer.memory.codec import encode
 from sizer.service.client import JobClient
 
 POLL_SECONDS = 0.1
 
 MakeClient = Callable[[], JobClient]
+Submit = Callable[[JobClient, str], Any]
 
 
 def wait(job: Any) -> Any:
@@ -27,11 +33,21 @@ def wait(job: Any) -> Any:
     return result
 
 
-def wait_for_what_is_known(job: Any) -> tuple[Any, SizerError | None]:
-    """The result of a job; where it ended early, what was known of it by then, and the error. Raises that where nothing was."""
-    try:
-        return wait(job), None
-    except SizerError as error:
-        if job.partial is None:
-            raise
-        return job.partial, error
+def print_growing(
+    options: argparse.Namespace, make_client: MakeClient, submit: Submit, lines: Callable[[Any], Iterable[str]]
+) -> int:
+    """Print the answer of a job that grows, to the query of a command. What was known of it by then is printed, too, where it ends
+    early; raises why."""
+    query, ended = query_of(options), None
+    with contextlib.closing(make_client()) as client:
+        job = submit(client, query)
+        try:
+            found = wait(job)
+        except SizerError as error:
+            if (found := job.partial) is None:
+                raise
+            ended = error
+    print_list(options, encode(found), map(to_printable, lines(found)))
+    if ended is not None:
+        raise ended
+    return 0

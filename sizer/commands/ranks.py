@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Iterator
 
-from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, wait_for_what_is_known
-from sizer.commands.text import FITS, format_table, print_list, to_printable
-from sizer.memory.codec import encode
+from sizer.commands.arguments import add_query
+from sizer.commands.job import MakeClient, print_growing
+from sizer.commands.text import FITS, format_table
 from sizer.memory.decision import RankReport, RankRow, describe_fewest
 from sizer.units import format_bytes
 
@@ -22,13 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print on how many GPUs the work fits, what each of them holds, and the largest batch on the fewest."""
-    query = query_of(options)
-    with contextlib.closing(make_client()) as client:
-        found, error = wait_for_what_is_known(client.submit_ranks(query))
-    print_list(options, encode(found), map(to_printable, format_ranks(found)))
-    if error is not None:
-        raise error
-    return 0
+    return print_growing(options, make_client, lambda client, query: client.submit_ranks(query), format_ranks)
 
 
 def format_ranks(found: RankReport) -> Iterator[str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Iterator
 
-from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, wait_for_what_is_known
-from sizer.commands.text import FITS, format_table, print_list, to_printable
-from sizer.memory.codec import encode
+from sizer.commands.arguments import add_query
+from sizer.commands.job import MakeClient, print_growing
+from sizer.commands.text import FITS, format_table
 from sizer.memory.decision import DeviceReport, DeviceRow, describe_fitting
 from sizer.units import format_bytes
 
@@ -22,13 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print where the work fits, what room it leaves, and the largest batch on each device."""
-    query = query_of(options)
-    with contextlib.closing(make_client()) as client:
-        found, error = wait_for_what_is_known(client.submit_devices(query))
-    print_list(options, encode(found), map(to_printable, format_devices(found)))
-    if error is not None:
-        raise error
-    return 0
+    return print_growing(options, make_client, lambda client, query: client.submit_devices(query), format_devices)
 
 
 def format_devices(found: DeviceReport) -> Iterator[str]:

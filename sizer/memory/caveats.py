@@ -23,8 +23,9 @@ def _caveats(report: Report) -> Iterator[str]:
         if note.startswith(UNQUANTISED_PART):
             yield f"{note[0].lower()}{note[1:]}"
     preset = PRESETS.get(str(report.request.get("name"))) if report.request.get("source") == "hf" else None
-    if preset is not None and preset.note and report.request.get("weights") == "checkpoint":
-        yield f"{preset.note[0].lower()}{preset.note[1:]}"
+    if preset is not None and preset.quantized and report.request.get("weights") == "checkpoint":
+        instead = "for what that takes ask by hub id, or paste its config"
+        yield f"this is the unquantised architecture; the checkpoint {preset.quantized}: {instead}."
     tokens = report.request.get("sequence_length")
     if report.request.get("mode") == "inference" and tokens is not None:
         yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."
