@@ -9,6 +9,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,7 @@ def test_a_paused_job_that_the_kernel_ends_begins_again(tmp_path, begin):
     (folder / JOBS / "memory.events").write_text("oom_kill 1\n")
     os.kill(process, 9)
     wait_until(lambda: not is_running(process))
+    time.sleep(0.5)  # the server learns of it a moment later, and says nothing of a paused job
     server.write(b'{"cancel": 2}\n')
     assert held(server, 1) != process
 
