@@ -126,8 +126,8 @@ class Estimator:
                     yield self._report(dtypes[done:])
             if done + 1 < len(dtypes):
                 yield self._report(dtypes[done + 1 :])
-        self._tracer.keep_replays()
         yield self._report(())
+        self._tracer.keep_replays()
 
     def tape(self, dtype: str, batch: int) -> Tape:
         """The tape that the estimate of one dtype and batch size was made from; `reports` has come upon it."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.allocator import OnePool, PlainMemory
-from sizer.memory.cuda import CudaCache
+from sizer.memory.allocator import OnePool, PlainMemory, allocator_of
 from sizer.memory.expandable import ExpandableCache
 from sizer.memory.looped import place
 from sizer.memory.mps import MpsHeaps
@@ -46,26 +45,14 @@ def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -
     return roomy if tight.failed_at is not None else tight
 
 
-class _GivingBackNoted(CudaCache):
-    """The allocator of CUDA's default segments, which notes at which events it gave cached memory back."""
-
-    def __init__(self, capacity: int | None) -> None:
-        super().__init__(capacity)
-        self.given_back: list[int] = []
-
-    def release_cached(self) -> None:
-        self.given_back.append(self.started + self.position)
-        super().release_cached()
-
-
 def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
     if gpu.backend == "cuda" and not expandable_segments:
-        cache = _GivingBackNoted(capacity)
+        cache = allocator_of(gpu.backend, capacity, expandable_segments)
         found = place(tape, cache)
         return Addresses(
-            addresses=list(found.addresses),
-            taken=list(found.taken),
-            reserved=list(found.reserved),
+            addresses=found.addresses.tolist(),
+            taken=found.taken.tolist(),
+            reserved=found.reserved.tolist(),
             given_back=cache.given_back,
             failed_at=found.failed_at,
         )

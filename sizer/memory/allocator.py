@@ -43,8 +43,12 @@ def replay_events(
 
 def allocator_of(backend: Backend, capacity: int | None, expandable_segments: bool) -> Pools:
     """The allocator of a device that may reserve `capacity` bytes, without bound where that is None."""
+    if backend == "cuda" and expandable_segments:
+        return expandable.ExpandableCache(capacity)
     if backend == "cuda":
-        return expandable.ExpandableCache(capacity) if expandable_segments else cuda.CudaCache(capacity)
+        from sizer.memory.cuda_cache import CudaCache  # not before: it brings Numba
+
+        return CudaCache(capacity)
     if backend == "mps":
         return OnePool(mps.MpsHeaps(capacity))
     if backend == "cpu":
@@ -87,9 +91,7 @@ class PlainMemory:
 
 
 class OnePool:
-    """An allocator that is asked event by event, as one whose pool of small blocks is empty."""
-
-    small_size, small_segment, large_segment = -1, 0, 0
+    """An allocator that is asked event by event, as one of pools is."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -126,17 +128,6 @@ class OnePool:
     def use(self, stream: int) -> None:
         """Do nothing: its blocks are not kept apart by streams."""
 
-    def run(self, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
+    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
         """Whether events found room, as CudaCache has it."""
         return run_events(self, events, taken, addresses)
-
-    def small_pool(self) -> tuple[int, ...]:
-        """Nothing."""
-        return ()
-
-    def set_small_pool(self, blocks: tuple[int, ...]) -> None:
-        """Do nothing: the pool is always the same."""
-
-    def would_take(self, size: int) -> int | None:
-        """None: it is asked event by event."""
-        return None

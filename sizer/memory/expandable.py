@@ -35,8 +35,6 @@ def describe() -> tuple[str, ...]:
 class ExpandableCache:
     """Two expandable ranges for each stream; `reserved` is the bytes mapped, `grown` and `position` are as in CudaCache."""
 
-    small_size, small_segment, large_segment = SMALL_SIZE, SMALL_SEGMENT, LARGE_SEGMENT
-
     def __init__(self, capacity: int | None = None):
         self.capacity = capacity
         self.reserved = 0
@@ -81,21 +79,9 @@ class ExpandableCache:
         """Bytes as requests are rounded up (round_size); 0 stays 0, for which nothing is asked."""
         return rounded(sizes)
 
-    def run(self, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
+    def run(self, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
         """Whether events found room, as CudaCache has it."""
         return run_events(self, events, taken, addresses)
-
-    def small_pool(self) -> tuple[int, ...]:
-        """The free blocks of the small pool."""
-        return self._small.free.keys()
-
-    def set_small_pool(self, blocks: tuple[int, ...]) -> None:
-        """Make these the free blocks of the small pool."""
-        self._small.free = FreeBlocks(blocks)
-
-    def would_take(self, size: int) -> int | None:
-        """The bytes that a large block of `size` would take of what is mapped; None where there is no room."""
-        return size if self._large.free.largest() >= size else None
 
     def has_room(self, size: int) -> bool:
         """Whether the device can map another `size` bytes."""

@@ -130,16 +130,16 @@ def _held(tape: Tape) -> dict[str, tuple[int, int, bool]]:
     order = np.asarray(tape.order, np.int64)
     blocks = np.where(order >= 0, order, ~order)
     workspaces = np.flatnonzero(np.frombuffer(tape.categories, np.uint8)[blocks] == _WORKSPACE)
-    for position in workspaces.tolist():
-        event, block = tape.order[position], int(blocks[position])
-        op = tape.ops[block]
+    asked, blocks = order[workspaces] >= 0, blocks[workspaces]
+    columns = (workspaces, asked, np.asarray(tape.ops)[blocks], np.asarray(tape.sizes)[blocks])
+    for position, asks, op, size in zip(*(column.tolist() for column in columns), strict=True):
         now = alive.get(op, 0)
-        if event >= 0:
+        if asks:
             calls[op] = calls.get(op, 0) + (now == 0 and ended.get(op) != position - 1)
-            now += tape.sizes[block]
+            now += size
             most[op] = max(most.get(op, 0), now)
         else:
-            now -= tape.sizes[block]
+            now -= size
         alive[op], ended[op] = now, position
     return {tape.op_names[op]: (size, calls[op], alive[op] > 0) for op, size in most.items()}
 

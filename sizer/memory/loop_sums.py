@@ -16,7 +16,7 @@ Row = tuple[int, int, np.ndarray, np.ndarray, int, int]
 class Sums:
     """What the steps of a loop come to, by category."""
 
-    def __init__(self, tape: Tape, again: Repetition, before: np.ndarray, taken: list[int]) -> None:
+    def __init__(self, tape: Tape, again: Repetition, before: np.ndarray, taken: np.ndarray) -> None:
         made = len(again.blocks)
         place_of = {block: place for place, block in enumerate(again.blocks.tolist())}
         place_of |= {block: steps * made + place for block, steps, place in again.earlier}
@@ -28,8 +28,8 @@ class Sums:
         self._level = before.astype(np.int64)
         # by block what it took, in the last step and those before
         self._history = [np.zeros(made, np.int64) for _ in range(DEPTH)]
-        self._history[0][:] = [taken[block] for block in again.blocks.tolist()]
-        successor = dict(again.moves)
+        self._history[0][:] = taken[again.blocks]
+        successor = dict(again.moves.tolist())
         for block, steps, place in again.earlier:
             self._history[steps - 1][place] = taken[successor[block]]
         self._rows: list[Row] = []

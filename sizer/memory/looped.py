@@ -7,22 +7,30 @@ import numpy as np
 from sizer.memory.loop_runner import LoopRunner, Pools
 from sizer.memory.loop_sums import Sums, loop_replay
 from sizer.memory.loops import DEPTH, Repetition, repetitions
-from sizer.memory.replay import LoopReplay, Replay, changes_of, reserved_after, sums_by_category
+from sizer.memory.replay import LoopReplay, Replay, changes_of, fill_reserved, sums_by_category
 from sizer.memory.streams import by_stream
 from sizer.memory.tape import CATEGORIES, Tape
 
 
 def place(tape: Tape, pools: Pools) -> Replay:
     """What becomes of the blocks (bytes) of a tape, up to the first that finds no room."""
-    taken, addresses = pools.rounded(tape.sizes).tolist(), [0] * len(tape.sizes)
+    taken, addresses = np.array(pools.rounded(tape.sizes)), np.zeros(len(tape.sizes), np.int64)
     runner = LoopRunner(pools, taken, addresses)
     categories = np.frombuffer(tape.categories, np.uint8)
     order = np.asarray(tape.order, np.int64)
-    changes, reserved, loops = np.zeros(len(order), np.int64), [], []
+    changes, reserved, loops = np.zeros(len(order), np.int64), np.zeros(len(order) + 1, np.int64), []
     level = np.zeros(len(CATEGORIES), np.int64)
     failed_at, begin = None, 0
     for end, again in _stops(tape):
-        reached = _run(tape, (begin, end), pools, taken, addresses, reserved)
+        reached = begin
+        for first, last, stream in by_stream(tape, begin, end):
+            pools.use(stream)
+            pools.started = first
+            done = pools.run(order[first:last], taken, addresses)
+            reached = last if done else first + pools.position
+            fill_reserved(reserved[first:reached], pools.grown)
+            if not done:
+                break
         changes[begin:reached] = changes_of(order[begin:reached], taken)
         if reached < end:
             failed_at = reached
@@ -42,35 +50,19 @@ def place(tape: Tape, pools: Pools) -> Replay:
             break
         level = found.levels[-1].copy()
     if failed_at is not None:
-        reserved.append(pools.reserved)
+        reserved[reached] = pools.reserved
         if not loops or loops[-1].refused is None:
-            for block in order[failed_at:][order[failed_at:] >= 0].tolist():
-                taken[block] = 0
+            left = order[failed_at:]
+            taken[left[left >= 0]] = 0
     return Replay(
         taken=taken,
         addresses=addresses,
-        reserved=reserved,
+        reserved=reserved[: reached + (failed_at is not None)],
         retries=pools.retries,
         failed_at=failed_at,
         changes=changes,
         loops=tuple(loops),
     )
-
-
-def _run(
-    tape: Tape, bounds: tuple[int, int], pools: Pools, taken: list[int], addresses: list[int], reserved: list[int]
-) -> int:
-    """Up to which of a tape's events in these bounds an allocator found room; `reserved` goes on with the bytes after each."""
-    reached = bounds[0]
-    for begin, end, stream in by_stream(tape, *bounds):
-        pools.use(stream)
-        pools.started = begin
-        done = pools.run(tape.order[begin:end], taken, addresses)
-        reached = end if done else begin + pools.position
-        reserved += reserved_after(pools.grown, reached - begin)
-        if not done:
-            break
-    return reached
 
 
 def _stops(tape: Tape) -> list[tuple[int, Repetition | None]]:
@@ -86,7 +78,7 @@ def unplaced(tape: Tape, *, until: Replay | None = None) -> Replay:
     """A tape by its tensors' bytes alone, as they are asked for; up to the request that another replay was refused."""
     failed_at = None if until is None else until.failed_at
     last = len(tape.order) if failed_at is None else failed_at
-    loops, taken = [], list(tape.sizes)
+    loops, taken = [], np.array(tape.sizes, np.int64)
     order, changes = np.asarray(tape.order, np.int64), np.zeros(len(tape.order), np.int64)
     level, begin = np.zeros(len(CATEGORIES), np.int64), 0
     categories = np.frombuffer(tape.categories, np.uint8)[np.where(order >= 0, order, ~order)]
@@ -99,16 +91,14 @@ def unplaced(tape: Tape, *, until: Replay | None = None) -> Replay:
         loops.append(_unplaced_steps(tape, again, times, level))
         level, begin = loops[-1].levels[-1] if times else level, loop.end
         for time in range(max(1, times + 1 - DEPTH), times + 1):
-            for block, later in again.moves:
-                taken[block] = taken[later]
-            for block, size in zip(again.blocks.tolist(), again.sizes_at(time).tolist(), strict=True):
-                taken[block] = size
+            taken[again.moves[:, 0]] = taken[again.moves[:, 1]]
+            taken[again.blocks] = again.sizes_at(time)
         last = max(last, begin)
     changes[begin:last] = changes_of(order[begin:last], taken)
     return Replay(
         taken=taken,
-        addresses=[],
-        reserved=[0] * len(order),
+        addresses=np.zeros(len(taken), np.int64),
+        reserved=np.zeros(len(order), np.int64),
         retries=0,
         failed_at=failed_at if last < len(order) else None,
         changes=changes,
@@ -122,7 +112,7 @@ def _unplaced_steps(tape: Tape, again: Repetition, times: int, before: np.ndarra
     Where what a step leaves does not shrink, most is alive in the first step or in the last: the others have no row.
     """
     growth = again.growth
-    sums = Sums(tape, again, before, tape.sizes)
+    sums = Sums(tape, again, before, np.asarray(tape.sizes, np.int64))
     first, more = (
         sums.changes((again.sizes, *(again.sizes - steps * growth for steps in range(1, DEPTH + 1)))),
         sums.changes((growth,) * (DEPTH + 1)),

@@ -29,8 +29,8 @@ class Repetition:
     sizes: int64, their bytes in the step that the tape holds; growth: int64, by how many bytes they grow each time.
     earlier: (block, steps, place) for each block that the step releases and has not made: so many steps before, it was the one
         with that place among their blocks.
-    moves: (block, later block), by which the names of blocks go over to their successors each time the step comes again: what
-        the later one names is then named by the earlier one. To be done in their order.
+    moves: int64, [moves, 2], rows (block, later block): the names of blocks go over to their successors each time the step comes
+        again, so that what the later one named is named by the earlier one. To be done all at once, or in their order.
     """
 
     count: int
@@ -39,7 +39,7 @@ class Repetition:
     sizes: np.ndarray
     growth: np.ndarray
     earlier: tuple[tuple[int, int, int], ...]
-    moves: tuple[tuple[int, int], ...]
+    moves: np.ndarray
 
     def sizes_at(self, time: int) -> np.ndarray:
         """The bytes of the blocks when the step comes again for the `time`-th time, from 1; those in the tape at 0 and before."""
@@ -79,7 +79,7 @@ def find_repetition(tape: Tape, loop: Loop) -> Repetition:
         sizes=sizes[blocks],
         growth=(sizes[blocks] - sizes[np.asarray(before.blocks, np.int64)]) * grows,
         earlier=tuple((block, steps, place) for block, (steps, place) in step.earlier.items()),
-        moves=tuple(sorted(moves, key=lambda move: -moves[move])),
+        moves=np.array(sorted(moves, key=lambda move: -moves[move]), np.int64).reshape(-1, 2),
     )
 
 
@@ -222,7 +222,7 @@ def _write(tape: Tape, loop: Loop, again: Repetition) -> Tape:
     tail = np.asarray(tape.order[loop.end :], np.int64)
     named = np.where(tail >= 0, tail, ~tail)
     now = np.where(named >= first, named + more, named)
-    for block, later in again.moves:
+    for block, later in again.moves.tolist():
         if later >= first:  # of the last step but one
             now[named == block] = later + more - made
     tail = np.where(tail >= 0, now, ~now)

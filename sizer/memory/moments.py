@@ -107,7 +107,7 @@ def _events(replayed: Replay, begin: int, end: int, position: int, level: int) -
         position + done,
         begin + done - 1,
         level + np.cumsum(replayed.changes[begin:end]),
-        np.asarray(replayed.reserved[begin:end], np.int64),
+        replayed.reserved[begin:end],
         begin + done,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,7 +59,7 @@ class LoopReplay:
 class Replay:
     """What an allocator did with a tape, in bytes: `taken` per block, `reserved` after each event.
 
-    `addresses` are per block, the allocator's own; those of blocks that took nothing mean nothing.
+    These are arrays of int64. `addresses` are per block, the allocator's own; those of blocks that took nothing mean nothing.
     `failed_at` is the position of the first request that could not be met, None where all were; the last of
     `reserved` is then what was still held after every free segment went back.
     Of a tape with loops all is as the tape holds its steps, but for the blocks of a loop's step, which are those of the last time;
@@ -67,9 +67,9 @@ class Replay:
     that could not be met was in one of these, it is the last of `loops` that says so, and nothing follows it.
     """
 
-    taken: list[int]
-    addresses: list[int]
-    reserved: list[int]
+    taken: np.ndarray
+    addresses: np.ndarray
+    reserved: np.ndarray
     retries: int
     failed_at: int | None
     changes: np.ndarray
@@ -88,32 +88,40 @@ def sums_by_category(changes: np.ndarray, categories: np.ndarray) -> np.ndarray:
     return np.bincount(categories, weights=changes, minlength=len(CATEGORIES)).astype(np.int64)
 
 
-def reserved_after(grown: Sequence[tuple[int, int]], count: int) -> list[int]:
-    """The bytes reserved after each of `count` events, where from the event at a position on so many were, as `grown` says."""
-    reserved: list[int] = []
-    for (_, held), (until, _) in zip(grown, [*grown[1:], (count, 0)], strict=True):
-        reserved += [held] * (until - len(reserved))
-    return reserved
+def fill_reserved(reserved: np.ndarray, grown: Sequence[tuple[int, int]]) -> None:
+    """Fill in the bytes reserved after each event, where from the event at a position on so many were, as `grown` says."""
+    positions, held = np.asarray(grown, np.int64).T
+    reserved[:] = np.repeat(held, np.diff(positions, append=len(reserved)))
 
 
-def run_events(cache: Cache, events: Sequence[int], taken: list[int], addresses: list[int]) -> bool:
+def run_events(cache: Cache, events: np.ndarray, taken: np.ndarray, addresses: np.ndarray) -> bool:
     """Whether events (see Tape) found room; by block `taken` are the bytes asked for, which become those really taken.
 
-    `grown` of the cache then says after how many events how much was reserved, `position` which event found no room.
+    All three are of int64. `grown` of the cache then says after how many events how much was reserved, `position` which event found
+    no room.
     """
+    blocks, places = np.unique(np.where(events >= 0, events, ~events), return_inverse=True)
+    sizes, starts = taken[blocks].tolist(), addresses[blocks].tolist()
+    done = _run_each(cache, zip((events >= 0).tolist(), places.tolist(), strict=True), sizes, starts)
+    taken[blocks], addresses[blocks] = sizes, starts
+    return done
+
+
+def _run_each(cache: Cache, events: Iterable[tuple[bool, int]], sizes: list[int], starts: list[int]) -> bool:
     allocate, release = cache.allocate, cache.release
     held = cache.reserved
     cache.grown = [(0, held)]
-    for position, event in enumerate(events):
-        if event >= 0:
-            if size := taken[event]:
-                block = allocate(size)
-                if block is None:
-                    cache.position = position
-                    return False
-                addresses[event], taken[event] = block
-        elif size := taken[~event]:
-            release(addresses[~event], size)
+    for position, (asks, block) in enumerate(events):
+        if not (size := sizes[block]):
+            continue
+        if asks:
+            found = allocate(size)
+            if found is None:
+                cache.position = position
+                return False
+            starts[block], sizes[block] = found
+        else:
+            release(starts[block], size)
         if cache.reserved != held:
             held = cache.reserved
             cache.grown.append((position, held))

@@ -85,7 +85,7 @@ def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
     return Timeline(
         phases=_phases(tape, moments),
         peak_allocated_bytes=int(moments.levels[peak]),
-        peak_reserved_bytes=max([int(moments.reserved.max()), *replayed.reserved[-1:]]),
+        peak_reserved_bytes=int(max([moments.reserved.max(), *replayed.reserved[-1:]])),
         peak_requested_bytes=peak_requested_bytes(tape, until=replayed),
         peak_phase=_phase(tape, event),
         peak_op="" if block is None else tape.op_names[tape.ops[block]],
@@ -118,7 +118,7 @@ def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
         phase=_phase(tape, replayed.failed_at),
         requested_bytes=requested,
         allocated_bytes=allocated,
-        reserved_bytes=replayed.reserved[-1] if replayed.reserved else 0,
+        reserved_bytes=int(replayed.reserved[-1]),
     )
 
 

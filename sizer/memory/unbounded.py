@@ -74,7 +74,7 @@ def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool 
 
 def peak_reserved_bytes(tape: Tape, backend: Backend, expandable_segments: bool) -> int:
     """The most bytes that are ever reserved where the allocator is never refused anything."""
-    return max(replay_events(tape, backend, None, expandable_segments).reserved, default=0)
+    return int(replay_events(tape, backend, None, expandable_segments).reserved.max(initial=0))
 
 
 def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:

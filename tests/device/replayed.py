@@ -8,7 +8,9 @@ from sizer.device.record.files import CaseRecord
 from sizer.device.record.measurement import PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.memory.allocator import Replay, replay_events
-from sizer.memory.cuda import MIN_BLOCK, CudaCache
+from sizer.memory.best_fit import LIMIT, NEXT_ADDRESS
+from sizer.memory.cuda import MIN_BLOCK
+from sizer.memory.cuda_cache import CudaCache
 from sizer.memory.looped import place
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import read_timeline
@@ -29,6 +31,7 @@ class RecordedCache(CudaCache):
 
     def __init__(self, segments: tuple[Segment, ...]):
         super().__init__()
+        self._driver.state[LIMIT] = -1  # compiled code makes no segment, and asks for each
         self._left = list(segments)
         ordered = sorted(range(len(segments)), key=lambda index: segments[index].address)
         starts = accumulate((segments[index].bytes + MIN_BLOCK for index in ordered), initial=MIN_BLOCK)
@@ -50,7 +53,7 @@ class RecordedCache(CudaCache):
                 f"event {self._event}: a segment of {size} bytes where the device got its next of {given.bytes} "
                 f"at event {given.position}"
             )
-        self._next_address = self._starts[self._count - len(self._left)]
+        self._driver.state[NEXT_ADDRESS] = self._starts[self._count - len(self._left)]
         del self._left[0]
         return super()._new_segment(size)
 

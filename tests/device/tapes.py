@@ -107,6 +107,7 @@ def measured_from(recording: Tape, facts: DeviceFacts = CPU, *, query: str = QUE
     """What a device would have told that did just what its recording says; any field of the measurement can be changed."""
     kind = facts.kind
     placed = replay_events(recording, kind)
+    reserved = placed.reserved.tolist()
     levels = running_bytes(recording.order, placed.taken)
     live = live_by_category(recording)
     ends = [0, *(end for end, _ in recording.marks)]
@@ -116,9 +117,9 @@ def measured_from(recording: Tape, facts: DeviceFacts = CPU, *, query: str = QUE
             phase=phase,
             allocated_bytes=levels[end],
             peak_allocated_bytes=max(levels[begin : end + 1]),
-            reserved_bytes=placed.reserved[end - 1] if on_cuda else None,
-            peak_reserved_bytes=max(placed.reserved[begin:end], default=0) if on_cuda else None,
-            driver_bytes=placed.reserved[end - 1] + 697 * 2**20 if on_cuda else None,
+            reserved_bytes=reserved[end - 1] if on_cuda else None,
+            peak_reserved_bytes=max(reserved[begin:end], default=0) if on_cuda else None,
+            driver_bytes=reserved[end - 1] + 697 * 2**20 if on_cuda else None,
         )
         for (begin, end), (_, phase) in zip(pairwise(ends), recording.marks, strict=True)
     )

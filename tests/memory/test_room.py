@@ -1,4 +1,4 @@
-"""The room stays plain: nothing but the standard library, numpy, itself, the catalogue, the units and the versions."""
+"""The room stays plain: nothing but the standard library, numpy, Numba, itself, the catalogue, the units and the versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import sizer.memory
 
-ALLOWED = ("numpy", "sizer.memory", "sizer.catalogue", "sizer.units", "sizer.versions")
+ALLOWED = ("numpy", "numba", "sizer.memory", "sizer.catalogue", "sizer.units", "sizer.versions")
 FILES = sorted(Path(sizer.memory.__file__).parent.glob("*.py"))
 
 

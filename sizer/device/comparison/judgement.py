@@ -71,7 +71,7 @@ def _reserved_cause(sides: Sides, row: Row) -> str:
     """Whether the events or the allocator's rules are wrong: the device's own events, replayed by our rules, tell."""
     reserved = replay_events(sides.recording, sides.kind).reserved
     end = bounds_of(sides.recording, row.phase)
-    ours = max(reserved, default=0) if row.quantity == "peak_reserved_bytes" else reserved[end[1] - 1] if end else 0
+    ours = int(reserved.max(initial=0) if row.quantity == "peak_reserved_bytes" else reserved[end[1] - 1] if end else 0)
     replayed = f"our replay of the device's own allocations reserves {format_bytes(ours)}"
     if abs(ours - row.measured_bytes) < abs(row.difference_bytes) // 2:
         return f"{replayed}: the allocations differ, see where the two diverge"

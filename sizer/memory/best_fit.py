@@ -1,0 +1,260 @@
+"""Free blocks in pools, best fit and merging of neighbours: the inner loop of the CUDA allocator's replay, compiled by Numba.
+
+A pool is an array of int64, [4, room]: in the first two rows the bytes and addresses of its free blocks by (bytes, address), in
+the last two the addresses and bytes of the same blocks by address; how many there are stands beside it. All is compiled when this
+module is imported, and kept on disk where Numba finds a folder for it. Without Numba the functions are run as they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from sizer.memory.cuda import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
+
+try:
+    import numba
+except ImportError:
+    numba = None
+
+ROOM = 2**8  # blocks for which a pool has room at first
+RESERVED, LIMIT, NEXT_ADDRESS, MADE, ASKED = range(5)  # places in the state of a driver
+
+
+def _compiled(signature: str) -> Callable[[Callable], Callable]:
+    """A decorator that compiles a function of these types; it is the function itself where there is no Numba."""
+
+    def compile_it(function: Callable) -> Callable:
+        if numba is None:
+            return function
+        try:
+            return numba.njit(signature, cache=True)(function)
+        except RuntimeError:  # no folder to keep it in can be written
+            return numba.njit(signature)(function)
+
+    return compile_it
+
+
+_segment_size = _compiled("int64(int64)")(segment_size)
+
+
+@_compiled("int64(int64[:, ::1], int64, int64, int64)")
+def _by_size(pool: np.ndarray, count: int, size: int, address: int) -> int:
+    """The place of the first block that is not below (size, address)."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        have = pool[0, middle]
+        if have < size or (have == size and pool[1, middle] < address):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@_compiled("int64(int64[:, ::1], int64, int64)")
+def _by_address(pool: np.ndarray, count: int, address: int) -> int:
+    """The place of the first block that is not below an address."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        if pool[2, middle] < address:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@_compiled("void(int64[::1], int64, int64, int64)")
+def _insert(row: np.ndarray, count: int, at: int, value: int) -> None:
+    """Put a value at a place in a row of `count`."""
+    end, one = np.uint64(count), np.uint64(1)  # unsigned: Numba looks for no negative ones
+    for done in range(np.uint64(count - at)):
+        row[end - done] = row[end - done - one]
+    row[at] = value
+
+
+@_compiled("void(int64[::1], int64, int64)")
+def _delete(row: np.ndarray, count: int, at: int) -> None:
+    """Take what is at a place out of a row of `count`."""
+    begin, one = np.uint64(at), np.uint64(1)
+    for done in range(np.uint64(count - 1 - at)):
+        row[begin + done] = row[begin + done + one]
+
+
+@_compiled("void(int64[:, ::1], int64, int64, int64)")
+def _insert_by_size(pool: np.ndarray, count: int, size: int, address: int) -> None:
+    at = _by_size(pool, count, size, address)
+    _insert(pool[0], count, at, size)
+    _insert(pool[1], count, at, address)
+
+
+@_compiled("void(int64[:, ::1], int64, int64)")
+def _delete_by_size(pool: np.ndarray, count: int, at: int) -> None:
+    _delete(pool[0], count, at)
+    _delete(pool[1], count, at)
+
+
+@_compiled("void(int64[:, ::1], int64, int64)")
+def _delete_by_address(pool: np.ndarray, count: int, at: int) -> None:
+    _delete(pool[2], count, at)
+    _delete(pool[3], count, at)
+
+
+@_compiled("void(int64[:, ::1], int64, int64, int64)")
+def insert(pool: np.ndarray, count: int, address: int, size: int) -> None:
+    """Put a free block of `size` bytes that touches no other into a pool of `count` blocks, for which it has room."""
+    _insert_by_size(pool, count, size, address)
+    at = _by_address(pool, count, address)
+    _insert(pool[2], count, at, address)
+    _insert(pool[3], count, at, size)
+
+
+@_compiled("int64(int64[:, ::1], int64, int64, int64)")
+def _merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
+    """Put a free block into a pool of `count`, joined with those that it touches (try_merge_blocks); how many there are then."""
+    at = _by_address(pool, count, start)
+    if at < count and pool[2, at] == start + size:
+        after = pool[3, at]
+        _delete_by_size(pool, count, _by_size(pool, count, after, start + size))
+        _delete_by_address(pool, count, at)
+        size += after
+        count -= 1
+    if at > 0 and pool[2, at - 1] + pool[3, at - 1] == start:
+        start, before = pool[2, at - 1], pool[3, at - 1]
+        _delete_by_size(pool, count, _by_size(pool, count, before, start))
+        size += before
+        pool[3, at - 1] = size
+        _insert_by_size(pool, count - 1, size, start)
+        return count
+    _insert_by_size(pool, count, size, start)
+    _insert(pool[2], count, at, start)
+    _insert(pool[3], count, at, size)
+    return count + 1
+
+
+@_compiled(
+    "int64(int64[::1], int64, int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1])"
+)
+def run(
+    events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray,
+    small: np.ndarray, large: np.ndarray, counts: np.ndarray, state: np.ndarray, made: np.ndarray,
+) -> int:  # fmt: skip
+    """The position of the first of the events from `begin` on that cannot be done here; their number where all were done.
+
+    events, taken, addresses: as in CudaCache.run. small, large: the pools, with `counts` blocks in them. state: of the driver
+    the bytes RESERVED and those up to which segments are made here (LIMIT), the NEXT_ADDRESS, how many were MADE; ASKED becomes
+    the bytes of the segment that the limit forbids, 0 where a pool has no room for another block. made: [3, events], of each
+    segment position, address, bytes.
+    """
+    for position in range(begin, len(events)):
+        event = events[position]
+        block = event if event >= 0 else ~event
+        size = taken[block]
+        if size == 0:
+            continue
+        which = 0 if size <= SMALL_SIZE else 1
+        pool, count = (small if size <= SMALL_SIZE else large), counts[which]
+        if count >= pool.shape[1]:
+            state[ASKED] = 0
+            return position
+        if event < 0:
+            counts[which] = _merge(pool, count, addresses[block], size)
+            continue
+        at = _by_size(pool, count, size, 0)
+        if at < count:  # get_free_block
+            have, address = pool[0, at], pool[1, at]
+            _delete_by_size(pool, count, at)
+            at = _by_address(pool, count, address)
+        else:
+            have = _segment_size(size)
+            if state[RESERVED] + have > state[LIMIT]:
+                state[ASKED] = have
+                return position
+            address = state[NEXT_ADDRESS]
+            state[NEXT_ADDRESS] += have + MIN_BLOCK  # a gap: blocks of two segments never merge
+            state[RESERVED] += have
+            number = state[MADE]
+            made[0, number], made[1, number], made[2, number] = position, address, have
+            state[MADE] += 1
+            at = _by_address(pool, count, address)
+            _insert(pool[2], count, at, address)
+            _insert(pool[3], count, at, have)
+            count += 1
+        addresses[block] = address
+        rest = have - size
+        if rest > SMALL_SIZE or (which == 0 and rest > 0):  # should_split
+            _insert_by_size(pool, count - 1, rest, address + size)
+            pool[2, at], pool[3, at] = address + size, rest
+        else:
+            taken[block] = have
+            _delete_by_address(pool, count, at)
+            count -= 1
+        counts[which] = count
+    return len(events)
+
+
+class Driver:
+    """The device's memory: `reserved` bytes are held, up to `capacity` (without bound where that is None)."""
+
+    def __init__(self, capacity: int | None, *, first_address: int) -> None:
+        limit = np.iinfo(np.int64).max if capacity is None else capacity
+        self.state = np.array([0, limit, first_address, 0, 0], np.int64)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held."""
+        return int(self.state[RESERVED])
+
+    def give(self, size: int) -> int:
+        """The address of a new segment."""
+        address = int(self.state[NEXT_ADDRESS])
+        self.state[NEXT_ADDRESS] += size + MIN_BLOCK
+        self.state[RESERVED] += size
+        return address
+
+    def take_back(self, size: int) -> None:
+        """Take back a segment."""
+        self.state[RESERVED] -= size
+
+
+class Pools:
+    """The free blocks of one stream, small ones and large ones."""
+
+    def __init__(self) -> None:
+        self._pools = [np.empty((4, ROOM), np.int64) for _ in range(2)]
+        self._counts = np.zeros(2, np.int64)
+
+    def run(
+        self, events: np.ndarray, begin: int, taken: np.ndarray, addresses: np.ndarray, driver: Driver
+    ) -> tuple[int, int, list[list[int]]]:
+        """Up to which of the events (see CudaCache.run) from `begin` on all found room, the bytes of the segment that the driver
+        then has no room for, and of each new segment position, address and bytes."""
+        made, state = np.empty((3, len(events)), np.int64), driver.state
+        state[MADE], position = 0, begin
+        while True:
+            position = run(events, position, taken, addresses, *self._pools, self._counts, state, made)
+            if position == len(events) or state[ASKED]:
+                return position, int(state[ASKED]), made[:, : state[MADE]].T.tolist()
+            self._pools = [np.concatenate([pool, np.empty_like(pool)], axis=1) for pool in self._pools]
+
+    def insert(self, address: int, size: int) -> None:
+        """Put in a new segment, of small blocks where it is of the size that these have."""
+        which = int(size != SMALL_SEGMENT)
+        insert(self._pools[which], self._counts[which], address, size)
+        self._counts[which] += 1
+
+    def take_out(self, segments: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+        """Take out the blocks that are whole segments, whose sizes are given by address; (address, size) of each."""
+        for which, (pool, count) in enumerate(zip(self._pools, self._counts.tolist(), strict=True)):
+            starts, sizes = pool[2, :count].tolist(), pool[3, :count].tolist()
+            whole = {start for start, size in zip(starts, sizes, strict=True) if segments.get(start) == size}
+            if not whole:
+                continue
+            for first, addresses in ((0, pool[1, :count]), (2, pool[2, :count])):
+                left = ~np.isin(addresses, list(whole))
+                kept = pool[first : first + 2, :count][:, left]
+                pool[first : first + 2, : kept.shape[1]] = kept
+            self._counts[which] = count - len(whole)
+            yield from ((start, segments[start]) for start in whole)
