@@ -10,8 +10,10 @@ from typing import Protocol
 from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.memory.archive import Traced, pack, unpack
 from sizer.memory.codec import DecodeError, decode, encode
+from sizer.memory.family import TapeFamily
 from sizer.request import Request, format_query
 from sizer.tracing.capability import decide_alike
+from sizer.tracing.depth import Depths
 from sizer.tracing.device import Device
 
 
@@ -74,6 +76,23 @@ class KeptTapes:
             with contextlib.suppress(DecodeError):  # what another version has kept is traced again
                 self.unpacked[name] = unpack(data)
         return self.unpacked.get(name)
+
+
+def keep_depths(kept: Kept, name: str, depths: Depths) -> None:
+    """Keep two depths of a model."""
+    note = json.dumps([depths.stacks, depths.attempt])
+    kept.put(name, pack(Traced(family=TapeFamily(exact=(depths.first, depths.second)), note=note)))
+
+
+def read_depths(kept: Kept, name: str) -> Depths | None:
+    """Two depths that were kept by `keep_depths`; None where there are none, or another version has kept them."""
+    if (data := kept.get(name)) is None:
+        return None
+    with contextlib.suppress(DecodeError, ValueError):
+        traced = unpack(data)
+        (first, second), (stacks, attempt) = traced.family.exact, json.loads(traced.note)
+        return Depths(first=first, second=second, stacks=tuple(stacks), attempt=tuple(attempt))
+    return None
 
 
 def choices_of(request: Request) -> str:

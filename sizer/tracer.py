@@ -19,7 +19,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.distributed.sharding import check_plan
 from sizer.errors import RequestError, TraceError
-from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, read_kept
+from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, keep_depths, read_depths, read_kept
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
@@ -207,6 +207,11 @@ class Tracer:
 
     def shares_module(self, other: Tracer) -> bool:
         """Whether another tracer's module is the one that this one would build."""
+        return self._module_choices == other._module_choices
+
+    @property
+    def _module_choices(self) -> str:
+        """What the module depends on."""
         same = ("source", "name", "revision", "config", "head", "attention", "checkpointing")
         sizes = ("mode", "sequence_length", "image_size")
         adapters = (
@@ -219,7 +224,7 @@ class Tracer:
             "adapter_dropout",
         )
         names = (*same, *sizes, *adapters)
-        return all(getattr(self.request, name) == getattr(other.request, name) for name in names)
+        return repr([getattr(self.request, name) for name in names])
 
     def take_module(self, other: Tracer) -> None:
         """Use another tracer's blueprint and module, which it must share, and what it has found out."""
@@ -323,7 +328,9 @@ class Tracer:
         kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
         if kind not in self._deep_traces:
             possible = plan is None or (plan.splits and plan.pp == 1)
-            self._deep_traces[kind] = DeepTraces(self._repeated if possible else ())
+            name = f"depths {kind} {self._module_choices}"
+            shown, show = read_depths(self._kept, name), partial(keep_depths, self._kept, name)
+            self._deep_traces[kind] = DeepTraces(self._repeated if possible else (), shown=shown, show=show)
         return self._deep_traces[kind]
 
     @cached_property

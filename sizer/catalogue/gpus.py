@@ -122,4 +122,21 @@ def read_rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+# What traces by the rules of a kind of device, of CUDA's those of a generation, take beside the replays on one device.
+TRACES_WORK = {"cuda": 20, "mps": 60, "cpu": 60}
 GPUS: dict[str, Gpu] = {row["key"]: _gpu(row) for row in read_rows()}
+
+
+def in_parts(parts: int) -> tuple[tuple[Gpu, ...], ...]:
+    """The devices in so many parts, each about as much work; those whose rules hardly differ are in one."""
+    groups: dict[object, list[Gpu]] = {}
+    for gpu in GPUS.values():
+        major, minor = gpu.capability or (0, 0)
+        groups.setdefault((gpu.backend, major, minor > 0), []).append(gpu)
+    work = {group: len(gpus) + TRACES_WORK[group[0]] for group, gpus in groups.items()}
+    found, done = [[] for _ in range(parts)], [0] * parts
+    for group in sorted(groups, key=work.__getitem__, reverse=True):
+        least = done.index(min(done))
+        found[least] += groups[group]
+        done[least] += work[group]
+    return tuple(map(tuple, found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.gpus import GPUS, Gpu, in_parts
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.kept import Kept
 from sizer.memory.decision import DeviceReport, DeviceRow
@@ -19,8 +19,12 @@ def devices(
     config: dict | None = None,
     kept: Kept | None = None,
     progress: Progress | None = None,
+    part: int = 0,
+    parts: int = 1,
 ) -> Iterator[DeviceReport]:
     """The one dtype and batch size of a request on every device of the catalogue, smallest memory first; it grows.
+
+    With `parts` only on the devices of one of so many parts (sizer.catalogue.gpus.in_parts).
 
     First whether it fits, then the largest batch on each. Devices of one capability share their traces; what libraries answer is
     asked for each. Raises RequestError for a request of several dtypes or batch sizes, and what an estimate raises where the work
@@ -30,7 +34,7 @@ def devices(
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here where the architecture itself is
-    gpus = sorted(GPUS.values(), key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
+    gpus = sorted(in_parts(parts)[part], key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
     rows: dict[str, DeviceRow] = {}
 
     def report(pending: list[Gpu]) -> DeviceReport:

@@ -50,7 +50,7 @@ def engines_limit(tape: Tape) -> int:
     """The most bytes by which reserved memory may move with cuDNN's engines: all results of convolutions together, 0 where no
     engine was asked for."""
     convolutions = [name.startswith(_CONVOLUTIONS) for name in tape.op_names]
-    if not any(convolutions[tape.ops[block]] for block in tape.resolved):
+    if not any(convolutions) or not any(convolutions[tape.ops[block]] for block in tape.resolved):
         return 0
     counted = np.asarray(convolutions)[np.asarray(tape.ops)] & (_column(tape.categories) != _WORKSPACE)
     return int(np.asarray(tape.sizes)[counted].sum())

@@ -16,7 +16,7 @@ from sizer.memory.loops import repeated_events
 from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
 from sizer.memory.tape import Tape
-from sizer.memory.timeline import peak_requested_bytes, running_bytes
+from sizer.memory.timeline import bytes_alive, peak_requested_bytes
 
 LARGEST_BATCH = 2**20
 MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size of a search
@@ -72,10 +72,8 @@ def largest_batch(
     ceiling = _batch_bound(family, most, with_modelled=False)
     near = _batch_bound(family, room(ceiling, smallest_work), with_modelled=False) * sure // start if start else ceiling
     possible = search(lambda batch: verdict(batch, possibly_runs, (True, "uncertain")), ceiling, start=near, low=sure)
-    sure, possible = (batch if batch >= family.smallest else 0 for batch in (sure, possible))
-    if not possible:
-        return no_batch(dtype, gpu, family.smallest)
-    return MaxBatch(dtype=dtype, batch=sure or None, possible_batch=possible, reason=_reason(sure, gpu, family))
+    sure, possible = (batch if batch >= family.smallest else None for batch in (sure, possible))
+    return MaxBatch(dtype=dtype, batch=sure, possible_batch=possible, reason=_reason(sure, possible, gpu, family))
 
 
 def find_largest_batch(
@@ -89,7 +87,10 @@ def find_largest_batch(
     expandable_segments: bool = False,
     replays: Replays,
 ) -> MaxBatch:
-    """What `largest_batch` returns, searched once for the same tapes and device; `oracle_name` says whose answers those are."""
+    """What `largest_batch` returns, searched once for the same tapes and device; `oracle_name` says whose answers those are.
+
+    Devices of which nobody answers anything are the same where their memory is.
+    """
 
     def search_it() -> MaxBatch:
         return largest_batch(
@@ -98,8 +99,10 @@ def find_largest_batch(
 
     if not family.lines or _is_long(family):
         return search_it()
-    key = f"{dtype} {gpu} {oracle_name} {expandable_segments} {family.digest()}"
-    return replays.find(key, MaxBatch, search_it)
+    device = gpu if oracle else replace(gpu, key="", name="", source="")
+    key = f"{dtype} {device} {oracle_name} {expandable_segments} {family.digest()}"
+    found = replays.find(key, MaxBatch, search_it)
+    return replace(found, reason=_reason(found.batch, found.possible_batch, gpu, family))
 
 
 def likely_largest(family: TapeFamily, batches: Iterable[int], gpu: Gpu, oracle: SizeOracle | None) -> tuple[int, ...]:
@@ -191,8 +194,8 @@ def _batch_bound(family: TapeFamily, capacity: int, *, with_modelled: bool) -> i
 
 def _line_bound(line: AffineTape, capacity: int, *, with_modelled: bool) -> int:
     order, kept = line.tape.order, True if with_modelled else ~modelled_blocks(line.tape)
-    constants = np.asarray(running_bytes(order, np.asarray(line.constant) * kept))
-    slopes = np.asarray(running_bytes(order, np.asarray(line.per_item) * kept))
+    constants = bytes_alive(order, np.asarray(line.constant) * kept)
+    slopes = bytes_alive(order, np.asarray(line.per_item) * kept)
     grows = slopes > 0
     bounds = np.full(len(slopes), LARGEST_BATCH)  # by each event
     bounds[grows] = np.minimum((capacity - constants[grows]) // slopes[grows], LARGEST_BATCH)
@@ -204,14 +207,18 @@ def _line_bound(line: AffineTape, capacity: int, *, with_modelled: bool) -> int:
 
 def no_batch(dtype: str, gpu: Gpu, smallest: int) -> MaxBatch:
     """The answer where the smallest batch size does not fit."""
-    return MaxBatch(
-        dtype=dtype, batch=None, possible_batch=None, reason=f"not even a batch of {smallest} fits the {gpu.name}"
-    )
+    return MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=_too_much(gpu, smallest))
 
 
-def _reason(sure: int, gpu: Gpu, family: TapeFamily) -> str:
-    if not sure:
+def _reason(sure: int | None, possible: int | None, gpu: Gpu, family: TapeFamily) -> str:
+    if possible is None:
+        return _too_much(gpu, family.smallest)
+    if sure is None:
         return f"a batch of {family.smallest} may or may not fit the {gpu.name}"
     if sure == LARGEST_BATCH:
         return f"searched up to {LARGEST_BATCH}"
     return ""
+
+
+def _too_much(gpu: Gpu, smallest: int) -> str:
+    return f"not even a batch of {smallest} fits the {gpu.name}"

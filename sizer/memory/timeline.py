@@ -123,13 +123,18 @@ def read_failure(tape: Tape, replayed: Replay) -> OutOfMemory | None:
 
 
 def running_bytes(order: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Bytes alive before the first event and after each one, where block i counts `sizes[i]` bytes."""
-    return _levels(changes_of(order, sizes)).tolist()
+    """What `bytes_alive` returns, as a list."""
+    return bytes_alive(order, sizes).tolist()
+
+
+def bytes_alive(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+    """Bytes alive before the first event and after each one (int64), where block i counts `sizes[i]` bytes."""
+    return np.concatenate(([0], np.cumsum(changes_of(order, sizes))))
 
 
 def peak_bytes(order: Sequence[int], sizes: Sequence[int]) -> int:
     """The most bytes that are ever alive, where block i counts `sizes[i]` bytes."""
-    return int(_levels(changes_of(order, sizes)).max())
+    return int(bytes_alive(order, sizes).max())
 
 
 def peak_requested_bytes(tape: Tape, *, until: Replay | None = None) -> int:
@@ -146,11 +151,6 @@ def live_by_category(tape: Tape) -> dict[str, dict[str, int]]:
     return {
         phase: dict(zip(CATEGORIES, split, strict=True)) for (_, phase), split in zip(tape.marks, splits, strict=True)
     }
-
-
-def _levels(changes: np.ndarray) -> np.ndarray:
-    """Bytes alive before the first change and after each one."""
-    return np.concatenate(([0], np.cumsum(changes)))
 
 
 def _phases(tape: Tape, moments: Moments) -> tuple[PhaseUse, ...]:

@@ -15,9 +15,11 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
+from sizer.catalogue.gpus import in_parts
 from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
@@ -32,12 +34,14 @@ from sizer.service.cache import Cache
 from sizer.service.connection import Connection
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job, Read, SharedJob
+from sizer.service.joined_job import JoinedJob
 from sizer.service.pool import Fetch, JobPool
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Connect
 from sizer.service.variables import ANSWERS, BROKER_VARIABLE, broker_url, read_limit
 
 MAX_SNAPSHOT_BYTES = 2**28
+DEVICE_JOBS = 2  # at most, into which "which GPU?" is split
 PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&image=64"  # one of the smallest
 
 
@@ -63,7 +67,9 @@ class JobClient:
         clock: Callable[[], float] = time.monotonic,
     ):
         cache = Cache(ttl_seconds, max_entries or read_limit(ANSWERS, 64), clock)
-        self._pool = JobPool(settings or Settings(), cache, fetch or _fetch_config, connect)
+        settings = settings or Settings()
+        self._pool = JobPool(settings, cache, fetch or _fetch_config, connect)
+        self._device_jobs = min(settings.max_jobs, DEVICE_JOBS)
         self._read = read
         self._visitor = Visitor()
 
@@ -108,9 +114,14 @@ class JobClient:
         """A job whose result is the LimitReport of the one dtype and batch size of a query: how far it goes. Raises as `submit`."""
         return self._submit("limits", query, config_text, _decoder(LimitReport))
 
-    def submit_devices(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the DeviceReport of the one dtype and batch size of a query: on which GPU. Raises as `submit`."""
-        return self._submit("devices", query, config_text, _decoder(DeviceReport))
+    def submit_devices(self, query: str, config_text: str | None = None) -> JoinedJob:
+        """A job whose result is the DeviceReport of the one dtype and batch size of a query: on which GPU. Raises as `submit`.
+
+        Where several jobs may run at once it is two, each of which asks about a part of the devices.
+        """
+        parts = (f"{number}/{self._device_jobs}" for number in range(1, self._device_jobs + 1))
+        jobs = [self._submit("devices", query, config_text, _decoder(DeviceReport), part) for part in parts]
+        return JoinedJob(jobs, _join_devices)
 
     def submit_ranks(self, query: str, config_text: str | None = None) -> Job:
         """A job whose result is the RankReport of the one dtype and batch size of a query: on how many GPUs. Raises as `submit`."""
@@ -167,7 +178,7 @@ class JobClient:
         """End the job server; jobs that run get a JobError. Called by itself when the interpreter ends."""
         self._pool.close()
 
-    def _submit(self, task: str, query: str, config_text: str | None, read: Read) -> Job:
+    def _submit(self, task: str, query: str, config_text: str | None, read: Read, part: str | None = None) -> Job:
         request = parse_query(query)
         if config_text is not None and not SOURCES[request.source].fetched:
             todo = "put the config itself into the query, as arch=config:..."
@@ -183,15 +194,28 @@ class JobClient:
                 allowed=f"at most {LIMIT_TEXT:,}",
                 todo="keep only the architecture's keys",
             )
-        message = {"task": task, "query": canonical, "config_text": config_text}
+        message = {"task": task, "query": canonical, "config_text": config_text, "part": part}
         self._pool.check_size(message)
         from_hub = request if SOURCES[request.source].fetched and config_text is None else None
-        shared = SharedJob((task, question, digest), message, read, self._visitor)
+        shared = SharedJob((task, question, digest, part), message, read, self._visitor)
         return self._pool.submit(shared, from_hub, functools.partial(_look_at, request.focus))
 
 
 def _decoder(kind: type) -> Read:
     return functools.partial(decode, kind)
+
+
+def _join_devices(found: Sequence[DeviceReport | None]) -> DeviceReport | None:
+    """What is known of all devices from what is known of each part; None where nothing is."""
+    known = [report for report in found if report is not None]
+    if not known:
+        return None
+    pending = (
+        [gpu.key for gpu in part] if report is None else report.pending
+        for part, report in zip(in_parts(len(found)), found, strict=True)
+    )
+    rows = sorted(chain.from_iterable(report.rows for report in known), key=lambda row: (row.total_bytes, row.name))
+    return DeviceReport(query=known[0].query, rows=tuple(rows), pending=tuple(chain.from_iterable(pending)))
 
 
 def _look_at(cell: tuple[str, int] | None, value: object) -> object:

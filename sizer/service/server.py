@@ -8,6 +8,7 @@ It reads requests and writes answers as JSON lines, and ends, with its children,
                         "tapes": {"name": base64}}
                        {"cancel": 7}, {"ping": 0}
                        {"run": 8, "task": "compare", "measured": "a measurement's JSON"}
+                       {"run": 9, "task": "devices", "query": "...", "part": "1/2"}
     server -> client   {"ready": {"torch": "..."}, "missing": {"landlock": "why"}}, {"fatal": error},
                        {"refused": "why a line was not understood"}, {"pong": 0}
                        {"id": 7, "progress": "..."}, {"id": 7, "partial": {...}}, {"id": 7, "result": {...}},
@@ -51,6 +52,7 @@ from sizer.service.job_process import ForkedJob, SpawnedJob
 from sizer.service.memory_budget import private_bytes
 from sizer.service.memory_group import GROUP, MemoryGroup
 from sizer.service.preload import preload
+from sizer.service.question import texts_of
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
 from sizer.service.tapes import TapeStore, architecture_of, edition_of
@@ -109,7 +111,7 @@ class Server:
             elif message.keys() == {"ping"}:
                 self._send(to_line({"pong": 0}))
             else:
-                number, job, visitor = _to_number(message), _to_job(message), _to_visitor(message)
+                number, job, visitor = _to_number(message), texts_of(message), _to_visitor(message)
                 self._take_tapes(job, message.get("tapes", {}))
                 self._submit(number, job, visitor)
         except ValueError as error:
@@ -291,13 +293,6 @@ def _to_number(message: dict) -> int:
     if type(number := message.get("run")) is not int:
         raise ValueError('"run" must be a whole number')
     return number
-
-
-def _to_job(message: dict) -> dict:
-    job = {name: message.get(name) for name in ("task", "query", "config_text", "measured")}
-    if not isinstance(job["task"], str) or any(not isinstance(value, str | None) for value in job.values()):
-        raise ValueError('"task", "query", "config_text" and "measured" must be texts')
-    return job
 
 
 def _to_bytes(data: object) -> bytes:

@@ -7,6 +7,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from sizer.errors import RequestError, quote
@@ -68,10 +69,11 @@ def _limits(job: dict, channel: Channel) -> dict:
 
 
 def _devices(job: dict, channel: Channel) -> dict:
-    """The one dtype and batch size of a query on every device of the catalogue."""
+    """The one dtype and batch size of a query on the devices of a part of the catalogue."""
     from sizer.decision.devices import devices
 
-    return _last(devices, job, channel)
+    number, parts = map(int, job["part"].split("/"))
+    return _last(partial(devices, part=number - 1, parts=parts), job, channel)
 
 
 def _ranks(job: dict, channel: Channel) -> dict:

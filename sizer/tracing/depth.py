@@ -81,18 +81,41 @@ class Repeated:
                 _put(module, path, stack)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depths:
+    """The tapes of two depths of a model that tell those of all others: a third depth and the forward pass of the whole model have
+    shown it. `stacks` are the lists of layers, of a Repeated; `attempt` is one of ATTEMPTS."""
+
+    first: Tape
+    second: Tape
+    stacks: tuple[str, ...]
+    attempt: tuple[int, int]
+
+
 class DeepTraces:
     """The tapes of a model, from traces of it with fewer layers.
 
     Its module may be another for each dtype, as quantised ones are. Which layers repeat each other does not hang on what the
     first of these traces was of: what three depths and the forward pass of the whole model have shown for it, two depths show for
-    other dtypes, devices, optimizers and batch sizes, and one depth where nothing but sizes differs.
+    other dtypes, devices, optimizers and batch sizes, and one depth where nothing but sizes differs. `shown` is what was shown
+    before, `show` is told what is shown here.
     """
 
-    def __init__(self, candidates: Sequence[Repeated]) -> None:
-        self._candidates = list(candidates)
+    def __init__(
+        self,
+        candidates: Sequence[Repeated],
+        *,
+        shown: Depths | None = None,
+        show: Callable[[Depths], None] = lambda depths: None,
+    ) -> None:
+        self._candidates, self._show = list(candidates), show
         self._known: list[Unfolded] = []
         self._attempt = ATTEMPTS[0]  # the one that led to what is known
+        stacks = [one.stacks for one in self._candidates]
+        if shown is not None and shown.stacks in stacks:
+            del self._candidates[: stacks.index(shown.stacks)]
+            self._attempt = shown.attempt
+            self._known.append(self._unfolded(self._candidates[0], shown.first, shown.second))
 
     def trace(self, module: nn.Module, at: Callable[..., Tape], device: Device) -> Tape:
         """The tape that `at()` gives, which traces the `module` as it is then; `at(forward_alone=True)` gives its beginning.
@@ -128,6 +151,8 @@ class DeepTraces:
         else:
             found = self._find(shortened, repeated)
             found.check(at(forward_alone=True))
+            first, second = (shortened(self._attempt[0] + more) for more in range(2))
+            self._show(Depths(first=first, second=second, stacks=repeated.stacks, attempt=self._attempt))
         if sum(found.tape.sizes) >= LIMIT_BYTES:
             raise LayersDifferError("more bytes than replays add up")
         self._known.append(found)
@@ -142,9 +167,12 @@ class DeepTraces:
         return self._unfold(shortened, repeated, checked=False)
 
     def _unfold(self, shortened: Callable[[int], Tape], repeated: Repeated, *, checked: bool) -> Unfolded:
-        deeper, earlier = self._attempt
+        deeper = self._attempt[0]
         first, second = shortened(deeper), shortened(deeper + 1)
-        third = None if checked else shortened(deeper + 2)
+        return self._unfolded(repeated, first, second, None if checked else shortened(deeper + 2))
+
+    def _unfolded(self, repeated: Repeated, first: Tape, second: Tape, third: Tape | None = None) -> Unfolded:
+        deeper, earlier = self._attempt
         told = {"stacks": repeated.stacks, "alike_from": repeated.alike_from, "earlier": earlier, "third": third}
         return unfold(first, second, repeated.periods - deeper, **told)
 

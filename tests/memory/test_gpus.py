@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sizer.catalogue.contexts import THREADS_PER_MULTIPROCESSOR
-from sizer.catalogue.gpus import GPUS, STAND_IN, read_rows
+from sizer.catalogue.gpus import GPUS, STAND_IN, in_parts, read_rows
 from sizer.catalogue.hardware import HARDWARE, SHARED_KIB
 
 CONTRACT = (
@@ -104,3 +104,12 @@ def test_memory_that_is_the_hosts_too_is_said_to_be():
     }  # fmt: skip
     assert all(GPUS[key].cautions == () for key in CONTRACT)
     assert replace(GPUS["t4"], maker="").cautions == ()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_every_device_is_in_one_part_and_no_part_is_much_more_work(parts: int):
+    found = in_parts(parts)
+    assert sorted(gpu.key for part in found for gpu in part) == sorted(GPUS)
+    assert min(map(len, found)) > len(GPUS) / parts / 2
+    of_rules = [{(gpu.backend, gpu.capability) for gpu in part} for part in found]
+    assert sum(map(len, of_rules)) == len(set().union(*of_rules))  # the rules of each are traced once

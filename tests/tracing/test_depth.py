@@ -12,6 +12,7 @@ from torch import nn
 
 from sizer.catalogue.gpus import GPUS
 from sizer.config_json import encode_config
+from sizer.kept import Kept
 from sizer.memory.allocator import replay
 from sizer.memory.size_queries import by_block
 from sizer.memory.tape import Tape
@@ -64,8 +65,15 @@ UNFOLDED = [
 ]
 
 
-def tracer_of(config: dict, more: str) -> Tracer:
-    return Tracer(parse_query(f"arch=config:{encode_config(json.dumps(config))}&dtype=bfloat16{more}"), GPU)
+class KeptInMemory(dict):
+    """What is kept of one architecture."""
+
+    def put(self, name: str, data: bytes) -> None:
+        self[name] = data
+
+
+def tracer_of(config: dict, more: str, kept: Kept | None = None) -> Tracer:
+    return Tracer(parse_query(f"arch=config:{encode_config(json.dumps(config))}&dtype=bfloat16{more}"), GPU, kept=kept)
 
 
 class Traces:
@@ -162,6 +170,21 @@ def test_the_tracer_unfolds_what_it_traces():
     assert_same(tape, whole.at(2))
     assert tracer.trace("bfloat16", (2,)).kernels == whole.device.kernels()
     assert "model.layers.13.mlp" in {name.rpartition(".")[0] for name in tape.module_names}
+
+
+def test_what_was_shown_once_is_kept_for_later_questions(monkeypatch):
+    kept, searches, find = KeptInMemory(), [], DeepTraces._find
+    monkeypatch.setattr(DeepTraces, "_find", lambda *arguments: searches.append(0) or find(*arguments))
+    config = {**LLAMA, **DEEP}
+    tracer_of(config, "&optimizer=sgd", kept).trace("float32", (2,))
+    assert len(searches) == 1  # three depths, and the forward pass of the whole model
+    tape = tracer_of(config, "", kept).trace("bfloat16", (2,)).family.at(2)
+    assert len(searches) == 1
+    assert_same(tape, Traces(config).at(2))
+    (name,) = (name for name in kept if name.startswith("depths"))
+    kept[name] = kept[name][:-20]  # as another version, or a disk, may leave it
+    tracer_of(config, "&optimizer=adam", kept).trace("bfloat16", (2,))
+    assert len(searches) == 2
 
 
 @pytest.mark.exhaustive

@@ -19,6 +19,7 @@ from sizer.errors import JobError, quote
 from sizer.processes.wire import error_to_wire, from_line
 from sizer.service.broker.board import ENDS, Board, connect, digest_of, unpack
 from sizer.service.broker.turns import NEXT, cost_of, line_of, make_celery, queue_of, work_of
+from sizer.service.question import texts_of
 from sizer.service.settings import Settings
 from sizer.service.tapes import architecture_of, code_digest, edition_of
 
@@ -26,7 +27,6 @@ LOOK_SECONDS, BLOCK_MS, IDLE_SECONDS = 1.0, 50, 0.05
 MOST_PUTS = 3  # in its line: a question that has lost so many workers is given up
 TURN_AGAIN_SECONDS = 10.0  # that a question may be the first of its line, before its turn is taken to be lost
 CLOSE_SECONDS = 5.0
-PARTS = ("task", "query", "config_text", "measured")
 
 _log = logging.getLogger(__name__)
 
@@ -138,13 +138,13 @@ class BrokerConnection:
                     self._board.leave(question.digest, self._reader)
 
     def _ask(self, message: dict) -> None:
-        parts = {name: message.get(name) for name in PARTS}
+        texts = texts_of(message)
         anew = secrets.token_hex(8) if message.get("anew") else None
         address, session = message["visitor"]
         question = _Question(
             number=message["run"],
-            digest=digest_of((self._edition, *parts.values(), anew)),
-            message={**parts, "visitor": message["visitor"]},
+            digest=digest_of((self._edition, *texts.values(), anew)),
+            message={**texts, "visitor": message["visitor"]},
             visitor=address or session,
         )
         self._questions[question.number] = question  # put in its line at the next look, where Redis is away now

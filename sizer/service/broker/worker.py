@@ -29,6 +29,7 @@ from sizer.service.broker.turns import NEXT, QUEUES, line_of, make_celery, work_
 from sizer.service.connection import Connection
 from sizer.service.cost import cells_of
 from sizer.service.logs import set_up_logging
+from sizer.service.question import texts_of
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Supervisor
 from sizer.service.tapes import architecture_of, code_digest, edition_of
@@ -189,9 +190,7 @@ def checked(question: dict | None) -> dict | None:
     """A question from the board with the parts that it must have and no others. Raises ValueError where it has not."""
     if question is None:
         return None
-    texts = {name: question.get(name) for name in ("task", "query", "config_text", "measured")}
-    if not isinstance(texts["task"], str) or any(not isinstance(text, str | None) for text in texts.values()):
-        raise ValueError('"task", "query", "config_text" and "measured" must be texts')
+    texts = texts_of(question)
     match question.get("visitor"):
         case [str(address), str(session)]:
             return {**texts, "visitor": [address, session]}

@@ -1,0 +1,14 @@
+"""A question as it goes to whoever answers it: the texts that its answer depends on."""
+
+from __future__ import annotations
+
+# "part" is of a task that can be split: "2/3" is the second of three parts.
+TEXTS = ("task", "query", "config_text", "measured", "part")
+
+
+def texts_of(message: dict) -> dict[str, str | None]:
+    """The texts of a message, None where it has none. Raises ValueError where one is no text, or the task is missing."""
+    texts = {name: message.get(name) for name in TEXTS}
+    if not isinstance(texts["task"], str) or any(not isinstance(text, str | None) for text in texts.values()):
+        raise ValueError(f"{', '.join(TEXTS)} must be texts, and the task must be there")
+    return texts
