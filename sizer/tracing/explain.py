@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import ModuleType
 
 from sizer.catalogue.gpus import Gpu
@@ -50,7 +50,7 @@ def explain(
         rules=rules_of(device),
         kernels=tuple(kernels),
         exact=tuple(_exact(traced.values())),
-        modelled=tuple(_modelled(device, gpu, answered)),
+        modelled=tuple(_modelled(device, gpu, answered, _operators(traced.values()))),
         allocator=describe(device.kind, expandable_segments=expandable_segments),
     )
 
@@ -68,14 +68,13 @@ def _exact(traced: Collection[Traced]) -> Iterator[str]:
         yield f"traced by itself: batch {', '.join(map(str, single))}"
 
 
-def _modelled(device: Device, gpu: Gpu | None, answered: bool) -> Iterator[str]:
-    """What is a model, and what is left out."""
+def _modelled(device: Device, gpu: Gpu | None, answered: bool, operators: frozenset[str]) -> Iterator[str]:
+    """What is a model, and what is left out, of operators that were traced."""
     held = rules_for(device).held
-    if device.kind == "cuda":
+    if device.kind == "cuda" and _any_of(convolution.HELD, operators):
         yield convolutions(gpu, answered=answered)
-    if modelled := sorted(
-        {str(op).rpartition(".")[0] for op in held if op in DECIDED_BY_CUDNN and op not in convolution.HELD}
-    ):
+    alone = [op for op in held if op in DECIDED_BY_CUDNN and op not in convolution.HELD and _any_of([op], operators)]
+    if modelled := sorted({str(op).rpartition(".")[0] for op in alone}):
         yield f"workspaces that cuDNN alone knows ({', '.join(modelled)}): modelled; the range of the process allows for them"
     if held:
         yield f"what kernels hold beside their results: formulas for {len(held)} operators; of others it is not counted"
@@ -84,17 +83,30 @@ def _modelled(device: Device, gpu: Gpu | None, answered: bool) -> Iterator[str]:
     if gpu is not None and gpu.context_high_bytes > gpu.context_low_bytes:
         ends = f"{format_bytes(gpu.context_low_bytes)} to {format_bytes(gpu.context_high_bytes)}"
         yield f"what the process holds outside the allocator: {ends}"
-    yield from _limitations(device)
+    yield from _limitations(device, operators)
 
 
-def _limitations(device: Device) -> Iterator[str]:
-    """What the modules and functions of the device's rules say of themselves, by family of operators."""
+def _operators(traced: Collection[Traced]) -> frozenset[str]:
+    """The operators of what was traced, by name; none where nothing was."""
+    return frozenset(name for one in traced for tape in one.family.tapes() for name in tape.op_names)
+
+
+def _any_of(asked: Iterable[object], operators: frozenset[str]) -> bool:
+    """Whether some of these operators are among those that were traced; yes where nothing was."""
+    return not operators or any(str(operator) in operators for operator in asked)
+
+
+def _limitations(device: Device, operators: frozenset[str]) -> Iterator[str]:
+    """What the modules and functions of the device's rules say of themselves, by family of operators that was traced."""
     own = f"sizer.tracing.{device.kind}"
     families = [family for family in FAMILIES[device.kind] if family.__name__.startswith(own)]
     used = [one for family in families for one in vars(family).values() if isinstance(one, ModuleType)]
     modules = dict.fromkeys([*families, *(one for one in used if one.__name__.startswith(own))])
     for module in modules:
-        functions = vars(module).get("HELD", {}).values()
+        held = vars(module).get("HELD", {})
+        if held and not _any_of(held, operators):
+            continue
+        functions = held.values()
         for text in dict.fromkeys(one.__doc__ or "" for one in (module, *functions)):
             if found := _LIMITATIONS.search(text):
                 yield f"{module.__name__.rpartition('.')[2].replace('_', ' ')}: {_first_paragraph(found[1])}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from torch import nn
 import sizer
 from sizer.memory.archive import Traced
 from sizer.memory.bounds import CLOSED_KERNELS
+from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report
 from sizer.tracing import rules
 from sizer.tracing.cuda import convolution
 from sizer.tracing.device import KINDS, Device
 from sizer.tracing.explain import DECIDED_BY_CUDNN, explain, formulas, rules_of
 from sizer.tracing.rules import rules_for
+from tests.memory.tapes import make_tape
 from tests.tracing.test_mechanisms import Attend, run
 
 NONE = Traced()
@@ -154,6 +157,21 @@ def test_what_is_counted_follows_from_the_rules(monkeypatch: pytest.MonkeyPatch,
     assert f"formulas for {fewer} operators" in less and fewer < count
     assert "recurrent" not in less and "flash attention" not in less
     assert "what kernels hold beside their results is not counted" in told(Device("mps"))
+
+
+def test_what_the_work_does_not_do_is_not_said_to_be_modelled() -> None:
+    def told(operator: str) -> str:
+        tape = replace(make_tape([("a", 1)]), op_names=(operator,))
+        return "\n".join(
+            explain(Device("cuda", (8, 0)), traced={"float32": Traced(family=TapeFamily(exact=(tape,)))}).modelled
+        )
+
+    product, convolved, recurrent = map(
+        told, ("aten.mm.default", "aten.convolution.default", "aten._cudnn_rnn.default")
+    )
+    assert not any(word in product for word in ("convolution", "cudnn_rnn", "recurrent", "flash"))
+    assert "workspaces of convolutions" in convolved and "convolution: " in convolved and "recurrent" not in convolved
+    assert "(aten._cudnn_rnn)" in recurrent and "recurrent: " in recurrent and "convolution" not in recurrent
 
 
 def test_how_batch_sizes_were_traced_is_told() -> None:
