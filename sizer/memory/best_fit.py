@@ -18,6 +18,7 @@ try:
 except ImportError:
     numba = None
 
+COMPILED = numba is not None
 ROOM = 2**8  # blocks for which a pool has room at first
 RESERVED, LIMIT, NEXT_ADDRESS, MADE, ASKED = range(5)  # places in the state of a driver
 
@@ -69,18 +70,24 @@ def _by_address(pool: np.ndarray, count: int, address: int) -> int:
 @_compiled("void(int64[::1], int64, int64, int64)")
 def _insert(row: np.ndarray, count: int, at: int, value: int) -> None:
     """Put a value at a place in a row of `count`."""
-    end, one = np.uint64(count), np.uint64(1)  # unsigned: Numba looks for no negative ones
-    for done in range(np.uint64(count - at)):
-        row[end - done] = row[end - done - one]
+    if COMPILED:  # slices that overlap would be copied twice
+        end, one = np.uint64(count), np.uint64(1)  # unsigned: Numba looks for no negative ones
+        for done in range(np.uint64(count - at)):
+            row[end - done] = row[end - done - one]
+    else:
+        row[at + 1 : count + 1] = row[at:count]
     row[at] = value
 
 
 @_compiled("void(int64[::1], int64, int64)")
 def _delete(row: np.ndarray, count: int, at: int) -> None:
     """Take what is at a place out of a row of `count`."""
-    begin, one = np.uint64(at), np.uint64(1)
-    for done in range(np.uint64(count - 1 - at)):
-        row[begin + done] = row[begin + done + one]
+    if COMPILED:
+        begin, one = np.uint64(at), np.uint64(1)
+        for done in range(np.uint64(count - 1 - at)):
+            row[begin + done] = row[begin + done + one]
+    else:
+        row[at : count - 1] = row[at + 1 : count]
 
 
 @_compiled("void(int64[:, ::1], int64, int64, int64)")

@@ -13,6 +13,7 @@ PROJECT = str(Path(__file__).resolve().parents[2])
 _KEPT_PREFIXES = ("PYTHON", "LD_", "DYLD_", "LC_", "COVERAGE")
 _KEPT_NAMES = (
     *("PATH", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV", "CONDA_PREFIX", "USER", "USERNAME", "LOGNAME"),
+    "NUMBA_CACHE_DIR",  # where what was compiled once is found again
     *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS"),
 )
 _FIXED = {
