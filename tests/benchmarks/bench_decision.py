@@ -3,6 +3,7 @@
 For ResNet-50, Llama-3.1-8B and Mask R-CNN (one dtype, two batch sizes), in one warm process with nothing kept: seconds until the
 counts, the first cells and the whole view stand. Then with what that view has kept: other devices, another list of batch sizes,
 fewer dtypes, each asked for the first time. Then, of one cell, all levers and all devices. Each in parts of the whole view too.
+Last, as the page asks, by jobs: all devices are two of them where two may run at once.
 Seconds are wall-clock and this machine's; beside them those of the processor, which other work on the machine changes less.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from sizer.decision.levers import levers
 from sizer.estimator import Estimator
 from sizer.memory import allocator
 from sizer.request import parse_query
+from sizer.service.client import PROBE, JobClient
 
 # By name: the view, and the cell whose levers and devices are asked for, None where that takes minutes.
 QUESTIONS = {
@@ -128,6 +130,10 @@ def main(names: list[str]) -> None:
         if cell is None:
             continue
         show_decisions(f"{query}&{cell}", kept, whole)
+    with closing(JobClient()) as client:
+        client.submit(PROBE).result()
+        for name in names or QUESTIONS:
+            show_jobs(client, *QUESTIONS[name])
 
 
 def show_decisions(query: str, kept: KeptInMemory, whole: Seconds) -> None:
@@ -140,6 +146,17 @@ def show_decisions(query: str, kept: KeptInMemory, whole: Seconds) -> None:
         first = next(at for at, report in found if len(report.rows) == len(report.pending))
         show(f"which device{again}: where it fits", first, whole)
         show(f"which device{again}: whole", found[-1][0], whole, counter)
+
+
+def show_jobs(client: JobClient, query: str, cell: str | None) -> None:
+    """Print after how many seconds the page has its answers, from jobs that may run at once."""
+    if cell is None:
+        return
+    print(f"{query}, as the page asks: seconds")
+    for name, submit in (("the whole view", client.submit), ("which device", client.submit_devices)):
+        began = time.perf_counter()
+        submit(query if submit == client.submit else f"{query}&{cell}").result()
+        print(f"  {name:<34}{time.perf_counter() - began:>8.2f}", flush=True)
 
 
 if __name__ == "__main__":
