@@ -68,9 +68,12 @@ def test_every_byte_of_quantised_weights_is_counted(weights):
 
 
 def test_fp8_has_a_scale_for_each_block():
-    module = made("mode=inference&weights=fp8&gpu=h100-80gb")
     blocks = LINEAR // 128**2
-    assert take_census(module, name="small").parameter_bytes == LINEAR + blocks * 4 + 2 * REST
+    arrived = SMALL | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    for config, weights in ((SMALL, "fp8"), (arrived, "checkpoint")):
+        census = take_census(made(f"mode=inference&weights={weights}&gpu=h100-80gb", config=config), name="small")
+        assert census.parameter_bytes == LINEAR + blocks * 4 + 2 * REST
+        assert census.parameters == LINEAR + REST
 
 
 def test_the_estimate_holds_what_the_census_counts():
