@@ -107,6 +107,12 @@ def test_a_model_without_linear_layers_is_refused():
         made("mode=inference&weights=nf4", config=convolutions)
 
 
+def test_an_adapter_that_takes_whole_weights_alone_is_refused():
+    pytest.importorskip("peft")
+    with pytest.raises(BuildError, match=r"HRA is not traced beside quantised weights: .*, allowed lora, dora, "):
+        made("train=adapter&adapter=hra&weights=nf4")
+
+
 def test_a_gpu_without_fp8_loads_the_weights_as_they_are():
     query = f"{arch(SMALL)}&mode=inference&dtype=bfloat16&batch=1&seq=64"
     full = estimate(parse_query(f"{query}&weights=full&gpu=t4")).estimates
