@@ -125,6 +125,13 @@ def test_what_is_to_be_read_with_the_figures_follows_the_headline(run):
     assert printed["cautions"][0] in printed["notes"]
 
 
+@pytest.mark.parametrize(("mode", "told"), [("training", True), ("inference", False)])
+def test_how_much_is_trained_is_told_of_what_trains(mode, told):
+    report = report_for(parse_query(f"arch=torchvision:resnet50&dtype=float32&batch=32&mode={mode}"))
+    frozen = replace(report, model=replace(report.model, trainable_parameters=5))
+    assert ("5 of them trainable" in format_report(frozen)) is told
+
+
 def test_what_the_host_holds_follows_the_headline():
     report = report_for(parse_query("arch=torchvision:resnet50&dtype=float32&batch=32"))
     held = tuple(replace(row, host_bytes=3 * 2**30) for row in report.estimates)

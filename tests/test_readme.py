@@ -19,7 +19,7 @@ def _figures(line: str) -> list[str]:
     ("command", "lines"),
     [
         pytest.param(
-            command, lines, marks=pytest.mark.exhaustive if "llama" in command or " measure " in command else ()
+            command, lines, marks=pytest.mark.exhaustive if re.search("llama|gpt-oss| measure ", command) else ()
         )
         for command, lines in examples(TEXT)
     ],

@@ -58,6 +58,13 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             given=type(module).__name__,
             allowed=", ".join(TASKS),
         )
+    if getattr(module, "hf_quantizer", None) is not None and not row.on_quantized:
+        raise BuildError(
+            f"{row.title} is not traced beside quantised weights",
+            given=f"adapter={row.key} with weights={request.weights}",
+            allowed=", ".join(other.key for other in ADAPTERS.values() if other.on_quantized),
+            todo="choose one of these, or weights=full",
+        )
     if not getattr(getattr(module, "hf_quantizer", None), "is_trainable", True):
         raise BuildError(
             "this transformers trains no adapter on such weights",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sizer.architecture.quantization_settings import Quantization, quantization_of
 from sizer.architecture.quark_settings import unknown_of
-from sizer.catalogue.checkpoints import METHODS
+from sizer.catalogue.checkpoints import METHODS, title_of
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.weights import WEIGHTS
@@ -17,6 +17,8 @@ NOT_TRACED = (
     "the weights are as the checkpoint has them, {title}, whose kernels are not traced: a product takes its result alone, and "
     "where a kernel dequantises a layer first, as much more as that layer has in 16 bits"
 )
+# transformers/quantizers/auto.py, merge_quantization_configs, 5.23: another method raises, the same one keeps the checkpoint's
+COPY = "this checkpoint is {title}, which transformers does not quantise anew: the figures are those of an unquantised copy"
 _KERNELS = "; without the package kernels transformers makes them 16 bits"  # quantizer_mxfp4.py, 5.23
 
 
@@ -36,23 +38,31 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
     `config` is the parsed config.json for the sources "hub" and "config" (None: the one that the request holds, or its preset's).
     Raises ConfigError where its `quantization_config` is malformed.
     """
-    row = WEIGHTS[request.weights]
-    if row.quantizes and not row.quantizes_on(gpu):
-        told = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised"
-        return Loaded(request=replace(request, weights="full"), cautions=(told,))
-    quantization = quantization_of(request, config) if request.weights == "checkpoint" else None
+    quantization = quantization_of(request, config) if request.weights != "full" else None
+    if WEIGHTS[request.weights].quantizes:
+        return _quantized_anew(request, gpu, quantization)
     if quantization is None:
         return Loaded(request=request)
-    method = METHODS.get(quantization.method)
+    method, title = METHODS.get(quantization.method), title_of(quantization.method)
     reason = next(_reasons(request, gpu, quantization), None)
     if reason is not None:
-        title = quantization.method if method is None else method.title
         told = f"the weights of this checkpoint are {title}; they are counted unquantised: {reason}"
         return Loaded(request=replace(request, weights="full"), cautions=(told,), quantization=quantization)
     if method.traced:
         return Loaded(request=request, quantization=quantization)
-    told = NOT_TRACED.format(title=method.title) + (_KERNELS if method.key == "mxfp4" else "")
+    told = NOT_TRACED.format(title=title) + (_KERNELS if method.key == "mxfp4" else "")
     return Loaded(request=request, cautions=(told,), quantization=quantization)
+
+
+def _quantized_anew(request: Request, gpu: Gpu, quantization: Quantization | None) -> Loaded:
+    """How weights are loaded that the request has quantised, whose checkpoint may be quantised already."""
+    row, cautions = WEIGHTS[request.weights], ()
+    if quantization is not None:
+        cautions = (COPY.format(title=title_of(quantization.method)),)
+    if row.quantizes_on(gpu):
+        return Loaded(request=request, cautions=cautions)
+    told = f"the {gpu.name} does not multiply weights in {row.title}: they are loaded unquantised"
+    return Loaded(request=replace(request, weights="full"), cautions=(*cautions, told))
 
 
 def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator[str]:

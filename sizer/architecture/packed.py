@@ -36,13 +36,22 @@ class PackedLinear(nn.Module):
 
 
 class PackedExperts(nn.Module):
-    """Experts whose weights are packed in the tensors of a layout, each kind stacked over the experts."""
+    """Experts whose weights are packed in the tensors of a layout, each kind stacked over the experts.
+
+    `fused` says that the activation is part of the first product, and the sum over a token's experts of the second.
+    """
 
     def __init__(
-        self, hidden: int, inner: int, tensors: dict[str, tuple[Tensors, int]], biases: dict[str, nn.Parameter]
+        self,
+        hidden: int,
+        inner: int,
+        tensors: dict[str, tuple[Tensors, int]],
+        biases: dict[str, nn.Parameter],
+        *,
+        fused: bool = False,
     ) -> None:
         super().__init__()
-        self.hidden, self.inner = hidden, inner
+        self.hidden, self.inner, self.fused = hidden, inner, fused
         for name, (held, elements) in tensors.items():
             _register(self, {f"{name}_{key}": row for key, row in held.items()}, elements)
         for name, bias in biases.items():
@@ -51,6 +60,11 @@ class PackedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """`hidden_states [tokens, hidden]`, `top_k_index` and `top_k_weights [tokens, k]`: [tokens, hidden]."""
         tokens, chosen = top_k_index.shape
+        if self.fused:  # triton_kernels/matmul_ogs.py, init_allocation: a result, beside it what is not summed yet
+            product = hidden_states.new_empty((tokens * chosen, self.inner))
+            result, scratch = (product.new_empty((rows, self.hidden)) for rows in (tokens, tokens * chosen))
+            del scratch
+            return result.view_as(hidden_states)
         gate, up = hidden_states.new_empty((tokens * chosen, 2 * self.inner)).chunk(2, dim=-1)
         product = nn.functional.silu(gate) * up
         down = product.new_empty((tokens, chosen, self.hidden))
@@ -151,7 +165,7 @@ def _packed(path: str, layer: nn.Module, quantization: Quantization, dtype: torc
     biases = {name: one for name, one in layer._parameters.items() if one is not None and name.endswith("bias")}
     if together:  # transformers/integrations/mxfp4.py, Mxfp4GptOssExperts, 5.23
         biases = {name: nn.Parameter(one.float(), requires_grad=False) for name, one in biases.items()}
-    return PackedExperts(hidden, inner, tensors, biases)
+    return PackedExperts(hidden, inner, tensors, biases, fused=together)
 
 
 def _stacked(tensors: Tensors, count: int) -> Tensors:

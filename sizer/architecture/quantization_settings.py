@@ -24,7 +24,7 @@ _PARTS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     """How a checkpoint is quantised: `method` is its `quant_method`, `settings` are the other values, as JSON has them, and
-    `dtype` is that of its other tensors ("bfloat16")."""
+    `dtype` is that of its other tensors ("float16"); "bfloat16" where its config names none, as gpt-oss's."""
 
     method: str
     settings: Mapping[str, object]
@@ -62,9 +62,9 @@ def _read(raw: object, dtype: str) -> Quantization:
 
 
 def _dtype(*parts: dict) -> str:
-    """The dtype that a config names; without one, that in which transformers' own are made."""
+    """The dtype that a config names; without one, bfloat16."""
     named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
-    return next((name for name in named if name in _DTYPES), _DTYPES[0])
+    return next((name for name in named if name in _DTYPES), "bfloat16")
 
 
 def _plain(value: object, deep: int) -> object:

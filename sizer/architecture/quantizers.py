@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 import torch
@@ -69,7 +69,16 @@ def load_quantized(module: nn.Module, device: str = "meta") -> nn.Module:
         else:
             _load(layer, device, arrived, quantize=not quantizer.pre_quantized)
     quantizer.postprocess_model(module)
+    for scales in _scales_of_fp8(module):
+        scales.elements = 0
     return module
+
+
+def _scales_of_fp8(module: nn.Module) -> Iterator[nn.Parameter]:
+    """What restores weights and is a parameter beside them (transformers/integrations/finegrained_fp8.py, 5.23)."""
+    for layer in module.modules():
+        if type(layer).__module__.startswith(FP8_LAYERS):
+            yield from (one for name, one in layer._parameters.items() if one is not None and "_scale" in name)
 
 
 def _quantizer(config: Mapping[str, object], compute_dtype: torch.dtype, *, given: str, quantized: bool):

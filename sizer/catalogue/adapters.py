@@ -17,7 +17,8 @@ class Adapter:
     """One value of `adapter=`: `config_class` in peft, made with `options`.
 
     `arguments` are the keys of a query that it takes, each with the argument of the config that it becomes. Those that learn
-    virtual tokens (`learns_prompt`) count them by `r`, and need a task that PEFT knows.
+    virtual tokens (`learns_prompt`) count them by `r`, and need a task that PEFT knows. `on_quantized` says whether one is traced
+    beside quantised weights.
     """
 
     key: str
@@ -26,6 +27,15 @@ class Adapter:
     arguments: Mapping[str, str]
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     learns_prompt: bool = False
+    on_quantized: bool = True
+
+
+# PEFT's own code for these fails on weights that are no plain matrix, on some kinds of them at least, or (RandLora) takes less than
+# estimated.
+_ON_WHOLE_WEIGHTS = {
+    *("pissa", "loha", "lokr", "randlora", "tinylora", "delora"),
+    *("gralora", "glora", "deft", "peanut", "hra"),
+}
 
 
 def _row(key: str, title: str, config_class: str, arguments: Mapping[str, str], **options: object) -> Adapter:
@@ -37,13 +47,15 @@ def _row(key: str, title: str, config_class: str, arguments: Mapping[str, str], 
         arguments=arguments,
         options=options,
         learns_prompt=learns_prompt,
+        on_quantized=key not in _ON_WHOLE_WEIGHTS,
     )
 
 
 # Arguments of the config classes of PEFT 0.21 (peft/tuners/*/config.py).
-_LORA = {"r": "r", "alpha": "lora_alpha", "targets": "target_modules", "adapter_dropout": "lora_dropout"}
-_LYCORIS = {"r": "r", "alpha": "alpha", "targets": "target_modules", "adapter_dropout": "module_dropout"}
-_VERA = {"r": "r", "targets": "target_modules", "adapter_dropout": "vera_dropout"}
+_TARGETS = {"targets": "target_modules"}
+_RANK = {"r": "r", **_TARGETS}
+_LORA = {**_RANK, "alpha": "lora_alpha", "adapter_dropout": "lora_dropout"}
+_LYCORIS = {**_RANK, "alpha": "alpha", "adapter_dropout": "module_dropout"}
 _TOKENS = {"r": "num_virtual_tokens"}
 
 _ROWS = (
@@ -54,7 +66,21 @@ _ROWS = (
     _row("olora", "OLoRA", "LoraConfig", _LORA, init_lora_weights="olora"),
     _row("loha", "LoHa", "LoHaConfig", _LYCORIS),
     _row("lokr", "LoKr", "LoKrConfig", _LYCORIS),
-    _row("vera", "VeRA", "VeraConfig", _VERA),
+    _row("vera", "VeRA", "VeraConfig", _RANK | {"adapter_dropout": "vera_dropout"}),
+    _row("pvera", "PVeRA", "PveraConfig", _RANK | {"adapter_dropout": "pvera_dropout"}),
+    _row("randlora", "RandLora", "RandLoraConfig", _RANK | {"adapter_dropout": "randlora_dropout"}),
+    _row("tinylora", "TinyLoRA", "TinyLoraConfig", _RANK | {"adapter_dropout": "tinylora_dropout"}),
+    _row("unilora", "Uni-LoRA", "UniLoraConfig", _RANK | {"adapter_dropout": "unilora_dropout"}),
+    _row("delora", "DeLoRA", "DeloraConfig", _RANK | {"adapter_dropout": "module_dropout"}),
+    _row("hira", "HiRA", "HiraConfig", _RANK | {"adapter_dropout": "hira_dropout"}),
+    _row("gralora", "GraLoRA", "GraloraConfig", _RANK | {"alpha": "alpha", "adapter_dropout": "gralora_dropout"}),
+    _row("glora", "GLoRA", "GloraConfig", _RANK),
+    _row("miss", "MiSS", "MissConfig", _RANK | {"adapter_dropout": "miss_dropout"}),
+    _row("deft", "DEFT", "DeftConfig", _RANK | {"alpha": "alpha", "adapter_dropout": "deft_dropout"}),
+    _row("peanut", "PEANuT", "PeanutConfig", _RANK),
+    _row("hra", "HRA", "HRAConfig", _RANK),
+    _row("oft", "OFT", "OFTConfig", _TARGETS | {"adapter_dropout": "module_dropout"}),  # in blocks of 32
+    _row("beft", "BEFT", "BeftConfig", _TARGETS),
     _row("ia3", "IA³", "IA3Config", {}),  # of the layers that PEFT lists for the model's type
     _row("prompt", "Prompt tuning", "PromptTuningConfig", _TOKENS),
     _row("p-tuning", "P-tuning", "PromptEncoderConfig", _TOKENS),

@@ -2,7 +2,8 @@
 
 The data is `presets.json` beside this file, read at first use. A config holds the keys of the model's own config.json that
 shape the architecture, in the words of transformers 5: where a hub config still says `rope_theta` and `rope_scaling`, it
-says `rope_parameters`, and classes are `num_labels` instead of a table of their names.
+says `rope_parameters`, and classes are `num_labels` instead of a table of their names. Where the checkpoint's weights are
+quantised it has their `quantization_config`, too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ class Preset:
     `published_precision` is 1, else rounded to that many parameters ("6.7B" is 6_700_000_000 with a precision of 10**8).
     Checkpoints hold what is no parameter (masks, position ids, quantisation scales), store tied weights twice, or carry a
     head that the class lacks: `difference` is what to add to the published count to get the count of `head`, and
-    `difference_reason` says why. `hub_id` is for reference; nothing is fetched. `quantized` says what the checkpoint is, or does,
-    where its weights are quantised: the config here has no `quantization_config`.
+    `difference_reason` says why. `hub_id` is for reference; nothing is fetched.
     """
 
     key: str
@@ -47,7 +47,6 @@ class Preset:
     difference: int = 0
     difference_reason: str | None = None
     note: str | None = None
-    quantized: str | None = None
 
     @property
     def config(self) -> dict[str, Any]:

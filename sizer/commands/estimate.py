@@ -91,7 +91,7 @@ def _model(report: Report) -> Iterator[str]:
     model = report.model
     yield f"{model.name} ({model.class_name})"
     counts = f"{model.parameters:,} parameters ({format_count(model.parameters)})"
-    if model.trainable_parameters != model.parameters:
+    if MODES[report.request["mode"]].trains and model.trainable_parameters != model.parameters:
         counts += f", {model.trainable_parameters:,} of them trainable"
     yield f"{counts}, {model.buffers:,} buffer elements"
     if model.tied_parameters:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.catalogue.presets import PRESETS
 from sizer.memory.report import Report
 from sizer.units import counted
 
@@ -22,10 +21,6 @@ def _caveats(report: Report) -> Iterator[str]:
     for note in report.notes:
         if note.startswith(UNQUANTISED_PART):
             yield f"{note[0].lower()}{note[1:]}"
-    preset = PRESETS.get(str(report.request.get("name"))) if report.request.get("source") == "hf" else None
-    if preset is not None and preset.quantized and report.request.get("weights") == "checkpoint":
-        instead = "for what that takes ask by hub id, or paste its config"
-        yield f"this is the unquantised architecture; the checkpoint {preset.quantized}: {instead}."
     tokens = report.request.get("sequence_length")
     if report.request.get("mode") == "inference" and tokens is not None:
         yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."

@@ -24,6 +24,9 @@ PRESSED = "edit_pressed"  # session state: how often the button was
 EXAMPLES = {
     "Train ResNet-50 on an RTX 4090": "arch=torchvision:resnet50&gpu=rtx-4090",
     "Fine-tune Llama 3.1 8B on 24 GB": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4,8&seq=2048&gpu=rtx-4090",
+    "QLoRA on 16 GB": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4&seq=2048&optimizer=paged-adamw-8bit&checkpointing=1"
+    "&gpu=rtx-4060-ti-16gb&train=adapter&weights=nf4-dq",
+    "gpt-oss 20B, MXFP4, on 24 GB": "arch=hf:gpt-oss-20b&mode=generate&dtype=bfloat16&batch=1,2,4&seq=2048&gpu=rtx-4090",
     "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&gpu=l40s",
     "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",
 }

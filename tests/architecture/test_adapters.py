@@ -32,6 +32,8 @@ BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]
         "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 1000}  # fmt: skip
 T5 = LARGE_T5 | {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "vocab_size": 1000}
 
+REFUSED_FOR_CONV1D = {"loha", "lokr", "delora", "glora", "miss", "peanut", "hra", "oft", "beft"}  # by PEFT
+
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 
@@ -58,7 +60,7 @@ def facts(module: nn.Module) -> dict[str, tuple]:
         (adapter, config)
         for adapter in ADAPTERS
         for config in (LLAMA, GPT2, BERT)
-        if not (config is GPT2 and adapter in ("loha", "lokr"))  # PEFT refuses these for transformers' Conv1D
+        if not (config is GPT2 and adapter in REFUSED_FOR_CONV1D)
     ],
 )
 def test_it_is_what_peft_makes_of_a_model_in_half_precision(adapter: str, config: dict):

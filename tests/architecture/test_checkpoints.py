@@ -19,6 +19,7 @@ from sizer.architecture.quantization_settings import Quantization, quantization_
 from sizer.catalogue.checkpoints import METHODS as CHECKPOINT_METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.config_json import encode_config
+from sizer.custom import size_module
 from sizer.errors import BuildError, ConfigError
 from sizer.estimator import estimate
 from sizer.memory.caveats import caveats
@@ -313,6 +314,15 @@ def test_packed_experts_are_those_of_transformers():
     assert held == sum(one.nbytes for one in own.parameters()) + 4 * 3 * 96 * 64 // 32
 
 
+def test_a_kernel_of_packed_experts_has_no_activation_beside_it():
+    experts = made(f"{arch('mxfp4', GPT_OSS)}&mode=inference&gpu=h100-80gb").model.layers[0].mlp.experts
+    inputs = (torch.zeros(512, 64), torch.zeros(512, 2, dtype=torch.int64), torch.zeros(512, 2))
+    (found,) = size_module(lambda: experts, inputs, mode="inference", gpu="h100-80gb").estimates
+    # of each of 1,024 chosen: 96 inside, 64 that are not summed yet; of each of 512 tokens the sum of 64
+    beside = 4 * (1024 * 96 + 1024 * 64 + 512 * 64)
+    assert found.at_peak["activation"] + found.at_peak["temporary"] == beside
+
+
 def test_experts_are_packed_one_by_one():
     config = MIXTRAL | {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 256, "torch_dtype": "bfloat16"}
     whole, packed = made(f"{arch(None, config)}&mode=inference"), made(f"{arch('awq', config)}&mode=inference")
@@ -353,6 +363,28 @@ def test_weights_that_are_not_counted_as_they_are_say_why(query):
     assert loaded.request.weights == "full"
     (told,) = loaded.cautions
     assert f"they are counted unquantised: {reason}" in told
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        (
+            "mode=generate&gpu=rtx-4090",
+            "the weights are as the checkpoint has them, MXFP4, whose kernels are not traced",
+        ),
+        ("gpu=rtx-4090", "they are counted unquantised: quantised weights are not trained"),
+        ("mode=inference&gpu=v100-32gb", "(32 GB) does not compute with them, and transformers makes them 16 bits"),
+        (
+            "train=adapter&weights=nf4",
+            "this checkpoint is MXFP4, which transformers does not quantise anew: the figures",
+        ),
+        ("mode=inference&weights=full", None),
+    ],
+)
+def test_what_is_loaded_of_a_preset_whose_checkpoint_is_quantised_is_said(query, told):
+    request = parse_query(f"arch=hf:gpt-oss-20b&{query}")
+    cautions = as_loaded(request, find_gpu(request.gpu)).cautions
+    assert [told in caution for caution in cautions] == ([] if told is None else [True])
 
 
 def test_what_is_not_counted_so_is_still_said():

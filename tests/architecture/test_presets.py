@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
+from sizer.catalogue.checkpoints import METHODS
 from sizer.catalogue.presets import DATA, PRESETS, Preset, find_preset, list_presets
 from sizer.errors import RequestError
 
@@ -38,6 +39,11 @@ WANTED = """
 every_preset = pytest.mark.parametrize("key", PRESETS)
 
 
+def architecture_of(key: str) -> dict[str, Any]:
+    """The config of a preset without how its checkpoint is quantised."""
+    return {name: value for name, value in find_preset(key).config.items() if name != "quantization_config"}
+
+
 def parse(config: dict[str, Any]) -> PreTrainedConfig:
     model_type = config.pop("model_type")
     return AutoConfig.for_model(model_type, **config)
@@ -59,21 +65,21 @@ def agrees(preset: Preset, parameters: int) -> bool:
 @every_preset
 def test_count_is_the_published_one(key: str):
     preset = find_preset(key)
-    counted = count_parameters(parse(preset.config), preset.head)
+    counted = count_parameters(parse(architecture_of(key)), preset.head)
     assert agrees(preset, counted), f"{counted:,} counted, {preset.expected_parameters:,} by {preset.published_as}"
 
 
 @every_preset
 def test_keys_take_effect(key: str):
     preset = find_preset(key)
-    given = preset.config
-    undeclared = unread_keys(parse(preset.config), given)
+    given = architecture_of(key)
+    undeclared = unread_keys(parse(architecture_of(key)), given)
     if given["model_type"] == "t5":
         # transformers ties every T5; the key now says whether the decoder's output is scaled.
-        assert parse(preset.config).scale_decoder_outputs is given.get("tie_word_embeddings", True)
+        assert parse(architecture_of(key)).scale_decoder_outputs is given.get("tie_word_embeddings", True)
         undeclared.pop("tie_word_embeddings", None)
     for path in undeclared:
-        without = preset.config
+        without = architecture_of(key)
         remove(without, path)
         assert count_parameters(parse(without), preset.head) != preset.expected_parameters, f"{path} changes nothing"
 
@@ -126,6 +132,7 @@ def test_row_is_sound(key: str):
     assert preset.published_parameters % preset.published_precision == 0
     assert preset.exact != ("rounded" in preset.published_as)
     assert (preset.difference != 0) == (preset.difference_reason is not None)
+    assert config.get("quantization_config", {"quant_method": "fp8"})["quant_method"] in METHODS
     assert not [
         name for name in config if name == "auto_map" or name.startswith("_") or name.endswith("implementation")
     ]

@@ -1,9 +1,9 @@
 """Published quantised checkpoints: the bytes of their tensors, as others read them, against the layouts of their methods.
 
 published_checkpoints.json has one row a checkpoint: the preset or the config of its architecture, its `quantization_config` without
-what names no tensor, what was read (`bytes` of all tensors; or elements, those of the quantised weights and of the `rest` or their
-`scales`; or `file_bytes` of a safetensors file and the `metadata` in its header), by whom, and in `besides` what the files hold
-otherwise than transformers loads it: in bytes, or of a file by the last name of such tensors.
+what names no tensor (none where it is the preset's own), what was read (`bytes` of all tensors; or elements, those of the quantised
+weights and of the `rest` or their `scales`; or `file_bytes` of a safetensors file and the `metadata` in its header), by whom, and
+in `besides` what the files hold otherwise than transformers loads it: in bytes, or of a file by the last name of such tensors.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import nn
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.packed import checkpoint_bytes, pack
-from sizer.architecture.quantization_settings import Quantization
+from sizer.architecture.quantization_settings import Quantization, quantization_of
 from sizer.architecture.quantized_layers import quantized_layers
+from sizer.catalogue.presets import PRESETS
 from sizer.config_json import encode_config
 from sizer.request import parse_query
 from sizer.tracing.trace import build
@@ -43,15 +44,19 @@ def params(*read: str) -> list:
 
 def built(row: dict) -> tuple[nn.Module, Quantization]:
     arch = f"hf:{row['preset']}" if "preset" in row else f"config:{encode_config(json.dumps(row['config']))}"
-    quantization = Quantization(method=row["method"], settings=row["settings"], dtype=row["dtype"])
-    return build(make_blueprint(parse_query(f"arch={arch}&mode=inference"))), quantization
+    request = parse_query(f"arch={arch}&mode=inference&weights=full")
+    if "settings" in row:
+        quantization = Quantization(method=row["method"], settings=row["settings"], dtype=row["dtype"])
+    else:
+        quantization = quantization_of(request, None)
+    return build(make_blueprint(request)), quantization
 
 
 @pytest.mark.parametrize("row", params("bytes", "weights"))
 def test_its_tensors_have_the_bytes_that_were_read(row):
     module, quantization = built(row)
     if "bytes" in row:
-        found = checkpoint_bytes(module, quantization, getattr(torch, row["dtype"]))
+        found = checkpoint_bytes(module, quantization, getattr(torch, quantization.dtype))
         assert found + sum(row.get("besides", {}).values()) == row["bytes"]
         return
     weights = sum(layer.weight.numel() for _, layer in quantized_layers(module, quantization))
@@ -103,6 +108,16 @@ def file_bytes(tensors: dict[str, tuple[torch.dtype, list[int]]], metadata: dict
         begin, end = end, end + nbytes(dtype, shape)
         header[name] = {"dtype": kinds[dtype][1], "shape": shape, "data_offsets": [begin, end]}
     return 8 + 8 * ceil(len(json.dumps(header, separators=(",", ":"))) / 8) + end
+
+
+def test_presets_are_loaded_as_their_checkpoints_are():
+    own = {row["preset"] for row in ROWS if "settings" not in row}
+    assert own == {key for key, preset in PRESETS.items() if "quantization_config" in preset.config}
+    held = build(make_blueprint(parse_query("arch=hf:gpt-oss-20b&mode=inference&gpu=rtx-4090")), dtype="bfloat16")
+    # the biases of 24 layers' 32 experts are float32 as transformers holds them: 2 × 2,880 and 2,880
+    biases = 24 * 32 * 3 * 2880
+    (read,) = (row["bytes"] for row in ROWS if row.get("preset") == "gpt-oss-20b")
+    assert sum(one.nbytes for one in held.parameters()) == read + 2 * biases
 
 
 def test_every_row_says_who_read_it():

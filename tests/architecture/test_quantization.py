@@ -68,9 +68,12 @@ def test_every_byte_of_quantised_weights_is_counted(weights):
 
 
 def test_fp8_has_a_scale_for_each_block():
-    module = made("mode=inference&weights=fp8&gpu=h100-80gb")
     blocks = LINEAR // 128**2
-    assert take_census(module, name="small").parameter_bytes == LINEAR + blocks * 4 + 2 * REST
+    arrived = SMALL | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    for config, weights in ((SMALL, "fp8"), (arrived, "checkpoint")):
+        census = take_census(made(f"mode=inference&weights={weights}&gpu=h100-80gb", config=config), name="small")
+        assert census.parameter_bytes == LINEAR + blocks * 4 + 2 * REST
+        assert census.parameters == LINEAR + REST
 
 
 def test_the_estimate_holds_what_the_census_counts():
@@ -102,6 +105,12 @@ def test_a_model_without_linear_layers_is_refused():
     convolutions = {"model_type": "resnet", "architectures": ["ResNetModel"], "depths": [1, 1, 1, 1]}
     with pytest.raises(BuildError, match="no layer that can be quantised: given 'weights=nf4 with ResNetModel'"):
         made("mode=inference&weights=nf4", config=convolutions)
+
+
+def test_an_adapter_that_takes_whole_weights_alone_is_refused():
+    pytest.importorskip("peft")
+    with pytest.raises(BuildError, match=r"HRA is not traced beside quantised weights: .*, allowed lora, dora, "):
+        made("train=adapter&adapter=hra&weights=nf4")
 
 
 def test_a_gpu_without_fp8_loads_the_weights_as_they_are():

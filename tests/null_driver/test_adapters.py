@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sizer.architecture import make_blueprint
+from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.gpus import GPUS
 from sizer.config_json import encode_config
 from sizer.memory.allocator import replay
@@ -55,6 +56,14 @@ QUERIES = (
     f"{LLAMA_TEXT}&dtype=bfloat16&accumulate=8",
 )
 
+# A small model for every adapter that is not asked for above.
+SMALL_TEXT = f"{arch(LLAMA, num_hidden_layers=2)}&seq=64"
+OTHERS = tuple(
+    f"{SMALL_TEXT}&dtype=bfloat16&train=adapter&adapter={key}"
+    for key in ADAPTERS
+    if key != "lora" and not any(f"adapter={key}" in query.split("&") for query in QUERIES)
+)
+
 # With PyTorch 2.11 a segment of 2 MiB more is estimated beside Muon than there is; the reason was not found.
 UNLIKE_IN_2_11 = {query for query in QUERIES if "optimizer=muon" in query}
 MOST_UNLIKE_BYTES = 2**21
@@ -70,7 +79,9 @@ def estimated(query: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "asked", [QUERIES[::7], pytest.param(QUERIES, marks=pytest.mark.exhaustive)], ids=["some", "all"]
+    "asked",
+    [QUERIES[::7], *(pytest.param(queries, marks=pytest.mark.exhaustive) for queries in (QUERIES, OTHERS))],
+    ids=["some", "all", "every adapter"],
 )
 def test_they_take_what_pytorchs_own_do(run_on_null, asked: tuple[str, ...]):
     queries = [f"{query}&batch=4&gpu={GPU}" for query in asked]

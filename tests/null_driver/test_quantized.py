@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sizer.architecture import make_blueprint
+from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.gpus import GPUS
 from sizer.config_json import encode_config
 from sizer.memory.allocator import replay
@@ -64,6 +65,14 @@ QUERIES = (
     f"{GPT2_TEXT}&dtype=bfloat16&weights=nf4&train=adapter",
     f"{GPT2_TEXT}&dtype=float16&weights=int8&mode=inference",
 )
+# A small model with every other adapter that is traced beside such weights, but OLoRA: they are factored by cuSOLVER, on a device.
+OTHERS = tuple(
+    f"{arch(LLAMA, num_hidden_layers=2)}&seq=64&dtype=bfloat16&weights={('nf4', 'int8')[number % 2]}&train=adapter&adapter={key}"
+    for number, (key, row) in enumerate(ADAPTERS.items())
+    if row.on_quantized
+    and key not in ("lora", "olora")
+    and not any(query.endswith(f"adapter={key}") for query in QUERIES)
+)
 
 
 def estimated(query: str) -> list[int]:
@@ -88,8 +97,9 @@ def estimated(query: str) -> list[int]:
         (4, QUERIES[1::5]),
         pytest.param(1, QUERIES[::3], marks=pytest.mark.exhaustive),
         pytest.param(4, QUERIES, marks=pytest.mark.exhaustive),
+        pytest.param(2, OTHERS, marks=pytest.mark.exhaustive),
     ],
-    ids=["some", "at 1", "at 4"],
+    ids=["some", "at 1", "at 4", "every adapter"],
 )
 def test_they_take_what_bitsandbytes_own_do(run_on_null, batch, asked):
     queries = [f"{query}&batch={batch}&gpu={GPU}" for query in asked]

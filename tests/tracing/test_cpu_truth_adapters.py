@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sizer.architecture import make_blueprint
+from sizer.catalogue.adapters import ADAPTERS
 from sizer.config_json import encode_config
 from sizer.device.trial.limits import one_thread
 from sizer.request import parse_query
@@ -56,12 +57,18 @@ CASES = {
     "accumulate-lora": f"{LLAMA_TEXT}&seq=32&train=adapter&accumulate=3&dtype=bfloat16",
 }
 
+OTHERS = {
+    key: f"{LLAMA_TEXT}&seq=32&train=adapter&adapter={key}"
+    for key in ADAPTERS
+    if key not in CASES and key not in ("pissa", "olora")  # whose matrices are LoRA's
+}
+
 
 @pytest.mark.parametrize(
     "query",
     [
-        pytest.param(query, id=name, marks=pytest.mark.exhaustive if number % 2 else ())
-        for number, (name, query) in enumerate(CASES.items())
+        pytest.param(query, id=name, marks=pytest.mark.exhaustive if number % 2 or name in OTHERS else ())
+        for number, (name, query) in enumerate({**CASES, **OTHERS}.items())
     ],
 )
 def test_trace_equals_profiler(query: str) -> None:

@@ -23,8 +23,11 @@ from tests.tracing.generations import device, generation, work
 PUBLISHED = {"deepseek-v3": 70_272, "falcon-40b": 1_966_080, "llama-3-8b": 131_072, "qwen3-1.7b": 114_688}
 # As servers' logs have them: llama.cpp the MiB of 2,048 tokens (huggingface.co/dranger003/c4ai-command-r-v01-iMat.GGUF, discussion
 # 6: Llama-3-70B, Mixtral-8x7B, a fine-tuned Mistral-7B, Qwen1.5-32B, whose heads and layers are Qwen2.5's), SGLang the GiB of so
-# many tokens, to two decimals (GPT-2: kvcached's notes on WSL2; Qwen3-235B, a rank of 4: vllm-project/vllm, issue 21348).
+# many tokens, to two decimals (GPT-2: kvcached's notes on WSL2; Qwen3-235B, a rank of 4: vllm-project/vllm, issue 21348), vLLM the
+# GiB of so many blocks of 16 (Llama-3.1-8B: vllm-project/vllm, issue 10517, a comment of 2 December 2024). Presets whose heads and
+# layers are those of a logged one are not repeated.
 LOGGED = {
+    "llama-3.1-8b": 3.81 * 2**30 / (1952 * 16),
     "llama-3-70b": 640 * 2**20 / 2048,
     "mixtral-8x7b": 256 * 2**20 / 2048,
     "mistral-7b-v0.3": 256 * 2**20 / 2048,
