@@ -113,14 +113,8 @@ def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
             todo="choose another optimizer, or remove parallel",
         )
-    group = request.world // request.replicate
     if request.world > MAX_WORLD:
-        yield Refusal(
-            key="replicate",
-            given=f"{request.replicate} groups of {group} ranks",
-            allowed=f"at most {MAX_WORLD:,} ranks",
-            todo=f"ask for replicate={max(1, MAX_WORLD // group)}",
-        )
+        yield _too_many_ranks(request)
     if request.rank is not None and request.rank >= request.world:
         yield Refusal(
             key="rank",
@@ -142,6 +136,24 @@ def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed="1, 0, or less than ranks and a divisor of it",
             todo=f"ask for reshard={fitting}",
         )
+
+
+def _too_many_ranks(request: AnyRequest) -> Refusal:
+    """The refusal of a world that is too large, with a smaller one: of each degree in turn as much as the others leave room for."""
+    world, less = request.world, {}
+    degrees = [key for key in ("replicate", "ranks", "cp", "pp", "tp") if key in PARALLELS[request.parallel].keys]
+    for key in degrees:
+        others = world // getattr(request, key)
+        if world > MAX_WORLD and others < world:
+            less[key] = max(1, MAX_WORLD // others)
+            world = others * less[key]
+    group = request.world // request.replicate
+    return Refusal(
+        key=next(iter(less)),
+        given=f"{request.replicate} groups of {group} ranks" if request.replicate > 1 else f"{request.world:,} ranks",
+        allowed=f"at most {MAX_WORLD:,} ranks",
+        todo=f"ask for {' and '.join(f'{key}={degree}' for key, degree in less.items())}",
+    )
 
 
 def _refused_in_tensor_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:

@@ -487,6 +487,16 @@ RANKS_REFUSED = [
         "parallel=hsdp&ranks=1024&replicate=4&tp=8",
         "replicate: given 4 groups of 8192 ranks, allowed at most 16,384 ranks; ask for replicate=2",
     ),
+    (
+        "parallel=fsdp&ranks=16384&tp=8",
+        "ranks: given 131,072 ranks, allowed at most 16,384 ranks; ask for ranks=2048",
+    ),
+    (
+        "parallel=hsdp&ranks=16384&replicate=2&cp=4",
+        "replicate: given 2 groups of 65536 ranks, allowed at most 16,384 ranks; ask for replicate=1 and ranks=4096",
+    ),
+    ("tp=256&pp=128&sp=1", "pp: given 32,768 ranks, allowed at most 16,384 ranks; ask for pp=64"),
+    ("parallel=fsdp&reshard=yes", "reshard: given 'yes', allowed whole numbers from 0 to 16,384"),
 ]
 
 
@@ -529,6 +539,7 @@ def test_what_nccl_holds_is_a_part_of_the_process():
         for keys in ("", "&parallel=ddp&ranks=2", "&parallel=fsdp", "&parallel=fsdp&tp=2")
     )
     assert gpu_of(parse_query(f"{LLAMA}&parallel=hsdp&replicate=2")) == grouped
+    assert gpu_of(parse_query(f"{LLAMA}&parallel=fsdp&reshard=4")) == grouped  # which gathers in groups of four, too
     assert gpu_of(parse_query(f"{LLAMA}&parallel=tp&tp=8&optimizer_impl=loop")) == many
     assert alone == GPUS[parse_query(LLAMA).gpu]
     assert gpu_of(parse_query(f"{LLAMA}&parallel=fsdp&ranks=1")) == alone
