@@ -99,12 +99,12 @@ def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed="a CUDA device, between which NCCL communicates",
             todo="remove it, or choose another gpu",
         )
-    if WEIGHTS[request.weights].quantizes:
+    if WEIGHTS[request.weights].quantizes and not PARALLELS[request.parallel].quantized:
         yield Refusal(
             key="weights",
             given=f"{quote(request.weights)} with parallel={request.parallel}",
-            allowed="checkpoint, full: how ranks hold quantised weights was not compared with PyTorch's own",
-            todo="remove it, or parallel",
+            allowed="checkpoint, full: how quantised weights are split was not compared with PyTorch's own",
+            todo="remove it, or ask for parallel=ddp",
         )
     if OPTIMIZERS[request.optimizer].package != "torch":
         yield Refusal(

@@ -16,12 +16,14 @@ PIPELINE_KEYS = ("pp", "schedule", "microbatch")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, the
-    `keys` of a query that it takes, and whether it is of use to inference, too (`infers`)."""
+    `keys` of a query that it takes, whether it is of use to inference, too (`infers`), and whether it takes a model whose weights
+    were quantised as they were loaded (`quantized`)."""
 
     key: str
     title: str
     shards: bool = False
     infers: bool = False
+    quantized: bool = False
     communicators: int = 1
     keys: tuple[str, ...] = ("ranks", "rank")
 
@@ -29,9 +31,9 @@ class Parallel:
 _SPLIT = ("tp", "sp", "lp")  # of tensor parallel: the degree, and whether sequence and loss are split, too
 
 _ROWS = (
-    Parallel(key="none", title="One GPU", communicators=0, keys=()),
-    Parallel(key="ddp", title="DDP", keys=("ranks", "cp", *PIPELINE_KEYS, "rank")),
-    Parallel(key="zero1", title="ZeRO-1"),
+    Parallel(key="none", title="One GPU", quantized=True, communicators=0, keys=()),
+    Parallel(key="ddp", title="DDP", quantized=True, keys=("ranks", "cp", *PIPELINE_KEYS, "rank")),
+    Parallel(key="zero1", title="ZeRO-1", quantized=True),
     Parallel(
         key="fsdp",
         title="FSDP2",

@@ -22,14 +22,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
-from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
+from sizer.device.trial.materialize import allocate_parameters, initialize_parameters, prepare
 from sizer.distributed import passes
 from sizer.distributed.sharding import replicate, split
 from sizer.request import parse_query
 from sizer.tracing.pipelined import make_steps
-from sizer.tracing.steps import weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.work import work_of
+from tests.null_driver.quantized import without_outliers
 from tests.null_driver.ranks import answers
 from tests.null_driver.values import KnownValues
 
@@ -59,16 +59,22 @@ def peaks(query: str) -> list[int]:
     dist.init_process_group(
         "fake", rank=work.plan.rank or 0, world_size=work.plan.world, store=FakeStore(), pg_options=answers()
     )
-    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
-    with repeatable(), KnownValues() as known, masks_of_ones(known):
+    module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
+    with (
+        repeatable(),
+        KnownValues() as known,
+        masks_of_ones(known),
+        mock.patch.object(torch.Tensor, "any", without_outliers),
+    ):
         if work.plan.splits:
             module = split(module, work.plan, work.dtype)
             module.to_empty(device="cpu" if work.plan.offload else CUDA)
             for buffer in module.buffers():
                 buffer.data = buffer.data.to(CUDA)
         else:
-            allocate_parameters(module)
-            module = load(module, CUDA)
+            if blueprint.load_quantized is None:
+                allocate_parameters(module)
+            module = bring(module, CUDA)
             initialize_parameters(module)
         if work.plan.replicates:
             module = replicate(module, work.plan)

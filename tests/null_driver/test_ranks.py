@@ -158,6 +158,8 @@ QUERIES = {
     "context, tensor and loss": f"{SPLIT['llama']}&dtype=bfloat16&parallel=fsdp&ranks=2&cp=2&tp=2&lp=1&rank=0",
     "lora by policy": f"{ARCHITECTURES['llama']}&dtype=amp-bfloat16&parallel=fsdp&ranks=16&train=adapter&checkpointing=1",
     "lora by ddp": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=ddp&train=adapter",
+    "qlora by ddp": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=ddp&train=adapter&weights=nf4-dq&checkpointing=1",
+    "int8 by zero1": f"{ARCHITECTURES['llama']}&dtype=float16&parallel=zero1&ranks=4&train=adapter&weights=int8&accumulate=2",
     "dora by fsdp": f"{ARCHITECTURES['llama']}&dtype=bfloat16&parallel=fsdp&train=adapter&adapter=dora",
     "head in groups": f"{ARCHITECTURES['vit']}&dtype=float32&parallel=hsdp&ranks=2&replicate=4&train=head",
     "mixtral by policy": f"{SPLIT['mixtral']}&dtype=amp-bfloat16&parallel=fsdp",

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sizer.device.trial.materialize import Bring, load
+from sizer.device.trial.materialize import Bring
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import replicate, split
 
@@ -37,10 +37,11 @@ def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds:
     )
 
 
-def take_part(module: nn.Module, plan: Plan, dtype: str, device: torch.device) -> tuple[nn.Module, Bring]:
-    """What a rank has of a module whose parameters are on meta, and what brings it to the device."""
+def take_part(module: nn.Module, bring: Bring, plan: Plan, dtype: str, device: torch.device) -> tuple[nn.Module, Bring]:
+    """What a rank has of a module whose parameters are on meta, and what brings it to the device, where `bring` does so with the
+    whole."""
     if not plan.splits:
-        return module, partial(_bring_whole, plan)
+        return module, partial(_bring_whole, bring, plan)
     return split(module, plan, dtype, kind=device.type), partial(_bring_part, plan)
 
 
@@ -49,8 +50,8 @@ def inner(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
 
 
-def _bring_whole(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
-    return replicate(load(module, device), plan)
+def _bring_whole(bring: Bring, plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
+    return replicate(bring(module, device), plan)
 
 
 def _bring_part(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
