@@ -22,9 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
-from sizer.device.trial.materialize import allocate_parameters, initialize_parameters, prepare
+from sizer.device.trial.materialize import allocate_parameters, prepare
+from sizer.device.trial.rank import take_part
 from sizer.distributed import passes
-from sizer.distributed.sharding import replicate, split
 from sizer.request import parse_query
 from sizer.tracing.pipelined import make_steps
 from sizer.tracing.trace import repeatable
@@ -66,18 +66,10 @@ def peaks(query: str) -> list[int]:
         masks_of_ones(known),
         mock.patch.object(torch.Tensor, "any", without_outliers),
     ):
-        if work.plan.splits:
-            module = split(module, work.plan, work.dtype)
-            module.to_empty(device="cpu" if work.plan.offload else CUDA)
-            for buffer in module.buffers():
-                buffer.data = buffer.data.to(CUDA)
-        else:
-            if blueprint.load_quantized is None:
-                allocate_parameters(module)
-            module = bring(module, CUDA)
-            initialize_parameters(module)
-        if work.plan.replicates:
-            module = replicate(module, work.plan)
+        module, bring = take_part(module, bring, work.plan, work.dtype, CUDA)
+        if not work.plan.splits and blueprint.load_quantized is None:
+            allocate_parameters(module)
+        module = bring(module, CUDA)
         for _ in make_steps(blueprint, module, blueprint.example(batch, work.trains), work, device=CUDA).run():
             pass
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from sizer.device.machine.inventory import Inventory
+from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial import launch, launch_ranks
 from sizer.device.trial.launch import start
-from sizer.device.trial.launch_ranks import RanksJob, check_places, start_ranks
-from sizer.errors import JobError, RequestError
+from sizer.device.trial.launch_ranks import RanksJob, check_places, count_places, start_ranks
+from sizer.errors import DeviceError, JobError, RequestError, SizerError
 from sizer.request import parse_query
 from tests.processes.running import is_running, wait_until
 
@@ -93,6 +95,32 @@ def test_more_ranks_than_there_are_places(keys: str, device: str, places: int, m
     with pytest.raises(RequestError, match=message):
         check_places(request, device, places)
     check_places(request, device, request.world)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "error", "message"),
+    [
+        (0, DeviceError, "given 'cuda', allowed cpu; no driver"),
+        (
+            1,
+            RequestError,
+            "ranks: given 2 ranks on cuda, allowed as many as this computer has GPUs: 1; leave parallel out",
+        ),
+    ],
+)
+def test_nothing_is_started_for_ranks_that_have_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, error: type[SizerError], message: str
+) -> None:
+    monkeypatch.undo()
+    names = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
+    devices = tuple(DeviceFacts(device=name, name=name, total_bytes=2**30) for name in names)
+    inventory = Inventory(devices=devices, missing=("no driver",), line="", versions={})
+    monkeypatch.setattr(launch_ranks, "find_inventory", lambda: inventory)
+    started: list[str] = []
+    monkeypatch.setattr(launch, "Measuring", started.append)
+    with pytest.raises(error, match=message):
+        start_ranks(OF_TWO, "cuda")
+    assert not started and count_places("cpu") >= 1
 
 
 def test_one_process_is_not_for_several_ranks() -> None:
