@@ -168,6 +168,21 @@ def _refused_in_tensor_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refus
             allowed="all, head: how an adapter's matrices are split was not compared with PyTorch's own",
             todo="remove it, or tp",
         )
+    if MODES[request.mode].generates and request.sp:
+        yield Refusal(
+            key="sp",
+            given=f"'1' with mode={request.mode}",
+            allowed="0: one token does not lie over several ranks",
+            todo="remove it",
+        )
+    if request.cache in (*OFFLOADED, QUANTIZED):
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with tp={request.tp}",
+            allowed=f"{', '.join(kind for kind in CACHES if kind not in (*OFFLOADED, QUANTIZED))}: "
+            "how others are split was not compared with PyTorch's own",
+            todo="remove it, or tp",
+        )
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend) if MODES[request.mode].trains else ()
     sharded = PARALLELS[request.parallel].shards
     if not sharded and not request.sp and request.optimizer_impl != "loop" and "foreach" in known:

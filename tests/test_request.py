@@ -441,6 +441,11 @@ RANKS_REFUSED = [
     ("parallel=fsdp&replicate=2", "replicate: given '2' without parallel=hsdp"),
     ("mode=inference&parallel=ddp", "parallel: given 'ddp' without mode=training"),
     ("mode=generate&parallel=fsdp", "parallel: given 'fsdp' without mode=training or mode=inference"),
+    (
+        "mode=generate&tp=2&sp=1",
+        "sp: given '1' with mode=generate, allowed 0: one token does not lie over several ranks",
+    ),
+    ("mode=generate&tp=2&cache=offloaded", "cache: given 'offloaded' with tp=2, allowed dynamic, static: how others"),
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; did you mean"),
     (
         "parallel=fsdp1",

@@ -16,13 +16,14 @@ PIPELINE_KEYS = ("pp", "schedule", "microbatch")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, the
-    `keys` of a query that it takes, whether it is of use to inference, too (`infers`), and whether it takes a model whose weights
-    were quantised as they were loaded (`quantized`)."""
+    `keys` of a query that it takes, whether it is of use to inference, too (`infers`), whether models generate by it
+    (`generates`), and whether it takes a model whose weights were quantised as they were loaded (`quantized`)."""
 
     key: str
     title: str
     shards: bool = False
     infers: bool = False
+    generates: bool = False
     quantized: bool = False
     communicators: int = 1
     keys: tuple[str, ...] = ("ranks", "rank")
@@ -49,7 +50,7 @@ _ROWS = (
         communicators=2,
         keys=("ranks", "replicate", "reshard", "offload", *_SPLIT, "cp", "rank"),
     ),
-    Parallel(key="tp", title="Tensor parallel", infers=True, keys=(*_SPLIT, "rank")),
+    Parallel(key="tp", title="Tensor parallel", infers=True, generates=True, keys=(*_SPLIT, "rank")),
     Parallel(key="pp", title="Pipeline parallel", keys=("tp", *PIPELINE_KEYS, "rank")),
 )
 

@@ -129,7 +129,7 @@ def trace(
             try:
                 with explained(recorder, module):
                     if work.plan is not None:
-                        module = _on_rank(recorder, module, work, loading)
+                        module = on_rank(recorder, module, work, loading)
                     recorder.log.mark("load")
                     if block_notes is not None:
                         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
@@ -150,7 +150,7 @@ def trace(
         return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
 
 
-def _on_rank(recorder: Recorder, module: nn.Module, work: Work, loading: Loading | None) -> nn.Module:
+def on_rank(recorder: Recorder, module: nn.Module, work: Work, loading: Loading | None) -> nn.Module:
     """The module as the rank has it on its device, logged: a copy of it, unless it was quantised as it was loaded.
 
     FSDP2, tensor and pipeline parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is

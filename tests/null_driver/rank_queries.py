@@ -1,4 +1,5 @@
-"""Two steps of a rank of a query (the first where it names none) over the null driver, with PyTorch's fake process group.
+"""Two steps of a rank of a query (the first where it names none), or its generation, over the null driver, with PyTorch's fake
+process group.
 
     python -m tests.null_driver.rank_queries QUERIES
 
@@ -22,6 +23,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
+from sizer.catalogue.modes import MODES
+from sizer.device.trial.generating import generate_on
 from sizer.device.trial.materialize import allocate_parameters, prepare
 from sizer.device.trial.rank import take_part
 from sizer.distributed import passes
@@ -70,8 +73,12 @@ def peaks(query: str) -> list[int]:
         if not work.plan.splits and blueprint.load_quantized is None:
             allocate_parameters(module)
         module = bring(module, CUDA)
-        for _ in make_steps(blueprint, module, blueprint.example(batch, work.trains), work, device=CUDA).run():
-            pass
+        example = blueprint.example(batch, work.trains)
+        if MODES[work.mode].generates:
+            generate_on(module, example, work, CUDA, lambda *told: None)
+        else:
+            for _ in make_steps(blueprint, module, example, work, device=CUDA).run():
+                pass
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
     return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), pinned]
 
