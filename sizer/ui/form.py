@@ -126,7 +126,7 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
         values["gpu"] = _ask_gpu()
     # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
     asked = for_device or st.session_state["parallel"] != "none"
-    if not mode.generates and _on_cuda(values["gpu"]) and asked:
+    if _on_cuda(values["gpu"]) and asked:
         values |= _ask_ranks(source, mode)
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
