@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from sizer.config_json import encode_config
 from sizer.device.machine.inventory import Inventory
 from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial import launch, launch_ranks
 from sizer.device.trial.launch import start
 from sizer.device.trial.launch_ranks import RanksJob, check_places, count_places, start_ranks
 from sizer.errors import DeviceError, JobError, RequestError, SizerError
+from sizer.estimator import estimate
 from sizer.request import parse_query
 from tests.processes.running import is_running, wait_until
+from tests.tracing.models import LLAMA
 
 RESNET = "arch=torchvision:resnet18&image=32&dtype=float32&batch=2"
 OF_TWO = f"{RESNET}&parallel=ddp&ranks=2"
@@ -49,6 +53,16 @@ def test_every_rank_is_measured_in_a_process_of_its_own() -> None:
     parts = (first.tensors.optimizer_bytes, second.tensors.optimizer_bytes)
     assert sum(parts) == 8 * 11_689_512 + 4 * 62 and min(parts) > 0
     assert nothing_is_left(job)
+
+
+@pytest.mark.exhaustive
+def test_ranks_generate_together() -> None:
+    query = f"arch=config:{encode_config(json.dumps(LLAMA))}&seq=16&batch=2&dtype=bfloat16&mode=generate&new=4&tp=2"
+    (row,) = estimate(parse_query(query)).estimates
+    for measured in start_ranks(query, "cpu").result():
+        assert measured.measurement.failure is None
+        assert [reading.phase for reading in measured.measurement.phases] == ["load", "prefill", "decode"]
+        assert measured.measurement.tensors.weights_bytes == row.weights_bytes
 
 
 def test_a_killed_rank_ends_all_with_its_words() -> None:
