@@ -99,12 +99,12 @@ def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed="a CUDA device, between which NCCL communicates",
             todo="remove it, or choose another gpu",
         )
-    if WEIGHTS[request.weights].quantizes:
+    if WEIGHTS[request.weights].quantizes and not PARALLELS[request.parallel].quantized:
         yield Refusal(
             key="weights",
             given=f"{quote(request.weights)} with parallel={request.parallel}",
-            allowed="checkpoint, full: how ranks hold quantised weights was not compared with PyTorch's own",
-            todo="remove it, or parallel",
+            allowed="checkpoint, full: how quantised weights are split was not compared with PyTorch's own",
+            todo="remove it, or ask for parallel=ddp",
         )
     if OPTIMIZERS[request.optimizer].package != "torch":
         yield Refusal(
@@ -113,14 +113,8 @@ def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed=f"PyTorch's own: how those of {OPTIMIZERS[request.optimizer].package} take shards was not compared",
             todo="choose another optimizer, or remove parallel",
         )
-    group = request.world // request.replicate
     if request.world > MAX_WORLD:
-        yield Refusal(
-            key="replicate",
-            given=f"{request.replicate} groups of {group} ranks",
-            allowed=f"at most {MAX_WORLD:,} ranks",
-            todo=f"ask for replicate={max(1, MAX_WORLD // group)}",
-        )
+        yield _too_many_ranks(request)
     if request.rank is not None and request.rank >= request.world:
         yield Refusal(
             key="rank",
@@ -144,6 +138,24 @@ def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
         )
 
 
+def _too_many_ranks(request: AnyRequest) -> Refusal:
+    """The refusal of a world that is too large, with a smaller one: of each degree in turn as much as the others leave room for."""
+    world, less = request.world, {}
+    degrees = [key for key in ("replicate", "ranks", "cp", "pp", "tp") if key in PARALLELS[request.parallel].keys]
+    for key in degrees:
+        others = world // getattr(request, key)
+        if world > MAX_WORLD and others < world:
+            less[key] = max(1, MAX_WORLD // others)
+            world = others * less[key]
+    group = request.world // request.replicate
+    return Refusal(
+        key=next(iter(less)),
+        given=f"{request.replicate} groups of {group} ranks" if request.replicate > 1 else f"{request.world:,} ranks",
+        allowed=f"at most {MAX_WORLD:,} ranks",
+        todo=f"ask for {' and '.join(f'{key}={degree}' for key, degree in less.items())}",
+    )
+
+
 def _refused_in_tensor_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
     if request.tp == 1:
         yield Refusal(
@@ -154,6 +166,21 @@ def _refused_in_tensor_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refus
             key="train",
             given=f"'adapter' with tp={request.tp}",
             allowed="all, head: how an adapter's matrices are split was not compared with PyTorch's own",
+            todo="remove it, or tp",
+        )
+    if MODES[request.mode].generates and request.sp:
+        yield Refusal(
+            key="sp",
+            given=f"'1' with mode={request.mode}",
+            allowed="0: one token does not lie over several ranks",
+            todo="remove it",
+        )
+    if request.cache in (*OFFLOADED, QUANTIZED):
+        yield Refusal(
+            key="cache",
+            given=f"{quote(request.cache)} with tp={request.tp}",
+            allowed=f"{', '.join(kind for kind in CACHES if kind not in (*OFFLOADED, QUANTIZED))}: "
+            "how others are split was not compared with PyTorch's own",
             todo="remove it, or tp",
         )
     known = OPTIMIZERS[request.optimizer].implementations_on(gpu.backend) if MODES[request.mode].trains else ()

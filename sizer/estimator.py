@@ -22,7 +22,7 @@ from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.largest_batch import likely_largest
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
-from sizer.request import Request, format_query, gpu_of
+from sizer.request import Request, format_query, gpu_of, nccl_of
 from sizer.tracer import Progress, Tracer, answers_of, cheapest_first
 from sizer.tracing.cuda import builds
 from sizer.tracing.cuda.convolution import CUDNN
@@ -312,9 +312,11 @@ def _of_each_rank(request: Request) -> Iterator[str]:
     split += f", {request.cp} of which share each sequence by context parallel" if request.cp > 1 else ""
     if request.pp > 1:
         split += f", {request.pp} of which are the stages of a pipeline over microbatches of {request.microbatch}"
+    low, _, high = map(format_bytes, nccl_of(request))
+    nccl = f"; NCCL holds {low} to {high} of each GPU, by published figures" if request.world > 1 else ""
     yield (
         f"these are the figures of each of {request.world:,} ranks of {title}{split}; the batch is of one rank, all ranks together "
-        f"have {together}{more} samples, and what NCCL holds is a range from published figures"
+        f"have {together}{more} samples{nccl}"
     )
     if request.rank is not None:
         yield f"these are the figures of rank {request.rank}; another may need more"

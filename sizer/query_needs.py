@@ -76,7 +76,7 @@ def of_pipelines(request: AnyRequest) -> str:
 def of_ranks(request: AnyRequest) -> str:
     """What a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
     mode, row = MODES[request.mode], PARALLELS[request.parallel]
-    if mode.trains or (row.infers and not mode.generates):
+    if mode.trains or (row.generates if mode.generates else row.infers):
         return ""
     return "mode=training or mode=inference" if row.infers else "mode=training"
 

@@ -139,7 +139,7 @@ def format_image_size(size: tuple[int, int]) -> str:
 
 def read_reshard(text: str) -> int:
     """FSDP2's `reshard_after_forward`: 1, 0, or the size of a smaller group."""
-    return 0 if text == "0" else _read_integer(text, 1, MAX_WORLD, "reshard=1")
+    return _read_integer(text, 0, MAX_WORLD, "reshard=1")
 
 
 def read_rank(text: str) -> int:

@@ -15,7 +15,7 @@ from urllib.parse import unquote_plus
 from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.parallel import PARALLELS, beside_nccl
+from sizer.catalogue.parallel import PARALLELS, beside_nccl, nccl_bytes
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import EXAMPLE
 from sizer.conflicts import conflicts
@@ -167,8 +167,13 @@ def check_one_rank(request: Request, what: str) -> None:
 
 def gpu_of(request: Request) -> Gpu:
     """The GPU that a request is for, as its process has it: with what NCCL holds, where there are several ranks."""
-    degrees = {"tp": request.tp, "cp": request.cp, "pp": request.pp}
-    return beside_nccl(find_gpu(request.gpu), request.parallel, request.world, **degrees)
+    return beside_nccl(find_gpu(request.gpu), nccl_of(request))
+
+
+def nccl_of(request: Request) -> tuple[int, int, int]:
+    """What NCCL holds of each rank's GPU, in bytes: the least, the usual, the most; nothing where there is one rank."""
+    degrees = {"reshard": request.reshard, "tp": request.tp, "cp": request.cp, "pp": request.pp}
+    return nccl_bytes(request.parallel, request.world, **degrees)
 
 
 def format_query(request: Request, *, complete: bool = False) -> str:

@@ -441,6 +441,11 @@ RANKS_REFUSED = [
     ("parallel=fsdp&replicate=2", "replicate: given '2' without parallel=hsdp"),
     ("mode=inference&parallel=ddp", "parallel: given 'ddp' without mode=training"),
     ("mode=generate&parallel=fsdp", "parallel: given 'fsdp' without mode=training or mode=inference"),
+    (
+        "mode=generate&tp=2&sp=1",
+        "sp: given '1' with mode=generate, allowed 0: one token does not lie over several ranks",
+    ),
+    ("mode=generate&tp=2&cache=offloaded", "cache: given 'offloaded' with tp=2, allowed dynamic, static: how others"),
     ("parallel=fdsp", "parallel: given 'fdsp', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; did you mean"),
     (
         "parallel=fsdp1",
@@ -487,6 +492,16 @@ RANKS_REFUSED = [
         "parallel=hsdp&ranks=1024&replicate=4&tp=8",
         "replicate: given 4 groups of 8192 ranks, allowed at most 16,384 ranks; ask for replicate=2",
     ),
+    (
+        "parallel=fsdp&ranks=16384&tp=8",
+        "ranks: given 131,072 ranks, allowed at most 16,384 ranks; ask for ranks=2048",
+    ),
+    (
+        "parallel=hsdp&ranks=16384&replicate=2&cp=4",
+        "replicate: given 2 groups of 65536 ranks, allowed at most 16,384 ranks; ask for replicate=1 and ranks=4096",
+    ),
+    ("tp=256&pp=128&sp=1", "pp: given 32,768 ranks, allowed at most 16,384 ranks; ask for pp=64"),
+    ("parallel=fsdp&reshard=yes", "reshard: given 'yes', allowed whole numbers from 0 to 16,384"),
 ]
 
 
@@ -529,6 +544,7 @@ def test_what_nccl_holds_is_a_part_of_the_process():
         for keys in ("", "&parallel=ddp&ranks=2", "&parallel=fsdp", "&parallel=fsdp&tp=2")
     )
     assert gpu_of(parse_query(f"{LLAMA}&parallel=hsdp&replicate=2")) == grouped
+    assert gpu_of(parse_query(f"{LLAMA}&parallel=fsdp&reshard=4")) == grouped  # which gathers in groups of four, too
     assert gpu_of(parse_query(f"{LLAMA}&parallel=tp&tp=8&optimizer_impl=loop")) == many
     assert alone == GPUS[parse_query(LLAMA).gpu]
     assert gpu_of(parse_query(f"{LLAMA}&parallel=fsdp&ranks=1")) == alone

@@ -16,12 +16,15 @@ PIPELINE_KEYS = ("pp", "schedule", "microbatch")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, the
-    `keys` of a query that it takes, and whether it is of use to inference, too (`infers`)."""
+    `keys` of a query that it takes, whether it is of use to inference, too (`infers`), whether models generate by it
+    (`generates`), and whether it takes a model whose weights were quantised as they were loaded (`quantized`)."""
 
     key: str
     title: str
     shards: bool = False
     infers: bool = False
+    generates: bool = False
+    quantized: bool = False
     communicators: int = 1
     keys: tuple[str, ...] = ("ranks", "rank")
 
@@ -29,9 +32,9 @@ class Parallel:
 _SPLIT = ("tp", "sp", "lp")  # of tensor parallel: the degree, and whether sequence and loss are split, too
 
 _ROWS = (
-    Parallel(key="none", title="One GPU", communicators=0, keys=()),
-    Parallel(key="ddp", title="DDP", keys=("ranks", "cp", *PIPELINE_KEYS, "rank")),
-    Parallel(key="zero1", title="ZeRO-1"),
+    Parallel(key="none", title="One GPU", quantized=True, communicators=0, keys=()),
+    Parallel(key="ddp", title="DDP", quantized=True, keys=("ranks", "cp", *PIPELINE_KEYS, "rank")),
+    Parallel(key="zero1", title="ZeRO-1", quantized=True),
     Parallel(
         key="fsdp",
         title="FSDP2",
@@ -47,7 +50,7 @@ _ROWS = (
         communicators=2,
         keys=("ranks", "replicate", "reshard", "offload", *_SPLIT, "cp", "rank"),
     ),
-    Parallel(key="tp", title="Tensor parallel", infers=True, keys=(*_SPLIT, "rank")),
+    Parallel(key="tp", title="Tensor parallel", infers=True, generates=True, keys=(*_SPLIT, "rank")),
     Parallel(key="pp", title="Pipeline parallel", keys=("tp", *PIPELINE_KEYS, "rank")),
 )
 
@@ -74,22 +77,31 @@ OTHER_NAMES = {
 }
 
 
-def beside_nccl(gpu: Gpu, parallel: str, ranks: int, *, tp: int = 1, cp: int = 1, pp: int = 1) -> Gpu:
-    """A GPU as one of so many ranks has it, `tp` of which split matrices, `cp` sequences, and `pp` of which are the stages of a
-    pipeline, over communicators of their own: what NCCL holds, in bytes, is a part of what a process holds outside the allocator.
+def nccl_bytes(
+    parallel: str, ranks: int, *, reshard: int = 1, tp: int = 1, cp: int = 1, pp: int = 1
+) -> tuple[int, int, int]:
+    """What NCCL holds of the memory of one of so many ranks, in bytes: the least, the usual, the most.
 
-    Source: what others measured. 544 MB for a group of 2 and 688 for larger ones on A100 (github.com/NVIDIA/nccl/issues/964);
-    1.06 GB for one of 8 H100 (1685), about 1.6 for one communicator and 6 for three (864).
+    FSDP2 gathers over a communicator of its own where `reshard` is the size of a smaller group; so do `tp` ranks that split
+    matrices, `cp` that share sequences, and `pp` that are the stages of a pipeline. Source: what others measured. 544 MB for a
+    group of 2 and 688 for larger ones on A100 (github.com/NVIDIA/nccl/issues/964); 1.06 GB for one of 8 H100 (1685), about 1.6 for
+    one communicator and 6 for three (864).
     *Known limitation*: which algorithms and protocols NCCL takes, over how many channels, is not known.
     """
-    beside = (tp > 1 and parallel != "tp", cp > 1, pp > 1 and parallel != "pp")
+    beside = (reshard > 1, tp > 1 and parallel != "tp", cp > 1, pp > 1 and parallel != "pp")
     communicators = PARALLELS[parallel].communicators + sum(beside)
     if not communicators or ranks == 1:
-        return gpu
+        return 0, 0, 0
     low, usual, high = NCCL_BYTES
+    return NCCL_OF_TWO_BYTES if ranks == 2 else low, usual * communicators, high * communicators
+
+
+def beside_nccl(gpu: Gpu, held: tuple[int, int, int]) -> Gpu:
+    """A GPU as a rank has it: what NCCL has `held` of it is a part of what a process holds outside the allocator."""
+    low, usual, high = held
     return replace(
         gpu,
-        context_low_bytes=gpu.context_low_bytes + (NCCL_OF_TWO_BYTES if ranks == 2 else low),
-        context_bytes=gpu.context_bytes + usual * communicators,
-        context_high_bytes=gpu.context_high_bytes + high * communicators,
+        context_low_bytes=gpu.context_low_bytes + low,
+        context_bytes=gpu.context_bytes + usual,
+        context_high_bytes=gpu.context_high_bytes + high,
     )

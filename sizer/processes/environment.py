@@ -30,7 +30,20 @@ _FIXED = {
 }
 # What an accelerator's driver and libraries read, which estimates have no use for; settings of PyTorch's own allocator stay out,
 # so that the device is measured as PyTorch sets it up.
-_DEVICE_PREFIXES = ("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "ROCM_", "HSA_", "ZE_", "MTL_", "OMP_", "MKL_", "OPENBLAS_")
+_DEVICE_PREFIXES = (
+    "CUDA_",
+    "NVIDIA_",
+    "HIP_",
+    "ROCR_",
+    "ROCM_",
+    "HSA_",
+    "ZE_",
+    "MTL_",
+    "NCCL_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+)
 
 
 def environment(home: str, *, accelerators: bool = False) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
@@ -24,9 +24,10 @@ from sizer.memory.tape import KV_CACHE, Tape
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
 from sizer.tracing.meta.offloading import is_on_host, layers_offloaded
+from sizer.tracing.rank import world_of_work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work, autocast, place, weight_dtype
-from sizer.tracing.trace import bring, explained, recording, repeatable, unchanged
+from sizer.tracing.trace import bring, explained, on_rank, recording, repeatable, unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,8 @@ def trace_tokens(
     recorder = Recorder(device)
     recorder.batch_size = batch
     recorder.block_notes = block_notes
-    bring(recorder, module, loading)
-    _end_phase(recorder, "load")
+    if work.plan is None:
+        bring(recorder, module, loading)
     ends: list[int] = []
     cache_bytes: list[int] = []
     host_bytes: list[int] = []
@@ -94,10 +95,20 @@ def trace_tokens(
             _end_phase(recorder, "prefill")
         return number < tokens
 
-    on_cpu = mock.patch.object(
-        module, "_optimize_model_for_decode", nullcontext
-    )  # experts: the device is not "cpu" on meta
-    with unchanged(module), repeatable(), recording(recorder), layers_offloaded(), explained(recorder, module):
+    with (
+        world_of_work(work, module, device),
+        unchanged(module),
+        repeatable(),
+        recording(recorder),
+        layers_offloaded(),
+        explained(recorder, module),
+    ):
+        if work.plan is not None:
+            module = on_rank(recorder, module, work, loading)
+        _end_phase(recorder, "load")
+        on_cpu = mock.patch.object(
+            module, "_optimize_model_for_decode", nullcontext
+        )  # experts: the device is not "cpu" on meta
         placed = place(example, weight_dtype(work.dtype), recorder.place)
         with torch.no_grad(), autocast(device.kind, work.dtype)(), on_cpu if device.kind == "cpu" else nullcontext():
             new = max(tokens, work.new - after)
@@ -106,6 +117,7 @@ def trace_tokens(
         if block_notes is not None:
             block_notes.ends.append((ends[-1], PhaseOfStep(step=0, phase="decode")))
         tape = recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes))
+    tape = replace(tape, collectives=())  # what ranks tell each other is told of steps, which some tokens are not
     return TokenTrace(
         tape=tape,
         ends=tuple(ends),

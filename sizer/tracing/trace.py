@@ -129,7 +129,7 @@ def trace(
             try:
                 with explained(recorder, module):
                     if work.plan is not None:
-                        module = _on_rank(recorder, module, work)
+                        module = on_rank(recorder, module, work, loading)
                     recorder.log.mark("load")
                     if block_notes is not None:
                         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
@@ -150,20 +150,21 @@ def trace(
         return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=recorder.host.peak_bytes)
 
 
-def _on_rank(recorder: Recorder, module: nn.Module, work: Work) -> nn.Module:
-    """A copy of the module as the rank has it on its device, logged.
+def on_rank(recorder: Recorder, module: nn.Module, work: Work, loading: Loading | None) -> nn.Module:
+    """The module as the rank has it on its device, logged: a copy of it, unless it was quantised as it was loaded.
 
     FSDP2, tensor and pipeline parallel take it while it is on meta: it is made empty then, so that nothing but its own shards is
     ever on the device; where they are offloaded, only its buffers are. DDP takes what is there, and holds its buckets from then on.
     """
     with _disable_current_modes():
-        module = copy.deepcopy(module)
+        if loading is None:
+            module = copy.deepcopy(module)
         if work.plan.splits:
             module = split(module, work.plan, work.dtype)
     if work.plan.splits and not work.plan.offload:
         module.to_empty(device=_META)
     for part in (stage.model for stage in module) if work.plan.pp > 1 else (module,):
-        recorder.load(part, tell_frozen=work.tell_frozen)
+        bring(recorder, part, loading, tell_frozen=work.tell_frozen)
     return replicate(module, work.plan) if work.plan.replicates else module
 
 

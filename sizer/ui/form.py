@@ -126,7 +126,7 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
         values["gpu"] = _ask_gpu()
     # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
     asked = for_device or st.session_state["parallel"] != "none"
-    if not mode.generates and _on_cuda(values["gpu"]) and asked:
+    if _on_cuda(values["gpu"]) and asked:
         values |= _ask_ranks(source, mode)
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
@@ -164,7 +164,11 @@ def _ask_trained_part() -> dict[str, str]:
 
 def _ask_ranks(source: Source, mode: Mode) -> dict[str, str]:
     """How many of the device work on the model together, and the fields that this way of doing so takes."""
-    titles = {key: row.title for key, row in PARALLELS.items() if mode.trains or row.infers or key == "none"}
+    of_use = {
+        key: mode.trains or key == "none" or (row.generates if mode.generates else row.infers)
+        for key, row in PARALLELS.items()
+    }
+    titles = {key: row.title for key, row in PARALLELS.items() if of_use[key]}
     if st.session_state["parallel"] not in titles:
         st.session_state["parallel"] = "none"
     chosen = st.selectbox("GPUs", list(titles), format_func=titles.get, key="parallel", help=PARALLEL_HELP, **KEEP)
@@ -187,7 +191,8 @@ def _is_asked(key: str, values: dict[str, str], source: Source, mode: Mode) -> b
     """Whether a key of a way of working together has a field, beside the values that others have."""
     if key in OF_DEGREES and values.get(OF_DEGREES[key], "") in ("", "1"):
         return False
-    return key not in source.refuses and (mode.trains or key not in ("lp", "cp", "pp"))
+    of_steps = ("lp", "cp", "pp", "sp") if mode.generates else ("lp", "cp", "pp")
+    return key not in source.refuses and (mode.trains or key not in of_steps)
 
 
 def _on_cuda(gpu: str) -> bool:

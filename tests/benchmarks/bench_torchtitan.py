@@ -2,7 +2,8 @@
 
 CLONE is a git clone of https://github.com/pytorch/torchtitan. Each run of `tests/measured/published/torchtitan.csv` is done by
 `sizer.size_step` as rank 0 of its world, with torchtitan's own model, plans and checkpointing at the commit of its time, and its
-train.py's loop, and today's PyTorch. The estimates are written beside the figures, for README's table.
+train.py's loop, today's PyTorch by the rules of 2.6, and what FSDP2 did otherwise then. The estimates are written beside the
+figures, for README's table.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -22,16 +23,20 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import sizer
+from sizer.memory.estimate import Estimate
 from tests.benchmarks.bench_outside import PUBLISHED
 from tests.benchmarks.tables import read_table, replace_rows
 
 RUNS = PUBLISHED / "torchtitan.csv"
 GPU = "custom:95GiB@9.0"  # theirs had 95.04 GiB
 STEPS = 3
+RULES = "2.6"  # of PyTorch in December 2024, and the oldest that are known
 WORDS = {"7B": 32_000, "8B": 128_256}  # of Llama 2's and Llama 3's tokenizer
 FLASH = [SDPBackend.FLASH_ATTENTION]  # cuDNN's attention was to be asked for then
 ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "foreach": True}
@@ -73,6 +78,33 @@ def _contexts(policy: Callable[..., bool]) -> tuple:
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(keeps)
+
+
+class OnItsStream(DefaultReduceScatter):
+    """A reduce-scatter whose tensors are allocated on the stream that it runs on."""
+
+    def __init__(self, stream: torch.Stream) -> None:
+        self._stream = stream
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        with torch.cuda.stream(self._stream):
+            return super().allocate(size, dtype=dtype, device=device)
+
+
+@contextmanager
+def reduced_as_before_july_2024() -> Iterator[None]:
+    """Within the context FSDP2 allocates what it reduces as it did before github.com/pytorch/pytorch/pull/129721: on the stream of
+    the reduce-scatter, whose memory nothing else can use, and not on the stream that computes, in whose cache there is room."""
+    reduce = _fsdp_param_group.foreach_reduce
+
+    def foreach_reduce(
+        params: Any, grads: Any, group: Any, stream: torch.Stream, _: Any, *others: Any, **more: Any
+    ) -> Any:
+        given, *found = reduce(params, grads, group, stream, OnItsStream(stream), *others, **more)
+        return given.new_empty(0), *found  # it was let go of at once: what that stream was given next came after
+
+    with mock.patch.object(_fsdp_param_group, "foreach_reduce", foreach_reduce):
+        yield
 
 
 def december_2024(run: Mapping[str, str]) -> Step:
@@ -139,7 +171,7 @@ def march_2024(run: Mapping[str, str]) -> Step:
         kept.tokens = torch.zeros(int(run["batch"]), int(run["seq"]), dtype=torch.long, device="cuda")
         kept.labels = torch.zeros(int(run["batch"]), int(run["seq"]), dtype=torch.long, device="cuda")
         optimizer.zero_grad()
-        with sdpa_kernel(FLASH):
+        with sdpa_kernel(FLASH), reduced_as_before_july_2024():
             kept.predicted = model(kept.tokens)
             kept.loss = F.cross_entropy(kept.predicted.flatten(0, 1), kept.labels.flatten(0, 1))
             kept.loss.backward()
@@ -153,20 +185,31 @@ LOOPS = {"9dec370": december_2024, "83c879f": march_2024}
 
 
 def estimate(run: Mapping[str, str], clone: Path) -> dict[str, str]:
-    """What the estimate says of a run, in GiB, by the columns of the file."""
+    """What the estimate says of a run, in GiB, by the columns of the file: with expandable segments, too, where nobody says that
+    it had none."""
+    plain = _estimate(run, clone)
+    expandable = (
+        "" if run["expandable"] == "0" else _in_gib(_estimate(run, clone, expandable_segments=True).peak_reserved_bytes)
+    )
+    return {
+        "estimated_active_gib": _in_gib(plain.peak_allocated_bytes),
+        "estimated_reserved_gib": _in_gib(plain.peak_reserved_bytes),
+        "estimated_expandable_gib": expandable,
+    }
+
+
+def _estimate(run: Mapping[str, str], clone: Path, **settings: bool) -> Estimate:
     with checked_out(clone, run["commit"]):
+        step = LOOPS[run["commit"]]
         report = sizer.size_step(
-            lambda: LOOPS[run["commit"]](run),
-            gpu=GPU,
-            steps=STEPS,
-            world=int(run["ranks"]),
-            expandable_segments=run["expandable"] == "1",
+            lambda: step(run), gpu=GPU, steps=STEPS, world=int(run["ranks"]), torch=RULES, **settings
         )
     (found,) = report.estimates
-    return {
-        "estimated_active_gib": f"{found.peak_allocated_bytes / 2**30:.2f}",
-        "estimated_reserved_gib": f"{found.peak_reserved_bytes / 2**30:.2f}",
-    }
+    return found
+
+
+def _in_gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f}"
 
 
 def table() -> Iterator[str]:
@@ -176,8 +219,13 @@ def table() -> Iterator[str]:
     for run in read_table(RUNS):
         for quantity in ("active", "reserved"):
             if published := run[f"{quantity}_gib"]:
-                estimated = run[f"estimated_{quantity}_gib"]
-                error = f"{100 * (float(estimated) / float(published) - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
+                columns = [
+                    f"estimated_{quantity}_gib",
+                    *(["estimated_expandable_gib"] if quantity == "reserved" else []),
+                ]
+                estimates = sorted((run[column] for column in columns if run[column]), key=float)
+                errors = (f"{100 * (float(found) / float(published) - 1):+.2g}" for found in estimates)
+                estimated, error = " to ".join(estimates), f"{' to '.join(errors)} %".replace("-", "\N{MINUS SIGN}")
                 kept = f"{run['checkpointing']} checkpointing"
                 told = f"Llama {run['flavor']}, {run['ranks']} GPUs, batch {run['batch']}, {int(run['seq']):,} tokens, {kept}"
                 yield f"| {told} | {quantity} | {published} GiB | {estimated} GiB | {error} |"

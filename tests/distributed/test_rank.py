@@ -56,6 +56,16 @@ def test_of_zero1_it_need_not_be_the_first(cells: Cells) -> None:
     assert first < third == peak(cells, "parallel=zero1&ranks=4")
 
 
+@pytest.mark.exhaustive
+def test_each_rank_of_ddp_holds_quantised_weights_as_they_were_loaded() -> None:
+    pytest.importorskip("bitsandbytes")
+    query = f"arch=config:{encode_config(json.dumps(LLAMA))}&seq=16&batch=2&dtype=bfloat16&train=adapter&weights=int8"
+    (alone,), (rank,) = (estimate(parse_query(f"{query}{more}")).estimates for more in ("", "&parallel=ddp"))
+    assert rank.at_peak["frozen parameter"] == alone.at_peak["frozen parameter"] > 0
+    # buckets, as large as all gradients: those of the adapter alone
+    assert rank.at_peak["workspace"] - alone.at_peak["workspace"] == rank.at_peak["parameter"]
+
+
 def test_every_rank_of_ddp_is_alike_and_groups_of_hsdp_are(cells: Cells) -> None:
     assert peak(cells, "parallel=ddp&ranks=16&rank=11") == peak(cells, "parallel=ddp&ranks=16")
     # the last of 3 in the second group is the last of the first

@@ -42,6 +42,14 @@ def test_each_rank_has_its_part_of_the_matrices(keys: str, shards: int) -> None:
     assert weights(keys) == 4 * whole // shards
 
 
+def test_each_rank_generates_with_its_heads_part_of_the_cache() -> None:
+    report = sizer.estimate(f"{query(CONFIG)}&mode=generate&new=12&parallel=tp&tp=4")
+    # keys and values of two layers: one head of 32 for each rank, in 4 bytes; of the 28 tokens the last is in no cache
+    assert report.kv_caches[0].token_bytes == 2 * 2 * 32 * 4
+    assert report.estimates[0].at_peak["kv cache"] in {2 * 2 * 32 * 4 * tokens for tokens in range(16, 28)}
+    assert report.estimates[0].communication == ()  # told of steps
+
+
 def test_tied_parameters_stay_tied() -> None:
     whole, tied = (weights("tp&tp=4&optimizer_impl=loop", tie_word_embeddings=tie) for tie in (False, True))
     assert whole - tied == 4 * EMBEDDED

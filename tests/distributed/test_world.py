@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
 import sizer
 from sizer.distributed.devices import Accelerator
 from sizer.distributed.world import world_of
 from sizer.errors import RequestError, TraceError
+from tests.benchmarks.bench_torchtitan import reduced_as_before_july_2024
 
 GPU = "h100-80gb"
 H100 = Accelerator(capability=(9, 0), total_bytes=80 * 2**30, name="H100")
@@ -178,3 +182,34 @@ def test_accelerates_plugin_shards_as_pytorch_does(version: int) -> None:
     from accelerate.state import PartialState
 
     assert PartialState._shared_state == {}, "transformers' losses would reduce over ranks that are gone"
+
+
+def test_what_fsdp2_reduced_before_july_2024_was_allocated_on_the_stream_that_reduces(monkeypatch: pytest.MonkeyPatch):
+    streams: list[int] = []
+    allocate = DefaultReduceScatter.allocate
+
+    def seen(reduce: DefaultReduceScatter, *args: object, **others: object) -> Tensor:
+        streams.append(torch.cuda.current_stream().stream_id)
+        return allocate(reduce, *args, **others)
+
+    def setup(reduced: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+        model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False, device="meta") for _ in range(3)))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model).to_empty(device="cuda")
+        batch = torch.zeros(1, 2048, device="cuda")
+
+        def step() -> None:
+            with reduced():
+                model(batch).sum().backward()
+
+        return step
+
+    monkeypatch.setattr(DefaultReduceScatter, "allocate", seen)
+    peaks = []
+    for reduced, count in ((nullcontext, 2), (reduced_as_before_july_2024, 1)):
+        streams.clear()
+        report = sizer.size_step(functools.partial(setup, reduced), gpu="h100-80gb", world=8)
+        peaks.append(report.estimates[0].peak_allocated_bytes)
+        assert len(set(streams)) == count  # of what is reduced, and of what comes of it
+    assert peaks[0] > peaks[1]  # today what is reduced lives until the next layer's is

@@ -1,4 +1,5 @@
-"""Two steps of a rank of a query (the first where it names none) over the null driver, with PyTorch's fake process group.
+"""Two steps of a rank of a query (the first where it names none), or its generation, over the null driver, with PyTorch's fake
+process group.
 
     python -m tests.null_driver.rank_queries QUERIES
 
@@ -22,14 +23,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
-from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
+from sizer.catalogue.modes import MODES
+from sizer.device.trial.generating import generate_on
+from sizer.device.trial.materialize import allocate_parameters, prepare
+from sizer.device.trial.rank import take_part
 from sizer.distributed import passes
-from sizer.distributed.sharding import replicate, split
 from sizer.request import parse_query
 from sizer.tracing.pipelined import make_steps
-from sizer.tracing.steps import weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.work import work_of
+from tests.null_driver.quantized import without_outliers
 from tests.null_driver.ranks import answers
 from tests.null_driver.values import KnownValues
 
@@ -59,21 +62,23 @@ def peaks(query: str) -> list[int]:
     dist.init_process_group(
         "fake", rank=work.plan.rank or 0, world_size=work.plan.world, store=FakeStore(), pg_options=answers()
     )
-    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
-    with repeatable(), KnownValues() as known, masks_of_ones(known):
-        if work.plan.splits:
-            module = split(module, work.plan, work.dtype)
-            module.to_empty(device="cpu" if work.plan.offload else CUDA)
-            for buffer in module.buffers():
-                buffer.data = buffer.data.to(CUDA)
-        else:
+    module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
+    with (
+        repeatable(),
+        KnownValues() as known,
+        masks_of_ones(known),
+        mock.patch.object(torch.Tensor, "any", without_outliers),
+    ):
+        module, bring = take_part(module, bring, work.plan, work.dtype, CUDA)
+        if not work.plan.splits and blueprint.load_quantized is None:
             allocate_parameters(module)
-            module = load(module, CUDA)
-            initialize_parameters(module)
-        if work.plan.replicates:
-            module = replicate(module, work.plan)
-        for _ in make_steps(blueprint, module, blueprint.example(batch, work.trains), work, device=CUDA).run():
-            pass
+        module = bring(module, CUDA)
+        example = blueprint.example(batch, work.trains)
+        if MODES[work.mode].generates:
+            generate_on(module, example, work, CUDA, lambda *told: None)
+        else:
+            for _ in make_steps(blueprint, module, example, work, device=CUDA).run():
+                pass
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
     return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), pinned]
 

@@ -21,11 +21,13 @@ def test_a_child_gets_accelerators_where_it_needs_them_but_no_secrets(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")  # without which ranks do not meet on some machines
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("HF_TOKEN", "secret")
     without, made = environment(str(tmp_path)), environment(str(tmp_path), accelerators=True)
     assert (without["CUDA_VISIBLE_DEVICES"], without["OMP_NUM_THREADS"]) == ("", "1")
     assert (made["CUDA_VISIBLE_DEVICES"], made["OMP_NUM_THREADS"]) == ("1", "3")
+    assert made["NCCL_P2P_DISABLE"] == "1" and "NCCL_P2P_DISABLE" not in without
     assert not {"PYTORCH_CUDA_ALLOC_CONF", "HF_TOKEN"} & {*without, *made} and "HIP_VISIBLE_DEVICES" not in made
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert "CUDA_VISIBLE_DEVICES" not in environment(str(tmp_path), accelerators=True)

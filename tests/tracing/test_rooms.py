@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pipelined": (*_BELOW, "steps"),
     "stages": (*_BELOW, "steps", "rank"),
     "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "rank", "pipelined"),
-    "tokens": (*_BELOW, "loading", "recorder", "steps", "trace"),
+    "tokens": (*_BELOW, "loading", "recorder", "steps", "rank", "trace"),
     "kv_cache": (*_BELOW, "loading", "steps", "tokens"),
     "generation": (*_BELOW, "loading", "steps", "tokens"),
 }

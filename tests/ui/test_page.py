@@ -160,6 +160,12 @@ def test_what_is_split_beside_matrices_is_asked_where_they_are(client, open_page
     assert not {"sp", "lp"} & {element.key for element in page.toggle}
     page.button_group(key="mode").set_value("inference").run()
     assert "cp" not in {element.key for element in page.text_input}
+    page.button_group(key="mode").set_value("generate").run()
+    assert page.selectbox(key="parallel").options == ["One GPU", "Tensor parallel"]
+    page.selectbox(key="parallel").set_value("tp").run()
+    page.text_input(key="tp").set_value("4").run()
+    assert (client.requests[-1].mode, client.requests[-1].tp) == ("generate", 4)
+    assert "sp" not in {element.key for element in page.toggle}
 
 
 def test_a_pipeline_has_fields_of_its_own(client, open_page):

@@ -46,6 +46,8 @@ class CudaReader(Reader):
         super().__init__(facts, torch.device(facts.device))
         self._runtime = runtime
         self._before: int | None = None  # bytes in use before our context
+        self._had_context: bool | None = None  # None until others are noted
+        self._others = 0  # processes
         self._before_begin: dict[str, int] = {}  # counters
         self._ends: list[PhaseEnd] = []
         self._failed: _Failed | None = None
@@ -57,19 +59,23 @@ class CudaReader(Reader):
     def synchronize(self) -> None:
         self._runtime.synchronize()
 
+    def note_others(self) -> None:
+        self._before = self._runtime.used_bytes()
+        self._had_context = self._runtime.has_context()
+        self._others = (self._runtime.processes() or 0) - self._had_context
+
     def begin(self, *, record: bool) -> None:
         runtime = self._runtime
-        self._before = runtime.used_bytes()
-        had_context = runtime.has_context()
-        others = (runtime.processes() or 0) - had_context
+        if self._had_context is None:
+            self.note_others()
         runtime.open()
-        if had_context and self._before is not None:
+        if self._had_context and self._before is not None:
             self._doubt("this process had a context before the measurement: the driver's figure leaves it out")
         if self._before is None:
             self._doubt("the driver's figure is that of the whole device, other processes included")
-        if others > 0:
+        if self._others > 0:
             self._doubt(
-                f"{counted(others, 'other process', 'other processes')} computed on the device: the driver's figure may "
+                f"{counted(self._others, 'other process', 'other processes')} computed on the device: the driver's figure may "
                 "include what changed there"
             )
         with contextlib.suppress(AttributeError):  # a build without the observer: the error's text remains

@@ -38,6 +38,10 @@ class Reader(ABC):
     def synchronize(self) -> None:
         """Wait until the device is idle."""
 
+    def note_others(self) -> None:
+        """Read what others have in use on the device, before this process has anything there. `begin` does so otherwise."""
+        return None  # unless the device counts more than this process
+
     @abstractmethod
     def begin(self, *, record: bool) -> None:
         """Start counting from an empty device; with `record` keep the allocator's events, too."""

@@ -71,7 +71,12 @@ def _join(reader: Reader, meeting: dict, seconds: float) -> None:
     from sizer.device.trial.rank import join
 
     rank, world, file = meeting["rank"], meeting["world"], Path(meeting["file"])
-    join(reader.device, rank=rank, world=world, meeting=file, seconds=seconds)
+    reader.note_others()  # what NCCL takes as ranks meet is a part of this process
+    try:
+        join(reader.device, rank=rank, world=world, meeting=file, seconds=seconds)
+    except (RuntimeError, ValueError) as error:  # NCCL, the store, or a PyTorch that was built without NCCL
+        said = " ".join(str(error).split())[:300]
+        raise DeviceError(f"rank {rank} of {world} could not meet the others on {reader.device}: {said}") from error
 
 
 def _config(text: str | None) -> dict | None:

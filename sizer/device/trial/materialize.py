@@ -97,10 +97,15 @@ def load_quantized(blueprint: Blueprint, module: nn.Module, device: torch.device
     return module
 
 
-def parameter_and_buffer_bytes(module: nn.Module) -> tuple[int, int]:
-    """Bytes of a module's parameters, with those that restore quantised ones, and of its buffers, every storage once."""
+def parameter_and_buffer_bytes(module: nn.Module, kind: str | None = None) -> tuple[int, int]:
+    """Bytes of a module's parameters, with those that restore quantised ones, and of its buffers, every storage once; with a `kind`
+    of device of those that are there, and not on the host."""
     states = [state for child in module.modules() for _, state in quantization_states(child)]
-    return storage_bytes([*module.parameters(), *states]), storage_bytes(module.buffers())
+    parameters, buffers = (
+        [tensor for tensor in tensors if kind in (None, tensor.device.type)]
+        for tensors in ([*module.parameters(), *states], module.buffers())
+    )
+    return storage_bytes(parameters), storage_bytes(buffers)
 
 
 def storage_bytes(tensors: Iterator[Tensor | None] | list[Tensor | None]) -> int:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sizer.device.trial.materialize import Bring, load
+from sizer.device.trial.materialize import Bring
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import replicate, split
 
@@ -18,8 +18,11 @@ from sizer.distributed.sharding import replicate, split
 def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds: float) -> None:
     """Initialize torch.distributed as one rank of a world on this computer: NCCL between GPUs, gloo on the CPU.
 
-    `meeting` is a file that is not there yet, the same for all ranks. After `seconds` a rank no longer waits for the others.
+    `meeting` is a file that is not there yet, the same for all ranks. After `seconds` a rank no longer waits for the others. NCCL
+    makes the communicator of all ranks at once, so that what hinders it is told here. Raises RuntimeError where ranks cannot meet,
+    ValueError where PyTorch was built without the backend.
     """
+    bound = None
     if device.type == "cpu":
         from sizer.device.trial import gloo  # which PyTorch may be built without
 
@@ -27,20 +30,22 @@ def join(device: torch.device, *, rank: int, world: int, meeting: Path, seconds:
         backend = f"cpu:{gloo.NAME}"
     else:
         torch.cuda.set_device(device)
-        backend = "nccl"
+        backend, bound = "nccl", device
     dist.init_process_group(
         backend,
         store=dist.FileStore(str(meeting), world),
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=seconds),
+        device_id=bound,
     )
 
 
-def take_part(module: nn.Module, plan: Plan, dtype: str, device: torch.device) -> tuple[nn.Module, Bring]:
-    """What a rank has of a module whose parameters are on meta, and what brings it to the device."""
+def take_part(module: nn.Module, bring: Bring, plan: Plan, dtype: str, device: torch.device) -> tuple[nn.Module, Bring]:
+    """What a rank has of a module whose parameters are on meta, and what brings it to the device, where `bring` does so with the
+    whole."""
     if not plan.splits:
-        return module, partial(_bring_whole, plan)
+        return module, partial(_bring_whole, bring, plan)
     return split(module, plan, dtype, kind=device.type), partial(_bring_part, plan)
 
 
@@ -49,14 +54,15 @@ def inner(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
 
 
-def _bring_whole(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
-    return replicate(load(module, device), plan)
+def _bring_whole(bring: Bring, plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
+    return replicate(bring(module, device), plan)
 
 
 def _bring_part(plan: Plan, module: nn.Module, device: torch.device) -> nn.Module:
-    """Make a rank's shards, without values, and copies of all buffers."""
+    """Make a rank's shards, without values, where they are offloaded on the host, and copies of all buffers on the device."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    module.to_empty(device=device)
+    module.to_empty(device="cpu" if plan.offload else device)
     for name, buffer in module.named_buffers(remove_duplicate=False):
+        buffer.data = buffer.data.to(device)
         buffer.copy_(buffers[name])
     return replicate(module, plan) if plan.replicates else module

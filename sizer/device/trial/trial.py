@@ -77,7 +77,7 @@ def measure_request(
     example = blueprint.example(request.batches[0], work.trains)
     module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
     if work.plan is not None:
-        module, bring = take_part(module, work.plan, work.dtype, reader.device)
+        module, bring = take_part(module, bring, work.plan, work.dtype, reader.device)
     free_bytes = free_bytes if reader.device.type == "cpu" else None
     trial = _Trial(blueprint, module, bring, example, work, reader, progress)
     if refusal := _too_large(module, free_bytes):
@@ -177,7 +177,8 @@ class _Trial:
             self.progress(_DOING[self.phase])
 
     def _loaded(self) -> LiveTensors:
-        self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = parameter_and_buffer_bytes(self.module)
+        weights, buffers = parameter_and_buffer_bytes(self.module, self.reader.device.type)
+        self.tensors["weights_bytes"], self.tensors["buffers_bytes"] = weights, buffers
         named = dict(inner(self.module).named_parameters())
         frozen = {name for name, p in named.items() if self.work.tell_frozen and not p.requires_grad}
         parameters = _at_addresses("parameter", {name: p for name, p in named.items() if name not in frozen})
@@ -190,7 +191,7 @@ class _Trial:
             return self._placed(steps.example)
         if phase == "backward":
             gradients = {path: p.grad for path, p in inner(self.module).named_parameters() if p.grad is not None}
-            self.tensors["gradients_bytes"] = storage_bytes(list(gradients.values()))
+            self.tensors["gradients_bytes"] = storage_bytes(self._on_device(gradients.values()))
             owners = {path: path.rpartition(".")[0] for path in gradients}
             return {
                 address: (category, owners[path])

@@ -26,6 +26,10 @@ class OnMeta(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
             return args[0].to("meta")
+        if (
+            not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
+        ):  # an attribute of a tensor, say: the most calls
+            return func(*args)
         kwargs = kwargs or {}
         if isinstance(kwargs.get("device"), int):  # a GPU by its number
             kwargs = kwargs | {"device": _ACCELERATOR}

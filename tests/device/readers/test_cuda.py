@@ -65,6 +65,17 @@ def test_a_context_that_was_there_before_is_told() -> None:
     assert reader.doubts() == ("this process had a context before the measurement: the driver's figure leaves it out",)
 
 
+def test_what_is_taken_after_others_were_noted_is_part_of_the_process() -> None:
+    device = ScriptedCuda()
+    reader = CudaReader(FACTS, device)
+    reader.note_others()
+    device.open()  # as a rank does where it meets the others
+    device.others = 1
+    reader.begin(record=False)
+    reader.mark("load")
+    assert reader.phases()[0].driver_bytes == 500 and reader.doubts() == ()
+
+
 def test_a_driver_figure_that_falls_below_its_beginning_is_none() -> None:
     device = ScriptedCuda()
     reader = begun(device)

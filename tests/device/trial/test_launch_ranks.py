@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from sizer.config_json import encode_config
+from sizer.device.machine.inventory import Inventory
+from sizer.device.record.measurement import DeviceFacts
 from sizer.device.trial import launch, launch_ranks
 from sizer.device.trial.launch import start
-from sizer.device.trial.launch_ranks import RanksJob, check_places, start_ranks
-from sizer.errors import JobError, RequestError
+from sizer.device.trial.launch_ranks import RanksJob, check_places, count_places, start_ranks
+from sizer.errors import DeviceError, JobError, RequestError, SizerError
+from sizer.estimator import estimate
 from sizer.request import parse_query
 from tests.processes.running import is_running, wait_until
+from tests.tracing.models import LLAMA
 
 RESNET = "arch=torchvision:resnet18&image=32&dtype=float32&batch=2"
 OF_TWO = f"{RESNET}&parallel=ddp&ranks=2"
@@ -47,6 +53,16 @@ def test_every_rank_is_measured_in_a_process_of_its_own() -> None:
     parts = (first.tensors.optimizer_bytes, second.tensors.optimizer_bytes)
     assert sum(parts) == 8 * 11_689_512 + 4 * 62 and min(parts) > 0
     assert nothing_is_left(job)
+
+
+@pytest.mark.exhaustive
+def test_ranks_generate_together() -> None:
+    query = f"arch=config:{encode_config(json.dumps(LLAMA))}&seq=16&batch=2&dtype=bfloat16&mode=generate&new=4&tp=2"
+    (row,) = estimate(parse_query(query)).estimates
+    for measured in start_ranks(query, "cpu").result():
+        assert measured.measurement.failure is None
+        assert [reading.phase for reading in measured.measurement.phases] == ["load", "prefill", "decode"]
+        assert measured.measurement.tensors.weights_bytes == row.weights_bytes
 
 
 def test_a_killed_rank_ends_all_with_its_words() -> None:
@@ -93,6 +109,32 @@ def test_more_ranks_than_there_are_places(keys: str, device: str, places: int, m
     with pytest.raises(RequestError, match=message):
         check_places(request, device, places)
     check_places(request, device, request.world)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "error", "message"),
+    [
+        (0, DeviceError, "given 'cuda', allowed cpu; no driver"),
+        (
+            1,
+            RequestError,
+            "ranks: given 2 ranks on cuda, allowed as many as this computer has GPUs: 1; leave parallel out",
+        ),
+    ],
+)
+def test_nothing_is_started_for_ranks_that_have_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, error: type[SizerError], message: str
+) -> None:
+    monkeypatch.undo()
+    names = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
+    devices = tuple(DeviceFacts(device=name, name=name, total_bytes=2**30) for name in names)
+    inventory = Inventory(devices=devices, missing=("no driver",), line="", versions={})
+    monkeypatch.setattr(launch_ranks, "find_inventory", lambda: inventory)
+    started: list[str] = []
+    monkeypatch.setattr(launch, "Measuring", started.append)
+    with pytest.raises(error, match=message):
+        start_ranks(OF_TWO, "cuda")
+    assert not started and count_places("cpu") >= 1
 
 
 def test_one_process_is_not_for_several_ranks() -> None:

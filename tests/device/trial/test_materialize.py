@@ -95,7 +95,8 @@ def test_ties_attributes_and_frozen_weights_stay() -> None:
     assert module.first.weight is module.second.weight
     assert module.frozen.marked and not module.frozen.requires_grad
     assert {p.device.type for p in module.parameters()} == {"cpu"}
-    assert parameter_and_buffer_bytes(module) == (68, 0)
+    assert parameter_and_buffer_bytes(module) == parameter_and_buffer_bytes(module, "cpu") == (68, 0)
+    assert parameter_and_buffer_bytes(module, "cuda") == (0, 0)  # all of it is on the host
 
 
 def test_an_accelerator_gets_the_module_by_its_own_to() -> None:
