@@ -34,6 +34,11 @@ def allocator_variable(version: Version) -> str:
     return "PYTORCH_ALLOC_CONF" if version >= (2, 9) else "PYTORCH_CUDA_ALLOC_CONF"
 
 
+def by_address(version: Version) -> bool:
+    """Whether the CUDA allocator goes by address between free blocks of equal size, and not by age: see sizer.memory.cuda."""
+    return version < (2, 12)
+
+
 def format_version(one: Version) -> str:
     """The text that `parse_version` reads."""
     return f"{one[0]}.{one[1]}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sizer.catalogue.gpus import GPUS, Gpu, in_parts
+from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.kept import Kept
 from sizer.memory.decision import DeviceReport, DeviceRow
@@ -19,12 +19,9 @@ def devices(
     config: dict | None = None,
     kept: Kept | None = None,
     progress: Progress | None = None,
-    part: int = 0,
-    parts: int = 1,
+    gpus: Iterable[Gpu] = GPUS.values(),
 ) -> Iterator[DeviceReport]:
-    """The one dtype and batch size of a request on every device of the catalogue, smallest memory first; it grows.
-
-    With `parts` only on the devices of one of so many parts (sizer.catalogue.gpus.in_parts).
+    """The one dtype and batch size of a request on devices of the catalogue, smallest memory first; it grows.
 
     First whether it fits, then the largest batch on each. Devices of one capability share their traces; what libraries answer is
     asked for each. Raises RequestError for a request of several dtypes or batch sizes, and what an estimate raises where the work
@@ -34,7 +31,7 @@ def devices(
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here where the architecture itself is
-    gpus = sorted(in_parts(parts)[part], key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
+    gpus = sorted(gpus, key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
     rows: dict[str, DeviceRow] = {}
 
     def report(pending: list[Gpu]) -> DeviceReport:

@@ -47,7 +47,7 @@ def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -
 
 def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
     if gpu.backend == "cuda" and not expandable_segments:
-        cache = allocator_of(gpu.backend, capacity, expandable_segments)
+        cache = allocator_of(gpu.backend, capacity, expandable_segments, by_address=tape.by_address)
         found = place(tape, cache)
         return Addresses(
             addresses=found.addresses.tolist(),

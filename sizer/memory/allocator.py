@@ -38,17 +38,19 @@ def replay_events(
     """Bytes taken by every block of a tape and reserved after every event; `replay` reads the timeline from it."""
     if expandable_segments and backend != "cuda":
         raise ValueError(f"expandable_segments was asked for on {backend!r}; only 'cuda' has it: leave it False")
-    return place(tape, allocator_of(backend, capacity_bytes, expandable_segments))
+    return place(tape, allocator_of(backend, capacity_bytes, expandable_segments, by_address=tape.by_address))
 
 
-def allocator_of(backend: Backend, capacity: int | None, expandable_segments: bool) -> Pools:
-    """The allocator of a device that may reserve `capacity` bytes, without bound where that is None."""
+def allocator_of(
+    backend: Backend, capacity: int | None, expandable_segments: bool, *, by_address: bool = False
+) -> Pools:
+    """The allocator of a device that may reserve `capacity` bytes, without bound where that is None; `by_address`: see Tape."""
     if backend == "cuda" and expandable_segments:
         return expandable.ExpandableCache(capacity)
     if backend == "cuda":
         from sizer.memory.cuda_cache import CudaCache  # not before: it brings Numba
 
-        return CudaCache(capacity)
+        return CudaCache(capacity, by_address=by_address)
     if backend == "mps":
         return OnePool(mps.MpsHeaps(capacity))
     if backend == "cpu":

@@ -134,6 +134,7 @@ class _Writer:
             "awaited": sorted(tape.awaited),
             "settled": tape.settled,
             "host_bytes": tape.host_bytes,
+            "by_address": tape.by_address,
             "collectives": [list(astuple(row)) for row in tape.collectives],
         }
 
@@ -197,6 +198,7 @@ class _Reader:
             settled=tuple((position, block) for position, block in header["settled"]),
             collectives=tuple(_collective(*row) for row in header["collectives"]),
             host_bytes=header["host_bytes"],
+            by_address=header["by_address"],
         )
 
     def _read(self, code: str, length: int) -> array[int]:

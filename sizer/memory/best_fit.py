@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from sizer.memory.cuda import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
+from sizer.memory.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
 
 try:
     import numba
 except ImportError:
     numba = None
 
+MIDDLE = 2**46  # where addresses begin, which are of 47 bits in a process
+ENDLESS = np.iinfo(np.int64).max
 COMPILED = numba is not None
 ROOM = 2**8  # blocks for which a pool has room at first
-RESERVED, LIMIT, NEXT_ADDRESS, MADE, ASKED = range(5)  # places in the state of a driver
+RESERVED, LIMIT, RISING, ABOVE, BELOW, MADE, ASKED = range(7)  # places in the state of a driver
 
 
 def _compiled(signature: str) -> Callable[[Callable], Callable]:
@@ -141,6 +143,17 @@ def _merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
     return count + 1
 
 
+@_compiled("int64(int64[::1], int64)")
+def _give(state: np.ndarray, size: int) -> int:
+    """The address of a new segment, by the state of a driver; a gap keeps it apart from others, whose blocks never merge."""
+    state[RESERVED] += size
+    if size <= state[RISING]:
+        state[ABOVE] += size + MIN_BLOCK
+        return state[ABOVE] - size - MIN_BLOCK
+    state[BELOW] -= size + MIN_BLOCK
+    return state[BELOW]
+
+
 @_compiled(
     "int64(int64[::1], int64, int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1])"
 )
@@ -150,10 +163,11 @@ def run(
 ) -> int:  # fmt: skip
     """The position of the first of the events from `begin` on that cannot be done here; their number where all were done.
 
-    events, taken, addresses: as in CudaCache.run. small, large: the pools, with `counts` blocks in them. state: of the driver
-    the bytes RESERVED and those up to which segments are made here (LIMIT), the NEXT_ADDRESS, how many were MADE; ASKED becomes
-    the bytes of the segment that the limit forbids, 0 where a pool has no room for another block. made: [3, events], of each
-    segment position, address, bytes.
+    events, taken, addresses: as in CudaCache.run. small, large: the pools, with `counts` blocks in them. state: of the driver the
+    bytes RESERVED and those up to which segments are made here (LIMIT), up to how many bytes a segment lies above those before it
+    (RISING), where addresses are given upwards (ABOVE) and downwards (BELOW), how many segments were MADE; ASKED becomes the bytes
+    of the segment that the limit forbids, 0 where a pool has no room for another block. made: [3, events], of each segment
+    position, address, bytes.
     """
     for position in range(begin, len(events)):
         event = events[position]
@@ -179,9 +193,7 @@ def run(
             if state[RESERVED] + have > state[LIMIT]:
                 state[ASKED] = have
                 return position
-            address = state[NEXT_ADDRESS]
-            state[NEXT_ADDRESS] += have + MIN_BLOCK  # a gap: blocks of two segments never merge
-            state[RESERVED] += have
+            address = _give(state, have)
             number = state[MADE]
             made[0, number], made[1, number], made[2, number] = position, address, have
             state[MADE] += 1
@@ -203,11 +215,15 @@ def run(
 
 
 class Driver:
-    """The device's memory: `reserved` bytes are held, up to `capacity` (without bound where that is None)."""
+    """The device's memory: `reserved` bytes are held, up to `capacity` (without bound where that is None).
 
-    def __init__(self, capacity: int | None, *, first_address: int) -> None:
-        limit = np.iinfo(np.int64).max if capacity is None else capacity
-        self.state = np.array([0, limit, first_address, 0, 0], np.int64)
+    Each segment lies above those before it, so that the lowest address is the oldest segment's; with `by_address` it lies where a
+    driver puts it (sizer.memory.cuda).
+    """
+
+    def __init__(self, capacity: int | None, *, by_address: bool) -> None:
+        limit, rising = ENDLESS if capacity is None else capacity, LARGE_SEGMENT if by_address else ENDLESS
+        self.state = np.array([0, limit, rising, MIDDLE, MIDDLE, 0, 0], np.int64)
 
     @property
     def reserved(self) -> int:
@@ -216,10 +232,7 @@ class Driver:
 
     def give(self, size: int) -> int:
         """The address of a new segment."""
-        address = int(self.state[NEXT_ADDRESS])
-        self.state[NEXT_ADDRESS] += size + MIN_BLOCK
-        self.state[RESERVED] += size
-        return address
+        return int(_give(self.state, size))
 
     def take_back(self, size: int) -> None:
         """Take back a segment."""

@@ -11,25 +11,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from sizer.memory.best_fit import Driver, Pools
-from sizer.memory.cuda import MIN_BLOCK, rounded
+from sizer.memory.cuda import rounded
 
 
 class CudaCache:
     """Segments and the free blocks of both pools of each stream; `reserved` is the bytes held from the driver.
 
-    A segment belongs to one pool of one stream, and a gap of addresses keeps it apart from the next.
+    A segment belongs to one pool of one stream, and a gap of addresses keeps it apart from the next. `by_address`: see Tape.
     `grown` says of the last run after how many events how much was reserved, `position` is that of the event for which a segment
     was asked that the capacity forbade at first; `started` is where in a tape the run began. `given_back` are the positions in the
     tape of the events at which cached memory went back.
     """
 
-    def __init__(self, capacity: int | None = None):
+    def __init__(self, capacity: int | None = None, *, by_address: bool = False):
         self.capacity = capacity
         self.retries = 0
         self.started = self.position = 0
         self.grown: list[tuple[int, int]] = [(0, 0)]
         self.given_back: list[int] = []
-        self._driver = Driver(capacity, first_address=MIN_BLOCK)
+        self._driver = Driver(capacity, by_address=by_address)
         self._pools = defaultdict(Pools)  # by stream
         self._segments: dict[int, int] = {}  # start -> size
         self.use(0)

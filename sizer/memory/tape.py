@@ -64,6 +64,7 @@ class Tape:
     settled: (position in `order` before whose event, block): where the host has waited for what a released block waited for.
     collectives: what this rank told others, where there are any, by phase.
     host_bytes: the most that the host held of parameters, gradients and optimizer state that are offloaded to it.
+    by_address: whether the CUDA allocator goes by address between free blocks of equal size (`sizer.versions.by_address`).
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
     a block of 0 bytes, released at once, whose op is EMPTY_CACHE; no loop has one.
     """
@@ -87,6 +88,7 @@ class Tape:
     settled: tuple[tuple[int, int], ...] = ()
     collectives: tuple[Collective, ...] = ()
     host_bytes: int = 0
+    by_address: bool = False
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:
         """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""

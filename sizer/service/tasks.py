@@ -70,10 +70,11 @@ def _limits(job: dict, channel: Channel) -> dict:
 
 def _devices(job: dict, channel: Channel) -> dict:
     """The one dtype and batch size of a query on the devices of a part of the catalogue."""
+    from sizer.catalogue.gpus import in_parts
     from sizer.decision.devices import devices
 
     number, parts = map(int, job["part"].split("/"))
-    return _last(partial(devices, part=number - 1, parts=parts), job, channel)
+    return _last(partial(devices, gpus=in_parts(parts)[number - 1]), job, channel)
 
 
 def _ranks(job: dict, channel: Channel) -> dict:

@@ -29,13 +29,14 @@ class DeferredSize(int):
 
 
 class BlockLog:
-    """Collects allocations (bytes as requested) and releases; `tape()` freezes them.
+    """Collects allocations (bytes as requested) and releases; `tape()` freezes them. `by_address`: see Tape.
 
     Categories may be set after the fact: whether a block was an activation or a temporary is known only when the forward
     pass has ended, whether it was a gradient only when the backward pass has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_address: bool = False) -> None:
+        self.by_address = by_address
         self.order: list[int] = []
         self.sizes: list[int] = []
         self.categories: list[int] = []
@@ -144,6 +145,7 @@ class BlockLog:
             settled=tuple((position, block) for position, block in self.settled if position <= self.marks[-1][0]),
             collectives=tuple(self._collectives()),
             host_bytes=host_bytes,
+            by_address=self.by_address,
         )
 
     def _collectives(self) -> Iterator[Collective]:

@@ -41,6 +41,7 @@ from sizer.tracing.storages import Storages
 from sizer.tracing.values.handler import Handler
 from sizer.tracing.values.known import LARGEST_INPUT, KnownValues, is_small, tensors_of
 from sizer.tracing.workspaces import Workspaces
+from sizer.versions import by_address
 
 _CONTIGUOUS = torch.contiguous_format
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
@@ -78,7 +79,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.device = device
         self.rules = rules_for(device)
-        self.log = BlockLog()
+        self.log = BlockLog(by_address=device.kind == "cuda" and by_address(device.version))
         self.values = KnownValues()
         self.host = HostMemory()
         self.deferred = Deferred()

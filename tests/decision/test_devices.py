@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 
 from sizer.catalogue.gpus import GPUS
@@ -21,11 +19,10 @@ ASKED = ("t4", "rtx-4060-8gb", "rtx-4090", "a100-40gb", "h100-80gb", "mi300x", "
 
 @pytest.fixture(scope="module")
 def grown() -> list[DeviceReport]:
-    with mock.patch("sizer.decision.devices.GPUS", {key: GPUS[key] for key in ASKED}):
-        return list(devices(parse_query(QUERY)))
+    return list(devices(parse_query(QUERY), gpus=[GPUS[key] for key in ASKED]))
 
 
-def test_every_device_of_the_catalogue_has_a_row(grown):
+def test_every_device_has_a_row(grown):
     found = grown[-1]
     assert {row.gpu for row in found.rows} == set(ASKED)
     assert not found.pending

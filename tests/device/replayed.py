@@ -5,16 +5,17 @@ from __future__ import annotations
 from itertools import accumulate
 
 from sizer.device.record.files import CaseRecord
-from sizer.device.record.measurement import PhaseReading
+from sizer.device.record.measurement import Measurement, PhaseReading
 from sizer.device.record.recording import Segment
 from sizer.memory.allocator import Replay, replay_events
-from sizer.memory.best_fit import LIMIT, NEXT_ADDRESS
+from sizer.memory.best_fit import ABOVE, BELOW, LIMIT
 from sizer.memory.cuda import MIN_BLOCK
 from sizer.memory.cuda_cache import CudaCache
 from sizer.memory.looped import place
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import read_timeline
 from sizer.request import parse_query
+from sizer.versions import by_address, parse_version
 
 FIGURES = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
 
@@ -26,14 +27,15 @@ class UnlikeDeviceError(Exception):
 class RecordedCache(CudaCache):
     """The CUDA allocator on a driver that gives the segments that were recorded, at their addresses, and is full when it was.
 
-    Addresses are ranks with gaps between: their order decides between free blocks of one size, and segments never merge.
+    Addresses are ranks with gaps between: their order decides between free blocks of one size, and segments never merge. Where that
+    is the age of segments (`by_address` is False), they have ranks by it.
     """
 
-    def __init__(self, segments: tuple[Segment, ...]):
+    def __init__(self, segments: tuple[Segment, ...], *, by_address: bool):
         super().__init__()
         self._driver.state[LIMIT] = -1  # compiled code makes no segment, and asks for each
         self._left = list(segments)
-        ordered = sorted(range(len(segments)), key=lambda index: segments[index].address)
+        ordered = sorted(range(len(segments)), key=lambda index: segments[index].address if by_address else index)
         starts = accumulate((segments[index].bytes + MIN_BLOCK for index in ordered), initial=MIN_BLOCK)
         self._starts = dict(zip(ordered, starts, strict=False))
         self._count = len(segments)
@@ -53,7 +55,8 @@ class RecordedCache(CudaCache):
                 f"event {self._event}: a segment of {size} bytes where the device got its next of {given.bytes} "
                 f"at event {given.position}"
             )
-        self._driver.state[NEXT_ADDRESS] = self._starts[self._count - len(self._left)]
+        start = self._starts[self._count - len(self._left)]
+        self._driver.state[ABOVE], self._driver.state[BELOW] = start, start + size + MIN_BLOCK
         del self._left[0]
         return super()._new_segment(size)
 
@@ -90,7 +93,7 @@ def disagreements(case: CaseRecord) -> list[str]:
         if parse_query(measured.measurement.query).expandable_segments:  # they grow: no recorded sizes to follow
             replayed = replay_events(tape, "cuda", expandable_segments=True)
         else:
-            replayed = _place(tape, measured.measurement.device.kind, measured.segments)
+            replayed = _place(tape, measured.measurement, measured.segments)
     except UnlikeDeviceError as error:
         return [f"{case.name}: {error}"]
     uses = {use.phase: use for use in read_timeline(tape, replayed).phases}
@@ -112,12 +115,13 @@ def _unlike(reading: PhaseReading, use: object) -> list[str]:
     ]
 
 
-def _place(tape: Tape, kind: str, segments: tuple[Segment, ...]) -> Replay:
-    if kind != "cuda" or not segments:
-        return replay_events(tape, kind)
+def _place(tape: Tape, measurement: Measurement, segments: tuple[Segment, ...]) -> Replay:
+    if measurement.device.kind != "cuda" or not segments:
+        return replay_events(tape, measurement.device.kind)
     if any(segment.stream for segment in segments):
         raise ValueError("the recording has several streams; the replay knows one")
-    cache = RecordedCache(segments)
+    version = parse_version(measurement.versions["torch"].partition("+")[0])
+    cache = RecordedCache(segments, by_address=by_address(version))
     replayed = place(tape, cache)
     cache.finish()
     return replayed

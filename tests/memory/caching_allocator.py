@@ -21,11 +21,11 @@ class Block:
 class SlowCache:
     """Default segments, or expandable ones."""
 
-    def __init__(self, capacity: int | None = None, *, expandable: bool = False):
-        self.capacity, self.expandable = capacity, expandable
+    def __init__(self, capacity: int | None = None, *, expandable: bool = False, by_address: bool = False):
+        self.capacity, self.expandable, self.by_address = capacity, expandable, by_address
         self.reserved = self.retries = 0
         self.blocks: list[Block] = []
-        self.top = 0
+        self.top = self.bottom = 0
         if expandable:  # one endless unmapped block per pool, each beginning at a page
             small, large = (
                 Block(0, 2**60, small=True, mapped=False),
@@ -77,8 +77,12 @@ class SlowCache:
             segment = -(-size // (2 * MIB)) * 2 * MIB
         if self.capacity is not None and self.reserved + segment > self.capacity:
             return None
-        block = Block(self.top, segment, small=small)
-        self.top += segment
+        if self.by_address and segment > 20 * MIB:
+            self.bottom -= segment
+            block = Block(self.bottom, segment, small=small)
+        else:
+            block = Block(self.top, segment, small=small)
+            self.top += segment
         self.reserved += segment
         self.blocks.append(block)
         return block

@@ -60,8 +60,8 @@ def test_an_unsplit_large_block_counts_whole():
     assert replay_events(make_tape([("a", 11 * MIB)]), "cuda").taken.tolist() == [12 * MIB]
 
 
-def test_best_fit_takes_the_smallest_block_then_the_lowest_address():
-    # Segments of 40, 12 and 12 MiB, all freed; 12 MiB fits both equals, the first (lower) is taken, then the second.
+def test_best_fit_takes_the_smallest_block_then_the_oldest():
+    # Segments of 40, 12 and 12 MiB, all freed; 12 MiB fits both equals, the first is taken, then the second.
     # The last is split off the 40.
     made = [("a", 40 * MIB), ("b", 12 * MIB), ("c", 12 * MIB), "-a", "-b", "-c"]
     again = [("d", 12 * MIB), ("e", 12 * MIB), ("f", 12 * MIB)]
@@ -69,6 +69,16 @@ def test_best_fit_takes_the_smallest_block_then_the_lowest_address():
     a, b, c, *later = placed.addresses
     assert later == [b, c, a]
     assert placed.reserved[-1] == 64 * MIB
+
+
+def test_up_to_2_11_the_lowest_address_is_taken():
+    # Of two segments of up to 20 MiB the second is above the first, of larger ones below it.
+    for size, first in ((20 * MIB, 0), (22 * MIB, 1)):
+        made = [("a", size), ("b", size), "-a", "-b", ("c", size)]
+        placed = replay_events(replace(make_tape(made), by_address=True), "cuda")
+        assert placed.addresses[2] == min(placed.addresses[:2]) == placed.addresses[first]
+        placed = replay_events(make_tape(made), "cuda")
+        assert placed.addresses[2] == placed.addresses[0]
 
 
 def test_freed_neighbours_merge_within_a_segment_only():
@@ -125,16 +135,19 @@ def test_an_unknown_backend_is_refused():
         replay(make_tape([("a", 1)]), backend="xpu")
 
 
-@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+@pytest.mark.parametrize("kind", ["by_age", "by_address", "expandable"])
 @pytest.mark.parametrize("share", [None, 1.0, 0.9, 0.7], ids=["unbounded", "exact", "tight", "too-tight"])
 @pytest.mark.parametrize("empties", [False, True], ids=["kept", "emptied"])
 @pytest.mark.parametrize("seed", range(12))
-def test_agrees_with_the_slow_reading(seed, empties, share, expandable):
-    tape = random_tape(seed, empties=empties)
+def test_agrees_with_the_slow_reading(seed, empties, share, kind):
+    expandable, by_address = kind == "expandable", kind == "by_address"
+    tape = replace(random_tape(seed, empties=empties), by_address=by_address)
     roomy = replay_events(tape, "cuda", None, expandable)
     capacity = None if share is None else int(share * max(roomy.reserved.tolist()))
     placement = replay_events(tape, "cuda", capacity, expandable)
-    taken, reserved, retries, failed_at = _slowly(tape, SlowCache(capacity, expandable=expandable))
+    taken, reserved, retries, failed_at = _slowly(
+        tape, SlowCache(capacity, expandable=expandable, by_address=by_address)
+    )
     assert (placement.failed_at, placement.retries) == (failed_at, retries)
     assert placement.reserved.tolist() == reserved
     assert placement.taken.tolist() == taken

@@ -31,11 +31,12 @@
 #define MIB ((size_t)1 << 20)
 #define SPACE ((size_t)1 << 42)    /* address space of the device: 4 TiB, never handed out twice */
 #define SEGMENT (2 * MIB)          /* the driver's own granularity for what the caching allocator asks for */
+#define RISING (20 * MIB)
 #define COPIED (64 * MIB)
 #define CHUNKS 65536
 
 static char *space;
-static size_t next_offset, used;
+static size_t above, below, used; /* of the address space, on both sides of its middle; of the device's memory */
 static struct { char *at; size_t bytes; } chunks[CHUNKS], pinned[CHUNKS]; /* of the device, of the host */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread cudaError_t last_error;
@@ -51,12 +52,13 @@ static int on_device(const void *at) { return (const char *)at >= space && (cons
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-static char *reserve(size_t bytes) { /* address space only; the caller holds the lock */
-    size_t whole = (bytes + SEGMENT - 1) & ~(SEGMENT - 1);
-    if (next_offset + whole > SPACE - SEGMENT) return NULL;
-    char *at = space + next_offset;
-    next_offset += whole;
-    return at;
+/* Address space only; the caller holds the lock. As on a T4 (sizer/memory/cuda.py): from the middle upwards what is of 20 MiB or
+   less, what is larger from the middle downwards. */
+static char *reserve(size_t bytes) {
+    size_t whole = (bytes + SEGMENT - 1) & ~(SEGMENT - 1), *taken = bytes <= RISING ? &above : &below;
+    if (*taken + whole > SPACE / 2 - SEGMENT) return NULL;
+    *taken += whole;
+    return space + SPACE / 2 + (bytes <= RISING ? above - whole : -below);
 }
 
 EXPORT cudaError_t cudaMalloc(void **at, size_t bytes) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -97,6 +97,8 @@ def compare(report: Report, measured: Measured, tape: Tape) -> Comparison:
         )
     request = parse_query(measurement.query)
     recording, tape = measured.recording, _whole(tape)
+    if recording is not None:  # made by the PyTorch whose rules the estimate follows
+        recording = replace(recording, by_address=tape.by_address)
     sides = Sides(
         estimate=estimate,
         tape=tape,
