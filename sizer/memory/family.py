@@ -69,6 +69,7 @@ class TapeFamily:
                 *tape.loops,
                 tape.size_queries,
                 sorted(tape.resolved),
+                tape.by_address,
             )
             found.update(repr(names).encode())
             for column in (tape.order, tape.sizes, tape.categories, tape.ops):

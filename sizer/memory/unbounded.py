@@ -89,6 +89,7 @@ def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
         *tape.loops,
         *sorted(tape.awaited),
         tape.settled,
+        tape.by_address,
         engines_limit(tape),
     )
     found = hashlib.blake2b(repr(texts).encode(), digest_size=20)
