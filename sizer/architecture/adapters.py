@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
@@ -79,7 +80,8 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
     try:
         config = getattr(peft, row.config_class)(task_type=task, **arguments_of(request, module))
         # Nobody asks for the values: known zeros would be kept beside every meta tensor, which takes as long as all else.
-        with warnings.catch_warnings(), mock.patch.object(nn.init, "zeros_", lambda tensor: tensor):
+        made = nullcontext() if row.learns_prompt else _made_as_moved(module)
+        with warnings.catch_warnings(), made, mock.patch.object(nn.init, "zeros_", lambda tensor: tensor):
             warnings.simplefilter("ignore")
             adapted = peft.get_peft_model(module, config)
     except Exception as error:  # each tuner raises what it likes where it does not know a layer
@@ -90,6 +92,24 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
         # PEFT keeps their numbers on the CPU, and copies them to the device in every pass.
         adapted.prompt_tokens[name] = torch.arange(len(tokens), device="cpu")
     return adapted
+
+
+@contextmanager
+def _made_as_moved(module: nn.Module) -> Iterator[None]:
+    """Within it adapters on meta have the dtype in which their layers compute, where these name one (`Linear4bit`).
+
+    PEFT makes adapters on the host, moves them to their layer's device and that dtype (_move_adapter_to_device_of_base_layer), and
+    makes them float32 at last; on meta it moves nothing.
+    """
+    on_meta = any(parameter.is_meta for parameter in module.parameters())
+    layers = (layer for layer in module.modules() if getattr(layer, "compute_dtype", None) is not None)
+    before, layer = torch.get_default_dtype(), next(layers, None) if on_meta else None
+    if layer is not None:
+        torch.set_default_dtype(layer.compute_dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def task_of(module: nn.Module) -> str | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 
 import torch
 from torch import nn
+from transformers.core_model_loading import dot_natural_key
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from sizer.architecture.compilation import compiled_when_called
@@ -54,24 +56,41 @@ def replace_layers(
 
 
 def load_quantized(module: nn.Module, device: str = "meta") -> nn.Module:
-    """The model of `replace_layers` as `from_pretrained` loads it: weight by weight arrives on the device and is quantised, or
-    arrives quantised."""
+    """The model of `replace_layers` as `from_pretrained` loads it: one weight after the other arrives on the device, in the order
+    of names, and is quantised, or arrives quantised; buffers come last.
+
+    *Known limitations*: transformers has up to four weights under way at a time; which of them comes first differs from run to run.
+    """
     quantizer = module.hf_quantizer
     warm_up(module, device)
     if getattr(quantizer.quantization_config, "bnb_4bit_use_double_quant", False) and not quantizer.pre_quantized:
         _make_table(device)
-    arrived: dict[int, nn.Parameter] = {}
-    for layer in module.modules():
-        if quantizer.pre_quantized and hasattr(getattr(layer, "weight", None), "_quantize"):
-            _load_packed(layer, quantizer.quantization_config, module.config.dtype, device)
-        elif not quantizer.pre_quantized and type(layer).__module__.startswith(FP8_LAYERS):
-            _load_fp8(layer, quantizer, module.config.dtype, device)
-        else:
-            _load(layer, device, arrived, quantize=not quantizer.pre_quantized)
+    for _, load in sorted(_loads(module, device), key=lambda item: dot_natural_key(item[0])):
+        load()
+    move_buffers(module, device)
     quantizer.postprocess_model(module)
     for scales in _scales_of_fp8(module):
         scales.elements = 0
     return module
+
+
+def _loads(module: nn.Module, device: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """By name what brings each weight to a device, or a layer whose weights come in parts."""
+    quantizer = module.hf_quantizer
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}  # of tied weights there are several
+    for layer in module.modules():
+        for name, old in layer._parameters.items():
+            if old is not None:
+                holders.setdefault(id(old), []).append((layer, name))
+    for path, layer in module.named_modules():
+        if quantizer.pre_quantized and hasattr(getattr(layer, "weight", None), "_quantize"):
+            yield path, partial(_load_packed, layer, quantizer.quantization_config, module.config.dtype, device)
+        elif not quantizer.pre_quantized and type(layer).__module__.startswith(FP8_LAYERS):
+            yield path, partial(_load_fp8, layer, quantizer, module.config.dtype, device)
+        else:
+            for name, old in layer._parameters.items():
+                if old is not None and (held := holders.pop(id(old), None)):
+                    yield f"{path}.{name}", partial(_load, held, old, device, quantize=not quantizer.pre_quantized)
 
 
 def _scales_of_fp8(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -115,20 +134,28 @@ def warm_up(module: nn.Module, device: str) -> None:
     torch.empty(int(needed // 2), dtype=torch.float16, device=device)
 
 
-def _load(layer: nn.Module, device: str, arrived: dict[int, nn.Parameter], *, quantize: bool) -> None:
-    """Bring what a module itself holds to a device, and quantise it where it is to be. `arrived` are the parameters by their ids on
-    meta, so that tied ones stay tied."""
-    for name, old in layer._parameters.items():
-        if old is not None and id(old) not in arrived:
-            value = torch.empty(old.shape, dtype=old.dtype, device=device)
-            if old.is_floating_point() and old.itemsize > 1:
-                value.normal_(std=STANDARD_DEVIATION)
-            arrived[id(old)] = type(old)(value, requires_grad=old.requires_grad, **vars(old))
-        layer._parameters[name] = None if old is None else arrived[id(old)]
-    for name, buffer in layer._buffers.items():
-        layer._buffers[name] = None if buffer is None else buffer.to(device)
-    if quantize and hasattr(getattr(layer, "weight", None), "_quantize"):
-        layer.weight._quantize(device)  # `.to("meta")` would not
+def _load(held: list[tuple[nn.Module, str]], old: nn.Parameter, device: str, *, quantize: bool) -> None:
+    """Bring a weight to a device for the modules that hold it, by name, and quantise it where it is to be."""
+    made = arrive(old, device)
+    for layer, name in held:
+        layer._parameters[name] = made
+        if quantize and name == "weight" and hasattr(made, "_quantize"):
+            made._quantize(device)  # `.to("meta")` would not
+
+
+def arrive(old: nn.Parameter, device: str) -> nn.Parameter:
+    """The like of a parameter on a device, of random values where it holds any."""
+    value = torch.empty(old.shape, dtype=old.dtype, device=device)
+    if old.is_floating_point() and old.itemsize > 1:
+        value.normal_(std=STANDARD_DEVIATION)
+    return type(old)(value, requires_grad=old.requires_grad, **vars(old))
+
+
+def move_buffers(module: nn.Module, device: str) -> None:
+    """Bring the buffers of all modules to a device."""
+    for layer in module.modules():
+        for name, buffer in layer._buffers.items():
+            layer._buffers[name] = None if buffer is None else buffer.to(device)
 
 
 def _load_packed(layer: nn.Module, config: object, dtype: torch.dtype, device: str) -> None:

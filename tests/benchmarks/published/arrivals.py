@@ -9,6 +9,8 @@ leave among those that stay are others in each run.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from unittest import mock
@@ -18,9 +20,8 @@ from torch import nn
 
 import sizer
 from sizer import custom
-from sizer.architecture.quantizers import STANDARD_DEVIATION, warm_up
+from sizer.architecture import quantizers
 from sizer.memory.tape import Tape
-from tests.benchmarks.published import adapters
 from tests.benchmarks.published.cases import CASES
 from tests.benchmarks.published.held import STEPS, rules_of
 from tests.benchmarks.published.rows import Run, read_arguments
@@ -46,12 +47,9 @@ def arrivals_of(run: Run) -> tuple[Tape, list[Arrival]]:
     sizes: list[int] = []
     tapes: list[Tape] = []
 
-    def load(module: nn.Module, device: str) -> nn.Module:
-        return _load_in_order(module, device, sizes)
-
     # the report is of no use here, what it is made of is
     with (
-        mock.patch.object(adapters, "load_quantized", load),
+        _places_told(sizes),
         mock.patch.object(custom, "_report", lambda tape, *args, **kwargs: tapes.append(tape)),
     ):
         sizer.size_step(CASES[run.case](**read_arguments(run.arguments)), gpu=run.gpu, steps=STEPS, torch=rules_of(run))
@@ -75,38 +73,24 @@ def in_threads(tape: Tape, arrivals: list[Arrival], threads: int, random: Random
     return replace(tape, order=order)
 
 
-def _load_in_order(module: nn.Module, device: str, sizes: list[int]) -> nn.Module:
-    """As `load_quantized`, in the order of names; calls of `empty_cache` tell the places (Arrival) of each weight."""
-    warm_up(module, device)
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append((part, name))
-    for path, old in sorted(module.named_parameters(), key=lambda item: _natural(item[0])):
-        torch.cuda.empty_cache()
-        value = torch.empty(old.shape, dtype=old.dtype, device=device)
-        torch.cuda.empty_cache()
-        sizes.append(value.nbytes)
-        made = type(old)(value.normal_(std=STANDARD_DEVIATION), requires_grad=old.requires_grad, **vars(old))
-        del value
-        for part, name in owners[id(old)]:
-            part._parameters[name] = made
-        del made
-        layer = module.get_submodule(path.rpartition(".")[0])
-        if path.endswith(".weight") and hasattr(layer.weight, "_quantize"):
-            layer.weight._quantize(device)
-    torch.cuda.empty_cache()
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else buffer.to(device)
-    module.hf_quantizer.postprocess_model(module)
-    return module
+@contextmanager
+def _places_told(sizes: list[int]) -> Iterator[None]:
+    """Within it `load_quantized` calls `empty_cache` before and after it takes a weight's memory, and notes its bytes."""
 
+    def arrive(old: nn.Parameter, device: str) -> nn.Parameter:
+        torch.cuda.empty_cache()
+        made = quantizers_arrive(old, device)
+        torch.cuda.empty_cache()
+        sizes.append(made.nbytes)
+        return made
 
-def _natural(path: str) -> list[tuple[bool, int, str]]:
-    """A key by which numbers are in their order, and before names (dot_natural_key in core_model_loading.py)."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path.split(".")]
+    def move_buffers(module: nn.Module, device: str) -> None:
+        torch.cuda.empty_cache()
+        quantizers_move_buffers(module, device)
+
+    quantizers_arrive, quantizers_move_buffers = quantizers.arrive, quantizers.move_buffers
+    with mock.patch.multiple(quantizers, arrive=arrive, move_buffers=move_buffers):
+        yield
 
 
 def _read_places(tape: Tape, sizes: list[int]) -> tuple[Tape, list[Arrival]]:
