@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ import pytest
 import sizer
 from sizer.__main__ import COMMANDS, main
 from sizer.commands.estimate import format_explanation, format_report
+from sizer.commands.levers import format_levers
+from sizer.commands.limits import format_limits
+from sizer.commands.ranks import format_ranks
 from sizer.commands.text import format_table
+from sizer.commands.which import format_devices
 from sizer.errors import JobError
 from sizer.memory.report import Report
 from sizer.query_keys import KEYS
@@ -21,7 +26,7 @@ from sizer.request import parse_query, query_keys
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from sizer.units import format_bytes
-from tests.ui.decisions import limits_for
+from tests.ui.decisions import devices_for, levers_for, limits_for, ranks_for
 from tests.ui.reports import report_for
 
 QUERY = "arch=torchvision:resnet50&dtype=float32,bfloat16&batch=1,32&gpu=a100-40gb"
@@ -396,6 +401,42 @@ def test_a_report_is_as_wide_as_its_terminal():
     report = report_for(parse_query("arch=torchvision:resnet50"))
     tables = format_report(report, 60).partition("In memory at the peak")[2].partition("peak of")[0]
     assert max(map(len, tables.splitlines())) <= 60 < max(map(len, format_report(report).splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("asked", "lines", "width"),
+    [
+        (levers_for, format_levers, 45),
+        (limits_for, format_limits, 45),
+        (devices_for, format_devices, 50),
+        (ranks_for, format_ranks, 66),
+    ],
+)
+def test_the_table_of_a_decision_is_as_wide_as_its_terminal(asked, lines, width):
+    found = asked("arch=torchvision:resnet18&dtype=float32&batch=8")
+    whole, narrow = (list(takewhile(str.strip, dropwhile(_is_no_table, lines(found, size)))) for size in (None, width))
+    assert max(map(len, narrow)) <= width < max(map(len, whole))
+    assert {word for line in narrow for word in line.split()} == {word for line in whole for word in line.split()}
+
+
+def _is_no_table(line: str) -> bool:
+    return line.strip().count("  ") < 2
+
+
+def test_a_lever_without_an_answer_has_its_reason_in_full():
+    found = levers_for("arch=torchvision:resnet18&dtype=float32&batch=8")
+    reason = f"{'why ' * 40}not"
+    found = replace(found, rows=(replace(found.rows[0], cell=None, reason=reason), *found.rows[1:]))
+    assert f"{found.rows[0].title}: {reason}" in list(format_levers(found))
+
+
+def test_a_largest_batch_that_nobody_has_looked_for_yet_is_not_none():
+    found = devices_for("arch=torchvision:resnet18&dtype=float32&batch=8")
+    row = found.rows[0]
+    assert row.batch is None
+    assert any(one.startswith(row.gpu) and one.endswith("none") for one in format_devices(found))
+    unsearched = replace(found, rows=(replace(row, searched=False),))
+    assert any(one.startswith(row.gpu) and one.endswith("not known yet") for one in format_devices(unsearched))
 
 
 class _Stopped:

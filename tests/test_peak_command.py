@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from sizer.__main__ import main
+from sizer.commands.peak import format_peak
 from sizer.memory.codec import decode
 from sizer.memory.peak import PeakReport
 from sizer.service.client import JobClient
@@ -44,6 +45,7 @@ def test_text_and_json_say_the_same(run):
     assert lines[0] == found.sentence
     assert any(line.startswith(found.tensors[0].tensor) and found.tensors[0].op in line for line in lines)
     assert any(line.startswith("(all)") for line in lines)
+    assert max(map(len, list(format_peak(found, 95))[1:])) <= 95 < max(map(len, lines[1:]))
 
 
 def test_the_snapshot_is_a_pickle_of_plain_values(run, tmp_path):

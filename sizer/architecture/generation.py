@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 from unittest import mock
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import QuantizedCache
@@ -29,6 +31,13 @@ _GROWING = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"
 def generates(cls: type[PreTrainedModel]) -> bool:
     """Whether a class generates text token by token, with transformers' own `generate` and none of its own."""
     return cls.can_generate() and getattr(cls, "generate", None) is GenerationMixin.generate
+
+
+def keeps_last_logits(name: str) -> bool:
+    """Whether a class of transformers computes the logits of a prompt's last token alone where it generates, and of all tokens
+    in a forward pass that does not say `logits_to_keep`."""
+    cls = getattr(transformers, name, None)
+    return cls is not None and generates(cls) and "logits_to_keep" in signature(cls.forward).parameters
 
 
 def generation_options(module: nn.Module, *, new: int, cache: str, read_first: int | None = None) -> dict[str, object]:

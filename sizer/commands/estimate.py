@@ -20,7 +20,7 @@ from sizer.memory.explanation import sections
 from sizer.memory.kv_cache import PAGED_NOTE
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
-from sizer.units import format_bytes, format_count
+from sizer.units import counted, format_bytes, format_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +102,9 @@ def _headline(report: Report) -> Iterator[str]:
     if focus := _focus(report):
         asked, mode = report.request, MODES[report.request["mode"]]
         part = trained_part(asked["train"], asked["adapter"], asked["adapter_rank"])
-        work = f"{mode.title} of {asked['new']:,} tokens" if mode.generates else f"{mode.title} {part}".rstrip()
+        work = (
+            f"{mode.title} of {counted(asked['new'], 'token')}" if mode.generates else f"{mode.title} {part}".rstrip()
+        )
         allocated, process = format_bytes(focus.peak_allocated_bytes), format_bytes(focus.process_bytes)
         verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[focus.fits]
         yield (

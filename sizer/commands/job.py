@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sizer.commands.arguments import query_of
-from sizer.commands.text import print_list, to_printable
+from sizer.commands.text import print_list, terminal_width, to_printable
 from sizer.errors import SizerError
 from sizer.memory.codec import encode
 from sizer.service.client import JobClient
@@ -18,6 +18,7 @@ POLL_SECONDS = 0.1
 
 MakeClient = Callable[[], JobClient]
 Submit = Callable[[JobClient, str], Any]
+Lines = Callable[[Any, int | None], Iterable[str]]  # of an answer, for a terminal of so many columns
 
 
 def wait(job: Any) -> Any:
@@ -33,9 +34,7 @@ def wait(job: Any) -> Any:
     return result
 
 
-def print_growing(
-    options: argparse.Namespace, make_client: MakeClient, submit: Submit, lines: Callable[[Any], Iterable[str]]
-) -> int:
+def print_growing(options: argparse.Namespace, make_client: MakeClient, submit: Submit, lines: Lines) -> int:
     """Print the answer of a job that grows, to the query of a command. What was known of it by then is printed, too, where it ends
     early; raises why."""
     query, ended = query_of(options), None
@@ -47,7 +46,7 @@ def print_growing(
             if (found := job.partial) is None:
                 raise
             ended = error
-    print_list(options, encode(found), map(to_printable, lines(found)))
+    print_list(options, encode(found), map(to_printable, lines(found, terminal_width())))
     if ended is not None:
         raise ended
     return 0

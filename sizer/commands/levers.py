@@ -23,14 +23,14 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     return print_growing(options, make_client, lambda client, query: client.submit_levers(query), format_levers)
 
 
-def format_levers(found: LeverReport) -> Iterator[str]:
+def format_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:
     """The levers as a table, the smallest set, what does not help, and the code of those that save something."""
     base = found.base
     yield f"{base.dtype} at batch {base.batch}: process {format_bytes(base.process_bytes)}, fits: {FITS[base.fits]}"
     yield ""
     rows = sorted(found.rows, key=lambda row: row.cell.process_bytes if row.cell else base.process_bytes)
     yield from format_table(
-        ("change", "process", "saves", "fits", "costs"), (_cells(row, base.process_bytes) for row in rows)
+        ("change", "process", "saves", "fits", "costs"), (_cells(row, base.process_bytes) for row in rows), width=width
     )
     yield ""
     if found.smallest is not None:
@@ -40,6 +40,9 @@ def format_levers(found: LeverReport) -> Iterator[str]:
         yield f"  {found.smallest.query}"
     else:
         yield found.search
+    for row in rows:
+        if row.cell is None:
+            yield f"{row.title}: {row.reason}"
     for text in found.useless:
         yield f"Does not help: {text}"
     for row in rows:
@@ -50,7 +53,7 @@ def format_levers(found: LeverReport) -> Iterator[str]:
 
 def _cells(row: LeverRow, base_bytes: int) -> tuple[str, ...]:
     if row.cell is None:
-        return row.title, "-", "-", "-", row.reason[:60]
+        return row.title, "-", "-", "-", "see below"
     saved = base_bytes - row.cell.process_bytes
     text = format_bytes(saved) if saved >= 0 else f"-{format_bytes(-saved)}"
     return row.title, format_bytes(row.cell.process_bytes), text, FITS[row.cell.fits], row.cost

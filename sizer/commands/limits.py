@@ -23,9 +23,9 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     return print_growing(options, make_client, lambda client, query: client.submit_limits(query), format_limits)
 
 
-def format_limits(found: LimitReport) -> Iterator[str]:
+def format_limits(found: LimitReport, width: int | None = None) -> Iterator[str]:
     """A row for each size, all else being as it was asked for."""
-    yield from format_table(("", "for sure", "perhaps", "process", ""), map(_cells, found.limits))
+    yield from format_table(("", "for sure", "perhaps", "process", "why"), map(_cells, found.limits), width=width)
 
 
 def _cells(limit: Limit) -> tuple[str, ...]:

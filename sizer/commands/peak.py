@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sizer.commands.arguments import add_query, query_of
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import format_table, print_list, to_printable
+from sizer.commands.text import format_table, print_list, terminal_width, to_printable
 from sizer.errors import RequestError, quote
 from sizer.memory.codec import encode
 from sizer.memory.peak import PeakReport, TensorGroup, with_children
@@ -45,18 +45,18 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
             print(wait(client.submit_script(query)), end="")
             return 0
         found = wait(client.submit_peak(query))
-    print_list(options, encode(found), map(to_printable, format_peak(found)))
+    print_list(options, encode(found), map(to_printable, format_peak(found, terminal_width())))
     return 0
 
 
-def format_peak(found: PeakReport) -> Iterator[str]:
+def format_peak(found: PeakReport, width: int | None = None) -> Iterator[str]:
     """The sentence, the largest tensors, and the bytes by module."""
     yield found.sentence
     yield ""
     rows = [*map(_cells, found.tensors)]
     if found.rest_count:
         rows.append(("all others", f"{found.rest_count:,}", format_bytes(found.rest_bytes), "", ""))
-    yield from format_table(("tensor", "count", "bytes", "what", "made by"), rows)
+    yield from format_table(("tensor", "count", "bytes", "what", "made by"), rows, width=width)
     yield ""
     totals = {path: sum(sizes.values()) for path, sizes in with_children(found.modules).items()}
     largest = sorted((path for path in totals if path.count(".") < DEPTH), key=lambda path: -totals[path])[:MODULES]

@@ -23,10 +23,10 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     return print_growing(options, make_client, lambda client, query: client.submit_ranks(query), format_ranks)
 
 
-def format_ranks(found: RankReport) -> Iterator[str]:
+def format_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
     """A row for each way of training on each number of GPUs, every figure of one of them; then the fewest that do."""
     header = ("GPUs", "by", "allocated", "process", "fits", "largest at the peak")
-    yield from format_table(header, map(_cells, found.rows), left=2)
+    yield from format_table(header, map(_cells, found.rows), left=2, width=width)
     yield ""
     yield from describe_fewest(found)
 

@@ -23,9 +23,10 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     return print_growing(options, make_client, lambda client, query: client.submit_devices(query), format_devices)
 
 
-def format_devices(found: DeviceReport) -> Iterator[str]:
+def format_devices(found: DeviceReport, width: int | None = None) -> Iterator[str]:
     """A row for each device, smallest memory first, and the smallest that it fits."""
-    yield from format_table(("gpu", "memory", "process", "fits", "left", "largest batch"), map(_cells, found.rows))
+    header = ("gpu", "memory", "process", "fits", "left", "largest batch")
+    yield from format_table(header, map(_cells, found.rows), width=width)
     yield ""
     yield describe_fitting(found)
 
@@ -34,8 +35,8 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
     if row.cell is None:
         return row.gpu, format_bytes(row.total_bytes), "-", "-", "-", row.reason[:60]
     left = row.total_bytes - row.cell.process_bytes
-    batch = f"{row.batch:,}" if row.batch else "none"
-    if row.possible_batch != row.batch:
+    batch = f"{row.batch:,}" if row.batch else "none" if row.searched else "not known yet"
+    if row.possible_batch and row.possible_batch != row.batch:
         batch += f", perhaps {row.possible_batch:,}"
     room = format_bytes(left) if left >= 0 else f"-{format_bytes(-left)}"
     return (

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
+from sizer.architecture.generation import keeps_last_logits
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
@@ -13,9 +14,10 @@ from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
+from sizer.decision import lever_code
 from sizer.request import Request
 from sizer.tracer import Counted
-from sizer.versions import allocator_variable, installed_version, parse_version
+from sizer.units import counted
 
 Change = Callable[[Request, Counted], Request | None]
 
@@ -32,8 +34,8 @@ class Lever:
     group: str
     price: int
     title: Callable[[Request], str]
-    cost: Callable[[Counted], str]
-    code: Callable[[Request], str]
+    cost: Callable[[Request, Counted], str]
+    code: lever_code.Code
     change: Change
 
 
@@ -96,6 +98,24 @@ def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
     return None if adapted is None else replace(adapted, weights="nf4-dq")
 
 
+def _with_weights(weights: str) -> Change:
+    def change(request: Request, known: Counted) -> Request | None:
+        if MODES[request.mode].trains or WEIGHTS[request.weights].quantizes or not find_spec(BITSANDBYTES):
+            return None
+        there = SOURCES[request.source].package == "transformers" and find_gpu(request.gpu).backend == "cuda"
+        return replace(request, weights=weights) if there else None
+
+    return change
+
+
+def _last_logits(request: Request, known: Counted) -> Request | None:
+    """The prompt of a generation as long as the sequence, and the one token whose logits come of it."""
+    passes_once = not MODES[request.mode].trains and not MODES[request.mode].generates
+    if not passes_once or not keeps_last_logits(known.census.class_name):
+        return None
+    return replace(request, mode="generate", new=1, sequence_length=known.sequence_length)
+
+
 def _with_library(optimizer: str) -> Change:
     change = _with_optimizer(optimizer)
 
@@ -137,71 +157,22 @@ def _half_image(request: Request, known: Counted) -> Request | None:
     return replace(request, image_size=(height // 2, width // 2))
 
 
-def _class_of(request: Request) -> str:
-    return OPTIMIZERS[request.optimizer].class_name or "SGD"
-
-
-def _of_small_batches(known: Counted) -> str:
-    normed = any("BatchNorm" in module.class_name for module in known.census.modules)
+def _of_small_batches(request: Request, known: Counted) -> str:
+    normed = MODES[request.mode].trains and any("BatchNorm" in module.class_name for module in known.census.modules)
     return f"more, smaller kernels{'; batch norm sees the small batches' if normed else ''}"
 
 
 def _batch_title(request: Request) -> str:
     (batch,) = request.batches
-    return f"{batch} sequences at once" if MODES[request.mode].generates else f"Batches of {batch}, accumulated"
+    mode = MODES[request.mode]
+    if mode.generates:
+        return f"{counted(batch, 'sequence')} at once"
+    return f"Batches of {batch}, accumulated" if mode.trains else f"Batches of {batch}"
 
 
-def _accumulate(request: Request) -> str:
-    (batch,) = request.batches
-    if MODES[request.mode].generates:
-        return f"for part in inputs.split({batch}):\n    outputs.append(model.generate(part, max_new_tokens={request.new}).cpu())"
-    if not MODES[request.mode].trains:
-        return f"for part in inputs.split({batch}):\n    outputs.append(model(part).cpu())"
-    return (
-        f"for part, target in zip(inputs.split({batch}), targets.split({batch})):\n"
-        "    (loss_fn(model(part), target) * len(part) / len(inputs)).backward()\n"
-        "optimizer.step(); optimizer.zero_grad()"
-    )
-
-
-def _checkpoint(request: Request) -> str:
-    if request.source in ("hf", "hub", "config"):
-        return 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
-    return (
-        "from torch.utils.checkpoint import checkpoint\n"
-        "for block in blocks: x = checkpoint(block, x, use_reentrant=False)  # in the model's forward"
-    )
-
-
-def _cast(dtype: str) -> Callable[[Request], str]:
-    return lambda request: (
-        f"model = model.to(torch.{dtype})\ninputs = inputs.to(torch.{dtype})  # where they are floating point"
-    )
-
-
-def _autocast(dtype: str) -> Callable[[Request], str]:
-    def code(request: Request) -> str:
-        kind = find_gpu(request.gpu).backend
-        lines = f'with torch.autocast("{kind}", dtype=torch.{dtype}):\n    loss = loss_fn(model(inputs), targets)'
-        if dtype == "float16":
-            lines += f'\nscaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()  # torch.amp.GradScaler("{kind}")'
-        return lines
-
-    return code
-
-
-def _variable(request: Request) -> str:
-    return allocator_variable(parse_version(request.torch) if request.torch else installed_version())
-
-
-def _sequence(request: Request) -> str:
-    length = request.sequence_length
-    return f"inputs = inputs[:, :{length}]  # or truncation=True, max_length={length} in the tokenizer"
-
-
-def _image(request: Request) -> str:
-    height, width = request.image_size or (0, 0)
-    return f"inputs = torch.nn.functional.interpolate(inputs, size=({height}, {width}))  # or Resize in the data loader"
+def _of_weights(lost: str, trained: str) -> Callable[[Request, Counted], str]:
+    """What weights in 16 bits cost, and what they cost where they are trained."""
+    return lambda request, known: trained if MODES[request.mode].trains else lost
 
 
 def _row_of(
@@ -212,7 +183,7 @@ def _row_of(
         group=group,
         price=price,
         title=title if callable(title) else lambda request: title,
-        cost=cost if callable(cost) else lambda known: cost,
+        cost=cost if callable(cost) else lambda request, known: cost,
         code=code if callable(code) else lambda request: code,
         change=change,
     )
@@ -221,7 +192,7 @@ def _row_of(
 LEVERS = (
     _row_of(
         "fused", "implementation", 1, "Fused optimizer step", "nothing; it is faster",
-        lambda request: f"optimizer = torch.optim.{_class_of(request)}(model.parameters(), fused=True)", _training(_fused),
+        lever_code.fused, _training(_fused),
     ),
     _row_of(
         "sdpa", "attention", 1, "SDPA instead of eager attention", "nothing; it is faster",
@@ -230,8 +201,7 @@ LEVERS = (
     ),
     _row_of(
         "expandable", "segments", 1, "Expandable segments", "nothing on most systems",
-        lambda request: f'import os  # before the first CUDA call\nos.environ["{_variable(request)}"] = "expandable_segments:True"',
-        lambda request, known: replace(request, expandable_segments=True),
+        lever_code.expandable, lambda request, known: replace(request, expandable_segments=True),
     ),
     _row_of(
         "static", "cache", 2, "A static KV cache", "room for every token from the start, also where generations end early",
@@ -239,27 +209,37 @@ LEVERS = (
         lambda request, known: replace(request, cache="static") if MODES[request.mode].generates else None,
     ),
     _row_of(
-        "batch", "batch", 2, _batch_title, _of_small_batches, _accumulate, _with_batch,
+        "batch", "batch", 2, _batch_title, _of_small_batches, lever_code.accumulate, _with_batch,
     ),
     _row_of(
         "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",
-        _checkpoint, _training(lambda request, known: replace(request, checkpointing=True)),
+        lever_code.checkpoint, _training(lambda request, known: replace(request, checkpointing=True)),
     ),
     _row_of(
         "amp-bfloat16", "dtype", 3, "Autocast to bfloat16", "precision of activations; weights stay float32",
-        _autocast("bfloat16"), _with_dtype("amp-bfloat16"),
+        lever_code.autocast("bfloat16"), _with_dtype("amp-bfloat16"),
     ),
     _row_of(
         "amp-float16", "dtype", 3, "Autocast to float16", "precision and range of activations; needs a gradient scaler",
-        _autocast("float16"), _with_dtype("amp-float16"),
+        lever_code.autocast("float16"), _with_dtype("amp-float16"),
     ),
     _row_of(
-        "float16", "dtype", 4, "Weights in float16", "precision and range of weights; may overflow in training",
-        _cast("float16"), _with_dtype("float16"),
+        "float16", "dtype", 4, "Weights in float16",
+        _of_weights("precision and range of weights", "precision and range of weights; may overflow in training"),
+        lever_code.cast("float16"), _with_dtype("float16"),
     ),
     _row_of(
-        "bfloat16", "dtype", 4, "Weights in bfloat16", "precision of weights, gradients and optimizer state",
-        _cast("bfloat16"), _with_dtype("bfloat16"),
+        "bfloat16", "dtype", 4, "Weights in bfloat16",
+        _of_weights("precision of weights", "precision of weights, gradients and optimizer state"),
+        lever_code.cast("bfloat16"), _with_dtype("bfloat16"),
+    ),
+    _row_of(
+        "int8", "weights", 3, "Weights in 8 bits (LLM.int8())", "precision of weights; needs bitsandbytes",
+        lever_code.quantized("int8"), _with_weights("int8"),
+    ),
+    _row_of(
+        "nf4-dq", "weights", 4, "Weights in 4 bits (NF4)", "more precision of weights; needs bitsandbytes",
+        lever_code.quantized("nf4-dq"), _with_weights("nf4-dq"),
     ),
     _row_of(
         "adamw-8bit", "optimizer", 3, "AdamW with its state in 8 bits", "precision of the optimizer's state; needs bitsandbytes",
@@ -282,15 +262,20 @@ LEVERS = (
     ),
     _row_of(
         "seq", "size", 5, lambda request: f"Sequences of {request.sequence_length:,} tokens", "half the context",
-        _sequence, _half_sequence,
+        lever_code.sequence, _half_sequence,
     ),
     _row_of(
-        "new", "tokens", 5, lambda request: f"{request.new:,} new tokens", "half as many tokens",
+        "new", "tokens", 5, lambda request: counted(request.new, "new token"), "half as many tokens",
         lambda request: f"model.generate(..., max_new_tokens={request.new})", _half_new,
     ),
     _row_of(
+        "logits", "mode", 5, "Logits of the last token alone", "no logits of the tokens before it",
+        "outputs = model.generate(inputs, max_new_tokens=1)  # reads the prompt as model(inputs, logits_to_keep=1) does",
+        _last_logits,
+    ),
+    _row_of(
         "image", "size", 5, lambda request: "Images of {} × {}".format(*(request.image_size or (0, 0))), "half the resolution",
-        _image, _half_image,
+        lever_code.image, _half_image,
     ),
     _row_of(
         "lora", "train", 5, "A LoRA adapter alone", "the weights themselves learn nothing",

@@ -41,7 +41,12 @@ def levers(
     report_progress = progress or (lambda text: None)
     base = cells.estimate(request)
     known = cells.counted(request)
-    offered = [(lever, changed) for lever in LEVERS if (changed := _changed(lever, request, known))]
+    quantized = cells.tracer(request).loaded.quantization is not None  # what else is made of its weights is larger
+    offered = [
+        (lever, changed)
+        for lever in LEVERS
+        if (changed := _changed(lever, request, known)) and not (quantized and lever.group == "weights")
+    ]
     report = LeverReport(
         query=format_query(request, complete=True),
         base=cells.cell(request),
@@ -70,7 +75,7 @@ def _row(lever: Lever, changed: Request, cells: Cells, request: Request) -> Leve
     return LeverRow(
         key=lever.key,
         title=lever.title(changed),
-        cost=lever.cost(cells.counted(request)),
+        cost=lever.cost(changed, cells.counted(request)),
         code=lever.code(changed),
         query=format_query(changed),
         cell=cell,

@@ -29,6 +29,7 @@ from sizer.units import format_bytes
 POLL_SECONDS = 0.5
 SETTLED = 0.005  # of the process: a change that saves less is named, and has no row of its own
 PRICE = "Price per hour"
+EACH = "Per hour and sample"
 ENDED = "decided"  # of the session: the answer that was shown last, once it has ended
 
 
@@ -201,8 +202,10 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
             ),
         },
     )
-    if told := cheapest(edited):
+    costs = costs_of(edited)
+    if told := cheapest(costs):
         st.text(told)
+        st.dataframe(costs, hide_index=True, column_config={EACH: st.column_config.NumberColumn(format="%.4f")})
 
 
 def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
@@ -226,18 +229,25 @@ def _verdict(row: DeviceRow) -> str:
     return f"{MARKS[row.cell.fits]} {VERDICTS[row.cell.fits]}" if row.cell else row.reason
 
 
-def cheapest(table: pd.DataFrame) -> str:
-    """Which of the devices with a price is the cheapest that fits, and which gives the most samples for it; empty without any."""
+def costs_of(table: pd.DataFrame) -> pd.DataFrame:
+    """What each device with a price costs that the work surely fits, by the hour and by the sample of its largest batch; the
+    cheapest first."""
     priced = table[table[PRICE].notna() & table["Largest batch"].notna()]
     priced = priced[priced["Fits"].str.startswith(MARKS[True])]
-    if priced.empty:
+    costs = priced[["Device", "Largest batch", PRICE]].assign(
+        **{EACH: priced[PRICE] / priced["Largest batch"].astype("Float64")}
+    )
+    return costs.sort_values([PRICE, EACH])
+
+
+def cheapest(costs: pd.DataFrame) -> str:
+    """Which device is the cheapest, and which gives the most samples for its price; empty without any."""
+    if costs.empty:
         return ""
-    least = priced.loc[priced[PRICE].idxmin()]
-    each = priced[PRICE] / priced["Largest batch"].astype("Float64")
-    best = priced.loc[each.idxmin()]
+    least, best = costs.iloc[0], costs.loc[costs[EACH].idxmin()]
     return (
         f"The cheapest that fits: {least['Device']} at {least[PRICE]:,.2f} per hour. The least per hour and sample of a batch: "
-        f"{best['Device']}, {each.min():,.4f} at batch {best['Largest batch']:,}."
+        f"{best['Device']}, {best[EACH]:,.4f} at batch {best['Largest batch']:,}."
     )
 
 

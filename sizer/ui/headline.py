@@ -16,7 +16,7 @@ from sizer.ui.drawn import drawn_once
 from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.phases import inside
 from sizer.ui.remarks import show_lines
-from sizer.units import format_bytes, format_count
+from sizer.units import counted, format_bytes, format_count
 
 HOST_HELP = (
     "The most that the host's memory holds of parameters, gradients and optimizer state at once, for each rank. What is pinned "
@@ -40,7 +40,7 @@ def work(request: Request, report: Report, estimate: Estimate) -> str:
     if mode.generates:
         prompt = report.request.get("sequence_length")
         after = f" after a prompt of {prompt:,}" if isinstance(prompt, int) else ""
-        return f"{mode.headline} {request.new:,} tokens{after} with {name} at batch {estimate.batch}"
+        return f"{mode.headline} {counted(request.new, 'token')}{after} with {name} at batch {estimate.batch}"
     part = trained_part(request.train, request.adapter, request.adapter_rank)
     what = f"{part} {'of' if request.train == 'head' else 'on'} {name}" if part else name
     return f"{mode.headline} {what} at batch {estimate.batch}{sample_size(report)}"
@@ -50,7 +50,7 @@ def sample_size(report: Report) -> str:
     """The size of one sample as the model really gets it; nothing where it has no such size."""
     match report.request.get("sequence_length"), report.request.get("image_size"):
         case int(tokens), _:
-            return f" of {tokens:,} tokens"
+            return f" of {counted(tokens, 'token')}"
         case _, (int(height), int(width)):
             return f" of {height} × {width} pixels"
     return ""

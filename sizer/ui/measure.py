@@ -24,7 +24,7 @@ from sizer.ui.importing import ask_import
 from sizer.ui.ledger import go_to_ledger
 from sizer.ui.links import measure_command
 from sizer.ui.measuring import run_measurement, working
-from sizer.units import MIB, format_bytes
+from sizer.units import MIB, counted, format_bytes
 
 REQUESTED = "measure_requested"  # session state: the target whose button was pressed, until its run begins
 RESULT = "measure_result"  # session state: a comparison, and the target that was on the page when it came
@@ -136,7 +136,7 @@ def what_it_takes(cell: Request, report: Report, facts: DeviceFacts) -> str:
     estimate = report.estimates[0]
     model = subject(cell, report).replace("\\", "")
     mode = MODES[cell.mode]
-    work = f"{mode.headline} {cell.new:,} tokens with" if mode.generates else mode.headline
+    work = f"{mode.headline} {counted(cell.new, 'token')} with" if mode.generates else mode.headline
     work = f"{work} {model} at batch {estimate.batch}{sample_size(report)} in {estimate.dtype}"
     steps = "" if mode.generates else ", two whole steps"
     free = f", {format_bytes(facts.free_bytes)} free" if facts.free_bytes is not None else ""

@@ -16,6 +16,7 @@ from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
+from sizer.units import counted
 
 EDIT = "edit_question"  # key of the button that opens the form
 WIDE = 769  # pixels from which on Streamlit keeps the sidebar open by itself
@@ -88,11 +89,11 @@ def _facts(request: Request) -> Iterator[str]:
     yield ", ".join(request.dtypes)
     yield f"batch {', '.join(map(str, request.batches))}"
     if request.sequence_length is not None:
-        yield f"{request.sequence_length:,} tokens"
+        yield counted(request.sequence_length, "token")
     if request.image_size is not None:
         yield f"{request.image_size[0]} × {request.image_size[1]} pixels"
     if mode.generates:
-        yield f"{request.new:,} new tokens, {request.cache} cache"
+        yield f"{counted(request.new, 'new token')}, {request.cache} cache"
     if "optimizer" not in mode.unused:
         yield f"{request.optimizer} {request.optimizer_impl or ''}".rstrip()
     if part := trained_part(request.train, request.adapter, request.adapter_rank):

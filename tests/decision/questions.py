@@ -23,7 +23,10 @@ WIDE = '{"model_type": "gpt2", "n_layer": %d, "n_embd": 4096, "n_head": 32}'
 ADAPTED = f"arch=config:{encode_config(WIDE % 2)}&seq=64&dtype=float32&batch=2&gpu=custom:2.5GiB@8.0"
 TOO_LARGE = f"arch=config:{encode_config(WIDE % 6)}&seq=64&dtype=float32&batch=2&gpu=custom:2GiB@8.0"
 
-IN_TESTS = {"CNN": CNN, "language model": LANGUAGE}  # twenty more: tests/benchmarks/prove_decision.py
+AT_ONCE = f"{TWO_LAYERS}&seq=256&mode=inference&dtype=float32&batch=64&gpu=custom:2GiB@8.0"
+
+# twenty more: tests/benchmarks/prove_decision.py
+IN_TESTS = {"CNN": CNN, "language model": LANGUAGE, "inference": AT_ONCE}
 
 
 def anew(query: str) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
@@ -10,6 +11,7 @@ import transformers
 from torch import nn
 
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.config_json import encode_config
 from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK
 from sizer.decision.levers import levers
 from sizer.errors import BuildError, RequestError
@@ -18,6 +20,7 @@ from sizer.memory.decision import LeverReport
 from sizer.request import format_query, parse_query
 from tests.decision.questions import (
     ADAPTED,
+    AT_ONCE,
     CNN,
     DETECTION,
     IN_TESTS,
@@ -91,6 +94,38 @@ def test_weights_and_optimizer_state_are_quantised():
     assert keys_of(f"{LANGUAGE}&optimizer=adamw-8bit&train=adapter&weights=int8").isdisjoint({"qlora", "adamw-8bit"})
 
 
+def test_a_model_that_is_only_run_has_levers_of_its_own():
+    pytest.importorskip("bitsandbytes")
+    found = asked(AT_ONCE)[-1]
+    rows = {row.key: row for row in found.rows}
+    assert rows["int8"].query == format_query(parse_query(f"{AT_ONCE}&weights=int8"))
+    assert rows["nf4-dq"].query == format_query(parse_query(f"{AT_ONCE}&weights=nf4-dq"))
+    assert rows["logits"].query == format_query(
+        parse_query(f"{AT_ONCE.replace('mode=inference', 'mode=generate')}&new=1")
+    )
+    # 64 × 255 logits of 50,257 words in float32 are 3,128 MiB; beside a forward pass's own there is little at their peak
+    assert found.base.peak_allocated_bytes - rows["logits"].cell.peak_allocated_bytes > 2 * 2**30
+    assert rows["nf4-dq"].cell.peak_allocated_bytes < rows["int8"].cell.peak_allocated_bytes
+    assert rows["int8"].cell.peak_allocated_bytes < found.base.peak_allocated_bytes
+    assert (rows["batch"].title, rows["bfloat16"].cost) == ("Batches of 12", "precision of weights")
+
+
+@pytest.mark.parametrize(
+    ("config", "offered"),
+    [
+        ({"model_type": "llama"}, {"int8", "nf4-dq", "logits"}),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, {"logits"}),  # a copy is larger
+        ({"model_type": "bert"}, {"int8", "nf4-dq"}),  # it has no text to go on with
+        ({"model_type": "t5"}, {"int8", "nf4-dq"}),  # its decoder's logits are of another text than the prompt
+    ],
+)
+def test_what_a_model_that_is_run_is_offered(config: dict, offered: set[str]):
+    pytest.importorskip("bitsandbytes")
+    packed = encode_config(json.dumps(config | {"num_hidden_layers": 1, "num_layers": 1}))
+    query = f"arch=config:{packed}&seq=8&mode=inference&dtype=bfloat16&batch=1&gpu=h100-80gb"
+    assert keys_of(query) & {"int8", "nf4-dq", "logits"} == offered
+
+
 def test_the_smallest_set_fits_by_its_own_trace(grown):
     found = grown[-1]
     if found.base.fits is True:
@@ -127,7 +162,8 @@ FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16
 
 
 def test_what_does_not_apply_is_not_offered():
-    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {"sdpa", "seq", "lora", "qlora", "static", "new", *FLOAT16}
+    of_language = {"sdpa", "seq", "lora", "qlora", "static", "new", "int8", "nf4-dq", "logits"}
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16}
     offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
     assert offered.isdisjoint({"image", "fused", "checkpointing", "expandable"})
@@ -203,6 +239,10 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
         def generate(self, inputs: object, **settings: object) -> None:
             assert settings
 
+        @classmethod
+        def from_pretrained(cls, name: str, quantization_config: transformers.BitsAndBytesConfig) -> None:
+            assert quantization_config.load_in_8bit == (lever.key == "int8") != quantization_config.load_in_4bit
+
         def set_attn_implementation(self, name: str) -> None:
             assert name == "sdpa"
 
@@ -226,9 +266,9 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
     if lever.key == "lora":
         pytest.importorskip("peft")
         names["model"] = nn.Sequential(model, nn.Linear(8, 8))
+    names["name"] = "org/model"
     if lever.key == "qlora":
         pytest.importorskip("peft")
-        names["name"] = "org/model"
         adapted = nn.Sequential(model, nn.Linear(8, 8))
 
         def from_pretrained(name: str, quantization_config: transformers.BitsAndBytesConfig) -> nn.Module:

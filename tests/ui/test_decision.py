@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.errors import JobError
 from sizer.request import Request, parse_query
-from sizer.ui.decision import PRICE, cheapest, devices_chart, devices_frame
+from sizer.ui.decision import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame
 from sizer.ui.ranks import ranks_chart, ranks_frame
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
@@ -154,10 +154,13 @@ def test_every_way_of_training_has_a_row_and_a_point():
 
 def test_prices_are_compared_where_they_are_typed_in():
     frame = devices_frame(devices_for(QUERY).rows)
-    assert cheapest(frame) == ""
+    assert cheapest(costs_of(frame)) == ""
     frame[PRICE] = pd.array([0.5, 1.0, 0.1, 0.01], dtype="Float64")
     # 0.5 / 23 = 0.0217; 1.0 / 79 = 0.0127; the third does not fit, the last cannot be traced
-    assert cheapest(frame) == (
+    costs = costs_of(frame)
+    assert list(costs["Device"]) == ["GeForce RTX 4090 (24 GB)", "A100 (80 GB)"]
+    assert list(costs[EACH]) == [pytest.approx(0.5 / 23), pytest.approx(1.0 / 79)]
+    assert cheapest(costs) == (
         "The cheapest that fits: GeForce RTX 4090 (24 GB) at 0.50 per hour. The least per hour and sample of a batch: "
         "A100 (80 GB), 0.0127 at batch 79."
     )

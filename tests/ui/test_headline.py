@@ -124,3 +124,4 @@ def test_a_generation_is_told_by_its_tokens():
     assert said.startswith(
         "Generating 512 tokens after a prompt of 2,048 with Llama 3.1 8B at batch 32 in bfloat16 needs "
     )
+    assert sentence(replace(asked, new=1), report, report.estimates[0]).startswith("Generating 1 token after a prompt")

@@ -1,0 +1,82 @@
+"""The lines of PyTorch that pull a lever, for the question with it: they run as they stand around a training or inference loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.weights import WEIGHTS
+from sizer.request import Request
+from sizer.versions import allocator_variable, installed_version, parse_version
+
+Code = Callable[[Request], str]
+
+
+def fused(request: Request) -> str:
+    name = OPTIMIZERS[request.optimizer].class_name or "SGD"
+    return f"optimizer = torch.optim.{name}(model.parameters(), fused=True)"
+
+
+def accumulate(request: Request) -> str:
+    (batch,) = request.batches
+    if MODES[request.mode].generates:
+        return f"for part in inputs.split({batch}):\n    outputs.append(model.generate(part, max_new_tokens={request.new}).cpu())"
+    if not MODES[request.mode].trains:
+        return f"for part in inputs.split({batch}):\n    outputs.append(model(part).cpu())"
+    return (
+        f"for part, target in zip(inputs.split({batch}), targets.split({batch})):\n"
+        "    (loss_fn(model(part), target) * len(part) / len(inputs)).backward()\n"
+        "optimizer.step(); optimizer.zero_grad()"
+    )
+
+
+def checkpoint(request: Request) -> str:
+    if request.source in ("hf", "hub", "config"):
+        return 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
+    return (
+        "from torch.utils.checkpoint import checkpoint\n"
+        "for block in blocks: x = checkpoint(block, x, use_reentrant=False)  # in the model's forward"
+    )
+
+
+def cast(dtype: str) -> Code:
+    return lambda request: (
+        f"model = model.to(torch.{dtype})\ninputs = inputs.to(torch.{dtype})  # where they are floating point"
+    )
+
+
+def autocast(dtype: str) -> Code:
+    def code(request: Request) -> str:
+        kind = find_gpu(request.gpu).backend
+        lines = f'with torch.autocast("{kind}", dtype=torch.{dtype}):\n    loss = loss_fn(model(inputs), targets)'
+        if dtype == "float16":
+            lines += f'\nscaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()  # torch.amp.GradScaler("{kind}")'
+        return lines
+
+    return code
+
+
+def quantized(weights: str) -> Code:
+    settings = {name: value for name, value in WEIGHTS[weights].config.items() if name != "quant_method"}
+    written = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return lambda request: (
+        f"from transformers import BitsAndBytesConfig\nconfig = BitsAndBytesConfig({written})\n"
+        "model = type(model).from_pretrained(name, quantization_config=config)"
+    )
+
+
+def expandable(request: Request) -> str:
+    variable = allocator_variable(parse_version(request.torch) if request.torch else installed_version())
+    return f'import os  # before the first CUDA call\nos.environ["{variable}"] = "expandable_segments:True"'
+
+
+def sequence(request: Request) -> str:
+    length = request.sequence_length
+    return f"inputs = inputs[:, :{length}]  # or truncation=True, max_length={length} in the tokenizer"
+
+
+def image(request: Request) -> str:
+    height, width = request.image_size or (0, 0)
+    return f"inputs = torch.nn.functional.interpolate(inputs, size=({height}, {width}))  # or Resize in the data loader"
