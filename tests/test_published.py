@@ -226,7 +226,7 @@ def test_sets_are_read_by_name() -> None:
 
 
 def test_a_run_goes_by_the_rules_of_its_pytorch_or_the_oldest_that_are_known() -> None:
-    assert rules_of(one("t4_adapters", "lora_training", "model=qwen2.5-1.5b", "seq=1024", quantity="load")) == "2.14"
+    assert rules_of(one("t4_adapters", "lora_training", "model=qwen2.5-1.5b", "seq=1024", quantity="load")) == "2.10"
     assert rules_of(one("t4_adapters", "lora_training", "model=qwen2.5-1.5b", "seq=2048", quantity="load")) == "2.10"
     assert {rules_of(run) for run in RUNS if run.set in ("gpumemnet", "trainer_guide")} == {"2.6"}  # "2~", "1.10~"
 
