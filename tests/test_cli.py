@@ -430,6 +430,13 @@ def test_a_lever_without_an_answer_has_its_reason_in_full():
     assert f"{found.rows[0].title}: {reason}" in list(format_levers(found))
 
 
+def test_devices_without_an_answer_have_their_reason_in_full_and_once():
+    found = devices_for("arch=torchvision:resnet18&dtype=float32&batch=8")
+    reason, (first, second, *others) = f"{'why ' * 40}not", found.rows
+    found = replace(found, rows=(*(replace(row, cell=None, reason=reason) for row in (first, second)), *others))
+    assert f"{first.gpu}, {second.gpu}: {reason}" in list(format_devices(found))
+
+
 def test_a_largest_batch_that_nobody_has_looked_for_yet_is_not_none():
     found = devices_for("arch=torchvision:resnet18&dtype=float32&batch=8")
     row = found.rows[0]

@@ -28,12 +28,18 @@ def format_devices(found: DeviceReport, width: int | None = None) -> Iterator[st
     header = ("gpu", "memory", "process", "fits", "left", "largest batch")
     yield from format_table(header, map(_cells, found.rows), width=width)
     yield ""
+    reasons: dict[str, list[str]] = {}
+    for row in found.rows:
+        if row.cell is None:
+            reasons.setdefault(row.reason, []).append(row.gpu)
+    for reason, keys in reasons.items():
+        yield f"{', '.join(keys)}: {reason}"
     yield describe_fitting(found)
 
 
 def _cells(row: DeviceRow) -> tuple[str, ...]:
     if row.cell is None:
-        return row.gpu, format_bytes(row.total_bytes), "-", "-", "-", row.reason[:60]
+        return row.gpu, format_bytes(row.total_bytes), "-", "-", "-", "see below"
     left = row.total_bytes - row.cell.process_bytes
     batch = f"{row.batch:,}" if row.batch else "none" if row.searched else "not known yet"
     if row.possible_batch and row.possible_batch != row.batch:
