@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import sizer
 from sizer.errors import RequestError
@@ -38,6 +39,27 @@ def test_what_cublas_keeps_in_2_6() -> None:
     )
     # both keep 8,519,680 for each of two threads; cuBLASLt's MiB, which 2.11 keeps, 2.6 has for the time of a call
     assert next_one.phases[-1].allocated_bytes - old.phases[-1].allocated_bytes == LT_WORKSPACE
+
+
+def test_which_of_two_free_blocks_is_taken_is_told_by_version() -> None:
+    def empty(mebibytes: int) -> torch.Tensor:
+        return torch.empty(mebibytes * 2**20, dtype=torch.uint8, device="cuda")
+
+    def step() -> None:
+        whole = empty(80)
+        del whole
+        first, second = empty(40), empty(40)  # the halves of that segment
+        newer = empty(40)
+        del second, newer  # free blocks of one size
+        small = empty(30)
+        del first
+        large = empty(80)  # there is room where the half of the older segment was not taken
+        del small, large
+
+    old, new = (
+        sizer.size_step(lambda: step, gpu="t4", torch=version, steps=1).estimates[0] for version in ("2.11", "2.15")
+    )
+    assert (old.peak_reserved_bytes, new.peak_reserved_bytes) == (120 * 2**20, 200 * 2**20)
 
 
 def test_the_report_says_that_2_8_was_not_read() -> None:
