@@ -29,7 +29,7 @@ PACKAGE = Path(sizer.__file__).parent
 # what the installed code does, not what the device would.
 MAY_ASK = {
     "versions.py",
-    "decision/lever_table.py",
+    "decision/lever_code.py",
     "estimator.py",
     "commands/measure.py",
     "tracing/device.py",
