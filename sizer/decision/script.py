@@ -87,7 +87,7 @@ def _head(request: Request, parts: Parts, example: Example, class_name: str) -> 
         query=_short(format_query(request)),
         imports="\n".join(sorted(imports, key=lambda line: line.split()[1])),
         command=command(request) if _spread(request) else "python this_file.py [cuda | cpu | mps]",
-        arguments="os" if _spread(request) else "sys",  # what says on which device to work
+        arguments="os\nimport sys" if _spread(request) else "sys",  # what says on which device to work
         device=DEVICE if _spread(request) else alone,
         weights="float32" if dtype.startswith("amp-") else dtype,
         build=parts.build,
