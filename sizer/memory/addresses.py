@@ -8,7 +8,6 @@ from sizer.catalogue.gpus import Gpu
 from sizer.memory.allocator import OnePool, PlainMemory, allocator_of
 from sizer.memory.expandable import ExpandableCache
 from sizer.memory.looped import place
-from sizer.memory.mps import MpsHeaps
 from sizer.memory.streams import stream_of
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import running_bytes
@@ -46,7 +45,7 @@ def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -
 
 
 def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
-    if gpu.backend == "cuda" and not expandable_segments:
+    if gpu.backend != "cpu" and not expandable_segments:
         cache = allocator_of(gpu.backend, capacity, expandable_segments, by_address=tape.by_address)
         found = place(tape, cache)
         return Addresses(
@@ -56,9 +55,7 @@ def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool)
             given_back=cache.given_back,
             failed_at=found.failed_at,
         )
-    if gpu.backend == "cuda":
-        return _place(tape, ExpandableCache(capacity))
-    return _place(tape, OnePool(MpsHeaps(capacity) if gpu.backend == "mps" else PlainMemory(capacity)))
+    return _place(tape, ExpandableCache(capacity) if expandable_segments else OnePool(PlainMemory(capacity)))
 
 
 def _place(tape: Tape, allocator: ExpandableCache | OnePool) -> Addresses:

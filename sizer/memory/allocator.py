@@ -52,7 +52,9 @@ def allocator_of(
 
         return CudaCache(capacity, by_address=by_address)
     if backend == "mps":
-        return OnePool(mps.MpsHeaps(capacity))
+        from sizer.memory.heaps import MpsHeaps
+
+        return MpsHeaps(capacity)
     if backend == "cpu":
         return OnePool(PlainMemory(capacity))
     raise ValueError(f"backend was {backend!r}; allowed are 'cuda', 'mps' and 'cpu'")

@@ -2,148 +2,67 @@
 
 A pool is an array of int64, [4, room]: in the first two rows the bytes and addresses of its free blocks by (bytes, address), in
 the last two the addresses and bytes of the same blocks by address; how many there are stands beside it. All is compiled when this
-module is imported, and kept on disk where Numba finds a folder for it. Without Numba the functions are run as they stand.
+module is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from sizer.memory.compiled import compiled
 from sizer.memory.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
-
-try:
-    import numba
-except ImportError:
-    numba = None
+from sizer.memory.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
 
 MIDDLE = 2**46  # where addresses begin, which are of 47 bits in a process
 ENDLESS = np.iinfo(np.int64).max
-COMPILED = numba is not None
 ROOM = 2**8  # blocks for which a pool has room at first
 RESERVED, LIMIT, RISING, ABOVE, BELOW, MADE, ASKED = range(7)  # places in the state of a driver
 
 
-def _compiled(signature: str) -> Callable[[Callable], Callable]:
-    """A decorator that compiles a function of these types; it is the function itself where there is no Numba."""
-
-    def compile_it(function: Callable) -> Callable:
-        if numba is None:
-            return function
-        try:
-            return numba.njit(signature, cache=True)(function)
-        except RuntimeError:  # no folder to keep it in can be written
-            return numba.njit(signature)(function)
-
-    return compile_it
+_segment_size = compiled("int64(int64)")(segment_size)
 
 
-_segment_size = _compiled("int64(int64)")(segment_size)
-
-
-@_compiled("int64(int64[:, ::1], int64, int64, int64)")
-def _by_size(pool: np.ndarray, count: int, size: int, address: int) -> int:
-    """The place of the first block that is not below (size, address)."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) >> 1
-        have = pool[0, middle]
-        if have < size or (have == size and pool[1, middle] < address):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@_compiled("int64(int64[:, ::1], int64, int64)")
-def _by_address(pool: np.ndarray, count: int, address: int) -> int:
-    """The place of the first block that is not below an address."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) >> 1
-        if pool[2, middle] < address:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@_compiled("void(int64[::1], int64, int64, int64)")
-def _insert(row: np.ndarray, count: int, at: int, value: int) -> None:
-    """Put a value at a place in a row of `count`."""
-    if COMPILED:  # slices that overlap would be copied twice
-        end, one = np.uint64(count), np.uint64(1)  # unsigned: Numba looks for no negative ones
-        for done in range(np.uint64(count - at)):
-            row[end - done] = row[end - done - one]
-    else:
-        row[at + 1 : count + 1] = row[at:count]
-    row[at] = value
-
-
-@_compiled("void(int64[::1], int64, int64)")
-def _delete(row: np.ndarray, count: int, at: int) -> None:
-    """Take what is at a place out of a row of `count`."""
-    if COMPILED:
-        begin, one = np.uint64(at), np.uint64(1)
-        for done in range(np.uint64(count - 1 - at)):
-            row[begin + done] = row[begin + done + one]
-    else:
-        row[at : count - 1] = row[at + 1 : count]
-
-
-@_compiled("void(int64[:, ::1], int64, int64, int64)")
-def _insert_by_size(pool: np.ndarray, count: int, size: int, address: int) -> None:
-    at = _by_size(pool, count, size, address)
-    _insert(pool[0], count, at, size)
-    _insert(pool[1], count, at, address)
-
-
-@_compiled("void(int64[:, ::1], int64, int64)")
-def _delete_by_size(pool: np.ndarray, count: int, at: int) -> None:
-    _delete(pool[0], count, at)
-    _delete(pool[1], count, at)
-
-
-@_compiled("void(int64[:, ::1], int64, int64)")
+@compiled("void(int64[:, ::1], int64, int64)")
 def _delete_by_address(pool: np.ndarray, count: int, at: int) -> None:
-    _delete(pool[2], count, at)
-    _delete(pool[3], count, at)
+    delete_at(pool[2], count, at)
+    delete_at(pool[3], count, at)
 
 
-@_compiled("void(int64[:, ::1], int64, int64, int64)")
+@compiled("void(int64[:, ::1], int64, int64, int64)")
 def insert(pool: np.ndarray, count: int, address: int, size: int) -> None:
     """Put a free block of `size` bytes that touches no other into a pool of `count` blocks, for which it has room."""
-    _insert_by_size(pool, count, size, address)
-    at = _by_address(pool, count, address)
-    _insert(pool[2], count, at, address)
-    _insert(pool[3], count, at, size)
+    insert_by_size(pool, count, size, address)
+    at = find(pool[2], count, address)
+    insert_at(pool[2], count, at, address)
+    insert_at(pool[3], count, at, size)
 
 
-@_compiled("int64(int64[:, ::1], int64, int64, int64)")
+@compiled("int64(int64[:, ::1], int64, int64, int64)")
 def _merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
     """Put a free block into a pool of `count`, joined with those that it touches (try_merge_blocks); how many there are then."""
-    at = _by_address(pool, count, start)
+    at = find(pool[2], count, start)
     if at < count and pool[2, at] == start + size:
         after = pool[3, at]
-        _delete_by_size(pool, count, _by_size(pool, count, after, start + size))
+        delete_by_size(pool, count, by_size(pool, count, after, start + size))
         _delete_by_address(pool, count, at)
         size += after
         count -= 1
     if at > 0 and pool[2, at - 1] + pool[3, at - 1] == start:
         start, before = pool[2, at - 1], pool[3, at - 1]
-        _delete_by_size(pool, count, _by_size(pool, count, before, start))
+        delete_by_size(pool, count, by_size(pool, count, before, start))
         size += before
         pool[3, at - 1] = size
-        _insert_by_size(pool, count - 1, size, start)
+        insert_by_size(pool, count - 1, size, start)
         return count
-    _insert_by_size(pool, count, size, start)
-    _insert(pool[2], count, at, start)
-    _insert(pool[3], count, at, size)
+    insert_by_size(pool, count, size, start)
+    insert_at(pool[2], count, at, start)
+    insert_at(pool[3], count, at, size)
     return count + 1
 
 
-@_compiled("int64(int64[::1], int64)")
+@compiled("int64(int64[::1], int64)")
 def _give(state: np.ndarray, size: int) -> int:
     """The address of a new segment, by the state of a driver; a gap keeps it apart from others, whose blocks never merge."""
     state[RESERVED] += size
@@ -154,7 +73,7 @@ def _give(state: np.ndarray, size: int) -> int:
     return state[BELOW]
 
 
-@_compiled(
+@compiled(
     "int64(int64[::1], int64, int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1])"
 )
 def run(
@@ -183,11 +102,11 @@ def run(
         if event < 0:
             counts[which] = _merge(pool, count, addresses[block], size)
             continue
-        at = _by_size(pool, count, size, 0)
+        at = by_size(pool, count, size, 0)
         if at < count:  # get_free_block
             have, address = pool[0, at], pool[1, at]
-            _delete_by_size(pool, count, at)
-            at = _by_address(pool, count, address)
+            delete_by_size(pool, count, at)
+            at = find(pool[2], count, address)
         else:
             have = _segment_size(size)
             if state[RESERVED] + have > state[LIMIT]:
@@ -197,14 +116,14 @@ def run(
             number = state[MADE]
             made[0, number], made[1, number], made[2, number] = position, address, have
             state[MADE] += 1
-            at = _by_address(pool, count, address)
-            _insert(pool[2], count, at, address)
-            _insert(pool[3], count, at, have)
+            at = find(pool[2], count, address)
+            insert_at(pool[2], count, at, address)
+            insert_at(pool[3], count, at, have)
             count += 1
         addresses[block] = address
         rest = have - size
         if rest > SMALL_SIZE or (which == 0 and rest > 0):  # should_split
-            _insert_by_size(pool, count - 1, rest, address + size)
+            insert_by_size(pool, count - 1, rest, address + size)
             pool[2, at], pool[3, at] = address + size, rest
         else:
             taken[block] = have

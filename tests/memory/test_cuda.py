@@ -221,11 +221,11 @@ def _slowly(tape: Tape, cache: SlowCache):
 WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None
-from sizer.memory import best_fit
+from sizer.memory import compiled
 from sizer.memory.allocator import replay_events
 from tests.memory.tapes import random_tape
 
-assert best_fit.numba is None
+assert not compiled.COMPILED
 for seed in range(3):
     roomy = replay_events(random_tape(seed), "cuda")
     tight = replay_events(random_tape(seed), "cuda", int(roomy.reserved.max() * 0.8))

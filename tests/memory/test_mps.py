@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from sizer.memory.allocator import replay, replay_events
-from sizer.memory.mps import MpsHeaps, buffer_size, heap_size
-from sizer.memory.tape import EMPTY_CACHE
+from sizer.memory.allocator import OnePool, replay, replay_events
+from sizer.memory.looped import place
+from sizer.memory.mps import buffer_sizes, heap_size
+from sizer.memory.tape import EMPTY_CACHE, Tape
+from tests.memory.heap_allocator import SlowHeaps
 from tests.memory.tapes import make_tape, random_tape
 
 MIB = 2**20
@@ -47,7 +51,7 @@ def test_heaps(size, heap):
     ],
 )
 def test_buffers(size, buffer):
-    assert buffer_size(size) == buffer
+    assert buffer_sizes([size, 0]).tolist() == [buffer, 0]
 
 
 def test_a_freed_buffer_is_used_again_whole():
@@ -74,16 +78,12 @@ def test_a_slightly_smaller_freed_buffer_makes_room():
 
 
 def test_the_tightest_heap_with_room_is_chosen():
-    heaps = MpsHeaps()
-    for size in (9, 9, 9):  # one heap of 32 MiB, 5 left of it
-        heaps.allocate(size * MIB)
-    heaps.allocate(8 * MIB)  # a second heap, 24 left
-    heaps.allocate(4 * MIB)  # fits the 5 left
-    assert heaps.reserved == 64 * MIB
-    heaps.allocate(23 * MIB // 3)  # and these three the 24 left
-    heaps.allocate(23 * MIB // 3)
-    heaps.allocate(23 * MIB // 3)
-    assert heaps.reserved == 64 * MIB
+    sizes = [9, 9, 9]  # one heap of 32 MiB, 5 left of it
+    sizes += [8]  # a second heap, 24 left
+    sizes += [4]  # fits the 5 left
+    sizes += [23 / 3] * 3  # and these three the 24 left
+    tape = make_tape([(str(number), int(size * MIB)) for number, size in enumerate(sizes)])
+    assert [row // MIB for row in replay_events(tape, "mps").reserved] == [32] * 3 + [64] * 5
 
 
 def test_at_the_limit_cached_buffers_go_back():
@@ -102,16 +102,44 @@ def test_beyond_the_limit_is_out_of_memory():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_live_buffers_never_overlap_and_stay_in_their_heap(seed):
-    tape, heaps, live = random_tape(seed), MpsHeaps(), {}
-    for event in tape.order:
+    tape, live = random_tape(seed), {}
+    placed = replay_events(tape, "mps")
+    for event, reserved in zip(tape.order, placed.reserved.tolist(), strict=True):
         if event < 0:
-            if ~event in live:
-                heaps.release(*live.pop(~event))
-        elif size := tape.sizes[event]:
-            live[event] = heaps.allocate(size)
+            live.pop(~event, None)
+        elif tape.sizes[event]:
+            live[event] = placed.addresses[event], placed.taken[event]
             ranges = sorted((address, address + taken) for address, taken in live.values())
             assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
-            assert sum(taken for _, taken in live.values()) <= heaps.reserved
+            assert sum(taken for _, taken in live.values()) <= reserved
+
+
+def larger(tape: Tape, times: int) -> Tape:
+    return replace(tape, sizes=array("q", [times * size for size in tape.sizes]))
+
+
+@pytest.mark.parametrize("times", [1, 16])  # heaps of 1 GiB and of their own
+@pytest.mark.parametrize("seed", range(8))
+def test_it_does_what_plain_lists_do(seed, times):
+    tape = larger(random_tape(seed, events=600, empties=seed % 2 == 0), times)
+    most = int(replay_events(tape, "mps").reserved.max())
+    for capacity in (None, most, int(0.95 * most), int(0.8 * most), int(0.6 * most)):
+        found, expected = replay_events(tape, "mps", capacity), place(tape, OnePool(SlowHeaps(capacity)))
+        assert (found.failed_at, found.retries) == (expected.failed_at, expected.retries)
+        assert np.array_equal(found.reserved, expected.reserved)
+        assert np.array_equal(found.taken, expected.taken)
+        asked = expected.taken > 0
+        assert np.array_equal(found.addresses[asked], expected.addresses[asked])
+
+
+def test_at_the_limit_the_other_pool_goes_back_last():
+    # a is freed, its heap of 8 MiB is of small buffers; 8 + 608 > 612, and nothing large is cached: all goes back
+    tape = make_tape([("a", MIB // 2), "-a", ("b", 608 * MIB), ("c", MIB)])
+    placed = replay_events(tape, "mps", 612 * MIB)
+    assert [row // MIB for row in placed.reserved] == [8, 8, 608, 616]
+    assert (placed.retries, placed.failed_at) == (1, None)
+    tight = replay_events(tape, "mps", 608 * MIB)  # c's heap may be beyond the limit, but c may not
+    assert ([row // MIB for row in tight.reserved], tight.retries, tight.failed_at) == ([8, 8, 608, 608], 2, 3)
 
 
 def test_an_emptied_cache_gives_heaps_without_a_buffer_back():
