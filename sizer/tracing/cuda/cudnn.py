@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from sizer.catalogue.hardware import Hardware
 from sizer.tracing.cuda import deviceless
@@ -36,10 +37,14 @@ DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 INSTANT, FALLBACK = 0, 2  # cudnnBackendHeurMode_t
 TENSOR_CORE, DOWN_CONVERT, NONDETERMINISTIC = 0, 1, 4  # cudnnBackendNumericalNote_t
 _NOTES = 10
+_ONE, _MOST_NOTES = ctypes.c_int64(1), ctypes.c_int64(_NOTES)
 
 
 class RefusedError(Exception):
     """cuDNN does not support what it was asked for."""
+
+    def __init__(self, what: str, status: int) -> None:
+        super().__init__(f"cuDNN refuses {what}: status {status}")
 
 
 def library() -> ctypes.CDLL | None:
@@ -48,15 +53,15 @@ def library() -> ctypes.CDLL | None:
 
 
 @functools.cache
-def _found() -> tuple[ctypes.CDLL, Path] | None:
-    """The library and its folder."""
+def _found() -> tuple[ctypes.CDLL, Path, int] | None:
+    """The library, its folder and its version."""
     for folder in _folders():
         try:
             found = ctypes.CDLL(str(folder / _NAME))
             version = _version(found)
         except (OSError, AttributeError):  # not there, or not one of version 9
             continue
-        return (found, folder) if version >= OLDEST else None
+        return (found, folder, version) if version >= OLDEST else None
     return None
 
 
@@ -68,7 +73,7 @@ def interposer() -> deviceless.Interposer | str:
 
 def version() -> int | None:
     """The version of the library that answers, 92600 for 9.26.0; None where none does."""
-    return _version(found) if (found := library()) else None
+    return found[2] if (found := _found()) else None
 
 
 def version_text() -> str:
@@ -100,7 +105,10 @@ class Descriptors:
     """
 
     def __init__(self, found: ctypes.CDLL, capability: tuple[int, int]) -> None:
-        self._library = found
+        # one question is some 30 calls, and a table of devices asks tens of thousands
+        self._create, self._finalize = found.cudnnBackendCreateDescriptor, found.cudnnBackendFinalize
+        self._destroy = found.cudnnBackendDestroyDescriptor
+        self._set_attribute, self._get_attribute = found.cudnnBackendSetAttribute, found.cudnnBackendGetAttribute
         self._made: list[ctypes.c_void_p] = []
         interposed = interposer()
         self._described: AbstractContextManager[None] = (
@@ -113,61 +121,62 @@ class Descriptors:
 
     def __exit__(self, *_: object) -> None:
         for descriptor in reversed(self._made):
-            self._library.cudnnBackendDestroyDescriptor(descriptor)
+            self._destroy(descriptor)
         self._made.clear()
         self._described.__exit__(None, None, None)
 
     def create(self, kind: int) -> ctypes.c_void_p:
         """A new descriptor, to be set and then finalized."""
         descriptor = ctypes.c_void_p()
-        _check(self._library.cudnnBackendCreateDescriptor(kind, ctypes.byref(descriptor)), "a descriptor of kind", kind)
+        if status := self._create(kind, ctypes.byref(descriptor)):
+            raise RefusedError(f"a descriptor of kind {kind}", status)
         self._made.append(descriptor)
         return descriptor
 
     def destroy(self, descriptor: ctypes.c_void_p) -> None:
         """Destroy one of these descriptors before the others."""
         self._made.remove(descriptor)
-        self._library.cudnnBackendDestroyDescriptor(descriptor)
+        self._destroy(descriptor)
 
     def finalize(self, descriptor: ctypes.c_void_p) -> ctypes.c_void_p:
         """The descriptor itself, checked by cuDNN."""
-        _check(self._library.cudnnBackendFinalize(descriptor), "a descriptor")
+        if status := self._finalize(descriptor):
+            raise RefusedError("a descriptor", status)
         return descriptor
 
     def set_integers(self, descriptor: ctypes.c_void_p, name: int, *values: int) -> None:
         """Set int64 values."""
-        self._set(descriptor, name, _INT64, (ctypes.c_int64 * len(values))(*values))
+        self._set(descriptor, name, _INT64, (ctypes.c_int64 * len(values))(*values), ctypes.c_int64(len(values)))
 
     def set_enum(self, descriptor: ctypes.c_void_p, name: int, kind: int, value: int) -> None:
         """Set a value of an enumeration."""
-        self._set(descriptor, name, kind, (ctypes.c_int * 1)(value))
+        self._set(descriptor, name, kind, _enum(value))
 
     def set_float(self, descriptor: ctypes.c_void_p, name: int, value: float) -> None:
         """Set a float."""
-        self._set(descriptor, name, _FLOAT, (ctypes.c_float * 1)(value))
+        self._set(descriptor, name, _FLOAT, _float(value))
 
-    def set_descriptors(self, descriptor: ctypes.c_void_p, name: int, *parts: ctypes.c_void_p) -> None:
-        """Set descriptors that this one is made of."""
-        self._set(descriptor, name, _DESCRIPTOR, (ctypes.c_void_p * len(parts))(*[one.value for one in parts]))
+    def set_descriptor(self, descriptor: ctypes.c_void_p, name: int, part: ctypes.c_void_p) -> None:
+        """Set a descriptor that this one is made of."""
+        self._set(descriptor, name, _DESCRIPTOR, ctypes.byref(part))
 
-    def _set(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: ctypes.Array) -> None:
-        count = ctypes.c_int64(len(values))
-        _check(self._library.cudnnBackendSetAttribute(descriptor, name, kind, count, values), "attribute", name)
+    def _set(
+        self, descriptor: ctypes.c_void_p, name: int, kind: int, values: Any, count: ctypes.c_int64 = _ONE
+    ) -> None:
+        if status := self._set_attribute(descriptor, name, kind, count, values):
+            raise RefusedError(f"attribute {name}", status)
 
-    def _get(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: ctypes.Array) -> int:
-        """Reads values into an array; how many there were to read."""
-        count = ctypes.c_int64()
-        asked = ctypes.c_int64(len(values))
-        status = self._library.cudnnBackendGetAttribute(descriptor, name, kind, asked, ctypes.byref(count), values)
-        _check(status, "attribute", name)
-        return count.value
+    def _get(self, descriptor: ctypes.c_void_p, name: int, kind: int, values: Any, count: ctypes.c_int64 = _ONE) -> int:
+        """Reads at most `count` values; how many there were to read."""
+        found = ctypes.c_int64()
+        if status := self._get_attribute(descriptor, name, kind, count, ctypes.byref(found), values):
+            raise RefusedError(f"attribute {name}", status)
+        return found.value
 
     def device(self, hardware: Hardware) -> ctypes.c_void_p:
         """A described device."""
-        descriptor = self.create(DEVICE)
-        self._set(
-            descriptor, _DEVICE_JSON, _CHAR, ctypes.create_string_buffer(json.dumps(hardware.as_cudnn()).encode())
-        )
+        descriptor, text = self.create(DEVICE), json.dumps(hardware.as_cudnn()).encode()
+        self._set(descriptor, _DEVICE_JSON, _CHAR, ctypes.create_string_buffer(text), ctypes.c_int64(len(text) + 1))
         return self.finalize(descriptor)
 
     def tensor(
@@ -182,10 +191,10 @@ class Descriptors:
         self.set_integers(descriptor, _TENSOR_ALIGNMENT, alignment)
         return self.finalize(descriptor)
 
-    def graph(self, *operations: ctypes.c_void_p) -> ctypes.c_void_p:
-        """A graph of operations."""
+    def graph(self, operation: ctypes.c_void_p) -> ctypes.c_void_p:
+        """A graph of one operation."""
         descriptor = self.create(GRAPH)
-        self.set_descriptors(descriptor, _GRAPH_OPERATIONS, *operations)
+        self.set_descriptor(descriptor, _GRAPH_OPERATIONS, operation)
         return self.finalize(descriptor)
 
     def configs(self, graph: ctypes.c_void_p, device: ctypes.c_void_p, mode: int) -> Iterator[ctypes.c_void_p]:
@@ -194,36 +203,49 @@ class Descriptors:
         They are read a few at a time: cuDNN makes each when it is read, and the first one serves nearly always.
         """
         heuristics = self.create(HEURISTICS)
-        self.set_descriptors(heuristics, _HEURISTICS_GRAPH, graph)
+        self.set_descriptor(heuristics, _HEURISTICS_GRAPH, graph)
         self.set_enum(heuristics, _HEURISTICS_MODE, _HEURISTIC_MODE, mode)
-        self.set_descriptors(heuristics, _HEURISTICS_DEVICE, device)
+        self.set_descriptor(heuristics, _HEURISTICS_DEVICE, device)
         self.finalize(heuristics)
         count, given = 1, 0
         while True:
             made = [self.create(ENGINE_CONFIG) for _ in range(count)]
             read = (ctypes.c_void_p * count)(*[one.value for one in made])
-            found = min(count, self._get(heuristics, _HEURISTICS_RESULTS, _DESCRIPTOR, read))
+            found = min(count, self._get(heuristics, _HEURISTICS_RESULTS, _DESCRIPTOR, read, ctypes.c_int64(count)))
             yield from made[given:found]
             if found < count:
                 return
             count, given = count * 8, found
 
-    def engine(self, config: ctypes.c_void_p) -> tuple[int, set[int]]:
-        """Number and numerical notes of a configuration's engine."""
+    def engine(self, config: ctypes.c_void_p) -> ctypes.c_void_p:
+        """The engine of a configuration."""
         engine = self.create(ENGINE)
-        self._get(config, _CONFIG_ENGINE, _DESCRIPTOR, (ctypes.c_void_p * 1)(engine.value))
-        notes, number = (ctypes.c_int * _NOTES)(), (ctypes.c_int64 * 1)()
-        count = self._get(engine, _ENGINE_NOTES, _NUMERICAL_NOTE, notes)
-        self._get(engine, _ENGINE_INDEX, _INT64, number)
-        return number[0], set(notes[:count])
+        self._get(config, _CONFIG_ENGINE, _DESCRIPTOR, ctypes.byref(engine))
+        return engine
+
+    def notes(self, engine: ctypes.c_void_p) -> list[int]:
+        """The numerical notes of an engine."""
+        notes = (ctypes.c_int * _NOTES)()
+        return notes[: self._get(engine, _ENGINE_NOTES, _NUMERICAL_NOTE, notes, _MOST_NOTES)]
+
+    def number(self, engine: ctypes.c_void_p) -> int:
+        """The number of an engine."""
+        number = ctypes.c_int64()
+        self._get(engine, _ENGINE_INDEX, _INT64, ctypes.byref(number))
+        return number.value
 
     def workspace(self, config: ctypes.c_void_p) -> int:
         """Bytes that a configuration works in, the same as its plan's, which would be compiled first. Raises RefusedError."""
-        size = (ctypes.c_int64 * 1)()
-        self._get(config, _CONFIG_WORKSPACE, _INT64, size)
-        return size[0]
+        size = ctypes.c_int64()
+        self._get(config, _CONFIG_WORKSPACE, _INT64, ctypes.byref(size))
+        return size.value
 
 
-def _check(status: int, what: str, number: int | None = None) -> None:
-    if status:
-        raise RefusedError(f"cuDNN refuses {what}{'' if number is None else f' {number}'}: status {status}")
+@functools.cache
+def _enum(value: int) -> Any:
+    return ctypes.byref(ctypes.c_int(value))
+
+
+@functools.cache
+def _float(value: float) -> Any:
+    return ctypes.byref(ctypes.c_float(value))

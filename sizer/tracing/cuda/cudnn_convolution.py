@@ -94,8 +94,8 @@ def _graph(descriptors: Descriptors, words: tuple[str, ...], numbers: tuple[int,
     alignments = [gcd(begin, _FARTHEST) or _FARTHEST for begin in begins]
     made = descriptors.create(kind)
     for attribute, name, size, alignment in zip((input, output, weight), "xyw", sizes, alignments, strict=True):
-        descriptors.set_descriptors(made, attribute, _TENSORS.get(name, dtype, size, layout, alignment))
-    descriptors.set_descriptors(made, described, _convolution(dtype, padding, stride, dilation))
+        descriptors.set_descriptor(made, attribute, _TENSORS.get(name, dtype, size, layout, alignment))
+    descriptors.set_descriptor(made, described, _convolution(dtype, padding, stride, dilation))
     descriptors.set_float(made, alpha, 1.0)
     descriptors.set_float(made, beta, 0.0)
     return descriptors.graph(descriptors.finalize(made))
@@ -164,29 +164,40 @@ def _usable(
 ) -> Iterator[ctypes.c_void_p]:  # fmt: skip
     """Configurations that pass filterEngineConfigs and plan_errata_exception; none where the heuristics know none."""
     direction, dtype = words[:2]
+    unwanted, errata = (
+        _UNWANTED[dtype == "float32" and "tf32" not in words, "deterministic" in words],
+        _errata(direction, gpu, rank=(len(numbers) + 3) // 6),
+    )
     try:
         for config in descriptors.configs(graph, device, mode):
-            engine, notes = descriptors.engine(config)
-            unwanted = {cudnn.DOWN_CONVERT}
-            if "deterministic" in words:
-                unwanted.add(cudnn.NONDETERMINISTIC)
-            if dtype == "float32" and "tf32" not in words:
-                unwanted.add(cudnn.TENSOR_CORE)
-            if not notes & unwanted and not _is_erratum(direction, engine, gpu, rank=(len(numbers) + 3) // 6):
+            engine = descriptors.engine(config)
+            if not unwanted.isdisjoint(descriptors.notes(engine)):
+                continue
+            if not errata or descriptors.number(engine) not in errata:
                 yield config
     except RefusedError:
         return
 
 
-def _is_erratum(direction: str, engine: int, gpu: str, *, rank: int) -> bool:
+# Notes of engines that are passed over, by whether tensor cores are, and whether it must be deterministic.
+_UNWANTED = {
+    (cores, deterministic): frozenset(
+        (cudnn.DOWN_CONVERT, *(cudnn.TENSOR_CORE,) * cores, *(cudnn.NONDETERMINISTIC,) * deterministic)
+    )
+    for cores in (False, True)
+    for deterministic in (False, True)
+}
+
+
+def _errata(direction: str, gpu: str, *, rank: int) -> frozenset[int]:
     """plan_errata_exception: engines that PyTorch passes over."""
-    version = cudnn.version() or 0
-    if rank == 5 and (direction, engine) in _ERRATA_3D:
-        return direction == "backward data" or 90800 <= version < 91500
+    version, found = cudnn.version() or 0, frozenset()
+    if rank == 5 and (direction == "backward data" or 90800 <= version < 91500):
+        found |= _ERRATA_3D.get(direction, frozenset())
     if HARDWARE[gpu].capability[0] == 12 and version >= 92300:
-        return (direction, engine) in _ERRATA_SM120
-    return False
+        found |= _ERRATA_SM120[direction]
+    return found
 
 
-_ERRATA_3D = {("forward", 23), ("backward data", 23)}
-_ERRATA_SM120 = {("forward", 58), ("backward data", 63), ("backward filter", 63)}
+_ERRATA_3D = {"forward": frozenset({23}), "backward data": frozenset({23})}
+_ERRATA_SM120 = {"forward": frozenset({58}), "backward data": frozenset({63}), "backward filter": frozenset({63})}

@@ -18,8 +18,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +53,31 @@ _Version = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 _Refuse = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
+class _Thread(threading.local):
+    """What a thread is asking about, None for what is real."""
+
+    capability: tuple[int, int] | None = None
+
+
+class Described:
+    """A context within which its thread asks about a described device."""
+
+    def __init__(self, thread: _Thread, capability: tuple[int, int]) -> None:
+        self._thread, self._capability = thread, capability
+
+    def __enter__(self) -> None:
+        self._before, self._thread.capability = self._thread.capability, self._capability
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.capability = self._before
+
+
 class Interposer:
     """The functions that cuDNN finds; they must stay alive for as long as the process does."""
 
     def __init__(self, folder: Path) -> None:
         """Take the place of the loader in cuDNN's libraries in `folder`. Raises NoImportError, OSError."""
-        self._thread = threading.local()
+        self._thread = _Thread()
         self._product_queries = 0
         process = ctypes.CDLL(None)
         self._real_open, self._real_find = process.dlopen, process.dlsym
@@ -86,15 +103,9 @@ class Interposer:
             replace_import(library, "dlopen", self._open_here)
             replace_import(library, "dlsym", self._find_here)
 
-    @contextmanager
-    def described(self, capability: tuple[int, int]) -> Iterator[None]:
+    def described(self, capability: tuple[int, int]) -> Described:
         """Within the context, calls from this thread are for a described device of this capability."""
-        before = getattr(self._thread, "capability", None)
-        self._thread.capability = capability
-        try:
-            yield
-        finally:
-            self._thread.capability = before
+        return Described(self._thread, capability)
 
     @property
     def product_queries(self) -> int:
@@ -102,7 +113,7 @@ class Interposer:
         return self._product_queries
 
     def _is_described(self) -> bool:
-        return getattr(self._thread, "capability", None) is not None
+        return self._thread.capability is not None
 
     def _open(self, name: bytes | None, flags: int) -> int | None:
         """dlopen: the real one, by the folders of the caller's run path too, which it does not see from here."""
