@@ -113,15 +113,19 @@ class Tracer:
 
     @cached_property
     def replays(self) -> Replays:
-        """What was found by replays of this work's tapes, on any device."""
-        if self._lender is not None and self._choices == self._lender._choices:
-            return self._lender.replays
-        return Replays(self._kept.get(f"replayed {self._choices}"))
+        """What was found by replays of this work's tapes; devices of other rules share it, but it is kept by the rules of each."""
+        alike = self._lender is not None and self._choices == self._lender._choices
+        return Replays(self._kept.get(self._replayed), shared=self._lender.replays if alike else None)
 
     def keep_replays(self) -> None:
         """Keep what was replayed."""
         if (packed := self.replays.pack()) is not None:
-            self._kept.put(f"replayed {self._choices}", packed)
+            self._kept.put(self._replayed, packed)
+
+    @property
+    def _replayed(self) -> str:
+        """What replays are kept under: jobs on devices of other rules, which may run beside this one, keep theirs apart."""
+        return f"replayed {self.gpu.backend} {self.gpu.capability} {self._choices}"
 
     def trace(self, dtype: str, batches: Collection[int]) -> Traced:
         """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""

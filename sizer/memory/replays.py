@@ -17,11 +17,15 @@ Found = TypeVar("Found")
 
 
 class Replays:
-    """Values by text, those that were asked for last behind. It can be packed, and made from what was packed before."""
+    """Values by text, those that were asked for last behind. It can be packed, and made from what was packed before.
 
-    def __init__(self, packed: bytes | None = None) -> None:
+    What `shared` has found is found here too, and the other way around; each packs what was asked of it.
+    """
+
+    def __init__(self, packed: bytes | None = None, *, shared: Replays | None = None) -> None:
         self._texts: dict[str, str] = {} if packed is None else _unpack(packed)
-        self._found: dict[str, object] = {}
+        self._found: dict[str, object] = {} if shared is None else shared._found
+        self._asked: dict[str, object] = {}
 
     def find(self, key: str, kind: type[Found], replay: Callable[[], Found]) -> Found:
         """The value (a dataclass of type `kind`) of a key; what `replay` returns where there is none yet."""
@@ -30,13 +34,14 @@ class Replays:
                 self._found[key] = decode(kind, json.loads(text))
         if key not in self._found:
             self._found[key] = replay()
-        return self._found[key]
+        self._asked[key] = self._found[key]
+        return self._asked[key]
 
     def pack(self) -> bytes | None:
         """The values as bytes, without those that were not asked for of late where they are too many; None where nothing is new."""
-        if self._found.keys() <= self._texts.keys():
+        if self._asked.keys() <= self._texts.keys():
             return None
-        for key, found in self._found.items():
+        for key, found in self._asked.items():
             self._texts[key] = self._texts.pop(key, None) or json.dumps(encode(found))
         left = sum(map(len, self._texts.values()))
         for key in tuple(self._texts):

@@ -53,7 +53,7 @@ def preloaded() -> tuple[str, ...]:
     """What an estimate imports, whatever its source."""
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
     adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
-    sizers = ("sizer.estimator", "sizer.service.tasks", "sizer.memory.best_fit")
+    sizers = ("sizer.estimator", "sizer.service.tasks", "sizer.memory.cuda_cache", "sizer.memory.heaps")
     return tuple(dict.fromkeys(("torch", *chain.from_iterable(of_sources), *adapters, *sizers)))
 
 

@@ -48,3 +48,21 @@ def test_it_grows_from_whether_it_fits_to_how_far(grown):
 
 def test_it_survives_the_way_to_the_page(grown):
     assert decode(DeviceReport, encode(grown[-1])) == grown[-1]
+
+
+class KeptInMemory(dict):
+    def put(self, name: str, data: bytes) -> None:
+        self[name] = data
+
+
+def test_jobs_beside_each_other_keep_what_each_has_replayed(monkeypatch):
+    parts, together = (("rtx-4090", "h100-80gb"), ("t4", "m2-ultra-64gb")), KeptInMemory()
+    for part in parts:  # each begins with nothing, and what both keep is put together by name
+        kept = KeptInMemory()
+        *_, found = devices(parse_query(QUERY), gpus=[GPUS[key] for key in part], kept=kept)
+        assert all(row.cell.fits for row in found.rows)
+        together.update(kept)
+    for module in ("allocator", "fit", "unbounded"):
+        monkeypatch.setattr(f"sizer.memory.{module}.replay_events", None)
+    *_, again = devices(parse_query(QUERY), gpus=[GPUS[key] for part in parts for key in part], kept=together)
+    assert all(row.batch for row in again.rows)
