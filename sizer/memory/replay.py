@@ -75,6 +75,11 @@ class Replay:
     changes: np.ndarray
     loops: tuple[LoopReplay, ...] = ()
 
+    @property
+    def most_reserved(self) -> int:
+        """The most bytes that were reserved after any event."""
+        return max(int(held.max(initial=0)) for held in (self.reserved, *(loop.reserved for loop in self.loops)))
+
 
 def changes_of(order: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
     """By how many bytes each event changes what is alive (int64), where block i counts `sizes[i]` bytes."""

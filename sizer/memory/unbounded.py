@@ -74,7 +74,7 @@ def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool 
 
 def peak_reserved_bytes(tape: Tape, backend: Backend, expandable_segments: bool) -> int:
     """The most bytes that are ever reserved where the allocator is never refused anything."""
-    return int(replay_events(tape, backend, None, expandable_segments).reserved.max(initial=0))
+    return replay_events(tape, backend, None, expandable_segments).most_reserved
 
 
 def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
