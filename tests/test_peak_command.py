@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
 from sizer.__main__ import main
+from sizer.commands.job import in_focus
 from sizer.commands.peak import format_peak
 from sizer.memory.codec import decode
 from sizer.memory.peak import PeakReport
+from sizer.request import parse_query
 from sizer.service.client import JobClient
 
 QUERY = "arch=torchvision:resnet18&image=64&dtype=float32&batch=2&optimizer=sgd"
@@ -82,7 +85,16 @@ def test_each_cell_in_focus_has_its_own_answer(client):
     assert [report.batch for report in found] == [2, 4]
 
 
-def test_several_cells_are_refused(run):
-    status, _, error = run(QUERY.replace("batch=2", "batch=2,4"))
-    assert status == 2
-    assert "this answer is for one dtype and batch size" in error
+def test_of_several_cells_it_is_the_one_that_the_page_opens_with(run, client):
+    query = QUERY.replace("batch=2", "batch=2,4")
+    focus = client.submit(query).result(timeout=120).focus
+    status, text, told = run(query)
+    assert (status, told) == (0, f"{focus.dtype} at batch {focus.batch}; name another with focus=float32:4\n")
+    assert text == run(f"{query}&focus=float32:4")[1] != run(f"{query}&focus=float32:2")[1]
+
+
+def test_where_no_step_can_be_traced_any_is_asked_for_and_says_why(capsys):
+    done = SimpleNamespace(progress="", result=lambda timeout: SimpleNamespace(focus=None))
+    asked = in_focus(SimpleNamespace(submit=lambda query: done), "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=2,4")
+    assert parse_query(asked).focus == ("float32", 2)
+    assert capsys.readouterr().err == ""

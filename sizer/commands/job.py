@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from sizer.commands.arguments import query_of
 from sizer.commands.text import print_list, terminal_width, to_printable
 from sizer.errors import SizerError
 from sizer.memory.codec import encode
+from sizer.request import format_query, parse_query
 from sizer.service.client import JobClient
 
 POLL_SECONDS = 0.1
@@ -34,12 +36,26 @@ def wait(job: Any) -> Any:
     return result
 
 
+def in_focus(client: JobClient, query: str) -> str:
+    """The query of one dtype and batch size: those it has or names with focus=, else those that the page opens with.
+
+    The latter are told on stderr. Raises SizerError.
+    """
+    request = parse_query(query)
+    if request.focus is not None or (len(request.dtypes), len(request.batches)) == (1, 1):
+        return query
+    if (focus := wait(client.submit(query)).focus) is None:  # no step of it can be traced: asking for any says why
+        return format_query(replace(request, focus=(request.dtypes[0], request.batches[0])))
+    print(f"{focus.dtype} at batch {focus.batch}; name another with focus={focus.dtype}:{focus.batch}", file=sys.stderr)
+    return format_query(replace(request, focus=(focus.dtype, focus.batch)))
+
+
 def print_growing(options: argparse.Namespace, make_client: MakeClient, submit: Submit, lines: Lines) -> int:
     """Print the answer of a job that grows, to the query of a command. What was known of it by then is printed, too, where it ends
     early; raises why."""
     query, ended = query_of(options), None
     with contextlib.closing(make_client()) as client:
-        job = submit(client, query)
+        job = submit(client, in_focus(client, query))
         try:
             found = wait(job)
         except SizerError as error:

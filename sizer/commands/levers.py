@@ -14,7 +14,7 @@ from sizer.units import format_bytes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_query(parser, "as of estimate, with one dtype and one batch, or focus=DTYPE:BATCH")
+    add_query(parser, "as of estimate; focus=DTYPE:BATCH names one of several dtypes or batches")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, wait
+from sizer.commands.job import MakeClient, in_focus, wait
 from sizer.commands.text import format_table, print_list, terminal_width, to_printable
 from sizer.errors import RequestError, quote
 from sizer.memory.codec import encode
@@ -21,7 +21,7 @@ DEPTH = 3  # of the modules' paths
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_query(parser, "as of estimate, with one dtype and one batch, or focus=DTYPE:BATCH")
+    add_query(parser, "as of estimate; focus=DTYPE:BATCH names one of several dtypes or batches")
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--json", action="store_true", help="print what was found as JSON")
     either.add_argument(
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print what is alive at the peak, or write the snapshot, or print the script."""
-    query = query_of(options)
     with contextlib.closing(make_client()) as client:
+        query = in_focus(client, query_of(options))
         if options.snapshot is not None:
             _write(options.snapshot, wait(client.submit_snapshot(query)))
             return 0

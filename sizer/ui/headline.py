@@ -8,7 +8,7 @@ from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
 from sizer.memory.caveats import caveats
-from sizer.memory.estimate import Estimate, has_range
+from sizer.memory.estimate import Estimate
 from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
@@ -116,7 +116,6 @@ def show_figures(report: Report, estimate: Estimate) -> None:
         _metric("Process", estimate.process_bytes, f"{low} to {high}", PEAK_KINDS["process"].help)
         if estimate.host_bytes:
             _metric("Host", estimate.host_bytes, "of each rank, offloaded", HOST_HELP)
-        _show_largest(largest_batch(report, estimate.dtype), estimate)
         _show_parameters(report)
 
 
@@ -128,19 +127,6 @@ def show_counts(report: Report) -> None:
         _count("Trainable", model.trainable_parameters)
         _count("Buffers", model.buffers)
         _metric("As built", model.parameter_bytes + model.buffer_bytes, "parameters and buffers")
-
-
-def _show_largest(row: MaxBatch | None, estimate: Estimate) -> None:
-    sure, possible = (row.batch, row.possible_batch) if row else (None, None)
-    if possible and possible != sure:
-        below = f"perhaps up to {possible:,}"
-    elif sure and row and row.reason:
-        below = "of those tried"
-    elif sure:
-        below = "for sure" if has_range(estimate) else "no range is known here"
-    else:
-        below = "does not fit"
-    _say("Largest batch that fits", f"{sure:,}" if sure else "–", below)
 
 
 def _show_parameters(report: Report) -> None:
