@@ -1,4 +1,4 @@
-"""Holds levers, sets and limits of twenty questions against what asking each of them anew gives.
+"""Holds levers, sets and limits of 22 questions against what asking each of them anew gives.
 
     python -m tests.benchmarks.prove_decision [--only SUBSTRING]
 
@@ -31,11 +31,12 @@ WORK = (
     "arch=hf:bert-base-uncased&seq=512&dtype=float32&batch=64",
     "arch=hf:gpt2&seq=1024&dtype=float32&batch=8&attention=eager",
     "arch=hf:llama-3.2-1b&seq=2048&dtype=bfloat16&batch=4",
+    "arch=hf:llama-3.2-1b&seq=4096&dtype=bfloat16&batch=16&mode=inference",
     "arch=hf:t5-small&seq=512&dtype=float32&batch=32&optimizer=adafactor",
     "arch=hf:whisper-tiny&dtype=float32&batch=16",
     "arch=torchvision:fasterrcnn_mobilenet_v3_large_320_fpn&dtype=float32&batch=4",
 )
-# Ten kinds of work, each on two of the four devices.
+# Each kind of work on two of the four devices.
 QUESTIONS = tuple(
     f"{work}&gpu={DEVICES[(place + turn) % len(DEVICES)]}" for place, work in enumerate(WORK) for turn in (0, 2)
 )

@@ -25,7 +25,7 @@ TOO_LARGE = f"arch=config:{encode_config(WIDE % 6)}&seq=64&dtype=float32&batch=2
 
 AT_ONCE = f"{TWO_LAYERS}&seq=256&mode=inference&dtype=float32&batch=64&gpu=custom:2GiB@8.0"
 
-# twenty more: tests/benchmarks/prove_decision.py
+# more of them: tests/benchmarks/prove_decision.py
 IN_TESTS = {"CNN": CNN, "language model": LANGUAGE, "inference": AT_ONCE}
 
 
