@@ -12,9 +12,11 @@ The data is `gpus.csv` beside this file, in display order, a device a row:
 | unified | "unified" where the memory is the host's, too |
 | driver_name, l2_kib, clock_mhz, memory_mhz | what else cuDNN is told of it (`sizer.catalogue.hardware`) |
 | known, source | "seen", what machines printed, or "believed", how it was derived |
+| address | of what was seen: a public page that prints the device's name and this total, or another of those in `source` |
 
-What was seen stands in published output, also as "has a total capacity of ... GiB" in an error message. Where several totals are
-known, a smaller one stands here: recent Linux drivers.
+What was seen stands in published output, also as "has a total capacity of ... GiB" in an error message, or as the MiB that
+llama.cpp and Ultralytics print of the same property. Where several totals are known, a smaller one stands here: recent Linux
+drivers.
 """
 
 from __future__ import annotations
@@ -54,10 +56,11 @@ class Gpu:
     """One device: its memory in bytes as PyTorch reports it, and what a process holds outside the allocator, as a range.
 
     `total_bytes` is torch.cuda.get_device_properties(0).total_memory on CUDA and torch.mps.recommended_max_memory()
-    on MPS. It differs by some 0.1 GiB with driver, ECC and board; `source` says whether this entry's number is known
-    or believed, and what the context comes from (`sizer.catalogue.contexts`). `backend` and `capability` are those whose rules
-    are followed: AMD's and Intel's devices are estimated as CUDA devices of capability 8.0, which `cautions` says. `maker` is
-    empty in records of versions that did not tell; `unified` is whether the memory is the host's, too.
+    on MPS. It differs by some 0.1 GiB with driver, ECC and board; `source` says whether this entry's number was seen, with the
+    address of a page that prints it, or is believed, and what the context comes from (`sizer.catalogue.contexts`). `backend`
+    and `capability` are those whose rules are followed: AMD's and Intel's devices are estimated as CUDA devices of capability
+    8.0, which `cautions` says. `maker` is empty in records of versions that did not tell; `unified` is whether the memory is the
+    host's, too.
     """
 
     key: str
@@ -89,7 +92,7 @@ class Gpu:
 def _gpu(row: Mapping[str, str]) -> Gpu:
     """The device of one row."""
     capability, context = _rules(row)
-    source = f"{row['known']}: {row['source']}"
+    source = f"{row['known']}: {row['source']}" + (f", at {row['address']}" if row["address"] else "")
     return Gpu(
         key=row["key"],
         name=row["name"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import pytest
 from sizer.catalogue.contexts import THREADS_PER_MULTIPROCESSOR
 from sizer.catalogue.gpus import GPUS, STAND_IN, in_parts, read_rows
 from sizer.catalogue.hardware import HARDWARE, SHARED_KIB
+from tests.benchmarks.bench_outside import PUBLISHED
+from tests.benchmarks.tables import read_table
 
 CONTRACT = (
     "t4", "v100-16gb", "rtx-3060-12gb", "rtx-3090", "rtx-4060-8gb", "rtx-4090", "l40s", "a100-40gb", "a100-80gb",
@@ -58,6 +61,25 @@ def test_every_row_is_whole(row):
     described = [bool(row[column]) for column in ("driver_name", "l2_kib", "clock_mhz", "memory_mhz")]
     assert all(described) or not any(described)
     assert all(described) == (row["key"] in HARDWARE)
+
+
+def test_what_was_seen_has_the_address_of_a_page_that_prints_it():
+    addresses = {row["key"]: row["address"] for row in read_rows() if row["address"]}
+    assert addresses.keys() == {row["key"] for row in read_rows() if row["known"] == "seen"}
+    for key, address in addresses.items():
+        assert re.fullmatch(r"https://[a-z0-9.-]+\.[a-z]+/\S+", address)
+        assert GPUS[key].source.partition("; outside PyTorch: ")[0].endswith(f", at {address}")
+    # one script, whose comments hold what torch printed of the one and of the other
+    (both,) = (address for address, count in Counter(addresses.values()).items() if count > 1)
+    assert [key for key, address in addresses.items() if address == both] == ["h200", "b200"]
+
+
+def test_addresses_that_are_published_messages_too_print_the_same_total():
+    # "79.15 GiB": the messages that the contexts are made of
+    totals = {row["source"]: float(row["total"].removesuffix(" GiB")) for row in read_table(PUBLISHED / "outside.csv")}
+    alike = {row["key"]: totals[row["address"]] for row in read_rows() if row["address"] in totals}
+    assert len(alike) >= 9
+    assert {key: total for key, total in alike.items() if abs(total * 2**30 / GPUS[key].total_bytes - 1) > 0.005} == {}
 
 
 def test_every_capability_has_its_threads_and_shared_memory():
