@@ -95,6 +95,8 @@ def test_of_several_cells_it_is_the_one_that_the_page_opens_with(run, client):
 
 def test_where_no_step_can_be_traced_any_is_asked_for_and_says_why(capsys):
     done = SimpleNamespace(progress="", result=lambda timeout: SimpleNamespace(focus=None))
-    asked = in_focus(SimpleNamespace(submit=lambda query: done), "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=2,4")
+    asked = in_focus(
+        SimpleNamespace(submit=lambda query: done), "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=2,4"
+    )
     assert parse_query(asked).focus == ("float32", 2)
     assert capsys.readouterr().err == ""
