@@ -17,8 +17,7 @@ except ImportError:
 COMPILED = numba is not None
 
 # Of what was kept Numba asks only whether the file of that very function has changed, not those of which it calls functions
-_FILES = ("compiled", "sorted_rows", "cuda", "best_fit", "mps", "heaps")
-_STAMP = zlib.crc32(b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _FILES))
+_STAMP = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
 
 
 def compiled(signature: str) -> Callable[[Callable], Callable]:

@@ -240,7 +240,8 @@ class MpsHeaps:
         once more.
         """
         self._make_room(len(events))
-        held, grown = self.reserved, np.empty((2, 2 * len(events)), np.int64)
+        # of one event up to three: what was released for it, all that went back, and what it then took
+        held, grown = self.reserved, np.empty((2, 3 * len(events)), np.int64)
         self._state[_GROWN], begin, emptied = 0, 0, -1
         while True:
             begin = _run(events, begin, taken, addresses, self._counts, *self._arrays, self._state, grown, emptied)

@@ -220,15 +220,16 @@ def _slowly(tape: Tape, cache: SlowCache):
 
 WITHOUT_NUMBA = """
 import sys
+from itertools import product
 sys.modules["numba"] = None
 from sizer.memory import compiled
 from sizer.memory.allocator import replay_events
 from tests.memory.tapes import random_tape
 
 assert not compiled.COMPILED
-for seed in range(3):
-    roomy = replay_events(random_tape(seed), "cuda")
-    tight = replay_events(random_tape(seed), "cuda", int(roomy.reserved.max() * 0.8))
+for backend, seed in product(("cuda", "mps"), range(3)):
+    roomy = replay_events(random_tape(seed), backend)
+    tight = replay_events(random_tape(seed), backend, int(roomy.reserved.max() * 0.8))
     for found in (roomy, tight):
         print(found.taken.tolist(), found.addresses.tolist(), found.reserved.tolist(), found.retries, found.failed_at)
 """

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sizer.memory.allocator import OnePool, replay, replay_events
+from sizer.memory.heaps import MpsHeaps
 from sizer.memory.looped import place
 from sizer.memory.mps import buffer_sizes, heap_size
 from sizer.memory.tape import EMPTY_CACHE, Tape
@@ -140,6 +141,17 @@ def test_at_the_limit_the_other_pool_goes_back_last():
     assert (placed.retries, placed.failed_at) == (1, None)
     tight = replay_events(tape, "mps", 608 * MIB)  # c's heap may be beyond the limit, but c may not
     assert ([row // MIB for row in tight.reserved], tight.retries, tight.failed_at) == ([8, 8, 608, 608], 2, 3)
+
+
+def test_one_request_may_change_what_is_reserved_three_times():
+    # freed: 8 MiB of small buffers, heaps of 608 and 32 MiB; 1,024 MiB are asked for where 1,040 are allowed
+    sizes = buffer_sizes([MIB // 2, 608 * MIB, 5 * MIB, 1024 * MIB])
+    heaps, addresses = MpsHeaps(1040 * MIB), np.zeros(4, np.int64)
+    assert heaps.run(np.array([0, 1, 2, ~0, ~1, ~2]), sizes, addresses)
+    assert heaps.run(np.array([3]), sizes, addresses)
+    # the large ones are released for it, then the small ones go, too
+    assert [(at, held // MIB) for at, held in heaps.grown] == [(0, 648), (0, 8), (0, 0), (0, 1024)]
+    assert (heaps.retries, heaps.given_back) == (1, [0])
 
 
 def test_an_emptied_cache_gives_heaps_without_a_buffer_back():
