@@ -52,7 +52,7 @@ def allocator_of(
 
         return CudaCache(capacity, by_address=by_address)
     if backend == "mps":
-        from sizer.memory.heaps import MpsHeaps
+        from sizer.memory.heaps import MpsHeaps  # as above
 
         return MpsHeaps(capacity)
     if backend == "cpu":

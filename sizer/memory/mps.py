@@ -58,7 +58,7 @@ def buffer_sizes(sizes: Sequence[int]) -> np.ndarray:
     """
     aligned = _round_up(np.asarray(sizes, np.int64), ALIGNMENT)
     exponents = np.frexp(aligned.astype(np.float64))[1] - 1  # exact: below 2**53
-    steps = np.maximum(np.left_shift(1, np.maximum(exponents, BUCKET_SHIFT) - BUCKET_SHIFT), PAGE)
+    steps = np.maximum(np.left_shift(np.int64(1), np.maximum(exponents, BUCKET_SHIFT) - BUCKET_SHIFT), PAGE)
     bucketed = _round_up(aligned, steps)
     return np.where((aligned > SMALL_SIZE) & (_tiers(bucketed) == _tiers(aligned)), bucketed, aligned)
 

@@ -49,6 +49,8 @@ def test_heaps(size, heap):
         (10 * MIB - 300, 10 * MIB - 256),
         # 100 MiB lies in [64, 128): steps of 2 MiB
         (99 * MIB, 100 * MIB),
+        # 70 GiB lies in [64, 128): steps of 2 GiB
+        (70 * 2**30 + 1, 72 * 2**30),
     ],
 )
 def test_buffers(size, buffer):
