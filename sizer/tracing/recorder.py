@@ -34,7 +34,7 @@ from sizer.tracing.meta import collectives, in_place
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
-from sizer.tracing.meta.memo import Memo, makes_tensors
+from sizer.tracing.meta.memo import memoized
 from sizer.tracing.modules import ModulePaths
 from sizer.tracing.rules import rules_for
 from sizer.tracing.storages import Storages
@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):
             handler=rules.handlers.get(func) or rules.handlers.get(name),
             instead=partial(kernel, self.device) if kernel else func.decompose if composite else None,
             shortcut=rules.shortcuts.get(func),
-            run=Memo(func) if makes_tensors(func) else func,
+            run=memoized(func),
             correct=rules.results.get(func),
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
             held=rules.held.get(func) or rules.held.get(name),

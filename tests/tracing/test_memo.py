@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sizer.tracing.meta.memo import Memo, makes_tensors
+from sizer.tracing.meta.memo import InPlaceMemo, Memo, makes_tensors, memoized
 from sizer.tracing.values.known import tensors_of
 
 aten = torch.ops.aten
@@ -141,3 +141,47 @@ def test_errors_are_not_remembered():
 )
 def test_operators_that_make_tensors_by_their_schema(func, makes):
     assert makes_tensors(func) is makes
+
+
+@pytest.mark.parametrize(
+    ("func", "others"),
+    [
+        (aten.add_.Tensor, (empty(6),)),
+        (aten.addcdiv_.default, (ROWS, ROWS)),
+        (aten.lerp_.Scalar, (ROWS, 0.5)),
+        (aten.relu_.default, ()),
+    ],
+    ids=str,
+)
+def test_in_place_an_operator_returns_the_tensor_itself(func, others):
+    counted = Counted(func)
+    memo = InPlaceMemo(counted)
+    for tensor in (empty(4, 6), empty(4, 6)):
+        before = looks(tensor)
+        assert memo(tensor, *others) is tensor
+        assert looks(tensor) == before == looks(func(empty(4, 6), *others))
+    assert counted.calls == 1
+    memo(empty(4, 6).t().contiguous().t(), *others)  # strides of another kind
+    assert counted.calls == 2
+
+
+def test_in_place_errors_are_not_remembered():
+    memo = InPlaceMemo(aten.add_.Tensor)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            memo(empty(6), ROWS)  # would have to grow
+
+
+@pytest.mark.parametrize(
+    ("func", "kind"),
+    [
+        (aten.mul_.Tensor, InPlaceMemo),
+        (aten.mm.default, Memo),
+        (aten.t_.default, type(aten.t_.default)),  # changes its argument's shape
+        (aten.resize_.default, type(aten.resize_.default)),
+        (aten.add.out, type(aten.add.out)),
+    ],
+    ids=str,
+)
+def test_what_is_remembered_of_an_operator(func, kind):
+    assert type(memoized(func)) is kind

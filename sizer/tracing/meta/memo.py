@@ -2,7 +2,8 @@
 
 What a meta kernel returns follows from shapes, strides and dtypes of its tensors, its other arguments and the default dtype;
 the cache of torch/_subclasses/fake_tensor.py (PyTorch 2.15, `_cache_key`, `_validate_cache_key`) rests on the same. Remembered
-are new dense tensors alone: what shares memory with an argument, or has more of it than it shows, is computed anew.
+are new dense tensors alone: what shares memory with an argument, or has more of it than it shows, is computed anew. A pointwise
+operator in place returns its first argument as that was.
 """
 
 from __future__ import annotations
@@ -44,6 +45,45 @@ class Memo:
         if (maker := _maker(out, tensors_of((args, *kwargs.values())))) is not None:
             self._makers[key] = maker
         return out
+
+
+class InPlaceMemo:
+    """A pointwise operator in place, of which it is remembered what it takes: a meta tensor has no values that it could change."""
+
+    __slots__ = ("_func", "_taken")
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self._func = func
+        self._taken: set[tuple] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the operator returns, which is its first argument. Raises what the operator raises."""
+        try:
+            key = (_traits(args), *kwargs, _traits(kwargs.values()))
+            if key in self._taken:
+                return args[0]
+        except TypeError:
+            return self._func(*args, **kwargs)
+        out = self._func(*args, **kwargs)
+        if out is args[0] and _traits(args[:1]) == key[0][:1]:
+            self._taken.add(key)
+        return out
+
+
+def memoized(func: Any) -> Callable[..., Any]:
+    """The operator with a memory of its own, where one serves; the operator itself otherwise."""
+    if makes_tensors(func):
+        return Memo(func)
+    return InPlaceMemo(func) if changes_values(func) else func
+
+
+def changes_values(func: Any) -> bool:
+    """Whether an operator of PyTorch's own, by its schema and tags, writes to its first argument element by element."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or torch.Tag.pointwise not in func.tags:
+        return False
+    first, *others = func._schema.arguments
+    written = first.alias_info is not None and first.alias_info.is_write and str(first.type) == "Tensor"
+    return written and all(argument.alias_info is None for argument in others)
 
 
 def makes_tensors(func: Any) -> bool:
