@@ -187,13 +187,13 @@ class Pools:
     def take_out(self, segments: Mapping[int, int]) -> Iterator[tuple[int, int]]:
         """Take out the blocks that are whole segments, whose sizes are given by address; (address, size) of each."""
         for which, (pool, count) in enumerate(zip(self._pools, self._counts.tolist(), strict=True)):
-            starts, sizes = pool[2, :count].tolist(), pool[3, :count].tolist()
-            whole = {start for start, size in zip(starts, sizes, strict=True) if segments.get(start) == size}
-            if not whole:
+            _, addresses, starts, sizes = pool[:, :count]
+            blocks = zip(starts.tolist(), sizes.tolist(), strict=True)
+            whole = np.array([segments.get(start) == size for start, size in blocks], bool)
+            if not whole.any():
                 continue
-            for first, addresses in ((0, pool[1, :count]), (2, pool[2, :count])):
-                left = ~np.isin(addresses, list(whole))
-                kept = pool[first : first + 2, :count][:, left]
-                pool[first : first + 2, : kept.shape[1]] = kept
-            self._counts[which] = count - len(whole)
-            yield from ((start, segments[start]) for start in whole)
+            yield from pool[2:, :count][:, whole].T.tolist()
+            left, left_by_size = ~whole, ~whole[np.searchsorted(starts, addresses)]
+            self._counts[which] = left.sum()
+            pool[:2, : self._counts[which]] = pool[:2, :count][:, left_by_size]
+            pool[2:, : self._counts[which]] = pool[2:, :count][:, left]
