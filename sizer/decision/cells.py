@@ -16,7 +16,7 @@ from sizer.memory.largest_batch import MaxBatch, find_largest_batch, no_batch
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
 from sizer.request import Request, format_query, gpu_of, parse_query
-from sizer.tracer import Counted, Progress, Tracer, answers_of
+from sizer.tracer import Counted, Progress, Traced, Tracer, answers_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.work import as_traced
 
@@ -87,15 +87,21 @@ class Cells:
         tape, notes = tracer.trace_noted(dtype, batch)
         return tape.resolve(size_oracle_of(gpu_of(request))), notes
 
+    def trace_line(self, request: Request) -> Traced:
+        """A question's work traced over the batch size: its cell and its largest batch are replays then."""
+        (dtype,) = request.dtypes
+        traced = self.tracer(request).trace(dtype, request.batches)
+        if traced.failure:
+            raise TraceError(traced.failure)
+        return traced
+
     def largest_batch(self, request: Request) -> MaxBatch:
         """The largest batch size of a question, whatever its own; where the work is not affine in it, its own if that fits."""
         (dtype,), (batch,), gpu = request.dtypes, request.batches, gpu_of(request)
         known, smallest = self._estimates.get(request), self.tracer(request).counted.smallest
         if batch == smallest and known is not None and known.fits is False:
             return no_batch(dtype, gpu, smallest)
-        traced = self.tracer(request).trace(dtype, request.batches)
-        if traced.failure:
-            raise TraceError(traced.failure)
+        traced = self.trace_line(request)
         try:
             return find_largest_batch(
                 traced.family,

@@ -56,7 +56,10 @@ def _row(gpu: Gpu, request: Request, cells: Cells) -> DeviceRow:
     asked = _on(gpu.key, request)
     row = DeviceRow(gpu=gpu.key, name=gpu.name, total_bytes=gpu.total_bytes, query=format_query(asked))
     try:
-        return replace(row, cell=cells.cell(checked(asked)))
+        asked = checked(asked)
+        if asked.batches != (cells.counted(asked).smallest,):  # where that does not fit, no batch does
+            cells.trace_line(asked)  # the largest batch needs it too
+        return replace(row, cell=cells.cell(asked))
     except CANNOT as error:
         return replace(row, reason=why(error))
 
