@@ -19,6 +19,7 @@ from sizer.memory.tape import Tape
 from sizer.memory.timeline import bytes_alive, peak_requested_bytes
 
 LARGEST_BATCH = 2**20
+FRAGMENTED = 100  # most often the allocator leaves about this part of a full device unused; by it a search begins lower
 MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size of a search
 
 
@@ -68,7 +69,7 @@ def largest_batch(
 
     bound = _sure_bound(family, gpu, oracle)
     start = _batch_bound(family, room(bound, largest_work), with_modelled=True)
-    sure = search(lambda batch: verdict(batch, surely_runs, (True,)), bound, start=start)
+    sure = search(lambda batch: verdict(batch, surely_runs, (True,)), bound, start=start - start // FRAGMENTED - 1)
     most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
     ceiling = _batch_bound(family, most, with_modelled=False)
     near = _batch_bound(family, room(ceiling, smallest_work), with_modelled=False) * sure // start if start else ceiling
