@@ -1,4 +1,4 @@
-"""What the job server imports once, so that the jobs that it forks need not."""
+"""What the job server imports and prepares once, so that the jobs that it forks need not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ IMPORTED_LATER = (BITSANDBYTES, TORCHAO)  # where a question asks for it, on whi
 
 
 def preload(names: tuple[str, ...]) -> dict[str, str]:
-    """Imports the modules, so that children need not; the versions of those that have one, and of what they may import yet.
+    """Imports modules and calls functions (MODULE:FUNCTION), so that children need not; the versions of those modules that have
+    one, and of what they may import yet.
 
     Raises JobError.
     """
@@ -27,8 +28,11 @@ def preload(names: tuple[str, ...]) -> dict[str, str]:
         todo = "set TMPDIR to a folder that can be written"
         raise JobError("there is no folder for temporary files", todo=todo) from error
     for name in names:
+        module, _, function = name.partition(":")
         try:
-            importlib.import_module(name)
+            imported = importlib.import_module(module)
+            if function:
+                getattr(imported, function)()
         except Exception as error:
             raise _explain_import(name, error) from error
     gc.collect()

@@ -18,6 +18,8 @@ from sizer.service.tapes import default_folder
 from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
 from sizer.units import GIB, MIB
 
+PREPARE_CUDNN = "sizer.tracing.cuda.cudnn_convolution:prepare"
+
 Launch = Literal["fork", "spawn"]
 Wall = Literal["wanted", "required"]
 Sharing = Literal["no", "yes"]
@@ -50,10 +52,10 @@ def wanted_spares() -> int:
 
 
 def preloaded() -> tuple[str, ...]:
-    """What an estimate imports, whatever its source."""
+    """What an estimate imports, whatever its source, and what prepares cuDNN to answer."""
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
     adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
-    sizers = ("sizer.estimator", "sizer.service.tasks", "sizer.memory.cuda_cache", "sizer.memory.heaps")
+    sizers = ("sizer.estimator", "sizer.service.tasks", "sizer.memory.cuda_cache", "sizer.memory.heaps", PREPARE_CUDNN)
     return tuple(dict.fromkeys(("torch", *chain.from_iterable(of_sources), *adapters, *sizers)))
 
 
@@ -73,7 +75,7 @@ class Settings:
     `budget_bytes` is what all jobs may hold together beside what they share with the process they are forked from; 0: no limit.
     `wall_seconds` counts while the job runs, not while it waits or is paused.
     `max_waiting` jobs wait for a place; more are refused.
-    `preload` are the modules that the server imports before it forks its first job.
+    `preload` are the modules that the server imports before it forks its first job, and functions (MODULE:FUNCTION) that it calls.
     `function` is what a job calls, as MODULE:FUNCTION (see sizer.service.tasks.run).
     `tapes` is the folder where what jobs traced is kept for later servers, empty for none.
     `readable` are files and folders that a job may read beside the interpreter's and the packages'.
