@@ -6,11 +6,14 @@ in, since whoever asks a library stands outside of this package.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-SizeOracle = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
-"""The bytes of a block by a query's kind, words and numbers; None where it is not known and the model stands."""
+Asked = tuple[str, tuple[str, ...], tuple[int, ...]]
+"""A query's kind, words and numbers."""
+
+SizeOracle = Callable[[Sequence[Asked]], Sequence[int | None]]
+"""The bytes of a block for each of some queries; None where they are not known and the model stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +50,14 @@ class AffineSizeQuery:
         return replace(self, words=tuple(dtype if word == instead_of else word for word in self.words))
 
 
-def by_block(queries: Iterable[SizeQuery]) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
+def by_block(queries: Iterable[SizeQuery]) -> dict[int, Asked]:
     """Kind, words and numbers for each block that has a size query."""
     return {block: (q.kind, q.words, q.numbers) for q in queries for block in q.blocks}
 
 
-def gather(by_block: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]) -> tuple[SizeQuery, ...]:
+def gather(by_block: dict[int, Asked]) -> tuple[SizeQuery, ...]:
     """The size queries of blocks, equal ones once."""
-    blocks: dict[tuple[str, tuple[str, ...], tuple[int, ...]], list[int]] = {}
+    blocks: dict[Asked, list[int]] = {}
     for block, query in by_block.items():
         blocks.setdefault(query, []).append(block)
     return tuple(
@@ -64,8 +67,8 @@ def gather(by_block: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]) ->
 
 
 def fit_size_queries(
-    first: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]],
-    second: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]],
+    first: dict[int, Asked],
+    second: dict[int, Asked],
     batches: tuple[int, int],
 ) -> tuple[AffineSizeQuery, ...]:
     """The affine size queries through those of two batch sizes, by block.

@@ -95,8 +95,8 @@ class Tape:
         if oracle is None or not self.size_queries:
             return self
         sizes, resolved = self.sizes[:], set(self.resolved)
-        for query in self.size_queries:
-            size = oracle(query.kind, query.words, query.numbers)
+        answers = oracle([(query.kind, query.words, query.numbers) for query in self.size_queries])
+        for query, size in zip(self.size_queries, answers, strict=True):
             if size is not None:
                 resolved.update(query.blocks)
                 for block in query.blocks:

@@ -87,7 +87,7 @@ def test_the_largest_batch_allows_for_engines() -> None:
         TapeFamily(lines=((1, fit_affine(first, second)),)),
         replace(GPU, total_bytes=10_000 * MIB),
         dtype="",
-        oracle=lambda kind, words, numbers: 64 * MIB * numbers[0],
+        oracle=lambda asked: [64 * MIB * numbers[0] for _, _, numbers in asked],
     )
     # 9,960 MiB beside the largest context, of which engines may take 7 parts in 107: 9,308 hold 100 + 80 * (50 + 64), not 81
     assert found.batch == 80

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +20,7 @@ from sizer.memory.bounds import CONTEXT, ENGINES, MODELS, Margin
 from sizer.memory.report import Report
 from sizer.tracing.cuda import convolution, cublaslt, cudnn, cudnn_convolution, deviceless
 from sizer.tracing.cuda.convolution_backend import as_call, backend_of
-from sizer.tracing.cuda.cudnn_convolution import strides_of, workspace_bytes
+from sizer.tracing.cuda.cudnn_graph import dense_strides
 from sizer.tracing.cuda.linkage import NoImportError, replace_import
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 
@@ -34,11 +34,18 @@ def numbers(input: tuple[int, ...], weight: tuple[int, ...], *, padding: int = 0
     return (*input, input[0], weight[0], *result, *weight, *[padding] * 2, *[stride] * 2, 1, 1, 0, 0, 0)
 
 
+def workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
+    """What cuDNN answers to one query."""
+    (found,) = cudnn_convolution.workspace_bytes(gpu, [(words, numbers)])
+    return found
+
+
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No cuDNN is installed."""
-    caches = (cudnn._found, cudnn_convolution.without_cublaslt, cudnn_convolution._device, workspace_bytes)
+    caches = (cudnn._found, cudnn_convolution.without_cublaslt, cudnn.device)
     with monkeypatch.context() as patch:
+        patch.setattr(cudnn_convolution, "_kept", {})
         patch.setattr(cudnn, "_folders", lambda: iter([Path("/nowhere")]))
         for cache in caches:
             cache.cache_clear()
@@ -71,10 +78,10 @@ def test_pointwise_convolutions_go_through_cublaslt(gpu: str, direction: str, by
 def test_without_a_driver_cudnn_would_pass_over_these_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = numbers((32, 256, 56, 56), (64, 256, 1, 1))
     words = ("forward", "float32", "contiguous", "tf32")
-    assert cudnn_convolution._workspace_bytes("a100-40gb", words, asked) == 0
+    assert cudnn_convolution.ask("a100-40gb", words, [asked]) == [0]
     monkeypatch.setattr(deviceless.Interposer, "described", lambda self, capability: nullcontext())
     # copies of all three operands in NHWC instead: 4 * (32 * 256 * 56 * 56 + 32 * 64 * 56 * 56 + 64 * 256) bytes are 122.6 MiB
-    alone = cudnn_convolution._workspace_bytes("a100-40gb", words, asked)
+    (alone,) = cudnn_convolution.ask("a100-40gb", words, [asked])
     assert alone > 4 * 32 * 256 * 56 * 56
 
 
@@ -97,8 +104,8 @@ def test_engines_that_would_be_compiled_are_chosen_and_not_compiled() -> None:
 _ASKED_IN_ORDER = """
 import json, sys
 from sizer.tracing.cuda.cudnn_convolution import workspace_bytes
-asked = [(gpu, tuple(words), tuple(numbers)) for gpu, words, numbers in json.loads(sys.argv[1])]
-print(json.dumps([workspace_bytes(*one) for one in asked]))
+asked = [(gpu, (tuple(words), tuple(numbers))) for gpu, words, numbers in json.loads(sys.argv[1])]
+print(json.dumps([workspace_bytes(gpu, [query])[0] for gpu, query in asked]))
 """
 
 
@@ -117,6 +124,20 @@ def test_the_first_device_of_a_process_decides_nothing_for_later_ones() -> None:
     assert answers(asked) == answers(asked[::-1])[::-1]
 
 
+def test_the_same_answers_without_numba() -> None:
+    asked = [
+        (gpu, (direction, dtype, layout), numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1))
+        for gpu in ("t4", "h100-80gb", "rtx-5090")  # engines by number are passed over on the last
+        for direction in ("forward", "backward data", "backward filter")
+        for dtype, layout in (("float32", "contiguous"), ("float16", "channels last"))
+    ]
+    source = 'import sys; sys.modules["numba"] = None\n' + _ASKED_IN_ORDER
+    command = [sys.executable, "-c", source, json.dumps(asked)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found == [workspace_bytes(*one) for one in asked]
+    assert len(set(found)) > 3
+
+
 @pytest.mark.parametrize(
     ("compute", "operand", "result", "capability", "bytes"),
     [
@@ -132,20 +153,17 @@ def test_the_first_device_of_a_process_decides_nothing_for_later_ones() -> None:
 def test_products_that_cublaslt_supports(
     compute: int, operand: int, result: int, capability, bytes: int | None
 ) -> None:  # type: ignore[no-untyped-def]
-    product = cublaslt.Product(compute=compute, operand=operand, result=result, rows=64, columns=64, count=2)
+    product = cublaslt.Product(compute=compute, operand=operand, result=result)
     assert cublaslt.workspace_bytes(product, capability) == bytes
-    assert cublaslt.workspace_bytes(replace(product, count=0), capability) is None
 
 
 def test_the_report_says_where_cublaslt_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    caches = (cudnn_convolution.without_cublaslt, workspace_bytes)
     with monkeypatch.context() as patch:
         patch.setattr(cudnn, "interposer", lambda: "no such table here")
-        for cache in caches:
-            cache.cache_clear()
+        patch.setattr(cudnn_convolution, "_kept", {})
+        cudnn_convolution.without_cublaslt.cache_clear()
         report = sizer.estimate(SMALL)
-    for cache in caches:
-        cache.cache_clear()
+    cudnn_convolution.without_cublaslt.cache_clear()
     assert any(
         "engines that use cuBLASLt are left out" in line and "no such table here" in line for line in report.uncounted
     )
@@ -189,7 +207,9 @@ def test_what_cudnn_does_not_support_has_no_answer() -> None:
     ],
 )
 def test_strides(sizes: tuple[int, ...], layout: str, strides: list[int]) -> None:
-    assert strides_of(sizes, layout) == strides
+    found = np.zeros(len(sizes), np.int64)
+    dense_strides(np.array(sizes), layout == "channels last", found)
+    assert [*found] == strides
 
 
 @pytest.mark.parametrize(
@@ -228,7 +248,8 @@ def test_reports_say_who_was_asked() -> None:
 def test_without_cudnn_workspaces_are_modelled_and_said_to_be(nobody: None) -> None:
     gpu = GPUS["h100-80gb"]
     assert cudnn.library() is None and cudnn.version() is None and oracle_name(gpu) is None
-    assert size_oracle_of(gpu)(convolution.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1)) is None
+    asked = (convolution.CUDNN, WORDS, numbers((2, 64, 56, 56), (64, 64, 3, 3), padding=1))
+    assert size_oracle_of(gpu)([asked]) == [None]
     report = sizer.estimate(SMALL)
     assert [line for line in report.uncounted if "workspaces of convolutions: modelled" in line]
     use = next(use for use in report.explanation.workspaces if use.op == "aten.convolution.default")

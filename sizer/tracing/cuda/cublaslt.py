@@ -31,15 +31,11 @@ _SUPPORTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A product of matrices as cuDNN describes it: types by their numbers, then the result's rows and columns and how many
-    there are."""
+    """The types of a product of matrices by their numbers: in which it is computed, of its operands and of its result."""
 
     compute: int
     operand: int
     result: int
-    rows: int
-    columns: int
-    count: int
 
 
 def workspace_bytes(product: Product, capability: tuple[int, int]) -> int | None:
@@ -50,6 +46,4 @@ def workspace_bytes(product: Product, capability: tuple[int, int]) -> int | None
         least = _SUPPORTED.get((product.operand, product.result))
     else:
         least = None
-    if least is None or capability < least or min(product.rows, product.columns, product.count) < 1:
-        return None
-    return 0
+    return None if least is None or capability < least else 0

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from math import gcd
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from sizer.catalogue.hardware import HARDWARE
-from sizer.tracing.cuda import cudnn
-from sizer.tracing.cuda.cudnn import Descriptors, RefusedError
+from sizer.memory.compiled import compiled, compiled_within
+from sizer.tracing.cuda import cudnn, cudnn_graph
 
-_CONVOLUTION = 1
-_COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _DIMENSIONS = range(100, 107)
-_DATA_TYPE, _CONVOLUTION_MODE, _CROSS_CORRELATION = 1, 7, 1
 _FARTHEST = 32  # getAlignment looks no farther
-
+_MOST_KEPT = 2**16
 
 # The kinds of operation, each with the numbers of its attributes: alpha, beta, convolution, weight, input, output.
 _OPERATIONS = {
-    "forward": (10, range(700, 706)),
-    "backward data": (12, range(706, 712)),
-    "backward filter": (11, range(712, 718)),
+    "forward": (10, *range(700, 706)),
+    "backward data": (12, *range(706, 712)),
+    "backward filter": (11, *range(712, 718)),
 }
-
+_X, _Y, _W = b"xyw"  # names of input, output and weight
+_ONE = int(np.float32(1).view(np.int32))  # the bits of alpha
 
 # An fp32 1x1 convolution [8, 256, 56, 56] to 64 channels: cuDNN asks cuBLASLt for it on every device.
 _POINTWISE = (8, 256, 56, 56, 8, 64, 56, 56, 64, 256, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0)
+_SPATIAL = (8, 64, 56, 56, 8, 64, 56, 56, 64, 64, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0)  # 3x3
+_WORDS = ("forward", "float32", "contiguous", "tf32")
 
 
 @functools.cache
@@ -45,152 +45,76 @@ def without_cublaslt() -> str | None:
     interposed = cudnn.interposer()
     if isinstance(interposed, str):
         return interposed
-    _workspace_bytes("a100-80gb", ("forward", "float32", "contiguous", "tf32"), _POINTWISE)
+    ask("a100-80gb", _WORDS, [_POINTWISE])
     return None if interposed.product_queries else "cuDNN had looked for cuBLASLt before, or does not"
 
 
-@functools.lru_cache(maxsize=2**16)
-def workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
-    """The workspace (bytes) of the first plan that PyTorch would run on a GPU of the catalogue; None where cuDNN is not
-    installed, too old for described devices, or has no plan."""
+def prepare() -> None:
+    """Ask about a device of each capability: what cuDNN looks up for its kind stands in processes that are forked from this one.
+
+    Not where there is a driver: cuDNN would initialize it, and CUDA cannot be used in what is forked from such a process.
+    """
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        for gpu in {hardware.capability: key for key, hardware in HARDWARE.items()}.values():
+            workspace_bytes(gpu, [(_WORDS, _POINTWISE), (_WORDS, _SPATIAL)])
+
+
+# What cuDNN has answered in this process, by the key of a GPU and a query's words and numbers
+_kept: dict[tuple[str, tuple[str, ...], tuple[int, ...]], int | None] = {}
+
+
+def workspace_bytes(gpu: str, queries: Sequence[tuple[tuple[str, ...], tuple[int, ...]]]) -> list[int | None]:
+    """The workspace (bytes) of the first plan that PyTorch would run on a GPU of the catalogue, for each query's words and
+    numbers; None where cuDNN is not installed, too old for described devices, or has no plan."""
     without_cublaslt()
-    return _workspace_bytes(gpu, words, numbers)
+    alike: dict[tuple, dict[tuple[int, ...], None]] = {}
+    for words, numbers in queries:
+        if (gpu, words, numbers) not in _kept:
+            alike.setdefault((words, len(numbers)), {})[numbers] = None
+    for (words, _), rows in alike.items():
+        _kept.update(zip([(gpu, words, numbers) for numbers in rows], ask(gpu, words, rows), strict=True))
+    found = [_kept[gpu, words, numbers] for words, numbers in queries]
+    while len(_kept) > _MOST_KEPT:
+        del _kept[next(iter(_kept))]  # that of the oldest
+    return found
 
 
-def _workspace_bytes(gpu: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
-    found, device = cudnn.library(), _device(gpu)
+def ask(gpu: str, words: tuple[str, ...], rows: Iterable[tuple[int, ...]]) -> list[int | None]:
+    """What `workspace_bytes` returns, asked for queries of the same words and rank."""
+    asked = np.array([*rows], np.int64)
+    found, device = cudnn.library(), cudnn.device(gpu)
     if found is None or device is None:
-        return None
-    with Descriptors(found, HARDWARE[gpu].capability) as descriptors:
-        try:
-            graph = _graph(descriptors, words, numbers)
-            for mode in (cudnn.INSTANT, cudnn.FALLBACK):
-                for config in _usable(descriptors, graph, device, mode, gpu, words, numbers):
-                    return descriptors.workspace(config)
-        except RefusedError:  # cuDNN does not support it
-            return None
-    return None
-
-
-@functools.cache
-def _device(gpu: str) -> ctypes.c_void_p | None:
-    """The described device, kept for good; None where cuDNN refuses the description."""
-    found = cudnn.library()
-    if found is None:
-        return None
-    try:
-        return Descriptors(found, HARDWARE[gpu].capability).device(HARDWARE[gpu])
-    except RefusedError:
-        return None
-
-
-def _graph(descriptors: Descriptors, words: tuple[str, ...], numbers: tuple[int, ...]) -> ctypes.c_void_p:
-    """build_opgraph, getTensorDescriptor and getConvDescriptor."""
+        return [None] * len(asked)
     direction, dtype, layout = words[:3]
-    rank = (len(numbers) + 3) // 6
-    sizes, rest = [numbers[i * rank : (i + 1) * rank] for i in range(3)], numbers[3 * rank :]
-    padding, stride, dilation = (rest[i * (rank - 2) : (i + 1) * (rank - 2)] for i in range(3))
-    (kind, (alpha, beta, described, weight, input, output)), begins = _OPERATIONS[direction], numbers[-3:]
-    alignments = [gcd(begin, _FARTHEST) or _FARTHEST for begin in begins]
-    made = descriptors.create(kind)
-    for attribute, name, size, alignment in zip((input, output, weight), "xyw", sizes, alignments, strict=True):
-        descriptors.set_descriptor(made, attribute, _TENSORS.get(name, dtype, size, layout, alignment))
-    descriptors.set_descriptor(made, described, _convolution(dtype, padding, stride, dilation))
-    descriptors.set_float(made, alpha, 1.0)
-    descriptors.set_float(made, beta, 0.0)
-    return descriptors.graph(descriptors.finalize(made))
-
-
-class _Tensors:
-    """The tensors that were asked for last: passes forward and backward have the same ones, and weights all batch sizes."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._found: OrderedDict[tuple, ctypes.c_void_p] = OrderedDict()
-
-    def get(self, name: str, dtype: str, sizes: tuple[int, ...], layout: str, alignment: int) -> ctypes.c_void_p:
-        """A finalized tensor, which lives until `most` others have been asked for. Raises RefusedError."""
-        key = (name, dtype, sizes, layout, alignment)
-        if key not in self._found:
-            self._found[key] = _kept().tensor(name, dtype, sizes, strides_of(sizes, layout), alignment)
-        self._found.move_to_end(key)
-        if len(self._found) > self._most:
-            _kept().destroy(self._found.popitem(last=False)[1])
-        return self._found[key]
-
-
-_TENSORS = _Tensors(2**8)
-
-
-@functools.cache
-def _convolution(
-    dtype: str, padding: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
-) -> ctypes.c_void_p:
-    """The description of a convolution in a dtype, kept for good."""
-    descriptors = _kept()
-    made = descriptors.create(_CONVOLUTION)
-    computed = "float32" if dtype in ("float16", "bfloat16") else dtype
-    descriptors.set_enum(made, _COMPUTE_TYPE, _DATA_TYPE, cudnn.DATA_TYPES[computed])
-    descriptors.set_enum(made, _MODE, _CONVOLUTION_MODE, _CROSS_CORRELATION)
-    descriptors.set_integers(made, _DIMENSIONS, len(stride))
-    descriptors.set_integers(made, _STRIDES, *stride)
-    descriptors.set_integers(made, _PRE_PADDINGS, *padding)
-    descriptors.set_integers(made, _POST_PADDINGS, *padding)
-    descriptors.set_integers(made, _DILATIONS, *dilation)
-    return descriptors.finalize(made)
-
-
-@functools.cache
-def _kept() -> Descriptors:
-    """Descriptors of what no device has a say in, which outlive a query."""
-    return Descriptors(cudnn.library(), HARDWARE["a100-80gb"].capability)
-
-
-def strides_of(sizes: Sequence[int], layout: str) -> list[int]:
-    """Strides of a dense tensor [N, C, ..] that is "contiguous" or in "channels last"; a dimension of 1 is as far apart as
-    its inner ones are large (fixSizeOneDimStride)."""
-    rank = len(sizes)
-    inner_first = [*range(rank - 1, -1, -1)] if layout == "contiguous" else [1, *range(rank - 1, 1, -1), 0]
-    strides, distance = [0] * rank, 1
-    for dimension in inner_first:
-        strides[dimension] = distance
-        distance *= sizes[dimension]
-    return strides
-
-
-def _usable(
-    descriptors: Descriptors, graph: ctypes.c_void_p, device: ctypes.c_void_p, mode: int,
-    gpu: str, words: tuple[str, ...], numbers: tuple[int, ...],
-) -> Iterator[ctypes.c_void_p]:  # fmt: skip
-    """Configurations that pass filterEngineConfigs and plan_errata_exception; none where the heuristics know none."""
-    direction, dtype = words[:2]
-    unwanted, errata = (
-        _UNWANTED[dtype == "float32" and "tf32" not in words, "deterministic" in words],
-        _errata(direction, gpu, rank=(len(numbers) + 3) // 6),
+    types = (
+        cudnn_graph.DATA_TYPES[dtype],
+        cudnn_graph.DATA_TYPES["float32" if dtype in ("float16", "bfloat16") else dtype],
     )
-    try:
-        for config in descriptors.configs(graph, device, mode):
-            engine = descriptors.engine(config)
-            if not unwanted.isdisjoint(descriptors.notes(engine)):
-                continue
-            if not errata or descriptors.number(engine) not in errata:
-                yield config
-    except RefusedError:
-        return
+    notes = sum(1 << note for note in _unwanted_notes(words))
+    engines = _unwanted_engines(direction, gpu, rank=_rank(asked.shape[1]))
+    answers = np.empty(len(asked), np.int64)
+    with cudnn.described(gpu):
+        _workspaces(
+            cudnn_graph.begin(found), device, _OPERATIONS[direction], *types, layout == "channels last", notes,
+            np.array(sorted(engines), np.int64), asked, answers,
+        )  # fmt: skip
+    return [int(answer) if answer >= 0 else None for answer in answers]
 
 
-# Notes of engines that are passed over, by whether tensor cores are, and whether it must be deterministic.
-_UNWANTED = {
-    (cores, deterministic): frozenset(
-        (cudnn.DOWN_CONVERT, *(cudnn.TENSOR_CORE,) * cores, *(cudnn.NONDETERMINISTIC,) * deterministic)
-    )
-    for cores in (False, True)
-    for deterministic in (False, True)
-}
+def _unwanted_notes(words: tuple[str, ...]) -> list[int]:
+    """Notes of engines that are passed over (filterEngineConfigs)."""
+    no_tensor_cores = words[1] == "float32" and "tf32" not in words
+    return [
+        cudnn_graph.DOWN_CONVERT,
+        *[cudnn_graph.TENSOR_CORE] * no_tensor_cores,
+        *[cudnn_graph.NONDETERMINISTIC] * ("deterministic" in words),
+    ]
 
 
-def _errata(direction: str, gpu: str, *, rank: int) -> frozenset[int]:
-    """plan_errata_exception: engines that PyTorch passes over."""
+def _unwanted_engines(direction: str, gpu: str, *, rank: int) -> frozenset[int]:
+    """Engines that are passed over (plan_errata_exception)."""
     version, found = cudnn.version() or 0, frozenset()
     if rank == 5 and (direction == "backward data" or 90800 <= version < 91500):
         found |= _ERRATA_3D.get(direction, frozenset())
@@ -201,3 +125,75 @@ def _errata(direction: str, gpu: str, *, rank: int) -> frozenset[int]:
 
 _ERRATA_3D = {"forward": frozenset({23}), "backward data": frozenset({23})}
 _ERRATA_SM120 = {"forward": frozenset({58}), "backward data": frozenset({63}), "backward filter": frozenset({63})}
+
+
+# ---------------------------------------------------------------------------------------------------------- compiled
+
+
+@compiled_within
+def _graph(
+    cudnn: np.ndarray, operation: tuple[int, ...], dtype: int, computed: int, channels_last: bool, numbers: np.ndarray
+) -> int:  # fmt: skip
+    """build_opgraph, getTensorDescriptor and getConvDescriptor; 0 where cuDNN refuses it."""
+    kind, alpha, beta, described, weight, input, output = operation
+    rank = _rank(len(numbers))
+    rest, spatial = numbers[3 * rank :], rank - 2
+    made = cudnn_graph.create(cudnn, kind)
+    convolution = cudnn_graph.convolution(
+        cudnn, computed, rest[:spatial], rest[spatial : 2 * spatial], rest[2 * spatial : 3 * spatial]
+    )
+    if not (made and convolution and _put(cudnn, made, described, convolution)):
+        return 0
+    for place, (attribute, name) in enumerate(((input, _X), (output, _Y), (weight, _W))):
+        sizes, begin = numbers[place * rank : (place + 1) * rank], numbers[len(numbers) - 3 + place]
+        tensor = cudnn_graph.tensor(cudnn, name, dtype, sizes, channels_last, _alignment(begin))
+        if not (tensor and _put(cudnn, made, attribute, tensor)):
+            return 0
+    scaled = cudnn_graph.put(cudnn, made, alpha, cudnn_graph.FLOAT, _ONE)
+    if not (scaled and cudnn_graph.put(cudnn, made, beta, cudnn_graph.FLOAT, 0)):
+        return 0
+    return cudnn_graph.graph(cudnn, made) if cudnn_graph.finalize(cudnn, made) else 0
+
+
+@compiled_within
+def _put(cudnn: np.ndarray, operation: int, attribute: int, part: int) -> bool:
+    return cudnn_graph.put(cudnn, operation, attribute, cudnn_graph.DESCRIPTOR, part)
+
+
+@compiled_within
+def _rank(numbers: int) -> int:
+    """The dimensions of tensors whose query has so many numbers."""
+    return (numbers + 3) // 6
+
+
+@compiled_within
+def _alignment(begin: int) -> int:
+    """getAlignment."""
+    found = _FARTHEST
+    while begin % found:
+        found //= 2
+    return found
+
+
+@compiled(
+    "void(int64[::1], int64, UniTuple(int64, 7), int64, int64, boolean, int64, int64[::1], int64[:, ::1], int64[::1])"
+)
+def _workspaces(
+    cudnn: np.ndarray, device: int, operation: tuple[int, ...], dtype: int, computed: int, channels_last: bool,
+    unwanted_notes: int, unwanted_engines: np.ndarray, asked: np.ndarray, answers: np.ndarray,
+) -> None:  # fmt: skip
+    """Write the answer to each row of numbers, -1 where there is no plan."""
+    for at in range(len(asked)):
+        answers[at] = -1
+        graph = _graph(cudnn, operation, dtype, computed, channels_last, asked[at])
+        if graph:
+            config = cudnn_graph.first_config(
+                cudnn, graph, device, cudnn_graph.INSTANT, unwanted_notes, unwanted_engines
+            )
+            if not config:
+                config = cudnn_graph.first_config(
+                    cudnn, graph, device, cudnn_graph.FALLBACK, unwanted_notes, unwanted_engines
+                )
+            if config:
+                answers[at] = cudnn_graph.workspace(cudnn, config)
+        cudnn_graph.destroy(cudnn, 0)

@@ -33,7 +33,7 @@ _LATEST_DRIVER = 13000
 _SUCCESS, _NOT_SUPPORTED, _NO_DEVICE = 0, 15, 100  # cublasStatus_t, CUresult
 
 # cublasLt.h: attributes of descriptions, cublasLtMatmulHeuristicResult_t
-_LAYOUT_TYPE, _LAYOUT_ROWS, _LAYOUT_COLUMNS, _LAYOUT_COUNT, _COMPUTE_TYPE = 0, 2, 3, 5, 0
+_LAYOUT_TYPE = _COMPUTE_TYPE = 0
 
 
 class _Algorithm(ctypes.Structure):
@@ -134,7 +134,7 @@ class Interposer:
             return found
         kind = _Create if name == b"cublasLtCreate" else _Heuristic
         self._real[name] = kind(found)
-        self._multiply = self._multiply or ctypes.CDLL(None, handle=library)
+        self._multiply = self._multiply or _described_products(library)
         return ctypes.cast(self._functions[name], ctypes.c_void_p).value
 
     def _driver_version(self, version: Any) -> int:
@@ -156,12 +156,9 @@ class Interposer:
         self._product_queries += 1
         layout = self._multiply.cublasLtMatrixLayoutGetAttribute
         product = cublaslt.Product(
-            compute=_read(self._multiply.cublasLtMatmulDescGetAttribute, operation, _COMPUTE_TYPE, ctypes.c_int32),
-            operand=_read(layout, a, _LAYOUT_TYPE, ctypes.c_uint32),
-            result=_read(layout, d, _LAYOUT_TYPE, ctypes.c_uint32),
-            rows=_read(layout, d, _LAYOUT_ROWS, ctypes.c_uint64),
-            columns=_read(layout, d, _LAYOUT_COLUMNS, ctypes.c_uint64),
-            count=_read(layout, d, _LAYOUT_COUNT, ctypes.c_int32),
+            compute=_read(self._multiply.cublasLtMatmulDescGetAttribute, operation, _COMPUTE_TYPE),
+            operand=_read(layout, a, _LAYOUT_TYPE),
+            result=_read(layout, d, _LAYOUT_TYPE),
         )
         workspace = cublaslt.workspace_bytes(product, self._thread.capability)
         found[0] = int(workspace is not None)
@@ -171,13 +168,18 @@ class Interposer:
         return _SUCCESS
 
 
-def _read(function: Any, description: int, attribute: int, kind: type) -> int:
-    """An attribute of a description of cuBLASLt; -1, which nothing supports, where it has none."""
-    value = kind()
-    read = function(
-        ctypes.c_void_p(description), attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)), None
-    )
-    return -1 if read else value.value
+def _described_products(library: int) -> ctypes.PyDLL:
+    """cuBLASLt by its handle, for the functions that read descriptions: they are too short to let other threads run meanwhile."""
+    found = ctypes.PyDLL(None, handle=library)
+    for read in (found.cublasLtMatmulDescGetAttribute, found.cublasLtMatrixLayoutGetAttribute):
+        read.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return found
+
+
+def _read(function: Any, description: int, attribute: int) -> int:
+    """An attribute of 32 bits of a description of cuBLASLt; -1, which nothing supports, where it has none."""
+    value = ctypes.c_int32()
+    return -1 if function(description, attribute, ctypes.byref(value), ctypes.sizeof(value), None) else value.value
 
 
 @functools.cache  # for good: cuDNN keeps what it has found

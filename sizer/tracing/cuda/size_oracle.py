@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
-from sizer.memory.size_queries import SizeOracle
+from sizer.memory.size_queries import Asked, SizeOracle
 from sizer.tracing.cuda import bitsandbytes, convolution, cudnn, cudnn_convolution, embedding, normalization, reductions
 
-# Each takes the key of a GPU, the query's words and numbers, and returns bytes, or None where it cannot tell.
-KINDS: dict[str, Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]] = {
-    bitsandbytes.GEMM_4BIT: bitsandbytes.resolve,
+# Each takes the key of a GPU and the words and numbers of queries, and returns bytes for each, or None where it cannot tell.
+Resolve = Callable[[str, Sequence[tuple[tuple[str, ...], tuple[int, ...]]]], list[int | None]]
+
+
+def _each(resolve: Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]) -> Resolve:
+    """One query at a time."""
+    return lambda gpu, queries: [resolve(gpu, words, numbers) for words, numbers in queries]
+
+
+KINDS: dict[str, Resolve] = {
+    bitsandbytes.GEMM_4BIT: _each(bitsandbytes.resolve),
     convolution.CUDNN: cudnn_convolution.workspace_bytes,
-    embedding.EMBEDDING: embedding.resolve,
-    normalization.NORM: normalization.resolve,
-    reductions.REDUCTION: reductions.resolve,
+    embedding.EMBEDDING: _each(embedding.resolve),
+    normalization.NORM: _each(normalization.resolve),
+    reductions.REDUCTION: _each(reductions.resolve),
 }
 
 
@@ -24,8 +32,12 @@ def size_oracle_of(gpu: Gpu) -> SizeOracle | None:
     if gpu.key not in HARDWARE:
         return None
 
-    def resolve(kind: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int | None:
-        return KINDS[kind](gpu.key, words, numbers)
+    def resolve(asked: Sequence[Asked]) -> list[int | None]:
+        found: dict[Asked, int | None] = {}
+        for kind in dict.fromkeys(kind for kind, _, _ in asked):
+            alike = [query for query in asked if query[0] == kind]
+            found.update(zip(alike, KINDS[kind](gpu.key, [query[1:] for query in alike]), strict=True))
+        return [found[query] for query in asked]
 
     return resolve
 

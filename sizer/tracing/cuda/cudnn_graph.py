@@ -1,0 +1,211 @@
+"""Descriptors of cuDNN's graph API, made, set and read in compiled code: a table of devices asks tens of thousands of questions
+of some 40 calls each.
+
+All of it works on an array of int64 that `begin` makes: the addresses of the library's functions, room for what they read and
+write, and the descriptors that were made, which `destroy` destroys. A descriptor is its address; 0 where cuDNN refuses it.
+Numbers are those of cudnn_graph.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from sizer.memory.compiled import compiled_within
+from sizer.tracing.cuda.native_call import call
+
+# cudnnBackendDescriptorType_t
+CONVOLUTION, ENGINE, ENGINE_CONFIG, HEURISTICS, GRAPH, TENSOR = 1, 2, 3, 4, 15, 17
+# cudnnBackendAttributeType_t
+DATA_TYPE, INT64, FLOAT, CONVOLUTION_MODE, HEURISTICS_MODE, NUMERICAL_NOTE, DESCRIPTOR = 1, 3, 4, 7, 8, 11, 15
+# cudnnBackendAttributeName_t
+_COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _DIMENSIONS = range(100, 107)
+_HEURISTICS_MODE, _HEURISTICS_GRAPH, _HEURISTICS_RESULTS, _HEURISTICS_DEVICE = 200, 201, 202, 204
+_CONFIG_ENGINE, _CONFIG_WORKSPACE = 300, 303
+_GRAPH_OPERATIONS = 801
+_TENSOR_ALIGNMENT, _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_STRIDES, _TENSOR_NAME = 900, 901, 902, 903, 906
+_ENGINE_INDEX, _ENGINE_NOTES = 1301, 1303
+
+DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # cudnnDataType_t
+INSTANT, FALLBACK = 0, 2  # cudnnBackendHeurMode_t
+TENSOR_CORE, DOWN_CONVERT, NONDETERMINISTIC = 0, 1, 4  # cudnnBackendNumericalNote_t
+_CROSS_CORRELATION = 1  # cudnnConvolutionMode_t
+_MOST_NOTES = 10
+_MOST_CONFIGS = 512  # several times as many as heuristics list
+
+# Places in the array: functions, how many descriptors there are, where the room begins as an address, the room, the descriptors
+_FUNCTIONS = ("CreateDescriptor", "Finalize", "DestroyDescriptor", "SetAttribute", "GetAttribute")
+_CREATE, _FINALIZE, _DESTROY, _SET, _GET, _COUNT, _ADDRESS, _ROOM, _MADE = *range(8), 24
+_SIZE = _MADE + 4 * _MOST_CONFIGS
+
+
+def begin(library: ctypes.CDLL) -> np.ndarray:
+    """The array by which a library's functions are called; of one thread."""
+    cudnn = np.zeros(_SIZE, np.int64)
+    for place, name in enumerate(_FUNCTIONS):
+        cudnn[place] = ctypes.cast(getattr(library, f"cudnnBackend{name}"), ctypes.c_void_p).value
+    cudnn[_ADDRESS] = cudnn.ctypes.data + _ROOM * cudnn.itemsize
+    return cudnn
+
+
+@compiled_within
+def create(cudnn: np.ndarray, kind: int) -> int:
+    """A new descriptor, to be set and then finalized."""
+    if call(cudnn[_CREATE], kind, cudnn[_ADDRESS], 0, 0, 0, 0) != 0:
+        return 0
+    cudnn[_MADE + cudnn[_COUNT]] = cudnn[_ROOM]
+    cudnn[_COUNT] += 1
+    return cudnn[_ROOM]
+
+
+@compiled_within
+def destroy(cudnn: np.ndarray, left: int) -> None:
+    """Destroy the descriptors that were made last, until `left` are left."""
+    while cudnn[_COUNT] > left:
+        cudnn[_COUNT] -= 1
+        call(cudnn[_DESTROY], cudnn[_MADE + cudnn[_COUNT]], 0, 0, 0, 0, 0)
+
+
+@compiled_within
+def finalize(cudnn: np.ndarray, descriptor: int) -> bool:
+    """Whether cuDNN takes a descriptor as it was set."""
+    return call(cudnn[_FINALIZE], descriptor, 0, 0, 0, 0, 0) == 0
+
+
+@compiled_within
+def put(cudnn: np.ndarray, descriptor: int, name: int, kind: int, value: int) -> bool:
+    """Whether cuDNN takes an attribute of one value: an integer, a descriptor, or a float by its bits."""
+    cudnn[_ROOM] = value
+    return call(cudnn[_SET], descriptor, name, kind, 1, cudnn[_ADDRESS], 0) == 0
+
+
+@compiled_within
+def put_all(cudnn: np.ndarray, descriptor: int, name: int, values: np.ndarray) -> bool:
+    """Whether cuDNN takes an attribute of several int64."""
+    for at in range(len(values)):
+        cudnn[_ROOM + at] = values[at]
+    return call(cudnn[_SET], descriptor, name, INT64, len(values), cudnn[_ADDRESS], 0) == 0
+
+
+@compiled_within
+def read(cudnn: np.ndarray, descriptor: int, name: int, kind: int, most: int) -> int:
+    """How many values of an attribute were read, at most `most`, behind the first place of the room; -1 where it is refused."""
+    address = cudnn[_ADDRESS]
+    if call(cudnn[_GET], descriptor, name, kind, most, address, address + cudnn.itemsize) != 0:
+        return -1
+    return cudnn[_ROOM]
+
+
+@compiled_within
+def tensor(cudnn: np.ndarray, name: int, dtype: int, sizes: np.ndarray, channels_last: bool, alignment: int) -> int:
+    """A dense tensor [N, C, ..] by a name of one letter, its address aligned to so many bytes."""
+    made, rank = create(cudnn, TENSOR), len(sizes)
+    if not (made and put(cudnn, made, _TENSOR_TYPE, DATA_TYPE, dtype)):
+        return 0
+    if not put_all(cudnn, made, _TENSOR_SIZES, sizes):
+        return 0
+    dense_strides(sizes, channels_last, cudnn[_ROOM:])
+    if call(cudnn[_SET], made, _TENSOR_STRIDES, INT64, rank, cudnn[_ADDRESS], 0) != 0:
+        return 0
+    named = put(cudnn, made, _TENSOR_NAME, INT64, name)
+    return made if named and put(cudnn, made, _TENSOR_ALIGNMENT, INT64, alignment) and finalize(cudnn, made) else 0
+
+
+@compiled_within
+def dense_strides(sizes: np.ndarray, channels_last: bool, strides: np.ndarray) -> None:
+    """Write the strides of a dense tensor [N, C, ..]; a dimension of 1 is as far apart as its inner ones are large
+    (fixSizeOneDimStride)."""
+    rank, distance = len(sizes), 1
+    for place in range(rank):  # from the innermost
+        dimension = rank - 1 - place
+        if channels_last:
+            dimension = 1 if place == 0 else (0 if place == rank - 1 else rank - place)
+        strides[dimension] = distance
+        distance *= sizes[dimension]
+
+
+@compiled_within
+def convolution(cudnn: np.ndarray, dtype: int, padding: np.ndarray, stride: np.ndarray, dilation: np.ndarray) -> int:
+    """The description of a convolution that is computed in a dtype."""
+    made = create(cudnn, CONVOLUTION)
+    if not (made and put(cudnn, made, _COMPUTE_TYPE, DATA_TYPE, dtype)):
+        return 0
+    if not put(cudnn, made, _MODE, CONVOLUTION_MODE, _CROSS_CORRELATION):
+        return 0
+    if not (put(cudnn, made, _DIMENSIONS, INT64, len(stride)) and put_all(cudnn, made, _STRIDES, stride)):
+        return 0
+    if not (put_all(cudnn, made, _PRE_PADDINGS, padding) and put_all(cudnn, made, _POST_PADDINGS, padding)):
+        return 0
+    return made if put_all(cudnn, made, _DILATIONS, dilation) and finalize(cudnn, made) else 0
+
+
+@compiled_within
+def graph(cudnn: np.ndarray, operation: int) -> int:
+    """A graph of one operation."""
+    made = create(cudnn, GRAPH)
+    return made if made and put(cudnn, made, _GRAPH_OPERATIONS, DESCRIPTOR, operation) and finalize(cudnn, made) else 0
+
+
+@compiled_within
+def first_config(
+    cudnn: np.ndarray, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: np.ndarray
+) -> int:
+    """The engine configuration for a graph that a mode of the heuristics prefers, without those of some engines and of engines
+    with some numerical notes (a bit each); 0 where there is none.
+
+    They are read a few at a time: cuDNN makes each when it is read, and the first one serves nearly always.
+    """
+    heuristics = create(cudnn, HEURISTICS)
+    if not (heuristics and put(cudnn, heuristics, _HEURISTICS_GRAPH, DESCRIPTOR, asked)):
+        return 0
+    if not put(cudnn, heuristics, _HEURISTICS_MODE, HEURISTICS_MODE, mode):
+        return 0
+    if not (put(cudnn, heuristics, _HEURISTICS_DEVICE, DESCRIPTOR, device) and finalize(cudnn, heuristics)):
+        return 0
+    count, given = 1, 0
+    while count <= _MOST_CONFIGS:
+        first = _MADE + cudnn[_COUNT]
+        for _ in range(count):
+            if not create(cudnn, ENGINE_CONFIG):
+                return 0
+        into = cudnn[_ADDRESS] + (first - _ROOM) * cudnn.itemsize
+        if call(cudnn[_GET], heuristics, _HEURISTICS_RESULTS, DESCRIPTOR, count, cudnn[_ADDRESS], into) != 0:
+            return 0
+        found = min(count, cudnn[_ROOM])
+        for at in range(first + given, first + found):
+            verdict = _is_wanted(cudnn, cudnn[at], unwanted_notes, unwanted_engines)
+            if verdict != 0:
+                return cudnn[at] if verdict > 0 else 0
+        if found < count:
+            return 0
+        count, given = count * 8, found
+    return 0
+
+
+@compiled_within
+def _is_wanted(cudnn: np.ndarray, config: int, unwanted_notes: int, unwanted_engines: np.ndarray) -> int:
+    """1 where the engine of a configuration has none of some notes and numbers, else 0; -1 where cuDNN does not tell."""
+    left = cudnn[_COUNT]
+    engine = create(cudnn, ENGINE)
+    cudnn[_ROOM + 1] = engine
+    if not engine or read(cudnn, config, _CONFIG_ENGINE, DESCRIPTOR, 1) < 0:
+        return -1
+    count, wanted = read(cudnn, engine, _ENGINE_NOTES, NUMERICAL_NOTE, _MOST_NOTES), 1
+    for at in range(count):  # enumerations, two of them in an int64
+        note = (cudnn[_ROOM + 1 + at // 2] >> (32 * (at % 2))) & 0xFFFFFFFF
+        if (unwanted_notes >> note) & 1:
+            wanted = 0
+    if len(unwanted_engines) and wanted and count >= 0:
+        count = read(cudnn, engine, _ENGINE_INDEX, INT64, 1)
+        for number in unwanted_engines:
+            if number == cudnn[_ROOM + 1]:
+                wanted = 0
+    destroy(cudnn, left)
+    return wanted if count >= 0 else -1
+
+
+@compiled_within
+def workspace(cudnn: np.ndarray, config: int) -> int:
+    """Bytes that a configuration works in, the same as its plan's, which would be compiled first; -1 where cuDNN refuses it."""
+    return cudnn[_ROOM + 1] if read(cudnn, config, _CONFIG_WORKSPACE, INT64, 1) >= 0 else -1
