@@ -40,7 +40,7 @@ def preload(names: tuple[str, ...]) -> dict[str, str]:
     gc.enable()
     later = (name for name in IMPORTED_LATER if "torch" in names and find_spec(name))
     return {
-        **{name: _version(name) for name in ("sizer", *names) if "." not in name},
+        **{name: _version(name) for name in ("sizer", *names) if name.isidentifier()},
         **{name: _installed(name) for name in later},
     }
 

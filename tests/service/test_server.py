@@ -504,10 +504,14 @@ def test_module_that_is_not_installed_is_told(tmp_path):
 
 
 def test_what_a_library_prints_at_import_stays_out_of_the_answers(tmp_path, monkeypatch):
-    (tmp_path / "noisy.py").write_text('print("hello")\n__version__ = "1.2"\n')
+    greeted = tmp_path / "greeted"
+    (tmp_path / "noisy.py").write_text(
+        f'print("hello")\n__version__ = "1.2"\ndef greet():\n    print("again")\n    open({str(greeted)!r}, "x").close()\n'
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with RawServer(tmp_path / "home", preload=("noisy",)) as server:
+    with RawServer(tmp_path / "home", preload=("noisy", "noisy:greet")) as server:
         assert server.read()["ready"] == {"sizer": server_version(), "noisy": "1.2"}
+        assert greeted.exists()
         assert server.finish("echo", "a")["argument"] == "a"
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,6 +123,21 @@ def test_the_first_device_of_a_process_decides_nothing_for_later_ones() -> None:
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     assert answers(asked) == answers(asked[::-1])[::-1]
+
+
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_what_others_are_forked_from_asks_about_each_capability_unless_there_is_a_driver(
+    has_driver: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> None:
+        if name != "libcuda.so.1" or not has_driver:
+            raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(cudnn_convolution, "ctypes", SimpleNamespace(CDLL=load))
+    monkeypatch.setattr(cudnn_convolution, "_kept", {})
+    cudnn_convolution.prepare()
+    asked = {HARDWARE[gpu].capability for gpu, _, _ in cudnn_convolution._kept}
+    assert asked == (set() if has_driver else {hardware.capability for hardware in HARDWARE.values()})
 
 
 def test_the_same_answers_without_numba() -> None:
