@@ -168,7 +168,7 @@ def test_in_place_an_operator_returns_the_tensor_itself(func, others):
 def test_in_place_errors_are_not_remembered():
     memo = InPlaceMemo(aten.add_.Tensor)
     for _ in range(2):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match="broadcast shape"):
             memo(empty(6), ROWS)  # would have to grow
 
 

@@ -14,8 +14,8 @@ from sizer.memory.compiled import COMPILED
 _ARGUMENTS = 6
 
 if COMPILED:
-    from llvmlite import ir
-    from numba import types
+    from numba.core import types
+    from numba.core.cgutils import ir
     from numba.extending import intrinsic
 
     @intrinsic
