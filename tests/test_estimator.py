@@ -201,7 +201,7 @@ def test_cudnn_is_not_named_as_the_source_where_it_answered_nothing(monkeypatch:
     asked = estimate(request)
     assert not asked.uncounted
     assert any("engines that cuDNN" in line for line in asked.explanation.modelled)
-    monkeypatch.setitem(KINDS, CUDNN, lambda *question: None)
+    monkeypatch.setitem(KINDS, CUDNN, lambda gpu, queries: [None] * len(queries))
     silent = estimate(request)
     said = (
         "workspaces of convolutions: modelled, since cuDNN has no plan for them; the range of the process allows for it"

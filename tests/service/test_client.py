@@ -654,6 +654,7 @@ def test_server_forks_from_a_single_thread(with_torch):
 
 
 def test_tensor_beyond_the_limit_is_out_of_memory(with_torch):
-    # 2^35 float32 elements are 128 GiB; a job may use 8 GiB.
-    with pytest.raises(JobError, match=r"the job ran out of host memory \(it may use 8.00 GiB of address space\)"):
+    # 2^35 float32 elements are 128 GiB; a job may use 8 GiB, or 4 GiB more than its server holds, libraries among them.
+    with pytest.raises(JobError, match=r"the job ran out of host memory \(it may use .* of address space\)") as error:
         submit(with_torch, "large_tensor").result(timeout=120)
+    assert 8 <= float(str(error.value).split("may use ")[1].split(" GiB")[0]) < 16
