@@ -23,13 +23,27 @@ class DecodeError(ValueError):
 
 def encode(value: object) -> object:
     """Lists, dicts and scalars (what json.dumps takes) of a dataclass; a field's metadata "json" renames its key."""
-    if dataclasses.is_dataclass(value):
-        return {_key(field): encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if (names := _names(type(value))) is not None:
+        found = {key: getattr(value, name) for key, name in names}
+        return {key: item if type(item) in _SCALARS else encode(item) for key, item in found.items()}
     if isinstance(value, (tuple, list)):
-        return [encode(item) for item in value]
+        return [item if type(item) in _SCALARS else encode(item) for item in value]
     if isinstance(value, dict):
-        return {key: encode(item) for key, item in value.items()}
+        return {key: item if type(item) in _SCALARS else encode(item) for key, item in value.items()}
     return value
+
+
+_SCALARS = frozenset({str, int, float, bool, types.NoneType})  # most of a report: encoded without a call for each
+
+
+@functools.cache
+def _names(kind: type) -> tuple[tuple[str, str], ...] | None:
+    """By the keys that `encode` gives the fields of a dataclass their names; None for any other type."""
+    return (
+        tuple((_key(field), field.name) for field in dataclasses.fields(kind))
+        if dataclasses.is_dataclass(kind)
+        else None
+    )
 
 
 class Document:
