@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -21,7 +22,9 @@ _MOST_KEPT = 2**16
 # An fp32 1x1 convolution [8, 256, 56, 56] to 64 channels: cuDNN asks cuBLASLt for it on every device.
 _POINTWISE = (8, 256, 56, 56, 8, 64, 56, 56, 64, 256, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0)
 _SPATIAL = (8, 64, 56, 56, 8, 64, 56, 56, 64, 64, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0)  # 3x3
+_STRIDED = (8, 128, 56, 56, 8, 128, 28, 28, 128, 128, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 0)
 _WORDS = ("forward", "float32", "contiguous", "tf32")
+_DIRECTIONS = ("forward", "backward data", "backward filter")
 
 
 @functools.cache
@@ -39,15 +42,16 @@ def without_cublaslt() -> str | None:
 
 
 def prepare() -> None:
-    """Ask about a device of each capability: what cuDNN looks up for its kind stands in processes that are forked from this one.
+    """Ask about each device: what cuDNN looks up for its kind stands in processes that are forked from this one.
 
     Not where there is a driver: cuDNN would initialize it, and CUDA cannot be used in what is forked from such a process.
     """
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        for gpu in {hardware.capability: key for key, hardware in HARDWARE.items()}.values():
-            workspace_bytes(gpu, [(_WORDS, _POINTWISE), (_WORDS, _SPATIAL)])
+        for gpu in HARDWARE:
+            queries = product(_DIRECTIONS, (_POINTWISE, _SPATIAL, _STRIDED))
+            workspace_bytes(gpu, [((direction, *_WORDS[1:]), numbers) for direction, numbers in queries])
 
 
 # What cuDNN has answered in this process, by the key of a GPU and a query's words and numbers

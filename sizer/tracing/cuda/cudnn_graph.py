@@ -154,7 +154,7 @@ def first_config(
     """The engine configuration for a graph that a mode of the heuristics prefers, without those of some engines and of engines
     with some numerical notes (a bit each); 0 where there is none.
 
-    They are read a few at a time: cuDNN makes each when it is read, and the first one serves nearly always.
+    They are read a few at a time: cuDNN makes each when it is read, and one of the first two serves nearly always.
     """
     heuristics = create(cudnn, HEURISTICS)
     if not (heuristics and put(cudnn, heuristics, _HEURISTICS_GRAPH, DESCRIPTOR, asked)):
@@ -179,7 +179,7 @@ def first_config(
                 return cudnn[at] if verdict > 0 else 0
         if found < count:
             return 0
-        count, given = count * 8, found
+        count, given = count * 2, found
     return 0
 
 
