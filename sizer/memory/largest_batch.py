@@ -19,7 +19,9 @@ from sizer.memory.tape import Tape
 from sizer.memory.timeline import bytes_alive, peak_requested_bytes
 
 LARGEST_BATCH = 2**20
-FRAGMENTED = 100  # most often the allocator leaves about this part of a full device unused; by it a search begins lower
+# Of a full device the allocator leaves most often unused what this part of the batch takes, and these samples: there a search
+# begins. By 1,157 searches (13 kinds of work on 89 devices), of which half then end with the second batch size that is tried.
+FRAGMENTED, UNUSED = 200, 2
 MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size of a search
 
 
@@ -70,10 +72,14 @@ def largest_batch(
 
     bound = _sure_bound(family, gpu, oracle)
     start = _batch_bound(family, room(bound, largest_work), with_modelled=True)
-    sure = search(lambda batch: verdict(batch, surely_runs, (True,)), bound, start=start - start // FRAGMENTED - 1)
+    sure = search(lambda batch: verdict(batch, surely_runs, (True,)), bound, start=start - start // FRAGMENTED - UNUSED)
     most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
     ceiling = _batch_bound(family, most, with_modelled=False)
-    near = _batch_bound(family, room(ceiling, smallest_work), with_modelled=False) * sure // start if start else ceiling
+    near = (
+        _batch_bound(family, room(ceiling, smallest_work), with_modelled=False) * sure // start + 1
+        if start
+        else ceiling
+    )
     possible = search(lambda batch: verdict(batch, possibly_runs, (True, "uncertain")), ceiling, start=near, low=sure)
     sure, possible = (batch if batch >= family.smallest else None for batch in (sure, possible))
     return MaxBatch(dtype=dtype, batch=sure, possible_batch=possible, reason=_reason(sure, possible, gpu, family))
