@@ -13,6 +13,7 @@ from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
 from sizer.request import Request, format_query
 from sizer.tracing.capability import decide_alike
+from sizer.tracing.cuda.by_capability import sized
 from sizer.tracing.depth import Depths
 from sizer.tracing.device import Device
 
@@ -39,12 +40,18 @@ class NothingKept:
 
 
 class KeptTapes:
-    """The tapes of one request's work, by dtype, for one kind of device; they are unpacked once for all requests on a module."""
+    """The tapes of one request's work, by dtype, for one kind of device; they are unpacked once for all requests on a module.
+
+    What is kept is what devices of several capabilities share; `sized` makes it this device's.
+    """
 
     def __init__(self, kept: Kept, request: Request, device: Device, unpacked: dict[str, Traced]) -> None:
         self.unpacked = unpacked  # by the names that they are kept under
         self._kept, self._device, self._choices = kept, device, choices_of(request)
         self._capability = device.capability and device.capability.plain
+        self._sized: dict[
+            int, tuple[Traced, Traced]
+        ] = {}  # by the identity of what is shared: that, and what it is here
 
     def name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
         """Under which the tapes of a dtype are kept that were traced for this device, or for one of another capability."""
@@ -69,6 +76,15 @@ class KeptTapes:
         name = self.name(dtype, at_batch=at_batch)
         self.unpacked[name] = traced
         self._kept.put(name, pack(traced))
+
+    def sized(self, traced: Traced) -> Traced:
+        """What was traced, with the sizes that go by this device's capability."""
+        if self._capability is None:
+            return traced
+        if id(traced) not in self._sized:
+            own = sized(traced.family, self._capability, self._device.version)
+            self._sized[id(traced)] = traced, replace(traced, family=own)
+        return self._sized[id(traced)][1]
 
     def _read(self, name: str) -> Traced | None:
         """What is kept under a name, unpacked once."""

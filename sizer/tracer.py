@@ -95,10 +95,12 @@ class Tracer:
         self._lender: Tracer | None = None
         self._stages = StageTraces()
 
-    def device(self) -> Device:
-        """The facts of the device, for the traces of one dtype."""
+    def device(self, *, shared: bool = False) -> Device:
+        """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
         version = self.request.torch and parse_version(self.request.torch)
-        return Device(self.gpu.backend, self.gpu.capability, version=version)
+        return Device(
+            self.gpu.backend, self.gpu.capability, version=version, shared=shared and not self._compares_stages
+        )
 
     @cached_property
     def counted(self) -> Counted:
@@ -135,19 +137,19 @@ class Tracer:
         if found is None or not _covers(found, batches):
             found = self._trace(dtype, batches, found or Traced())
             self._tapes.keep(dtype, found)
-        return found
+        return self._tapes.sized(found)
 
     def begin(self, dtype: str) -> Traced | None:
         """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there."""
         if dtype == "float16" or self.counted.smallest > 1 or self._tapes.find(dtype) is not None:
             return None  # float16 may have bfloat16's tapes
-        device = self.device()
+        device = self.device(shared=True)
         try:
             tape = self._run(dtype, 1, device)
         except TraceError:
             return None  # `trace` says why
         self._begun[dtype] = device, tape
-        return Traced(family=TapeFamily(exact=(tape,)), kernels=device.kernels())
+        return self._tapes.sized(Traced(family=TapeFamily(exact=(tape,)), kernels=device.kernels()))
 
     def trace_cell(self, dtype: str, batch: int) -> Tape:
         """The tape at one batch size, its size queries not resolved: traced there alone where no line is kept.
@@ -159,12 +161,12 @@ class Tracer:
             if found.failure:
                 raise TraceError(found.failure)
             try:
-                return found.family.at(batch)
+                return self._tapes.sized(found).family.at(batch)
             except ValueError as error:  # so large that no integer of 64 bits holds its bytes
                 raise TraceError(str(error)) from error
         alone = self._tapes.find(dtype, at_batch=batch)
         if alone is None:
-            device = self.device()
+            device = self.device(shared=True)
             try:
                 tape = self._run(dtype, batch, device)
                 family, failure = TapeFamily(exact=(tape,)), ""
@@ -176,7 +178,7 @@ class Tracer:
             self._tapes.keep(dtype, alone, at_batch=batch)
         if alone.failure:
             raise TraceError(alone.failure)
-        return alone.family.at(batch)
+        return self._tapes.sized(alone).family.at(batch)
 
     def trace_noted(self, dtype: str, batch: int) -> tuple[Tape, BlockNotes]:
         """The tape at one batch size, its size queries not resolved, with what it does not hold of its blocks: always a new trace.
@@ -344,7 +346,7 @@ class Tracer:
         return find_repeated(self._module(COUNTED_IN))
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
-        device, begun = self._begun.pop(dtype, None) or (self.device(), None)
+        device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)
 
         def at(batch: int, *, short: bool = False) -> Tape:
             return self._run(dtype, batch, device, short=short)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +39,17 @@ class AffineTape:
         """The tape whose size queries name another dtype."""
         queries = tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
         return replace(self, tape=self.tape.with_dtype(dtype, instead_of=instead_of), size_queries=queries)
+
+    def with_sizes(self, size: Callable[[str, tuple[str, ...]], int | None], *, answered: str) -> AffineTape:
+        """As `TapeFamily.with_sizes`."""
+        constant, per_item = self.constant[:], self.per_item[:]
+        for query in self.size_queries:
+            if (found := size(query.kind, query.words)) is not None:
+                for block in query.blocks:
+                    constant[block], per_item[block] = found, 0
+        left = tuple(query for query in self.size_queries if query.kind != answered)
+        tape = self.tape.with_sizes(size, answered=answered)
+        return replace(self, tape=tape, constant=constant, per_item=per_item, size_queries=left)
 
     def at(self, batch: int) -> Tape:
         """The tape (bytes per block) of the same work at another batch size, its size queries not resolved.

@@ -24,8 +24,9 @@ LIMIT_BYTES = 2**28  # of one archive when inflated: Llama-3.1-405B's tapes in o
 _COLUMNS = ("order", "sizes", "categories", "ops", "modules", "streams")
 _ENDIAN = sys.byteorder
 
-# Of a comparison: what was compared ("capability", "major", "minor"), how ("ge"), with what, and the outcome.
-Decision = tuple[str, str, int | tuple[int, int], bool]
+Range = tuple[tuple[int, int], tuple[int, int]]  # of capabilities
+# Of a comparison: what was compared ("capability", "major", "minor"), how ("ge", "among"), with what, and the outcome.
+Decision = tuple[str, str, int | tuple[int, int] | tuple[Range, ...], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +99,7 @@ def unpack(data: bytes) -> Traced:
             smallest=header.pop("smallest"),
         )
         kernels = decode(tuple[Kernel, ...], header.pop("kernels"), "kernels")
-        decisions = tuple(
-            (what, how, tuple(other) if isinstance(other, list) else other, outcome)
-            for what, how, other, outcome in header.pop("decisions")
-        )
+        decisions = tuple((what, how, _tuples(other), outcome) for what, how, other, outcome in header.pop("decisions"))
         return Traced(family=family, kernels=kernels, decisions=decisions, **header)
     except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DecodeError(f"these are not the bytes of tapes ({type(error).__name__}: {error})") from error
@@ -140,6 +138,11 @@ class _Writer:
 
     def _write(self, *columns: array[int] | bytes) -> None:
         self.parts.extend(bytes(column) for column in columns)
+
+
+def _tuples(value: object) -> object:
+    """Lists as tuples, and those in them."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _query_row(query: SizeQuery | AffineSizeQuery, *numbers: Iterable[int]) -> list:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from sizer.memory.affine import AffineTape
@@ -50,6 +50,15 @@ class TapeFamily:
             self,
             lines=tuple((first, line.with_dtype(dtype, instead_of=instead_of)) for first, line in self.lines),
             exact=tuple(tape.with_dtype(dtype, instead_of=instead_of) for tape in self.exact),
+        )
+
+    def with_sizes(self, size: Callable[[str, tuple[str, ...]], int | None], *, answered: str) -> TapeFamily:
+        """The family with the bytes that `size` gives by a size query's kind and words, the same at every batch size; where it
+        gives none a block keeps its own. Queries of the kind that is `answered` are gone."""
+        return replace(
+            self,
+            lines=tuple((first, line.with_sizes(size, answered=answered)) for first, line in self.lines),
+            exact=tuple(tape.with_sizes(size, answered=answered) for tape in self.exact),
         )
 
     def digest(self) -> str:

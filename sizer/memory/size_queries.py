@@ -7,7 +7,7 @@ in, since whoever asks a library stands outside of this package.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 Asked = tuple[str, tuple[str, ...], tuple[int, ...]]
 """A query's kind, words and numbers."""
@@ -39,11 +39,20 @@ class AffineSizeQuery:
     constant: tuple[int, ...]
     per_item: tuple[int, ...]
     blocks: tuple[int, ...]
+    _grow: tuple[tuple[int, int], ...] = field(
+        init=False, repr=False, compare=False
+    )  # places, few of them, and by how much
+
+    def __post_init__(self) -> None:
+        grow = tuple((place, slope) for place, slope in enumerate(self.per_item) if slope)
+        object.__setattr__(self, "_grow", grow)
 
     def at(self, batch: int) -> SizeQuery:
         """The query at one batch size."""
-        numbers = tuple([a + b * batch for a, b in zip(self.constant, self.per_item, strict=True)])
-        return SizeQuery(kind=self.kind, words=self.words, numbers=numbers, blocks=self.blocks)
+        numbers = [*self.constant]
+        for place, slope in self._grow:
+            numbers[place] += slope * batch
+        return SizeQuery(kind=self.kind, words=self.words, numbers=tuple(numbers), blocks=self.blocks)
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> AffineSizeQuery:
         """The same query of another dtype."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sizer.memory.communication import Collective
@@ -102,6 +102,16 @@ class Tape:
                 for block in query.blocks:
                     sizes[block] = size
         return replace(self, sizes=sizes, resolved=frozenset(resolved))
+
+    def with_sizes(self, size: Callable[[str, tuple[str, ...]], int | None], *, answered: str) -> Tape:
+        """As `TapeFamily.with_sizes`."""
+        sizes = self.sizes[:]
+        for query in self.size_queries:
+            if (found := size(query.kind, query.words)) is not None:
+                for block in query.blocks:
+                    sizes[block] = found
+        left = tuple(query for query in self.size_queries if query.kind != answered)
+        return replace(self, sizes=sizes, size_queries=left)
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> Tape:
         """The tape whose size queries name another dtype."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 
-from sizer.memory.archive import Decision
+from sizer.memory.archive import Decision, Range
 
 COMPARISONS: dict[str, Callable[[object, object], bool]] = {
     name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "ge", "gt")
@@ -25,6 +25,12 @@ class Capability(tuple):
         made = super().__new__(cls, plain)
         made.decisions = set()
         return made
+
+    def among(self, *ranges: Range) -> bool:
+        """Whether it is in one of some ranges, both ends included. Noted as one: which of them it is in makes no difference."""
+        outcome = _is_among(self.plain, ranges)
+        self.decisions.add(("capability", "among", ranges, outcome))
+        return outcome
 
     @property
     def plain(self) -> tuple[int, int]:
@@ -81,4 +87,9 @@ for _name in COMPARISONS:
 def decide_alike(capability: tuple[int, int], decisions: Iterable[Decision]) -> bool:
     """Whether each of the comparisons has the same outcome for this capability."""
     sides = {"capability": capability, "major": capability[0], "minor": capability[1]}
-    return all(COMPARISONS[name](sides[what], other) == outcome for what, name, other, outcome in decisions)
+    compare = COMPARISONS | {"among": _is_among}
+    return all(compare[name](sides[what], other) == outcome for what, name, other, outcome in decisions)
+
+
+def _is_among(capability: tuple[int, int], ranges: Iterable[Range]) -> bool:
+    return any(low <= capability <= high for low, high in ranges)

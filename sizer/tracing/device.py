@@ -14,12 +14,20 @@ KINDS = ("cuda", "mps", "cpu")
 class Device:
     """The facts of a device: kind "cuda", "mps" or "cpu"; capability (major, minor) for CUDA; the version (major, minor) of the
     PyTorch whose rules are followed, the installed one where none is given. The rules themselves are `sizer.tracing.rules`.
+    Where its traces are `shared`, sizes that go by the capability alone are left to size queries (`cuda.by_capability`).
 
     Made for the traces of one model in one dtype: `kernels()` are those that were taken and why, for the report; `where` returns
     the module at work.
     """
 
-    def __init__(self, kind: str, capability: tuple[int, int] | None = None, *, version: Version | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        capability: tuple[int, int] | None = None,
+        *,
+        version: Version | None = None,
+        shared: bool = False,
+    ) -> None:
         if kind not in KINDS:
             raise ValueError(f"no rules for device {kind!r}: give one of {', '.join(KINDS)}")
         if (kind == "cuda") != (capability is not None):
@@ -27,6 +35,7 @@ class Device:
         self.kind = kind
         self.capability = None if capability is None else Capability(capability)
         self.version = version or installed_version()
+        self.shared = shared
         self.dtype = ""
         self._modules: dict[tuple[str, str, str], set[str]] = {}
         self.where: Callable[[], str] = str

@@ -35,6 +35,7 @@ from sizer.tracing.cuda import (
 )
 from sizer.tracing.cuda import grouped as cuda_grouped
 from sizer.tracing.cuda import indexing as cuda_indexing
+from sizer.tracing.cuda.by_capability import shared_blas
 from sizer.tracing.cuda.cublas import Blas, blas_of
 from sizer.tracing.device import Device
 from sizer.tracing.meta import (
@@ -92,7 +93,10 @@ class Rules:
 def rules_for(device: Device) -> Rules:
     """The rules of a device's kind, capability and version."""
     rules = _rules(device.kind, device.version)
-    return rules if device.capability is None else replace(rules, blas=blas_of(device.capability, device.version))
+    if device.capability is None:
+        return rules
+    blas = blas_of(device.capability, device.version) if not device.shared else shared_blas(device.version)
+    return replace(rules, blas=blas)
 
 
 @cache

@@ -16,37 +16,42 @@ from sizer.tracing.capability import COMPARISONS, Capability, decide_alike
 from tests.decision.questions import TWO_LAYERS
 from tests.test_tracer import Shelf
 
-WORK = (
-    "arch=torchvision:resnet18&image=64&dtype=float32",
-    "arch=torchvision:mobilenet_v3_small&image=64&dtype=amp-float16",
-    f"{TWO_LAYERS}&seq=64&dtype=bfloat16",
-    f"{TWO_LAYERS}&seq=64&dtype=amp-float16&attention=eager",
-)
+# Work, and on how many of all capabilities it is traced
+WORK = {
+    "arch=torchvision:resnet18&image=64&dtype=float32": 1,
+    "arch=torchvision:mobilenet_v3_small&image=64&dtype=amp-float16": 2,
+    f"{TWO_LAYERS}&seq=64&dtype=bfloat16": 3,
+    f"{TWO_LAYERS}&seq=64&dtype=amp-float16&attention=eager": 1,
+}
 
 
 @pytest.mark.parametrize(
-    "query",
-    [pytest.param(query, marks=pytest.mark.exhaustive if number % 2 else ()) for number, query in enumerate(WORK)],
+    ("query", "traces"),
+    [
+        pytest.param(query, traces, marks=pytest.mark.exhaustive if number % 2 else ())
+        for number, (query, traces) in enumerate(WORK.items())
+    ],
 )
-def test_what_another_capability_has_traced_is_what_this_one_would(query: str):
+def test_what_another_capability_has_traced_is_what_this_one_would(query: str, traces: int):
     shelf = Shelf()
     for major, minor in CAPABILITIES:
         request = parse_query(f"{query}&batch=2&gpu=custom:24GiB@{major}.{minor}")
         (dtype,), gpu = request.dtypes, find_gpu(request.gpu)
-        shared, anew = (Tracer(request, gpu, kept=kept).trace_cell(dtype, 2) for kept in (shelf, NothingKept()))
-        assert shared == anew, (major, minor)
-    traced = sum(name.startswith("traced") for name in shelf)
-    assert 1 < traced < len(CAPABILITIES) - 2, "some are traced, some are shared"
+        shared = Tracer(request, gpu, kept=shelf).trace_cell(dtype, 2)
+        alone, _ = Tracer(request, gpu).trace_noted(dtype, 2)
+        assert shared == alone, (major, minor)
+    assert sum(name.startswith("traced") for name in shelf) == traces
 
 
 def test_so_are_the_lines_over_the_batch_size_and_the_kernels():
     shelf = Shelf()
-    for gpu in ("a100-80gb", "rtx-3090"):
+    for gpu in ("a100-80gb", "h200", "rtx-3090", "b200"):
         request = parse_query(f"{TWO_LAYERS}&seq=64&dtype=bfloat16&batch=2&gpu={gpu}")
         shared, anew = (
             Tracer(request, find_gpu(gpu), kept=kept).trace("bfloat16", (2,)) for kept in (shelf, NothingKept())
         )
         assert pack(shared) == pack(anew)
+    assert sum(name.startswith("traced") for name in shelf) == 2
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
@@ -75,6 +80,19 @@ def test_its_numbers_are_watched_too():
     ]
 
 
+def test_several_ranges_are_one_comparison():
+    ranges = ((8, 6), (8, 9)), ((12, 0), (12, 1))
+    watched = Capability((8, 9))
+    assert watched.among(*ranges)
+    assert [one for one in CAPABILITIES if decide_alike(one, watched.decisions)] == [
+        one for one in CAPABILITIES if one in ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
+    ]
+    other = Capability((9, 0))
+    assert not other.among(*ranges)
+    assert decide_alike((8, 0), other.decisions)
+    assert not decide_alike((12, 0), other.decisions)
+
+
 def test_what_is_no_comparison_is_refused():
     watched = Capability((8, 0))
     with pytest.raises(TypeError, match=r"where its numbers themselves are wanted, ask for \.plain"):
@@ -86,7 +104,7 @@ def test_what_is_no_comparison_is_refused():
 
 
 def test_decisions_are_kept_with_the_tapes():
-    request = parse_query(f"{WORK[0]}&batch=2&gpu=t4")
-    traced = Tracer(request, find_gpu("t4")).trace("float32", (2,))
+    request = parse_query(f"{TWO_LAYERS}&seq=64&dtype=bfloat16&batch=2&gpu=t4")
+    traced = Tracer(request, find_gpu("t4")).trace("bfloat16", (2,))
     assert traced.decisions
     assert unpack(pack(traced)).decisions == traced.decisions

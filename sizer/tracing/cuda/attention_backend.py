@@ -22,18 +22,14 @@ _LARGEST_GRID = 65535  # batch or heads that cuDNN and flash take
 Condition = tuple[str, Callable[[Device, Attention], bool]]
 
 
-def _capability(device: Device) -> tuple[int, int]:
-    return device.capability or (0, 0)
-
-
 def _within(low: tuple[int, int], high: tuple[int, int]) -> Callable[[Device, Attention], bool]:
-    return lambda device, a: low <= _capability(device) <= high
+    return lambda device, a: device.capability.among((low, high))
 
 
 def _has_kernels(device: Device, a: Attention) -> bool:
     """check_sm_version goes to 9.0 in 2.6, to 12.0 since 2.7 (pull request 145602) and to 12.1 since 2.8 (152314)."""
     highest = (9, 0) if device.version < (2, 7) else (12, 0) if device.version < (2, 8) else (12, 1)
-    return _capability(device) <= highest
+    return device.capability <= highest
 
 
 def _heads_fit_efficient(device: Device, a: Attention) -> bool:
@@ -70,59 +66,52 @@ def _flash_heads(device: Device, a: Attention) -> bool:
 
 def _flash_trains(device: Device, a: Attention) -> bool:
     """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120"""
-    consumer = (8, 6) <= _capability(device) <= (8, 9) or (12, 0) <= _capability(device) <= (12, 1)
     head = a.query.shape[-1]
-    return not (a.trains and consumer) or head <= 192 or (a.dropout == 0 and head > 224)
+    if not a.trains or head <= 192 or (a.dropout == 0 and head > 224):
+        return True
+    return not device.capability.among(((8, 6), (8, 9)), ((12, 0), (12, 1)))
 
 
 def _flash_causal(device: Device, a: Attention) -> bool:
     return not a.is_causal or a.query.shape[-2] == a.key.shape[-2]
 
 
-def _alignment(device: Device, a: Attention) -> int:
-    """minimum_gemm_alignment: 128 bits where tensor cores work."""
-    capability, half = _capability(device), a.query.dtype in _HALVES
-    least = 4 if capability >= (8, 0) else 1
-    tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and half)
-    return max(least, 8 if half else 4) if tensor_cores else least
+def _are_aligned(device: Device, a: Attention, *elements: int) -> bool:
+    """Whether numbers of elements are multiples of minimum_gemm_alignment: 128 bits where tensor cores work."""
+    half = a.query.dtype in _HALVES
+    if not any(number % (8 if half else 4) for number in elements):
+        return True
+    return device.capability < ((7, 0) if half else (8, 0))
 
 
 def _efficient_heads(device: Device, a: Attention) -> bool:
     query, key, value = a.heads
-    multiple = _alignment(device, a)
-    return query == key and query > 0 and value > 0 and not query % multiple and not value % multiple
+    return query == key and query > 0 and value > 0 and _are_aligned(device, a, query, value)
 
 
 def _efficient_offsets(device: Device, a: Attention) -> bool:
     """check_data_ptr_alignment_mem_efficient, since 2.14."""
-    if device.version < (2, 14) or _capability(device) < (8, 0):
-        return True
-    multiple = _alignment(device, a)
-    return not any(t.storage_offset() % multiple for t in (a.query, a.key, a.value))
+    offsets = [t.storage_offset() for t in (a.query, a.key, a.value)]
+    return device.version < (2, 14) or _are_aligned(device, a, *offsets) or device.capability < (8, 0)
 
 
 def _efficient_dtype(device: Device, a: Attention) -> bool:
-    brain = (torch.bfloat16,) if _capability(device) >= (8, 0) else ()
+    brain = (torch.bfloat16,) if device.capability >= (8, 0) else ()
     return _same_dtype(a, (torch.float16, torch.float32, *brain))
 
 
-def _cudnn_wide(device: Device) -> bool:
-    """Head dimensions up to 256: cuDNN newer than 9.22 with frontend 1.24, which come with 2.15."""
-    capability = _capability(device)
-    return device.version >= (2, 15) and (capability == (9, 0) or capability[0] == 10)
-
-
 def _cudnn_heads(device: Device, a: Attention) -> bool:
-    """check_cudnn_tensor_shapes and check_cudnn_d256_bprop_head_dim"""
+    """check_cudnn_tensor_shapes and check_cudnn_d256_bprop_head_dim: up to 256 since 2.15 (cuDNN after 9.22, frontend 1.24)."""
     query, _, value = a.heads
-    capability = _capability(device)
     if query % 8 or value % 8:
         return False
-    if _cudnn_wide(device):
-        trains = max(query, value) <= 128 or (query, value) in ((192, 128), (256, 256))
-        return max(query, value) <= 256 and (trains or not a.trains)
-    datacenter = capability == (9, 0) or capability[0] == 10
-    return max(query, value) <= 128 or (datacenter and (query, value) == (192, 128))
+    if max(query, value) <= 128:
+        return True
+    if not device.capability.among(((9, 0), (9, 0)), ((10, 0), (10, 9))):
+        return False
+    if device.version < (2, 15):
+        return (query, value) == (192, 128)
+    return max(query, value) <= 256 and (not a.trains or (query, value) in ((192, 128), (256, 256)))
 
 
 def _cudnn_rows(device: Device, a: Attention) -> bool:
@@ -210,7 +199,7 @@ def order(device: Device) -> tuple[str, ...]:
     if (asked := torch._C._get_sdp_priority_order()) != _DEFAULT_ORDER:
         return tuple(_NUMBERS[number] for number in asked if number in _NUMBERS)
     prefers = device.version == (2, 9) or device.version >= (2, 11)
-    first = ("cudnn",) if prefers and _capability(device)[0] in (9, 10) else ()
+    first = ("cudnn",) if prefers and device.capability.among(((9, 0), (10, 9))) else ()
     return (*first, "flash", "efficient", "math")
 
 

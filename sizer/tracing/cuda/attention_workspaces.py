@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sizer.tracing.allocations import Held, Steps, after_results, copies, round_up
+from sizer.tracing.capability import Capability
 from sizer.tracing.device import Device
 from sizer.tracing.values.known import tensors_of
 from sizer.versions import version_followed
@@ -74,15 +75,15 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
     return [(*copies, delta), [batch * heads * queries * value.shape[-1] * 4, delta], [workspace]]
 
 
-def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> tuple[int, int, bool]:
+def _efficient_blocks(capability: Capability, half: bool, widest: int) -> tuple[int, int, bool]:
     """(rows, columns, whether gradients of key and value stay in registers) of the first kernel that fits, in the order of
     mem_eff_attention/kernels/cutlassB.h; devices with 100 KiB of shared memory cannot take the largest blocks."""
-    roomy = capability in ((8, 0), (8, 7)) or capability[0] in (9, 10)
     if widest <= 64:
         return 64, 64, True
+    roomy = capability.among(((8, 0), (8, 0)), ((8, 7), (8, 7)), ((9, 0), (10, 9)))
     if not half or capability < (8, 0):
         return (128, 64, True) if roomy or (half and widest <= 128) else (64, 64, False)
-    if capability in ((8, 6), (8, 9)) and widest <= 96:
+    if widest <= 96 and capability.among(((8, 6), (8, 6)), ((8, 9), (8, 9))):
         return 128, 64, True
     if widest <= 128:
         return (128, 128, True) if roomy else (64, 64, False)

@@ -167,7 +167,7 @@ def _workspace(
     modelled = _modelled(device, call, (x, weight, y))
     if torch.backends.cudnn.benchmark:
         return modelled
-    words = [direction, str(x.dtype).removeprefix("torch."), "contiguous" if layout == _CONTIGUOUS else "channels last"]
+    words = [direction, _name(x.dtype), "contiguous" if layout == _CONTIGUOUS else "channels last"]
     if torch.backends.cudnn.conv.fp32_precision == "tf32":
         words.append("tf32")
     if torch.backends.cudnn.deterministic:
@@ -178,11 +178,22 @@ def _workspace(
 
 
 def _modelled(device: Device, call: Call, operands: tuple[Tensor, ...]) -> int:
-    """Copies of the operands in NHWC where tensor cores serve NCHW tensors."""
-    tensor_cores = device.capability >= ((8, 0) if call.input.dtype == torch.float32 else (7, 0))
-    if not tensor_cores or call.is_depthwise or call.layout != _CONTIGUOUS:
+    """Copies of the operands in NHWC where tensor cores serve NCHW tensors; in a trace that devices share, as where they do."""
+    if call.is_depthwise or call.layout != _CONTIGUOUS:
+        return 0
+    asked = not torch.backends.cudnn.benchmark
+    if not (device.shared and asked) and device.capability < tensor_cores_from(_name(call.input.dtype)):
         return 0
     return sum(one.nbytes for one in operands)
+
+
+def tensor_cores_from(dtype: str) -> tuple[int, int]:
+    """The capability from which on tensor cores serve convolutions of a dtype."""
+    return (8, 0) if dtype == "float32" else (7, 0)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _view4d(tensor: Tensor) -> Tensor:

@@ -69,10 +69,19 @@ class Blas:
 
 def blas_of(capability: Capability, version: Version) -> Blas:
     """What cuBLAS takes on a device of this capability in this version of PyTorch."""
+    return blas_with(handle_workspace(capability, version), version)
+
+
+def handle_workspace(capability: Capability, version: Version) -> int:
+    """The bytes of a handle's workspace."""
+    large = capability == (9, 0) if version_followed(version) < (2, 12) else 9 <= capability[0] <= 12
+    return LARGE_WORKSPACE if large else DEFAULT_WORKSPACE
+
+
+def blas_with(size: int, version: Version) -> Blas:
+    """What cuBLAS takes in this version of PyTorch where a handle's workspace has `size` bytes."""
     version = version_followed(version)
-    large = capability == (9, 0) if version < (2, 12) else 9 <= capability[0] <= 12
     own_lt = version < (2, 12) or version >= (2, 15)
-    size = LARGE_WORKSPACE if large else DEFAULT_WORKSPACE
     return Blas(
         size=size,
         lt_size=LT_WORKSPACE if own_lt else None,
