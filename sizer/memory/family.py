@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sizer.memory.affine import AffineTape
 from sizer.memory.size_queries import SizeOracle
@@ -28,6 +28,7 @@ class TapeFamily:
     lines: tuple[tuple[int, AffineTape], ...] = ()
     exact: tuple[Tape, ...] = ()
     smallest: int = 1
+    _digest: str = field(default="", init=False, repr=False, compare=False)  # once it is known
 
     def at(self, batch: int, oracle: SizeOracle | None = None) -> Tape:
         """The tape (bytes per block) at one batch size, with the sizes that the oracle gives.
@@ -63,6 +64,11 @@ class TapeFamily:
 
     def digest(self) -> str:
         """A digest of all that decides the sizes and the order of its tapes."""
+        if not self._digest:
+            object.__setattr__(self, "_digest", self._take_digest())
+        return self._digest
+
+    def _take_digest(self) -> str:
         found = hashlib.blake2b(
             repr([self.smallest, [(first, line.size_queries) for first, line in self.lines]]).encode()
         )

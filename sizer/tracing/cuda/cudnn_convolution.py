@@ -17,7 +17,7 @@ import numpy as np
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.cuda import cudnn
 
-_MOST_KEPT = 2**16
+_MOST_KEPT = 2**12  # answers of one GPU
 
 # An fp32 1x1 convolution [8, 256, 56, 56] to 64 channels: cuDNN asks cuBLASLt for it on every device.
 _POINTWISE = (8, 256, 56, 56, 8, 64, 56, 56, 64, 256, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0)
@@ -54,23 +54,25 @@ def prepare() -> None:
             workspace_bytes(gpu, [((direction, *_WORDS[1:]), numbers) for direction, numbers in queries])
 
 
-# What cuDNN has answered in this process, by the key of a GPU and a query's words and numbers
-_kept: dict[tuple[str, tuple[str, ...], tuple[int, ...]], int | None] = {}
+# What cuDNN has answered in this process, by the key of a GPU, then by a query's words and numbers
+_kept: dict[str, dict[tuple[tuple[str, ...], tuple[int, ...]], int | None]] = {}
 
 
 def workspace_bytes(gpu: str, queries: Sequence[tuple[tuple[str, ...], tuple[int, ...]]]) -> list[int | None]:
     """The workspace (bytes) of the first plan that PyTorch would run on a GPU of the catalogue, for each query's words and
     numbers; None where cuDNN is not installed, too old for described devices, or has no plan."""
     without_cublaslt()
-    alike: dict[tuple, dict[tuple[int, ...], None]] = {}
-    for words, numbers in queries:
-        if (gpu, words, numbers) not in _kept:
-            alike.setdefault((words, len(numbers)), {})[numbers] = None
-    for (words, _), rows in alike.items():
-        _kept.update(zip([(gpu, words, numbers) for numbers in rows], ask(gpu, words, rows), strict=True))
-    found = [_kept[gpu, words, numbers] for words, numbers in queries]
-    while len(_kept) > _MOST_KEPT:
-        del _kept[next(iter(_kept))]  # that of the oldest
+    kept = _kept.setdefault(gpu, {})
+    alike: dict[tuple, dict[tuple, None]] = {}  # new queries of the same words and rank, each once
+    for query in queries:
+        if query not in kept:
+            words, numbers = query
+            alike.setdefault((words, len(numbers)), {})[query] = None
+    for (words, _), new in alike.items():
+        kept.update(zip(new, ask(gpu, words, [numbers for _, numbers in new]), strict=True))
+    found = [kept[query] for query in queries]
+    while len(kept) > _MOST_KEPT:
+        del kept[next(iter(kept))]  # that of the oldest
     return found
 
 

@@ -33,11 +33,15 @@ def size_oracle_of(gpu: Gpu) -> SizeOracle | None:
         return None
 
     def resolve(asked: Sequence[Asked]) -> list[int | None]:
-        found: dict[Asked, int | None] = {}
-        for kind in dict.fromkeys(kind for kind, _, _ in asked):
-            alike = [query for query in asked if query[0] == kind]
-            found.update(zip(alike, KINDS[kind](gpu.key, [query[1:] for query in alike]), strict=True))
-        return [found[query] for query in asked]
+        places: dict[str, list[int]] = {}
+        for place, (kind, _, _) in enumerate(asked):
+            places.setdefault(kind, []).append(place)
+        found: list[int | None] = [None] * len(asked)
+        for kind, alike in places.items():
+            answers = KINDS[kind](gpu.key, [asked[place][1:] for place in alike])
+            for place, answer in zip(alike, answers, strict=True):
+                found[place] = answer
+        return found
 
     return resolve
 
