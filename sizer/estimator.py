@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -282,6 +283,11 @@ class Estimator:
 
 def versions() -> dict[str, str]:
     """The versions that an answer depends on."""
+    return dict(_read_versions())
+
+
+@cache  # a job server reads them before it forks
+def _read_versions() -> dict[str, str]:
     extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
     packages = ("torch", *(source.package for source in offered_sources()), *extras)
     return {"sizer": pytorch.SIZER, **{name: version(name) for name in packages}}

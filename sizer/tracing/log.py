@@ -72,7 +72,8 @@ class BlockLog:
         return block
 
     def defer(self, block: int, size: DeferredSize) -> None:
-        """Leave a block's bytes to a size query."""
+        """Leave a block's bytes to a size query, whatever it was left to before."""
+        self._asked.pop(block, None)
         self._asked[block] = (size.kind, size.words, size.numbers)
 
     def release(self, block: int) -> None:

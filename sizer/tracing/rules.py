@@ -95,8 +95,9 @@ def rules_for(device: Device) -> Rules:
     rules = _rules(device.kind, device.version)
     if device.capability is None:
         return rules
-    blas = blas_of(device.capability, device.version) if not device.shared else shared_blas(device.version)
-    return replace(rules, blas=blas)
+    if device.shared:
+        return replace(rules, blas=shared_blas(device.capability.plain, device.version))
+    return replace(rules, blas=blas_of(device.capability, device.version))
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 
@@ -23,6 +24,8 @@ WORK = {
     f"{TWO_LAYERS}&seq=64&dtype=bfloat16": 3,
     f"{TWO_LAYERS}&seq=64&dtype=amp-float16&attention=eager": 1,
 }
+if find_spec("bitsandbytes") and find_spec("peft"):
+    WORK[f"{TWO_LAYERS}&seq=64&dtype=bfloat16&train=adapter&weights=nf4-dq"] = 4
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 
 from sizer.catalogue.hardware import HARDWARE
+from sizer.tracing.cuda.cublas import handle_workspace
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.meta.bitsandbytes import OPERATORS, OUT_OPERATORS, PACKAGE, Kernels, NoLibrary, run_backend, runner
 from sizer.tracing.values.handler import Handler, HandlerContext
@@ -40,6 +41,8 @@ def gemm_4bit(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) ->
     rows, dtype = activations.numel() // inner, str(activations.dtype).removeprefix("torch.")
     _, module = _kernels()
     asked = (rows, outputs, inner, blocksize)
+    # The bytes of cuBLAS's workspace are in a query, too: this goes for capabilities alone where they are the same.
+    handle_workspace(recorder.device.capability, recorder.device.version)
     with recorder, recorder.deferring(lambda size: DeferredSize(size, GEMM_4BIT, (dtype,), (size, *asked))):
         return module._dequant_linear_fallback(*args, **kwargs)
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from sizer.memory.family import TapeFamily
 from sizer.tracing.cuda.convolution import CUDNN, tensor_cores_from
-from sizer.tracing.cuda.cublas import DEFAULT_WORKSPACE, Blas, blas_with, handle_workspace
+from sizer.tracing.cuda.cublas import Blas, blas_with, handle_workspace
 from sizer.tracing.log import DeferredSize
 from sizer.versions import Version
 
 HANDLE = "cuBLAS handle"
 
 
-def shared_blas(version: Version) -> Blas:
-    """What cuBLAS takes in this version of PyTorch, its handle's workspace left to a size query."""
-    return blas_with(DeferredSize(DEFAULT_WORKSPACE, HANDLE, (), ()), version)
+def shared_blas(capability: tuple[int, int], version: Version) -> Blas:
+    """What cuBLAS takes in this version of PyTorch, its handle's workspace, as on this capability, left to a size query."""
+    return blas_with(DeferredSize(handle_workspace(capability, version), HANDLE, (), ()), version)
 
 
 def sized(family: TapeFamily, capability: tuple[int, int], version: Version) -> TapeFamily:
