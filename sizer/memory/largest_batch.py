@@ -20,7 +20,7 @@ from sizer.memory.timeline import bytes_alive, peak_requested_bytes
 
 LARGEST_BATCH = 2**20
 # Of a full device the allocator leaves most often unused what this part of the batch takes, and these samples: there a search
-# begins. By 1,157 searches (13 kinds of work on 89 devices), of which half then end with the second batch size that is tried.
+# begins. By 1,157 searches (13 kinds of work on 89 devices), of which a third then end with the second batch size that is tried.
 FRAGMENTED, UNUSED = 200, 2
 MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size of a search
 
@@ -47,9 +47,9 @@ def largest_batch(
     """The largest batch whose work surely fits, and the largest that may, up to 2**20; with one sample more it does not.
 
     The answer is the same whatever was asked before: verdicts that are `known` are not computed again, and decide nothing else.
-    It assumes that what fits at one batch fits at every smaller one. Fragmentation can break that: on CUDA within 1 % of the
-    answer, within 5 % for convolutional networks with activation checkpointing, on MPS, whose buffers have heaps of another kind
-    from a size on, more widely. Which of the answers is found then depends on where the search begins.
+    It assumes that what fits at one batch fits at every smaller one. Fragmentation can break that: on CUDA mostly within 1 % of the
+    answer, within 10 % where layers are few and large or checkpointed, on MPS, whose buffers have heaps of another kind from a
+    size on, more widely. Which of the answers is found then depends on where the search begins.
     For work that is not affine in the batch these are the largest of the batches that were traced, for a long generation the
     largest that was replayed and the largest whose tensors the device would hold; the reason says so.
     Raises NotAffineError where the family has no tape at a batch that the search comes upon.
