@@ -49,9 +49,8 @@ class KeptTapes:
         self.unpacked = unpacked  # by the names that they are kept under
         self._kept, self._device, self._choices = kept, device, choices_of(request)
         self._capability = device.capability and device.capability.plain
-        self._sized: dict[
-            int, tuple[Traced, Traced]
-        ] = {}  # by the identity of what is shared: that, and what it is here
+        # By the identity of what is shared: that, and what it is here
+        self._sized: dict[int, tuple[Traced, Traced]] = {}
 
     def name(self, dtype: str, *, capability: tuple[int, int] | None = None, at_batch: int | None = None) -> str:
         """Under which the tapes of a dtype are kept that were traced for this device, or for one of another capability."""

@@ -98,9 +98,8 @@ class Tracer:
     def device(self, *, shared: bool = False) -> Device:
         """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
         version = self.request.torch and parse_version(self.request.torch)
-        return Device(
-            self.gpu.backend, self.gpu.capability, version=version, shared=shared and not self._compares_stages
-        )
+        shared = shared and not self._compares_stages  # stages are compared by their bytes
+        return Device(self.gpu.backend, self.gpu.capability, version=version, shared=shared)
 
     @cached_property
     def counted(self) -> Counted:

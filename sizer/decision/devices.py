@@ -23,9 +23,9 @@ def devices(
 ) -> Iterator[DeviceReport]:
     """The one dtype and batch size of a request on devices of the catalogue, smallest memory first; it grows.
 
-    First whether it fits, then the largest batch on each. Devices of one capability share their traces; what libraries answer is
-    asked for each. Raises RequestError for a request of several dtypes or batch sizes, and what an estimate raises where the work
-    itself has none.
+    First whether it fits, then the largest batch on each. Devices share the traces of which they differ in no decision; what
+    libraries answer is asked for each. Raises RequestError for a request of several dtypes or batch sizes, and what an estimate
+    raises where the work itself has none.
     """
     request = one_cell(request)
     cells = Cells(request, config=config, kept=kept, progress=progress)

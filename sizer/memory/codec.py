@@ -39,11 +39,9 @@ _SCALARS = frozenset({str, int, float, bool, types.NoneType})  # most of a repor
 @functools.cache
 def _names(kind: type) -> tuple[tuple[str, str], ...] | None:
     """By the keys that `encode` gives the fields of a dataclass their names; None for any other type."""
-    return (
-        tuple((_key(field), field.name) for field in dataclasses.fields(kind))
-        if dataclasses.is_dataclass(kind)
-        else None
-    )
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple((_key(field), field.name) for field in dataclasses.fields(kind))
 
 
 class Document:

@@ -75,11 +75,8 @@ def largest_batch(
     sure = search(lambda batch: verdict(batch, surely_runs, (True,)), bound, start=start - start // FRAGMENTED - UNUSED)
     most = (gpu.total_bytes - gpu.context_low_bytes) * 100 // (100 - BETWEEN_VERSIONS)
     ceiling = _batch_bound(family, most, with_modelled=False)
-    near = (
-        _batch_bound(family, room(ceiling, smallest_work), with_modelled=False) * sure // start + 1
-        if start
-        else ceiling
-    )
+    near = _batch_bound(family, room(ceiling, smallest_work), with_modelled=False)
+    near = near * sure // start + 1 if start else ceiling
     possible = search(lambda batch: verdict(batch, possibly_runs, (True, "uncertain")), ceiling, start=near, low=sure)
     sure, possible = (batch if batch >= family.smallest else None for batch in (sure, possible))
     return MaxBatch(dtype=dtype, batch=sure, possible_batch=possible, reason=_reason(sure, possible, gpu, family))

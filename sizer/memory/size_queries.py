@@ -39,9 +39,8 @@ class AffineSizeQuery:
     constant: tuple[int, ...]
     per_item: tuple[int, ...]
     blocks: tuple[int, ...]
-    _grow: tuple[tuple[int, int], ...] = field(
-        init=False, repr=False, compare=False
-    )  # places, few of them, and by how much
+    # The places of the numbers that grow, few of them, and by how much
+    _grow: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         grow = tuple((place, slope) for place, slope in enumerate(self.per_item) if slope)
