@@ -18,7 +18,7 @@ from sizer.catalogue.sources import offered_sources
 from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept
 from sizer.memory.archive import Traced
-from sizer.memory.column import Column, read_column
+from sizer.memory.column import Column, read_cells, with_largest
 from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.largest_batch import likely_largest
 from sizer.memory.report import Focus, Report, build_report, default_focus
@@ -100,7 +100,8 @@ class Estimator:
         self._versions = versions()
 
     def reports(self) -> Iterator[Report]:
-        """The report as it grows: the counts, then dtype by dtype its first batch size, all of them, and the largest that fits.
+        """The report as it grows: the counts, of the first dtype the first batch size, all of them, and the largest that fits, the
+        batch sizes of the others, dtype by dtype, and the largest of each.
 
         A batch of 1 that is looked at first stands there before anything else is traced.
 
@@ -112,21 +113,29 @@ class Estimator:
         dtypes = self._in_order()
         for done, dtype in enumerate(dtypes):
             self._progress(f"{dtype}, {done + 1} of {len(dtypes)}")
+            pending = dtypes if done == 0 else dtypes[1:]
             if done == 0 and self._looks_at_one(dtype, batches) and (begun := self._tracer.begin(dtype)) is not None:
                 self._traced[dtype] = begun
-                self._columns[dtype] = next(self._column(dtype, begun, (1,)))
-                yield self._report(dtypes)
+                self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
+                yield self._report(pending)
             traced = self._tracer.trace(dtype, batches)
             self._traced[dtype] = traced
             if traced.failure and not (batches == (1,) and traced.family.exact):
                 self._columns.pop(dtype, None)
                 continue
-            for column in self._column(dtype, traced, batches):
+            for column in self._cells(dtype, traced, batches):
                 self._columns[dtype] = column
-                if column.max_batch is None:
-                    yield self._report(dtypes[done:])
-            if done + 1 < len(dtypes):
-                yield self._report(dtypes[done + 1 :])
+                yield self._report(pending)
+            if done == 0:
+                self._find_largest(dtype)
+                if len(dtypes) > 1:
+                    yield self._report(dtypes[1:])
+        for done, dtype in enumerate(dtypes[1:], 1):
+            if dtype in self._columns:
+                self._progress(f"the largest batch in {dtype}")
+                self._find_largest(dtype)
+                if done + 1 < len(dtypes):
+                    yield self._report(dtypes[done + 1 :])
         yield self._report(())
         self._tracer.keep_replays()
 
@@ -154,25 +163,44 @@ class Estimator:
         itemsize = 2 if dtype in ("bfloat16", "float16") else 4
         return batches == (1,) or self._tracer.counted.census.parameters * itemsize > self.gpu.total_bytes
 
-    def _column(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> Iterator[Column]:
-        """The column of a dtype as it grows; float16 has that of bfloat16 where it has its tapes."""
-        brain = self._columns.get("bfloat16")
-        if dtype == "float16" and brain is not None and traced.family is self._traced["bfloat16"].family:
-            yield brain.with_dtype(dtype)
+    def _cells(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> Iterator[Column]:
+        """The batch sizes of a dtype as they come; float16 has those of bfloat16 where it has its tapes."""
+        if self._is_like_bfloat16(dtype):
+            yield self._columns["bfloat16"].with_dtype(dtype)
             return
-        yield from read_column(
+        yield from read_cells(
             traced.family,
             batches,
             dtype=dtype,
             gpu=self.gpu,
             mode=self.request.mode,
             oracle=self._oracle,
-            oracle_name=answers_of(self.gpu),
             expandable_segments=self.request.expandable_segments,
             first=self._looked_at_first(dtype, traced, batches),
             replays=self._tracer.replays,
             passes=self.request.accumulate,
         )
+
+    def _find_largest(self, dtype: str) -> None:
+        """Add the largest batch size that fits to the column of a dtype."""
+        if self._is_like_bfloat16(dtype):
+            self._columns[dtype] = self._columns["bfloat16"].with_dtype(dtype)
+            return
+        self._columns[dtype] = with_largest(
+            self._columns[dtype],
+            self._traced[dtype].family,
+            dtype=dtype,
+            gpu=self.gpu,
+            oracle=self._oracle,
+            oracle_name=answers_of(self.gpu),
+            expandable_segments=self.request.expandable_segments,
+            replays=self._tracer.replays,
+        )
+
+    def _is_like_bfloat16(self, dtype: str) -> bool:
+        """Whether a dtype is float16 and has the tapes of bfloat16, whose column is there."""
+        there = dtype == "float16" and "bfloat16" in self._columns
+        return there and self._traced[dtype].family is self._traced["bfloat16"].family
 
     def _looked_at_first(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> tuple[int, ...]:
         """Which batch sizes of a dtype are looked at before the others: the one in focus, which may have to be found."""

@@ -148,6 +148,21 @@ def test_a_report_grows_from_the_counts_on():
     assert joined == reports[-1]
 
 
+def test_the_cells_of_all_dtypes_stand_before_the_largest_batch_of_those_not_in_focus():
+    query = f"{GPT2}&dtype=float32,bfloat16,float16&batch=1,4&focus=bfloat16:4"
+    reports = list(Estimator(parse_query(query)).reports())
+    assert [(len(report.estimates), [row.dtype for row in report.max_batch]) for report in reports] == [
+        (0, []),
+        (1, []),
+        (2, []),
+        (2, ["bfloat16"]),
+        (4, ["bfloat16"]),
+        (6, ["bfloat16"]),
+        (6, ["float32", "bfloat16"]),
+        (6, ["float32", "bfloat16", "float16"]),
+    ]
+
+
 # 2.0 B parameters, whose weights in half precision are 4 GB
 HUGE = f"arch=config:{encode_config(json.dumps({'model_type': 'gpt2', 'n_layer': 2, 'n_embd': 8192, 'n_head': 64}))}"
 

@@ -36,7 +36,7 @@ class Column:
         )
 
 
-def read_column(
+def read_cells(
     family: TapeFamily,
     batches: Iterable[int],
     *,
@@ -46,16 +46,13 @@ def read_column(
     oracle: SizeOracle | None = None,
     expandable_segments: bool = False,
     first: Collection[int] = (),
-    oracle_name: str | None = None,
     replays: Replays | None = None,
     passes: int = 1,
 ) -> Iterator[Column]:
-    """The column of one dtype as it grows, the last one whole: of the batch sizes those that are looked at `first`, up to one that
-    fits, then all of them, then the largest that fits at all.
+    """The batch sizes of one dtype: those that are looked at `first`, up to one that fits, then all of them.
 
     A batch size that the family has no tape for has a note in the place of an estimate. What `replays` hold, which
-    other columns may share, is not replayed again; `oracle_name` says whose answers the oracle gives; a step
-    accumulates so many `passes`.
+    other columns may share, is not replayed again; a step accumulates so many `passes`.
     """
     replays = replays or Replays()
     rows: dict[int, tuple[Estimate, Tape]] = {}
@@ -97,23 +94,36 @@ def read_column(
     for batch in batches:
         if batch not in rows.keys() | notes.keys():
             replay(batch)
-    whole = column()
-    yield whole
+    yield column()
+
+
+def with_largest(
+    column: Column,
+    family: TapeFamily,
+    *,
+    dtype: str,
+    gpu: Gpu,
+    oracle: SizeOracle | None = None,
+    expandable_segments: bool = False,
+    oracle_name: str | None = None,
+    replays: Replays | None = None,
+) -> Column:
+    """The column of all batch sizes that `read_cells` gave, with the largest that fits at all; `oracle_name` says whose answers
+    the oracle gives."""
     try:
-        known = {row.batch: row.fits for row in whole.estimates}
         largest = find_largest_batch(
             family,
             gpu,
             dtype=dtype,
             oracle=oracle,
             oracle_name=oracle_name,
-            known=known,
+            known={row.batch: row.fits for row in column.estimates},
             expandable_segments=expandable_segments,
-            replays=replays,
+            replays=replays or Replays(),
         )
     except NotAffineError as error:
         largest = MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=str(error))
-    yield replace(whole, max_batch=largest)
+    return replace(column, max_batch=largest)
 
 
 def read_columns(
@@ -126,6 +136,9 @@ def read_columns(
     expandable_segments: bool = False,
 ) -> dict[str, Column]:
     """The whole column of every dtype."""
-    batches = tuple(batches)
-    told = {"gpu": gpu, "mode": mode, "oracle": oracle, "expandable_segments": expandable_segments}
-    return {dtype: list(read_column(family, batches, dtype=dtype, **told))[-1] for dtype, family in tapes.items()}
+    batches, columns = tuple(batches), {}
+    for dtype, family in tapes.items():
+        told = {"dtype": dtype, "gpu": gpu, "oracle": oracle, "expandable_segments": expandable_segments}
+        *_, cells = read_cells(family, batches, mode=mode, **told)
+        columns[dtype] = with_largest(cells, family, **told)
+    return columns

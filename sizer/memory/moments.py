@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sizer.memory.replay import LoopReplay, Replay, sums_by_category
+from sizer.memory.replay import LoopReplay, Replay, sums_up_to
 from sizer.memory.tape import CATEGORIES, Tape
 
 
@@ -34,19 +34,19 @@ class Moments:
         """Bytes allocated by category at some moments, whose numbers ascend."""
         events = np.asarray(tape.order, np.int64)
         categories = np.frombuffer(tape.categories, np.uint8)[np.where(events >= 0, events, ~events)]
-        found, done, level = [], 0, np.zeros(len(CATEGORIES), np.int64)
         loops = [*zip((loop.end for loop in tape.loops), replayed.loops, strict=False)]
-        for number in numbers:
-            source = int(self.sources[number])
+        sources = self.sources[numbers]
+        bounds = np.unique([0, *(end for end, _ in loops), *sources[sources >= 0]])
+        sums = dict(zip(bounds.tolist(), sums_up_to(bounds, replayed.changes, categories), strict=True))
+        found, base = [], np.zeros(len(CATEGORIES), np.int64)  # what sums do not hold: that loops came again
+        for source in sources.tolist():
             if source < 0:
                 found.append(tuple(self.rows[~source].tolist()))
                 continue
             while loops and loops[0][0] < source:
-                done, level = loops[0][0], loops[0][1].levels[-1].copy()
-                loops.pop(0)
-            level = level + sums_by_category(replayed.changes[done:source], categories[done:source])
-            done = source
-            found.append(tuple(level.tolist()))
+                end, loop = loops.pop(0)
+                base = loop.levels[-1] - sums[end]
+            found.append(tuple((base + sums[source]).tolist()))
         return found
 
 

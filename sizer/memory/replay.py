@@ -93,6 +93,14 @@ def sums_by_category(changes: np.ndarray, categories: np.ndarray) -> np.ndarray:
     return np.bincount(categories, weights=changes, minlength=len(CATEGORIES)).astype(np.int64)
 
 
+def sums_up_to(bounds: np.ndarray, changes: np.ndarray, categories: np.ndarray) -> np.ndarray:
+    """Bytes together by category of the events before each of some bounds, which ascend from 0: [bounds, categories]."""
+    parts, kinds = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))[: len(changes)], len(CATEGORIES)
+    places = parts * kinds + categories[: len(parts)]
+    sums = np.bincount(places, weights=changes[: len(parts)], minlength=(len(bounds) - 1) * kinds)  # as above
+    return np.concatenate((np.zeros((1, kinds), np.int64), sums.astype(np.int64).reshape(-1, kinds).cumsum(0)))
+
+
 def fill_reserved(reserved: np.ndarray, grown: Sequence[tuple[int, int]]) -> None:
     """Fill in the bytes reserved after each event, where from the event at a position on so many were, as `grown` says."""
     positions, held = np.asarray(grown, np.int64).T

@@ -38,7 +38,7 @@ class KeptByServer:
 
 
 def _estimate(job: dict, channel: Channel) -> dict:
-    """The report of a query; on the way there what is new of it, the counts at once."""
+    """The report of a query; on the way there what is new of it, the counts and the first cells at once."""
     from sizer.estimator import Estimator
     from sizer.request import parse_query
 
@@ -47,7 +47,8 @@ def _estimate(job: dict, channel: Channel) -> dict:
     )
     sent, last = set(), -PARTIAL_SECONDS
     for report in estimator.reports():
-        if report.pending and time.monotonic() >= last + PARTIAL_SECONDS:
+        begins = bool(report.estimates) and not sent
+        if report.pending and (begins or time.monotonic() >= last + PARTIAL_SECONDS):
             channel.partial(report.without(sent).to_dict())
             sent |= {(row.dtype, row.batch) for row in report.estimates}
             last = time.monotonic()

@@ -169,15 +169,27 @@ def how_far(answer: Answer, seconds: float) -> str:
 
 
 def _how_many(report: Report) -> str:
-    """How many dtypes are there of those asked for, and which are still to come."""
-    asked, left = report.request["dtypes"], report.pending
+    """How many cells are there of those asked for, and of which dtypes none is."""
+    asked = len(report.request["dtypes"]) * len(report.request["batches"])
+    left, _ = _to_come(report)
     to_come = f", still to come: {', '.join(left)}" if left else ""
-    return f"{len(asked) - len(left)} of {counted(len(asked), 'dtype')}{to_come}"
+    return f"{len(report.estimates):,} of {counted(asked, 'cell')}{to_come}"
 
 
 def _left_out(report: Report | None) -> str:
-    """Which dtypes are missing; nothing where none is."""
-    return f", {', '.join(report.pending)} missing" if report is not None and report.pending else ""
+    """What is missing of a report; nothing where nothing is."""
+    if report is None:
+        return ""
+    dtypes, parts = _to_come(report)
+    missing = [f"{', '.join(dtypes)} missing"] if dtypes else []
+    missing += [f"the largest batch in {', '.join(parts)} not searched"] if parts else []
+    return "".join(f", {text}" for text in missing)
+
+
+def _to_come(report: Report) -> tuple[list[str], list[str]]:
+    """The dtypes of which nothing is there yet, and those of which a part is, which may be all but the largest batch."""
+    there = {row.dtype for row in report.estimates}
+    return [name for name in report.pending if name not in there], [name for name in report.pending if name in there]
 
 
 def _stop_answer(answer: Answer) -> None:

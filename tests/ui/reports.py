@@ -54,6 +54,7 @@ def report_for(request: Request, *, failures: dict[str, str] | None = None, mode
         request={
             "mode": request.mode,
             "dtypes": request.dtypes,
+            "batches": request.batches,
             "optimizer": request.optimizer,
             "optimizer_impl": request.optimizer_impl,
             "attention": request.attention,

@@ -609,16 +609,25 @@ def test_progress_is_shown_and_gone(monkeypatch, open_page):
 def test_progress_says_how_many_and_what_is_left(client, open_page):
     page = open_page(arch="torchvision:resnet50", dtype="float32,bfloat16,float16")
     assert not any(
-        "3 of 3 dtypes" in text.value for text in [*page.caption, *page.text]
+        "of 24 cells" in text.value for text in [*page.caption, *page.text]
     )  # of what is whole nothing is said
-    report = replace(report_for(client.requests[0]), pending=("bfloat16", "float16"))
+    whole = report_for(client.requests[0])
+    there = tuple(row for row in whole.estimates if row.dtype == "float32")
+    report = replace(whole, estimates=there, pending=("bfloat16", "float16"))
     query = "arch=torchvision:resnet50&dtype=float32,bfloat16,float16"
     job = client.submit(query)
     answer = service.Answer(query=query, report=report, job=job)
-    assert service.how_far(answer, 7.4) == "1 of 3 dtypes, still to come: bfloat16, float16 · 7 s · starting"
+    assert service.how_far(answer, 7.4) == "8 of 24 cells, still to come: bfloat16, float16 · 7 s · starting"
     page.session_state["answer"] = replace(answer, job=None, missing="it hit the time limit.")
     page.run()
     assert page.warning[0].value == "This answer is not whole, bfloat16, float16 missing: it hit the time limit."
+    searching = replace(whole, pending=("bfloat16", "float16"))
+    assert service.how_far(replace(answer, report=searching), 7.4) == "24 of 24 cells · 7 s · starting"
+    page.session_state["answer"] = replace(answer, report=searching, job=None, missing="it hit the time limit.")
+    page.run()
+    assert page.warning[0].value.startswith(
+        "This answer is not whole, the largest batch in bfloat16, float16 not searched: it hit"
+    )
 
 
 def test_an_error_leaves_no_progress_behind(monkeypatch, open_page):
