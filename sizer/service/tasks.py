@@ -38,17 +38,18 @@ class KeptByServer:
 
 
 def _estimate(job: dict, channel: Channel) -> dict:
-    """The report of a query; on the way there what is new of it, the counts and the first cells at once."""
+    """The report of a query; on the way there what is new of it: the counts, the first cells and the last ones at once."""
     from sizer.estimator import Estimator
     from sizer.request import parse_query
 
-    estimator = Estimator(
-        parse_query(job["query"]), config=_config(job), kept=KeptByServer(job, channel), progress=channel.progress
-    )
+    request = parse_query(job["query"])
+    cells = len(request.dtypes) * len(request.batches)
+    estimator = Estimator(request, config=_config(job), kept=KeptByServer(job, channel), progress=channel.progress)
     sent, last = set(), -PARTIAL_SECONDS
     for report in estimator.reports():
-        begins = bool(report.estimates) and not sent
-        if report.pending and (begins or time.monotonic() >= last + PARTIAL_SECONDS):
+        more = len(report.estimates) > len(sent)
+        awaited = more and (not sent or len(report.estimates) == cells)
+        if report.pending and (awaited or time.monotonic() >= last + PARTIAL_SECONDS):
             channel.partial(report.without(sent).to_dict())
             sent |= {(row.dtype, row.batch) for row in report.estimates}
             last = time.monotonic()

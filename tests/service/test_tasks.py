@@ -23,12 +23,14 @@ class Recorded:
         pass
 
 
-def test_counts_and_first_cells_are_sent_at_once(monkeypatch):
+def test_counts_and_the_first_and_the_last_cells_are_sent_at_once(monkeypatch):
     monkeypatch.setattr(tasks, "PARTIAL_SECONDS", 1e9)
     channel = Recorded()
     result = tasks.run({"task": "estimate", "query": QUERY, "config_text": None, "kept": {}}, channel)
-    counts, first = channel.partials
+    counts, first, others = channel.partials
     assert counts["model"] == result["model"]
     assert counts["estimates"] == []
     assert [(row["dtype"], row["batch"]) for row in first["estimates"]] == [("float32", 2)]
+    assert len(others["estimates"]) == 5
+    assert [row["dtype"] for row in others["max_batch"]] == ["float32"]
     assert len(result["estimates"]) == 6
