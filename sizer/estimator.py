@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -19,6 +19,7 @@ from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_cells, with_largest
+from sizer.memory.explanation import Formula
 from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.largest_batch import likely_largest
 from sizer.memory.report import Focus, Report, build_report, default_focus
@@ -254,9 +255,13 @@ class Estimator:
             assumptions=tuple(dict.fromkeys(str(kernel) for one in traced.values() for kernel in one.kernels)),
             uncounted=(*counted.uncounted, *self._unanswered(traced)),
             explanation=None if pending else self._explain(traced),
-            formulas=formulas(device, self.gpu),
+            formulas=self._formulas,
             kv_caches=kv_caches,
         )
+
+    @cached_property
+    def _formulas(self) -> dict[str, Formula]:
+        return formulas(self._tracer.device(), self.gpu)
 
     def _kv_caches(self, columns: Mapping[str, Column]) -> tuple[KvCache, ...]:
         """The caches of a generation, by dtype."""

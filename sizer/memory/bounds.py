@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -49,11 +50,10 @@ class Margin:
 def engines_limit(tape: Tape) -> int:
     """The most bytes by which reserved memory may move with cuDNN's engines: all results of convolutions together, 0 where no
     engine was asked for."""
-    convolutions = [name.startswith(_CONVOLUTIONS) for name in tape.op_names]
-    if not any(convolutions) or not any(convolutions[tape.ops[block]] for block in tape.resolved):
+    convolutions = _are_by(tape, _CONVOLUTIONS)
+    if not convolutions[list(tape.resolved)].any():
         return 0
-    counted = np.asarray(convolutions)[np.asarray(tape.ops)] & (_column(tape.categories) != _WORKSPACE)
-    return int(np.asarray(tape.sizes)[counted].sum())
+    return int(np.asarray(tape.sizes)[convolutions & (_column(tape.categories) != _WORKSPACE)].sum())
 
 
 def engines_margin(limit_bytes: int, reserved_bytes: int) -> int:
@@ -93,14 +93,19 @@ def at_its_largest(tape: Tape) -> Tape:
 
 def modelled_blocks(tape: Tape) -> np.ndarray:
     """Per block whether it is a workspace whose size is a model, no library's answer."""
-    modelled = np.zeros(len(tape.sizes), bool)
-    closed = [op for op, name in enumerate(tape.op_names) if name.startswith(CLOSED_KERNELS)]
-    if closed:
-        modelled = np.isin(np.asarray(tape.ops), closed) & (_column(tape.categories) == _WORKSPACE)
-    for query in tape.size_queries:
-        for block in query.blocks:
-            modelled[block] = block not in tape.resolved
+    modelled = _are_by(tape, CLOSED_KERNELS) & (_column(tape.categories) == _WORKSPACE)
+    modelled[[block for query in tape.size_queries for block in query.blocks if block not in tape.resolved]] = True
     return modelled
+
+
+def _are_by(tape: Tape, operators: tuple[str, ...]) -> np.ndarray:
+    """Per block whether the operator that allocated it begins with one of some names."""
+    return _begin_with(tape.op_names, operators)[np.asarray(tape.ops)]
+
+
+@lru_cache(maxsize=32)  # tapes of one family share their names
+def _begin_with(names: tuple[str, ...], beginnings: tuple[str, ...]) -> np.ndarray:
+    return np.array([name.startswith(beginnings) for name in names], bool)
 
 
 def _with_models(tape: Tape, times: int) -> Tape:

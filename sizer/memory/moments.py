@@ -31,23 +31,22 @@ class Moments:
     phase_ends: tuple[int, ...]
 
     def by_category(self, tape: Tape, replayed: Replay, numbers: list[int]) -> list[tuple[int, ...]]:
-        """Bytes allocated by category at some moments, whose numbers ascend."""
+        """Bytes allocated by category at some moments."""
         events = np.asarray(tape.order, np.int64)
         categories = np.frombuffer(tape.categories, np.uint8)[np.where(events >= 0, events, ~events)]
         loops = [*zip((loop.end for loop in tape.loops), replayed.loops, strict=False)]
         sources = self.sources[numbers]
-        bounds = np.unique([0, *(end for end, _ in loops), *sources[sources >= 0]])
-        sums = dict(zip(bounds.tolist(), sums_up_to(bounds, replayed.changes, categories), strict=True))
-        found, base = [], np.zeros(len(CATEGORIES), np.int64)  # what sums do not hold: that loops came again
-        for source in sources.tolist():
-            if source < 0:
-                found.append(tuple(self.rows[~source].tolist()))
-                continue
-            while loops and loops[0][0] < source:
-                end, loop = loops.pop(0)
-                base = loop.levels[-1] - sums[end]
-            found.append(tuple((base + sums[source]).tolist()))
-        return found
+        held = sources >= 0
+        bounds = np.unique([0, *(end for end, _ in loops), *sources[held]])
+        sums = sums_up_to(bounds, replayed.changes, categories)
+        found = np.empty((len(sources), len(CATEGORIES)), np.int64)
+        found[~held] = self.rows[~sources[~held]]
+        found[held] = sums[np.searchsorted(bounds, sources[held])]
+        more = np.zeros_like(found)  # what sums do not hold: that loops came again
+        for end, loop in loops:
+            if (after := held & (sources > end)).any():
+                more[after] = loop.levels[-1] - sums[np.searchsorted(bounds, end)]
+        return [*map(tuple, (found + more).tolist())]
 
 
 def read_moments(tape: Tape, replayed: Replay) -> Moments:

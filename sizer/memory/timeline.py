@@ -92,12 +92,10 @@ def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
         peak_module="" if block is None else tape.module_names[tape.modules[block]],
         at_peak=dict(zip(CATEGORIES, splits[numbers.index(peak)], strict=True)),
         curve=tuple(
-            CurvePoint(
-                position=int(moments.positions[number]),
-                phase=_phase(tape, int(moments.events[number])),
-                by_category=split,
+            CurvePoint(position=position, phase=phase, by_category=split)
+            for position, phase, split in zip(
+                moments.positions[numbers].tolist(), _phases_of(tape, moments.events[numbers]), splits, strict=True
             )
-            for number, split in zip(numbers, splits, strict=True)
         ),
         reserved_at_peak_bytes=int(moments.reserved[peak]),
         retries=replayed.retries,
@@ -182,8 +180,12 @@ def _curve_moments(moments: Moments, peak: int) -> list[int]:
 
 
 def _phase(tape: Tape, event: int) -> str:
-    """The phase in which the event at this index happens; what follows the last mark belongs to the last phase."""
-    for end, phase in tape.marks:
-        if event < end:
-            return phase
-    return tape.marks[-1][1] if tape.marks else ""
+    """The phase in which the event at this index happens."""
+    return _phases_of(tape, np.asarray([event]))[0]
+
+
+def _phases_of(tape: Tape, events: np.ndarray) -> list[str]:
+    """The phases in which the events at some indices happen; what follows the last mark belongs to the last phase."""
+    ends, names = zip(*tape.marks, strict=True) if tape.marks else ((), ("",))
+    found = np.searchsorted(ends, events, side="right")
+    return [names[min(place, len(names) - 1)] for place in found.tolist()]

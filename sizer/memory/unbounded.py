@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -82,8 +83,8 @@ def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
     texts = (
         backend,
         expandable_segments,
-        tape.op_names,
-        tape.module_names,
+        _digest_of_names(tape.op_names),
+        _digest_of_names(tape.module_names),
         tape.marks,
         tape.second_forward,
         *tape.loops,
@@ -104,3 +105,8 @@ def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
     ):
         found.update(column)
     return found.hexdigest()
+
+
+@functools.lru_cache(maxsize=32)  # tapes of one family share theirs
+def _digest_of_names(names: tuple[str, ...]) -> str:
+    return hashlib.blake2b(repr(names).encode(), digest_size=20).hexdigest()

@@ -18,6 +18,7 @@ from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.cuda import cudnn
 
 _MOST_KEPT = 2**12  # answers of one GPU
+_NEW = object()  # stands for an answer that is still to be asked for
 
 # An fp32 1x1 convolution [8, 256, 56, 56] to 64 channels: cuDNN asks cuBLASLt for it on every device.
 _POINTWISE = (8, 256, 56, 56, 8, 64, 56, 56, 64, 256, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0)
@@ -63,14 +64,14 @@ def workspace_bytes(gpu: str, queries: Sequence[tuple[tuple[str, ...], tuple[int
     numbers; None where cuDNN is not installed, too old for described devices, or has no plan."""
     without_cublaslt()
     kept = _kept.setdefault(gpu, {})
-    alike: dict[tuple, dict[tuple, None]] = {}  # new queries of the same words and rank, each once
-    for query in queries:
-        if query not in kept:
-            words, numbers = query
-            alike.setdefault((words, len(numbers)), {})[query] = None
-    for (words, _), new in alike.items():
-        kept.update(zip(new, ask(gpu, words, [numbers for _, numbers in new]), strict=True))
-    found = [kept[query] for query in queries]
+    found: list = [kept.get(query, _NEW) for query in queries]
+    alike: dict[tuple, list[int]] = {}  # the places of new queries of the same words and rank
+    for place, ((words, numbers), answer) in enumerate(zip(queries, found, strict=True)):
+        if answer is _NEW:
+            alike.setdefault((words, len(numbers)), []).append(place)
+    for (words, _), places in alike.items():
+        for place, answer in zip(places, ask(gpu, words, [queries[place][1] for place in places]), strict=True):
+            found[place] = kept[queries[place]] = answer
     while len(kept) > _MOST_KEPT:
         del kept[next(iter(kept))]  # that of the oldest
     return found
@@ -88,7 +89,7 @@ def ask(gpu: str, words: tuple[str, ...], rows: Iterable[tuple[int, ...]]) -> li
         answers = workspaces(
             found, device, words, asked, _unwanted_engines(words[0], gpu, rank=(asked.shape[1] + 3) // 6)
         )
-    return [int(answer) if answer >= 0 else None for answer in answers]
+    return [answer if answer >= 0 else None for answer in answers.tolist()]
 
 
 def _unwanted_engines(direction: str, gpu: str, *, rank: int) -> frozenset[int]:

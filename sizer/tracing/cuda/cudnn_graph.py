@@ -9,6 +9,7 @@ Numbers are those of cudnn_graph.h.
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import numpy as np
 
@@ -43,10 +44,15 @@ _SIZE = _MADE + 4 * _MOST_CONFIGS
 def begin(library: ctypes.CDLL) -> np.ndarray:
     """The array by which a library's functions are called; of one thread."""
     cudnn = np.zeros(_SIZE, np.int64)
-    for place, name in enumerate(_FUNCTIONS):
-        cudnn[place] = ctypes.cast(getattr(library, f"cudnnBackend{name}"), ctypes.c_void_p).value
+    cudnn[: len(_FUNCTIONS)] = _addresses(library)
     cudnn[_ADDRESS] = cudnn.ctypes.data + _ROOM * cudnn.itemsize
     return cudnn
+
+
+@functools.cache
+def _addresses(library: ctypes.CDLL) -> tuple[int | None, ...]:
+    functions = (getattr(library, f"cudnnBackend{name}") for name in _FUNCTIONS)
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
 
 
 @compiled_within
