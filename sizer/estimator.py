@@ -24,8 +24,9 @@ from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.largest_batch import likely_largest
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
+from sizer.model import Progress
 from sizer.request import Request, format_query, gpu_of, nccl_of
-from sizer.tracer import Progress, Tracer, answers_of, cheapest_first
+from sizer.tracer import Tracer, answers_of, cheapest_first
 from sizer.tracing.cuda import builds
 from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt

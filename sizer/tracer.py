@@ -1,75 +1,50 @@
 """From a request to what is counted and traced of it. Imports torch; runs in a process of its own.
 
 What was counted or traced once is kept, where there is somewhere to keep it, and not done again: all that is left is a replay.
+The model that is traced is that of `sizer.model`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection
 from functools import cached_property, partial
 
 from torch import nn
 
-from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.census import take_census
 from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.distributed.sharding import check_plan
-from sizer.errors import RequestError, TraceError
-from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, keep_depths, read_depths, read_kept
+from sizer.errors import TraceError
+from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, read_kept
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
-from sizer.memory.census import Census
 from sizer.memory.family import TapeFamily
 from sizer.memory.kv_cache import KvSegment
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
+from sizer.model import Counted, Model, Progress
 from sizer.query_values import DTYPES
 from sizer.request import Request
-from sizer.tracing.batch_lines import FITTED_AT, trace_lines
+from sizer.tracing.batch_lines import trace_lines
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
-from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
 from sizer.tracing.generation import trace_generation, trace_noted_generation
 from sizer.tracing.kv_cache import trace_kv_cache
-from sizer.tracing.loading import Loading
 from sizer.tracing.stages import StageTraces
 from sizer.tracing.steps import Work
-from sizer.tracing.trace import build, build_loaded, trace
+from sizer.tracing.trace import trace
 from sizer.versions import parse_version
-from sizer.work import as_traced, plan_of, work_of
-
-COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for
-
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """What is known of an architecture before its steps are traced.
-
-    `smallest` is the smallest batch size that it takes, `refusal` why that is not 1. The other fields are the Blueprint's.
-    """
-
-    census: Census
-    sequence_length: int | None
-    image_size: tuple[int, int] | None
-    notes: tuple[str, ...]
-    uncounted: tuple[str, ...]
-    smallest: int = 1
-    refusal: str = ""
+from sizer.work import as_traced, work_of
 
 
 class Tracer:
-    """The architecture and work of one request on one kind of device, built and traced when first needed.
+    """The work of one request on one kind of device, traced when first needed.
 
-    `config` is the parsed config.json for the sources "hub" and "config". The module is built once for all dtypes. `request` is the
-    one that was asked for with the weights that it comes to on the device, of which `loaded` tells.
+    `config` is the parsed config.json for the sources "hub" and "config". `request` is the one that was asked for with the weights
+    that it comes to on the device, of which `loaded` tells.
     """
 
     def __init__(
@@ -83,17 +58,26 @@ class Tracer:
     ) -> None:
         self.loaded = as_loaded(request, gpu, config)
         self.request, self.gpu = as_traced(self.loaded.request), gpu
-        self._config = config
         self._kept = NothingKept() if kept is None else kept
         self._progress = progress or (lambda text: None)
+        self._model = Model(
+            self.request, self.loaded, self.device(), config=config, kept=self._kept, progress=self._progress
+        )
+        self._alike: Tracer | None = None  # one of the same work on devices of other rules
         self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known
         self._choices = choices_of(self.request)
-        self._tapes = KeptTapes(self._kept, self.request, self.device(), {})
+        self._tapes = KeptTapes(self._kept, self.request, self.device(), self._model.unpacked)
         self._begun: dict[str, tuple[Device, Tape]] = {}  # by dtype, the tape at batch 1 that came before the others
-        self._modules: dict[str, tuple[nn.Module, Loading | None]] = {}
-        self._deep_traces: dict[tuple, DeepTraces] = {}  # by how the module is spread over ranks
-        self._lender: Tracer | None = None
         self._stages = StageTraces()
+
+    def share_model(self, other: Tracer) -> bool:
+        """Use another tracer's model, and what it has found out, where this one's would be the same; whether it is."""
+        if self._model.choices != other._model.choices:
+            return False
+        self._model, self._tapes.unpacked = other._model, other._tapes.unpacked
+        if self._choices == other._choices:
+            self._alike, self._exceptional = other, other._exceptional
+        return True
 
     def device(self, *, shared: bool = False) -> Device:
         """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
@@ -104,19 +88,18 @@ class Tracer:
     @cached_property
     def counted(self) -> Counted:
         """The counts. Raises RequestError, ConfigError and BuildError."""
-        if self._lender is not None and self._choices == self._lender._choices:
-            return self._lender.counted
+        if self._alike is not None:
+            return self._alike.counted
         name = f"counted {self._choices}"
         if (counted := read_kept(self._kept, name, Counted, "counted")) is None:
-            counted = self._count()
+            counted = self._model.count(self.request)
             keep(self._kept, name, counted)
         return counted
 
     @cached_property
     def replays(self) -> Replays:
         """What was found by replays of this work's tapes; devices of other rules share it, but it is kept by the rules of each."""
-        alike = self._lender is not None and self._choices == self._lender._choices
-        return Replays(self._kept.get(self._replayed), shared=self._lender.replays if alike else None)
+        return Replays(self._kept.get(self._replayed), shared=self._alike and self._alike.replays)
 
     def keep_replays(self) -> None:
         """Keep what was replayed."""
@@ -194,13 +177,9 @@ class Tracer:
             return found
         self._progress(f"tracing the cache in {dtype}")
         try:
-            found = trace_kv_cache(
-                self._blueprint,
-                self._module(dtype),
-                work_of(self.request, dtype),
-                device=self.device(),
-                loading=self._loading(dtype),
-            )
+            module, loading = self._model.built(dtype)
+            work = work_of(self.request, dtype)
+            found = trace_kv_cache(self._model.blueprint, module, work, device=self.device(), loading=loading)
         except TraceError:  # the estimate of the dtype says why
             found = ()
         keep(self._kept, name, found)
@@ -208,94 +187,17 @@ class Tracer:
 
     def built(self) -> tuple[Blueprint, nn.Module]:
         """The architecture as it is traced: its blueprint, and its module on meta."""
-        return self._blueprint, self._module(self.request.dtypes[0])
-
-    def shares_module(self, other: Tracer) -> bool:
-        """Whether another tracer's module is the one that this one would build."""
-        return self._module_choices == other._module_choices
-
-    @property
-    def _module_choices(self) -> str:
-        """What the module depends on."""
-        same = ("source", "name", "revision", "config", "head", "attention", "checkpointing")
-        sizes = ("mode", "sequence_length", "image_size")
-        adapters = (
-            "weights",
-            "train",
-            "adapter",
-            "adapter_rank",
-            "adapter_alpha",
-            "adapter_targets",
-            "adapter_dropout",
-        )
-        names = (*same, *sizes, *adapters)
-        return repr([getattr(self.request, name) for name in names])
-
-    def take_module(self, other: Tracer) -> None:
-        """Use another tracer's blueprint and module, which it must share, and what it has found out."""
-        self._lender, self._tapes.unpacked, self._deep_traces = other, other._tapes.unpacked, other._deep_traces
-        if self._choices == other._choices:
-            self._exceptional = other._exceptional
-
-    # --------------------------------------------------------------------------------------------- counting and tracing
-
-    @cached_property
-    def _blueprint(self) -> Blueprint:
-        if self._lender is not None:
-            return self._lender._blueprint
-        self._progress("building the model on meta")
-        return make_blueprint(self.request, self._config, self.loaded)
-
-    def _module(self, dtype: str) -> nn.Module:
-        """The module for the traces of a dtype: one for all, unless it is quantised."""
-        return self._built(dtype)[0]
-
-    def _loading(self, dtype: str) -> Loading | None:
-        """How the module of a dtype was loaded, where it is quantised."""
-        return self._built(dtype)[1]
-
-    def _built(self, dtype: str) -> tuple[nn.Module, Loading | None]:
-        if self._lender is not None:
-            return self._lender._built(dtype)
-        blueprint, checkpointing = self._blueprint, self.request.checkpointing
-        key = "" if blueprint.replace_layers is None else dtype
-        if key not in self._modules:
-            if blueprint.replace_layers is None:
-                self._modules[key] = build(blueprint, checkpointing=checkpointing), None
-            else:
-                told = {"device": self.device(), "tell_frozen": self.request.train != "all"}
-                self._modules[key] = build_loaded(blueprint, checkpointing=checkpointing, dtype=dtype, **told)
-        return self._modules[key]
-
-    def _count(self) -> Counted:
-        blueprint, module = self._blueprint, self._module(COUNTED_IN)
-        if (plan := plan_of(self.request)) is not None:
-            check_plan(module, plan, blueprint.sequence_length)
-        counted = Counted(
-            census=take_census(module, name=blueprint.name),
-            sequence_length=blueprint.sequence_length,
-            image_size=blueprint.image_size,
-            notes=(*blueprint.notes, *blueprint.describe(module)),
-            uncounted=blueprint.uncounted,
-        )
-        try:
-            self.check_batch_of_one()
-        except RequestError as error:
-            return replace(counted, smallest=FITTED_AT[0], refusal=str(error))
-        return counted
+        return self._model.blueprint, self._model.module(self.request.dtypes[0])
 
     def check_batch_of_one(self) -> None:
-        """Raise the model's own RequestError where it refuses a batch of 1 (batch norm over a single value, say)."""
-        try:
-            self._blueprint.example(1, MODES[self.request.mode].trains)
-        except TraceError:
-            return  # there are no inputs at all: each dtype's trace says why
+        """As `Model.check_batch_of_one`."""
+        self._model.check_batch_of_one(self.request.mode)
 
     def _run(
         self, dtype: str, batch: int, device: Device, *, short: bool = False, block_notes: BlockNotes | None = None
     ) -> Tape:
         work = work_of(self.request, dtype)
-        blueprint, (module, loading) = self._blueprint, self._built(dtype)
+        blueprint, (module, loading) = self._model.blueprint, self._model.built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
         told = {"batch": batch, "device": device, "loading": loading}
         if self._compares_stages:
@@ -306,7 +208,7 @@ class Tracer:
             return trace_generation(blueprint, module, work, **told)
 
         at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
-        return at() if block_notes is not None else self._deep().trace(module, at, device)
+        return at() if block_notes is not None else self._model.deep_traces(work.plan).trace(module, at, device)
 
     @property
     def _compares_stages(self) -> bool:
@@ -314,35 +216,13 @@ class Tracer:
 
     def _run_stages(self, dtype: str, batch: int, device: Device, block_notes: BlockNotes | None) -> Tape:
         """The tape of the rank of a pipeline that needs most."""
-        module = self._module(dtype)
+        blueprint, module = self._model.blueprint, self._model.module(dtype)
 
         def at(work: Work, **notes: BlockNotes | None) -> Tape:
             self._progress(f"tracing {dtype} at batch {batch}, rank {work.plan.rank}")
-            return trace(self._blueprint, module, work, batch=batch, device=device, **notes)
+            return trace(blueprint, module, work, batch=batch, device=device, **notes)
 
         return self._stages.trace(at, work_of(self.request, dtype), module, batch, block_notes)
-
-    def _deep(self) -> DeepTraces:
-        """What traces fewer layers of the module than it has, where that is possible.
-
-        A quantised module was loaded as a whole: whatever its layers, each of its traces begins with all that was loaded. A stage
-        of a pipeline has few layers. DDP's buckets, and the parameters that ZeRO-1
-        gives each rank, end where they are full, in the middle of layers: those of few layers do not tell where.
-        """
-        plan = plan_of(self.request)
-        kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
-        if kind not in self._deep_traces:
-            possible = plan is None or (plan.splits and plan.pp == 1)
-            name = f"depths {kind} {self._module_choices}"
-            shown, show = read_depths(self._kept, name), partial(keep_depths, self._kept, name)
-            self._deep_traces[kind] = DeepTraces(self._repeated if possible else (), shown=shown, show=show)
-        return self._deep_traces[kind]
-
-    @cached_property
-    def _repeated(self) -> tuple[Repeated, ...]:
-        if self._lender is not None:
-            return self._lender._repeated
-        return find_repeated(self._module(COUNTED_IN))
 
     def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
         device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)

@@ -15,8 +15,9 @@ from sizer.memory.fit import Fits, fits_in
 from sizer.memory.largest_batch import MaxBatch, find_largest_batch, no_batch
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
+from sizer.model import Counted, Progress
 from sizer.request import Request, format_query, gpu_of, parse_query
-from sizer.tracer import Counted, Progress, Traced, Tracer, answers_of
+from sizer.tracer import Traced, Tracer, answers_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.work import as_traced
 
@@ -134,8 +135,7 @@ class Cells:
         if key not in self._tracers:
             tracer = Tracer(request, gpu, config=self._config, kept=self._kept, progress=self._progress)
             for other in self._tracers.values():
-                if tracer.shares_module(other):
-                    tracer.take_module(other)
+                if tracer.share_model(other):
                     break
             self._tracers[key] = tracer
         return self._tracers[key]

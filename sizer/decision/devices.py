@@ -9,8 +9,8 @@ from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.kept import Kept
 from sizer.memory.decision import DeviceReport, DeviceRow
+from sizer.model import Progress
 from sizer.request import Request, format_query
-from sizer.tracer import Progress
 
 
 def devices(

@@ -18,8 +18,8 @@ from sizer.errors import RequestError
 from sizer.kept import Kept
 from sizer.memory.decision import LeverReport, LeverRow, LeverSet
 from sizer.memory.estimate import Estimate
+from sizer.model import Counted, Progress
 from sizer.request import Request, format_query
-from sizer.tracer import Counted, Progress
 from sizer.units import counted, format_bytes
 
 TRIED_WHOLE = 2  # up to so many levers at once every set is tried; beyond, levers are taken away from all of them

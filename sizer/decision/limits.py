@@ -16,9 +16,9 @@ from sizer.memory.decision import Limit, LimitReport
 from sizer.memory.fit import Fits
 from sizer.memory.largest_batch import search
 from sizer.memory.timeline import peak_requested_bytes
+from sizer.model import Counted, Progress
 from sizer.query_values import MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
 from sizer.request import Request, format_query, gpu_of
-from sizer.tracer import Counted, Progress
 
 LINES = 4  # through two values each, that lead to where a limit is looked for
 CLOSE = 256  # of a value: how near the next one is that needs no other line

@@ -14,8 +14,8 @@ from sizer.kept import Kept
 from sizer.memory.loops import repeated_events, written
 from sizer.memory.peak import PeakReport, find_peak
 from sizer.memory.snapshot import write_snapshot
+from sizer.model import Progress
 from sizer.request import Request, check_one_rank, format_query
-from sizer.tracer import Progress
 
 EVENTS_AT_MOST = 2_000_000  # of a snapshot: about a gigabyte
 

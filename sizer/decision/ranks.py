@@ -12,8 +12,8 @@ from sizer.distributed.devices import PER_HOST
 from sizer.kept import Kept
 from sizer.memory.decision import RankReport, RankRow
 from sizer.memory.weighing import weigh_peak
+from sizer.model import Progress
 from sizer.request import Request, format_query, parse_query
-from sizer.tracer import Progress
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 PIPELINES = (
