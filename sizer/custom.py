@@ -17,10 +17,10 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.cautions import cautions, target, versions
 from sizer.distributed.devices import Accelerator
 from sizer.distributed.world import world_of
 from sizer.errors import RefusedValueError, RequestError
-from sizer.estimator import cautions, target, versions
 from sizer.memory.archive import Traced
 from sizer.memory.bounds import ROUTED, Margin
 from sizer.memory.census import Census

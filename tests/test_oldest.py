@@ -9,7 +9,7 @@ import pytest
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import BITSANDBYTES
-from sizer.estimator import versions
+from sizer.cautions import versions
 from sizer.versions import READ, format_version
 from tests.oldest import DEPENDED_ON, REQUIREMENTS, constraints, floors
 

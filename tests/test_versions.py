@@ -30,7 +30,7 @@ PACKAGE = Path(sizer.__file__).parent
 MAY_ASK = {
     "versions.py",
     "decision/lever_code.py",
-    "estimator.py",
+    "cautions.py",
     "commands/measure.py",
     "tracing/device.py",
     "tracing/cuda/builds.py",

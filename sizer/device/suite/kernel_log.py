@@ -191,7 +191,7 @@ def record_kernels(request: Request, device_name: str) -> KernelRecord:
     What ends the steps early, running out of memory included, is the record's `failure`; the calls until then stand. Raises
     DeviceError for a device that is not there or cannot count, RequestError, ConfigError and BuildError for the question.
     """
-    from sizer.estimator import versions
+    from sizer.cautions import versions
 
     reader = open_reader(device_name)
     facts, device = reader.facts(), reader.device

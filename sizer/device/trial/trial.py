@@ -15,6 +15,7 @@ from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.subclasses import parts_of
 from sizer.catalogue.modes import MODES
+from sizer.cautions import versions
 from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
 from sizer.device.record.measurement import DeviceOutOfMemory, Measurement, PhaseReading, TensorBytes, Timing
@@ -32,7 +33,6 @@ from sizer.device.trial.materialize import (
 )
 from sizer.device.trial.rank import inner, take_part
 from sizer.device.trial.timing import measure_timing
-from sizer.estimator import versions
 from sizer.memory.codec import LIMIT_TEXT
 from sizer.memory.tape import FROZEN, KV_CACHE
 from sizer.request import Request, format_query
