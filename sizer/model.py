@@ -116,8 +116,8 @@ class Model:
         """What traces fewer layers of the module than it has, where that is possible.
 
         A quantised module was loaded as a whole: whatever its layers, each of its traces begins with all that was loaded. A stage
-        of a pipeline has few layers. DDP's buckets, and the parameters that ZeRO-1
-        gives each rank, end where they are full, in the middle of layers: those of few layers do not tell where.
+        of a pipeline has few layers. DDP's buckets, and the parameters that ZeRO-1 gives each rank, end where they are full, in the
+        middle of layers: those of few layers do not tell where.
         """
         kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
         if kind not in self._deep_traces:

@@ -12,7 +12,7 @@ from sizer.memory.family import TapeFamily
 from sizer.memory.largest_batch import MaxBatch, find_largest_batch
 from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
-from sizer.memory.tape import Tape
+from sizer.memory.tape import Tape, resolve_all
 from sizer.memory.unbounded import find_unbounded
 
 
@@ -59,22 +59,24 @@ def read_cells(
     notes: dict[int, str] = {}
     batches = tuple(batches)
 
-    def replay(batch: int) -> None:
-        try:
-            tape = family.at(batch, oracle)
-        except ValueError as error:
-            notes[batch] = f"batch {batch}: {error}"
-            return
-        row = estimate_tape(
-            tape,
-            dtype=dtype,
-            gpu=gpu,
-            mode=mode,
-            expandable_segments=expandable_segments,
-            unbounded=find_unbounded(tape, gpu.backend, expandable_segments=expandable_segments, replays=replays),
-            passes=passes,
-        )
-        rows[batch] = row, tape
+    def replay(wanted: Iterable[int]) -> None:
+        tapes = []
+        for batch in wanted:
+            try:
+                tapes.append(family.at(batch))
+            except ValueError as error:
+                notes[batch] = f"batch {batch}: {error}"
+        for tape in resolve_all(tapes, oracle):
+            row = estimate_tape(
+                tape,
+                dtype=dtype,
+                gpu=gpu,
+                mode=mode,
+                expandable_segments=expandable_segments,
+                unbounded=find_unbounded(tape, gpu.backend, expandable_segments=expandable_segments, replays=replays),
+                passes=passes,
+            )
+            rows[tape.batch] = row, tape
 
     def column() -> Column:
         done = [rows[batch] for batch in batches if batch in rows]
@@ -87,13 +89,11 @@ def read_cells(
 
     if first and len(batches) > 1:
         for batch in first:
-            replay(batch)
+            replay([batch])
             if batch in rows and rows[batch][0].fits is True:
                 break
         yield column()
-    for batch in batches:
-        if batch not in rows.keys() | notes.keys():
-            replay(batch)
+    replay(batch for batch in batches if batch not in rows.keys() | notes.keys())
     yield column()
 
 

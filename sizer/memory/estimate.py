@@ -104,7 +104,7 @@ def estimate_tape(
         at_peak=timeline.at_peak,
         phases=timeline.phases,
         fits=result.fits,
-        curve=timeline.curve,
+        curve=timeline.curve.points(),
         reserved_at_peak_bytes=timeline.reserved_at_peak_bytes,
         retries=timeline.retries,
         out_of_memory=timeline.out_of_memory,

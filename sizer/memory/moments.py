@@ -30,8 +30,8 @@ class Moments:
     rows: np.ndarray
     phase_ends: tuple[int, ...]
 
-    def by_category(self, tape: Tape, replayed: Replay, numbers: list[int]) -> list[tuple[int, ...]]:
-        """Bytes allocated by category at some moments."""
+    def by_category(self, tape: Tape, replayed: Replay, numbers: list[int]) -> np.ndarray:
+        """Bytes allocated by category at some moments, int64 [moments, categories]."""
         events = np.asarray(tape.order, np.int64)
         categories = np.frombuffer(tape.categories, np.uint8)[np.where(events >= 0, events, ~events)]
         loops = [*zip((loop.end for loop in tape.loops), replayed.loops, strict=False)]
@@ -46,7 +46,7 @@ class Moments:
         for end, loop in loops:
             if (after := held & (sources > end)).any():
                 more[after] = loop.levels[-1] - sums[np.searchsorted(bounds, end)]
-        return [*map(tuple, (found + more).tolist())]
+        return found + more
 
 
 def read_moments(tape: Tape, replayed: Replay) -> Moments:

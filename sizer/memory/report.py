@@ -41,8 +41,8 @@ class Report:
     be traced. `request` echoes the query's values as understood. `notes` are facts about this answer, `cautions` those of
     them to be read with the figures, `assumptions` what was chosen (kernels, backends), `uncounted` what is missing;
     `explanation` says how it was all computed. `kv_caches` are those of a generation, by dtype. `focus` is the estimate to
-    look at first, None where there is none yet. `pending` are the dtypes of which cells or the largest
-    batch are still to come, none in a whole answer.
+    look at first, None where there is none yet. `pending` are the dtypes of which cells or the largest batch are still to come,
+    none in a whole answer.
     """
 
     schema: int = SCHEMA

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from sizer.memory.communication import Collective
 from sizer.memory.size_queries import SizeOracle, SizeQuery
@@ -92,16 +93,7 @@ class Tape:
 
     def resolve(self, oracle: SizeOracle | None) -> Tape:
         """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""
-        if oracle is None or not self.size_queries:
-            return self
-        sizes, resolved = self.sizes[:], set(self.resolved)
-        answers = oracle([(query.kind, query.words, query.numbers) for query in self.size_queries])
-        for query, size in zip(self.size_queries, answers, strict=True):
-            if size is not None:
-                resolved.update(query.blocks)
-                for block in query.blocks:
-                    sizes[block] = size
-        return replace(self, sizes=sizes, resolved=frozenset(resolved))
+        return resolve_all([self], oracle)[0]
 
     def with_sizes(self, size: Callable[[str, tuple[str, ...]], int | None], *, answered: str) -> Tape:
         """As `TapeFamily.with_sizes`."""
@@ -151,6 +143,27 @@ class Tape:
         if self.streams and self.loops:
             raise ValueError("the tape has several streams and loops; loops go with one stream: write them out")
         return self
+
+
+def resolve_all(tapes: Sequence[Tape], oracle: SizeOracle | None) -> list[Tape]:
+    """`Tape.resolve` of each of some tapes, by an oracle that is asked once for all of them: it may answer like queries sooner."""
+    if oracle is None:
+        return [*tapes]
+    asked = [(query.kind, query.words, query.numbers) for tape in tapes for query in tape.size_queries]
+    answers = iter(oracle(asked) if asked else ())
+    return [_resolved(tape, [*islice(answers, len(tape.size_queries))]) for tape in tapes]
+
+
+def _resolved(tape: Tape, answers: Sequence[int | None]) -> Tape:
+    if not answers:
+        return tape
+    sizes, resolved = tape.sizes[:], set(tape.resolved)
+    for query, size in zip(tape.size_queries, answers, strict=True):
+        if size is not None:
+            resolved.update(query.blocks)
+            for block in query.blocks:
+                sizes[block] = size
+    return replace(tape, sizes=sizes, resolved=frozenset(resolved))
 
 
 def blocks_alive(events: Iterable[int]) -> dict[int, None]:

@@ -39,6 +39,20 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The points of a curve by columns, which are packed and read sooner; `by_category` has a column for each of CATEGORIES."""
+
+    positions: tuple[int, ...]
+    phases: tuple[str, ...]
+    by_category: tuple[tuple[int, ...], ...]
+
+    def points(self) -> tuple[CurvePoint, ...]:
+        """The points, in the order of time."""
+        rows = zip(self.positions, self.phases, zip(*self.by_category, strict=True), strict=True)
+        return tuple([CurvePoint(position=position, phase=phase, by_category=split) for position, phase, split in rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """The request (bytes) that the device could not give, who made it, and what was in use then."""
 
@@ -68,7 +82,7 @@ class Timeline:
     peak_op: str
     peak_module: str
     at_peak: dict[str, int]
-    curve: tuple[CurvePoint, ...]
+    curve: Curve
     reserved_at_peak_bytes: int = 0
     retries: int = 0
     out_of_memory: OutOfMemory | None = None
@@ -90,12 +104,11 @@ def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
         peak_phase=_phase(tape, event),
         peak_op="" if block is None else tape.op_names[tape.ops[block]],
         peak_module="" if block is None else tape.module_names[tape.modules[block]],
-        at_peak=dict(zip(CATEGORIES, splits[numbers.index(peak)], strict=True)),
-        curve=tuple(
-            CurvePoint(position=position, phase=phase, by_category=split)
-            for position, phase, split in zip(
-                moments.positions[numbers].tolist(), _phases_of(tape, moments.events[numbers]), splits, strict=True
-            )
+        at_peak=dict(zip(CATEGORIES, splits[numbers.index(peak)].tolist(), strict=True)),
+        curve=Curve(
+            positions=tuple(moments.positions[numbers].tolist()),
+            phases=tuple(_phases_of(tape, moments.events[numbers])),
+            by_category=tuple(map(tuple, splits.T.tolist())),
         ),
         reserved_at_peak_bytes=int(moments.reserved[peak]),
         retries=replayed.retries,
@@ -147,7 +160,8 @@ def live_by_category(tape: Tape) -> dict[str, dict[str, int]]:
     moments = read_moments(tape, asked)
     splits = moments.by_category(tape, asked, list(moments.phase_ends))
     return {
-        phase: dict(zip(CATEGORIES, split, strict=True)) for (_, phase), split in zip(tape.marks, splits, strict=True)
+        phase: dict(zip(CATEGORIES, split, strict=True))
+        for (_, phase), split in zip(tape.marks, splits.tolist(), strict=True)
     }
 
 
