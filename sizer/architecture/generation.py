@@ -16,6 +16,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import QuantizedCache
 
 from sizer.architecture.blueprint import Example
+from sizer.architecture.examples.example_spec import CACHE
 from sizer.architecture.subclasses import parts_of
 from sizer.catalogue.modes import QUANTIZED, QUANTO
 from sizer.errors import RequestError
@@ -151,9 +152,8 @@ def _watched(module: nn.Module, on_token: OnToken) -> Iterator[None]:
     seen: dict[str, Any] = {"tokens": 0, "cache": None}
 
     def keep_cache(_: nn.Module, args: Any, output: Any) -> None:
-        seen["cache"] = getattr(output, "past_key_values", None)
-        if seen["cache"] is None:
-            seen["cache"] = getattr(output, "cache_params", None)
+        found = (getattr(output, name, None) for name in (*CACHE, "cache_params"))
+        seen["cache"] = next((cache for cache in found if cache is not None), None)
 
     def has_unfinished(*args: Any, **kwargs: Any) -> bool:
         wanted = on_token(seen["tokens"], seen["cache"])

@@ -9,6 +9,8 @@ from functools import cache
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+CACHE = ("cache", "past_key_values")  # what a decoder takes and returns: the name since transformers 5.24, and before
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleSpec:
@@ -44,7 +46,7 @@ class ExampleSpec:
     def switches_cache(self) -> bool:
         """True where the forward takes `use_cache`, by name or for the model inside it, whose config is the same."""
         rest = inspect.signature(self.cls.forward).parameters.values()
-        passes_on = self.takes("past_key_values") and any(parameter.kind is parameter.VAR_KEYWORD for parameter in rest)
+        passes_on = self.takes(*CACHE) and any(parameter.kind is parameter.VAR_KEYWORD for parameter in rest)
         return self.takes("use_cache") or (passes_on and read(self.config, "use_cache") is True)
 
     def read(self, *names: str, default: object = None) -> object:

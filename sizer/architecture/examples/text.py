@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from sizer.architecture.examples.example_spec import ExampleSpec, read, takes
+from sizer.architecture.examples.example_spec import CACHE, ExampleSpec, read, takes
 from sizer.architecture.examples.tensors import integers, ones, special_tokens, words, zeros
 
 CHOICES = 4  # answers per question of a multiple-choice head, as in SWAG
@@ -19,7 +19,7 @@ def is_causal(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> bool:
         return False
     if config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return bool(read(config, "is_decoder", default=False)) or "CausalLM" in cls.__name__ or "LMHead" in cls.__name__
-    return takes(cls, "past_key_values", "cache_params", "mems", "state", "use_cache")
+    return takes(cls, *CACHE, "cache_params", "mems", "state", "use_cache")
 
 
 def sentence(spec: ExampleSpec) -> Tensor:
