@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sizer.catalogue.gpus import Gpu
-from sizer.memory.allocator import OnePool, PlainMemory, allocator_of
-from sizer.memory.expandable import ExpandableCache
+from sizer.memory.allocator import allocator_of
 from sizer.memory.looped import place
-from sizer.memory.streams import stream_of
 from sizer.memory.tape import Tape
 from sizer.memory.timeline import running_bytes
 
@@ -45,40 +43,12 @@ def find_addresses(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False) -
 
 
 def _find(tape: Tape, gpu: Gpu, capacity: int | None, expandable_segments: bool) -> Addresses:
-    if gpu.backend != "cpu" and not expandable_segments:
-        cache = allocator_of(gpu.backend, capacity, expandable_segments, by_address=tape.by_address)
-        found = place(tape, cache)
-        return Addresses(
-            addresses=found.addresses.tolist(),
-            taken=found.taken.tolist(),
-            reserved=found.reserved.tolist(),
-            given_back=cache.given_back,
-            failed_at=found.failed_at,
-        )
-    return _place(tape, ExpandableCache(capacity) if expandable_segments else OnePool(PlainMemory(capacity)))
-
-
-def _place(tape: Tape, allocator: ExpandableCache | OnePool) -> Addresses:
-    count, retries, empties = len(tape.sizes), 0, tape.empties()
-    found = Addresses(addresses=[0] * count, taken=[0] * count)
-    for position, event in enumerate(tape.order):
-        if tape.streams:
-            allocator.use(stream_of(tape, event if event >= 0 else ~event))
-        if event < 0:
-            if size := found.taken[~event]:
-                allocator.release(found.addresses[~event], size)
-        elif size := tape.sizes[event]:
-            block = allocator.allocate(size)
-            if block is None:
-                return Addresses(
-                    addresses=found.addresses, taken=found.taken, reserved=found.reserved, failed_at=position
-                )
-            found.addresses[event], found.taken[event] = block
-            if allocator.retries > retries:
-                retries = allocator.retries
-                found.given_back.append(position)
-        elif event in empties:
-            allocator.release_cached()
-            found.given_back.append(position)
-        found.reserved.append(allocator.reserved)
-    return found
+    allocator = allocator_of(gpu.backend, capacity, expandable_segments, by_address=tape.by_address)
+    found = place(tape, allocator)
+    return Addresses(
+        addresses=found.addresses.tolist(),
+        taken=found.taken.tolist(),
+        reserved=found.reserved.tolist(),
+        given_back=allocator.given_back,
+        failed_at=found.failed_at,
+    )

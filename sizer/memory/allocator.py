@@ -46,9 +46,11 @@ def allocator_of(
 ) -> Pools:
     """The allocator of a device that may reserve `capacity` bytes, without bound where that is None; `by_address`: see Tape."""
     if backend == "cuda" and expandable_segments:
-        return expandable.ExpandableCache(capacity)
+        from sizer.memory.expandable_cache import ExpandableCache  # not before: it brings Numba
+
+        return ExpandableCache(capacity)
     if backend == "cuda":
-        from sizer.memory.cuda_cache import CudaCache  # not before: it brings Numba
+        from sizer.memory.cuda_cache import CudaCache  # as above
 
         return CudaCache(capacity, by_address=by_address)
     if backend == "mps":
@@ -102,6 +104,7 @@ class OnePool:
         self.capacity = cache.capacity
         self.started = self.position = 0
         self.grown: list[tuple[int, int]] = [(0, 0)]
+        self.given_back: list[int] = []
 
     @property
     def reserved(self) -> int:
@@ -123,6 +126,7 @@ class OnePool:
 
     def release_cached(self) -> None:
         """Give back what no block uses."""
+        self.given_back.append(self.started + self.position)
         self.cache.release_cached()
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:

@@ -25,7 +25,8 @@ _segment_size = compiled("int64(int64)")(segment_size)
 
 
 @compiled("void(int64[:, ::1], int64, int64)")
-def _delete_by_address(pool: np.ndarray, count: int, at: int) -> None:
+def delete_by_address(pool: np.ndarray, count: int, at: int) -> None:
+    """Take the block at a place by address out of the rows by address."""
     delete_at(pool[2], count, at)
     delete_at(pool[3], count, at)
 
@@ -40,13 +41,13 @@ def insert(pool: np.ndarray, count: int, address: int, size: int) -> None:
 
 
 @compiled("int64(int64[:, ::1], int64, int64, int64)")
-def _merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
+def merge(pool: np.ndarray, count: int, start: int, size: int) -> int:
     """Put a free block into a pool of `count`, joined with those that it touches (try_merge_blocks); how many there are then."""
     at = find(pool[2], count, start)
     if at < count and pool[2, at] == start + size:
         after = pool[3, at]
         delete_by_size(pool, count, by_size(pool, count, after, start + size))
-        _delete_by_address(pool, count, at)
+        delete_by_address(pool, count, at)
         size += after
         count -= 1
     if at > 0 and pool[2, at - 1] + pool[3, at - 1] == start:
@@ -100,7 +101,7 @@ def run(
             state[ASKED] = 0
             return position
         if event < 0:
-            counts[which] = _merge(pool, count, addresses[block], size)
+            counts[which] = merge(pool, count, addresses[block], size)
             continue
         at = by_size(pool, count, size, 0)
         if at < count:  # get_free_block
@@ -127,7 +128,7 @@ def run(
             pool[2, at], pool[3, at] = address + size, rest
         else:
             taken[block] = have
-            _delete_by_address(pool, count, at)
+            delete_by_address(pool, count, at)
             count -= 1
         counts[which] = count
     return len(events)

@@ -22,6 +22,7 @@ class Pools(Protocol):
     grown: list[tuple[int, int]]
     started: int
     position: int
+    given_back: list[int]
 
     def rounded(self, sizes: Sequence[int]) -> np.ndarray:
         """Bytes as they are asked of the pools, 0 for nothing."""

@@ -55,7 +55,7 @@ def preloaded() -> tuple[str, ...]:
     """What an estimate and a decision import, whatever the source, and what is read and asked before any of them."""
     of_sources = ((row.package, *row.preload, row.blueprint.partition(":")[0]) for row in offered_sources())
     adapters = (PACKAGE,) if find_spec(PACKAGE) else ()
-    caches = ("sizer.memory.cuda_cache", "sizer.memory.heaps")
+    caches = ("sizer.memory.cuda_cache", "sizer.memory.expandable_cache", "sizer.memory.heaps")
     sizers = ("sizer.estimator", "sizer.cautions:versions", "sizer.service.tasks", *caches)
     decisions = (f"sizer.decision.{name}" for name in ("devices", "levers", "limits", "ranks"))
     return tuple(

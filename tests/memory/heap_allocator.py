@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from sizer.memory.blocks import FreeBlocks
 from sizer.memory.mps import (
     ALIGNMENT,
     BUCKET_SHIFT,
@@ -19,6 +18,7 @@ from sizer.memory.mps import (
     XLARGE_HEAP,
     heap_size,
 )
+from tests.memory.free_blocks import FreeBlocks
 
 
 def buffer_size(size: int) -> int:

@@ -227,9 +227,9 @@ from sizer.memory.allocator import replay_events
 from tests.memory.tapes import random_tape
 
 assert not compiled.COMPILED
-for backend, seed in product(("cuda", "mps"), range(3)):
-    roomy = replay_events(random_tape(seed), backend)
-    tight = replay_events(random_tape(seed), backend, int(roomy.reserved.max() * 0.8))
+for (backend, expandable), seed in product((("cuda", False), ("cuda", True), ("mps", False)), range(3)):
+    roomy = replay_events(random_tape(seed), backend, None, expandable)
+    tight = replay_events(random_tape(seed), backend, int(roomy.reserved.max() * 0.8), expandable)
     for found in (roomy, tight):
         print(found.taken.tolist(), found.addresses.tolist(), found.reserved.tolist(), found.retries, found.failed_at)
 """

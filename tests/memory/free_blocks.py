@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 
 # A free block is one integer, size << 64 | address: a sorted list of them is ordered by (size, address).
 _SHIFT = 64
@@ -19,14 +18,10 @@ class FreeBlocks:
 
     __slots__ = ("_keys", "size_at", "start_at")
 
-    def __init__(self, keys: tuple[int, ...] = ()) -> None:
-        self._keys = list(keys)
-        self.size_at = {key & _ADDRESS: key >> _SHIFT for key in keys}
-        self.start_at = {address + size: address for address, size in self.size_at.items()}
-
-    def keys(self) -> tuple[int, ...]:
-        """The blocks as numbers, which make the same set again."""
-        return tuple(self._keys)
+    def __init__(self) -> None:
+        self._keys: list[int] = []
+        self.size_at: dict[int, int] = {}
+        self.start_at: dict[int, int] = {}
 
     def take(self, size: int) -> tuple[int, int] | None:
         """(address, size) of the smallest block of at least `size` bytes, the lowest of equals; it is taken out."""
@@ -39,12 +34,6 @@ class FreeBlocks:
         del self.size_at[address], self.start_at[address + have]
         return address, have
 
-    def at_least(self, size: int) -> Iterator[tuple[int, int]]:
-        """(address, size) of the blocks of at least `size` bytes, in the order of (size, address)."""
-        for index in range(bisect_left(self._keys, size << _SHIFT), len(self._keys)):
-            key = self._keys[index]
-            yield key & _ADDRESS, key >> _SHIFT
-
     def largest(self) -> int:
         """Bytes of the largest block, 0 where there is none."""
         return self._keys[-1] >> _SHIFT if self._keys else 0
@@ -54,13 +43,6 @@ class FreeBlocks:
         self.size_at[address] = size
         self.start_at[address + size] = address
         insort(self._keys, size << _SHIFT | address)
-
-    def remove(self, address: int) -> int:
-        """Take out the block that starts at `address`; its size."""
-        size = self.size_at.pop(address)
-        del self.start_at[address + size]
-        del self._keys[bisect_left(self._keys, size << _SHIFT | address)]
-        return size
 
     def merge(self, address: int, size: int) -> None:
         """Put in a block, joined with the blocks it touches."""
