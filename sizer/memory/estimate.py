@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -11,7 +11,7 @@ from sizer.memory.bounds import Margin
 from sizer.memory.communication import Volume, volumes_of_step
 from sizer.memory.fit import Fits, fit
 from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE, Tape
-from sizer.memory.timeline import CurvePoint, OutOfMemory, PhaseUse, live_by_category, peak_bytes
+from sizer.memory.timeline import Curve, OutOfMemory, PhaseUse, live_by_category, peak_bytes
 from sizer.memory.unbounded import Unbounded
 from sizer.units import format_bytes
 
@@ -48,7 +48,7 @@ class Estimate:
     at_peak: dict[str, int]
     phases: tuple[PhaseUse, ...]
     fits: Fits
-    curve: tuple[CurvePoint, ...] = ()
+    curve: Curve = field(default_factory=Curve)
     reserved_at_peak_bytes: int = 0
     retries: int = 0
     out_of_memory: OutOfMemory | None = None
@@ -104,7 +104,7 @@ def estimate_tape(
         at_peak=timeline.at_peak,
         phases=timeline.phases,
         fits=result.fits,
-        curve=timeline.curve.points(),
+        curve=timeline.curve,
         reserved_at_peak_bytes=timeline.reserved_at_peak_bytes,
         retries=timeline.retries,
         out_of_memory=timeline.out_of_memory,

@@ -16,6 +16,7 @@ from sizer.memory.kv_cache import KvCache
 from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.table import write_csv
 from sizer.memory.tape import CATEGORIES, PHASES
+from sizer.memory.timeline import Curve, CurvePoint
 
 SCHEMA = 1
 Scalar = bool | int | float | str | None
@@ -86,8 +87,11 @@ class Report:
         return replace(self, estimates=tuple(ordered))
 
     def to_dict(self) -> dict:
-        """The public JSON as dicts, lists and scalars; byte counts are integers."""
-        return encode(self)
+        """The public JSON as dicts, lists and scalars; byte counts are integers. Curves are lists of their points."""
+        found = encode(self)
+        for row, estimate in zip(found["estimates"], self.estimates, strict=True):
+            row["curve"] = encode(estimate.curve.points())
+        return found
 
     def to_json(self) -> str:
         """The public JSON as one line of text."""
@@ -120,8 +124,11 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: object) -> Report:
-        """The report that `to_dict` came from. Raises DecodeError where `data` is anything else."""
-        report = decode(cls, data)
+        """The report that `to_dict` or `encode` made `data` of. Raises DecodeError where it is anything else."""
+        report = decode(cls, _with_columns(data))
+        for row in report.estimates:
+            if not row.curve.is_even():
+                raise DecodeError(f"the curve of {row.dtype} at batch {row.batch} has columns of different lengths")
         if report.schema != SCHEMA:
             raise DecodeError(f"report.schema was {report.schema}; allowed is {SCHEMA}: read it with another version")
         return report
@@ -195,6 +202,29 @@ def default_focus(estimates: Iterable[Estimate]) -> Focus | None:
     fitting = [row for row in rows if row.fits is True]
     chosen = fitting[-1] if fitting else rows[0] if rows else None
     return chosen and Focus(dtype=chosen.dtype, batch=chosen.batch)
+
+
+def _with_columns(data: object) -> object:
+    """The data of a report with its curves by columns. Raises DecodeError for points that are none."""
+    rows = data.get("estimates") if isinstance(data, dict) else None
+    if not isinstance(rows, list):
+        return data
+    return {
+        **data,
+        "estimates": [_with_its_columns(row, f"report.estimates[{at}].curve") for at, row in enumerate(rows)],
+    }
+
+
+def _with_its_columns(row: object, where: str) -> object:
+    if not isinstance(row, dict) or not isinstance(points := row.get("curve"), list):
+        return row
+    try:
+        curve = Curve.of_points(decode(tuple[CurvePoint, ...], points, where))
+    except DecodeError:
+        raise
+    except ValueError:
+        raise DecodeError(f"{where} holds points of different numbers of categories") from None
+    return {**row, "curve": encode(curve)}
 
 
 def _flatten(row: Estimate) -> dict[str, object]:

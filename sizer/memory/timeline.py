@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -40,16 +40,39 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The points of a curve by columns, which are packed and read sooner; `by_category` has a column for each of CATEGORIES."""
+    """The points of a curve by columns, which are packed and read sooner; `by_category` has a column for each of CATEGORIES.
 
-    positions: tuple[int, ...]
-    phases: tuple[str, ...]
-    by_category: tuple[tuple[int, ...], ...]
+    `phases` are those of the points, each with the number of its points.
+    """
+
+    positions: tuple[int, ...] = ()
+    phases: tuple[tuple[str, int], ...] = ()
+    by_category: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of_points(cls, points: Sequence[CurvePoint]) -> Curve:
+        """The curve through some points."""
+        return cls(
+            positions=tuple(point.position for point in points),
+            phases=runs_of([point.phase for point in points]),
+            by_category=tuple(zip(*(point.by_category for point in points), strict=True)),
+        )
+
+    def is_even(self) -> bool:
+        """Whether all columns are of as many points."""
+        counts = {len(self.positions), sum(count for _, count in self.phases), *map(len, self.by_category)}
+        return len(counts) == 1
 
     def points(self) -> tuple[CurvePoint, ...]:
         """The points, in the order of time."""
-        rows = zip(self.positions, self.phases, zip(*self.by_category, strict=True), strict=True)
+        phases = (phase for phase, count in self.phases for _ in range(count))
+        rows = zip(self.positions, phases, zip(*self.by_category, strict=True), strict=True)
         return tuple([CurvePoint(position=position, phase=phase, by_category=split) for position, phase, split in rows])
+
+
+def runs_of(phases: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Phases that follow each other, each once with the number of times that it came one after the other."""
+    return tuple((phase, len([*same])) for phase, same in groupby(phases))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +130,7 @@ def read_timeline(tape: Tape, replayed: Replay) -> Timeline:
         at_peak=dict(zip(CATEGORIES, splits[numbers.index(peak)].tolist(), strict=True)),
         curve=Curve(
             positions=tuple(moments.positions[numbers].tolist()),
-            phases=tuple(_phases_of(tape, moments.events[numbers])),
+            phases=runs_of(_phases_of(tape, moments.events[numbers])),
             by_category=tuple(map(tuple, splits.T.tolist())),
         ),
         reserved_at_peak_bytes=int(moments.reserved[peak]),

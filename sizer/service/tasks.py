@@ -40,6 +40,7 @@ class KeptByServer:
 def _estimate(job: dict, channel: Channel) -> dict:
     """The report of a query; on the way there what is new of it: the counts, the first cells and the last ones at once."""
     from sizer.estimator import Estimator
+    from sizer.memory.codec import encode
     from sizer.request import parse_query
 
     request = parse_query(job["query"])
@@ -50,10 +51,10 @@ def _estimate(job: dict, channel: Channel) -> dict:
         more = len(report.estimates) > len(sent)
         awaited = more and (not sent or len(report.estimates) == cells)
         if report.pending and (awaited or time.monotonic() >= last + PARTIAL_SECONDS):
-            channel.partial(report.without(sent).to_dict())
+            channel.partial(encode(report.without(sent)))
             sent |= {(row.dtype, row.batch) for row in report.estimates}
             last = time.monotonic()
-    return report.to_dict()
+    return encode(report)
 
 
 def _levers(job: dict, channel: Channel) -> dict:

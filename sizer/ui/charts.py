@@ -66,15 +66,13 @@ def stacked_chart(
 
 def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
     """Stacked areas over the curve of one step, which must not be empty, with the phases named and the peak marked."""
-    positions = [point.position for point in estimate.curve]
-    totals = [sum(point.by_category) for point in estimate.curve]
+    curve = estimate.curve
+    totals = [sum(split) for split in zip(*curve.by_category, strict=True)]
     tallest = max(totals)
     scale = scale_for([tallest])
-    used = [name for place, name in enumerate(CATEGORIES) if any(point.by_category[place] for point in estimate.curve)]
-    wide = (
-        pd.DataFrame([point.by_category for point in estimate.curve], columns=list(CATEGORIES))[used] / scale.unit_bytes
-    )
-    wide.insert(0, "position", positions)
+    columns = {name: column for name, column in zip(CATEGORIES, curve.by_category, strict=True) if any(column)}
+    wide = pd.DataFrame(columns) / scale.unit_bytes
+    wide.insert(0, "position", curve.positions)
     long = wide.melt("position", var_name="category", value_name="size")
     long["order"] = long["category"].map({name: place for place, name in enumerate(COLOURS)})
     areas = (
@@ -87,7 +85,7 @@ def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
             order=alt.Order("order:Q"),
         )
     )
-    peak = _peak(positions[totals.index(tallest)], tallest, scale)
+    peak = _peak(curve.positions[totals.index(tallest)], tallest, scale)
     layers = [areas, *_phases(estimate), _reading(wide, estimate, scale), *capacity_lines(tallest, [gpu], scale), peak]
     return finish(layers, f"Memory through one step by category, in {scale.name}")
 
@@ -136,7 +134,7 @@ def capacity_lines(tallest: int, gpus: Iterable[Gpu], scale: Scale) -> list[alt.
 
 def _phases(estimate: Estimate) -> list[alt.Chart]:
     spans: list[dict] = []
-    for point in estimate.curve:
+    for point in estimate.curve.points():
         if not spans or spans[-1]["phase"] != point.phase:
             spans.append({"phase": point.phase, "start": spans[-1]["end"] if spans else point.position})
         spans[-1]["end"] = point.position
@@ -155,7 +153,7 @@ def _reading(wide: pd.DataFrame, estimate: Estimate, scale: Scale) -> alt.Chart:
     """A rule that follows the pointer and reads every category out."""
     used = [name for name in wide.columns if name != "position"]
     frame = wide.assign(
-        phase=[PHASE_TITLES.get(p.phase, p.phase) for p in estimate.curve], total=wide[used].sum(axis=1)
+        phase=[PHASE_TITLES.get(p.phase, p.phase) for p in estimate.curve.points()], total=wide[used].sum(axis=1)
     )
     pointer = alt.selection_point(nearest=True, on="pointermove", fields=["position"], empty=False, name="pointer")
     sizes = [alt.Tooltip(f"{name}:Q", format=".2f") for name in [*reversed(used), "total"]]

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from sizer.memory.affine import fit_affine
-from sizer.memory.codec import DecodeError
+from sizer.memory.codec import DecodeError, encode
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report
 from tests.memory.reports import MIB, family, make_report, step
@@ -123,6 +123,13 @@ def test_the_json_has_the_keys_of_the_contract(report):
 def test_the_round_trip_is_exact(report):
     assert Report.from_dict(report.to_dict()) == report
     assert Report.from_dict(json.loads(report.to_json())) == report
+    assert Report.from_dict(encode(report)) == report
+
+
+def test_the_public_json_has_the_points_of_a_curve(report):
+    curve = report.to_dict()["estimates"][0]["curve"]
+    assert curve[0].keys() == {"position", "phase", "by_category"}
+    assert max(sum(point["by_category"]) for point in curve) == report.estimates[0].peak_allocated_bytes
 
 
 def change(path: str, value: object):
@@ -154,7 +161,15 @@ def change(path: str, value: object):
         (change("estimates", {}), r"report\.estimates was dict of 0; allowed is a list"),
         (
             change("estimates.0.curve", [{"position": 1, "phase": "load", "by_category": [1, None]}]),
-            "by_category holds",
+            r"estimates\[0\]\.curve\[0\]\.by_category holds",
+        ),
+        (
+            change("estimates.0.curve", [{"position": 1, "phase": "load", "by_category": [1] * n} for n in (1, 2)]),
+            "different numbers of categories",
+        ),
+        (
+            change("estimates.0.curve", {"positions": [1, 2], "phases": [["load", 2]], "by_category": [[1, 2], [1]]}),
+            "columns of different lengths",
         ),
         (change("model.class", None), r"report\.model\.class"),
         (change("gpu.capability", [8, 0, 0]), r"gpu\.capability"),
