@@ -23,20 +23,27 @@ from tests.device.replayed import disagreements
 
 RECORDED = Path(__file__).parent / "recorded"
 FOLDERS = sorted(RECORDED.iterdir())
-OTHER_VERSIONS = (
-    0.2  # with other versions than any that was recorded models' code, PyTorch's rules and cuDNN's engines differ
-)
+OTHER_VERSIONS = 0.2  # with other versions than were recorded models' code, PyTorch's rules and cuDNN's engines differ
+
+
+def _version_of(case: CaseRecord) -> str:
+    """PyTorch's version in a recording."""
+    return case.measured.measurement.versions["torch"]
 
 
 def _versions_are_those(case: CaseRecord) -> bool:
-    """Whether the models' own code and the rules by PyTorch's version are those of the recording."""
-    found = case.measured.measurement.versions
-    return all(found[name] == version(name).split("+")[0] for name in ("torch", "torchvision", "transformers"))
+    """Whether the model's own code and the rules by PyTorch's version are those of the recording."""
+    found, source = case.measured.measurement.versions, request_of(case.measured.measurement).source
+    package = "torchvision" if source == "torchvision" else "transformers"
+    return all(found[name] == version(name).split("+")[0] for name in ("torch", package))
 
 
 EVERY = {f"{folder.name}/{case.name}": case for folder in FOLDERS for case in read_measured(folder)}
-# Those of the installed versions; where none was recorded with them, all.
-CASES = {name: case for name, case in EVERY.items() if _versions_are_those(case)} or EVERY
+# What was recorded with the installed PyTorch, else with the newest: in a year the code of a model may change by a multiple.
+RECORDED_WITH = {_version_of(case) for case in EVERY.values()}
+OWN = version("torch").split("+")[0]
+USED = OWN if OWN in RECORDED_WITH else max(RECORDED_WITH, key=parse_version)
+CASES = {name: case for name, case in EVERY.items() if _version_of(case) == USED}
 PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes")
 # Of each kind on each GPU: the whole way of an estimate, whose figures come from a line through other batch sizes. The way from
 # batch to batch is not the kernels' nor the allocator's, so that one trace holds the others (tests/tracing/test_batch_curve.py).
