@@ -91,6 +91,7 @@ class Estimator:
         self._oracle = size_oracle_of(self.gpu)
         self._traced: dict[str, Traced] = {}
         self._columns: dict[str, Column] = {}
+        self._growth: str | None = None  # the dtype of which batch sizes are being traced one by one
         self._versions = versions()
 
     def reports(self) -> Iterator[Report]:
@@ -112,15 +113,8 @@ class Estimator:
                 self._traced[dtype] = begun
                 self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
                 yield self._report(pending)
-            traced = self._tracer.trace(dtype, batches)
-            self._traced[dtype] = traced
-            if traced.failure and not (batches == (1,) and traced.family.exact):
-                self._columns.pop(dtype, None)
-                continue
-            for column in self._cells(dtype, traced, batches):
-                self._columns[dtype] = column
-                yield self._report(pending)
-            if done == 0:
+            yield from self._growing(dtype, batches, pending)
+            if dtype in self._columns and done == 0:
                 self._find_largest(dtype)
                 if len(dtypes) > 1:
                     yield self._report(dtypes[1:])
@@ -132,6 +126,25 @@ class Estimator:
                     yield self._report(dtypes[done + 1 :])
         yield self._report(())
         self._tracer.keep_replays()
+
+    def _growing(self, dtype: str, batches: tuple[int, ...], pending: list[str]) -> Iterator[Report]:
+        """The report with the cells of a dtype as they come: of work that is traced at each batch size by itself one by one, that
+        in focus first."""
+        shown = None
+        focused = self.request.focus is not None and self.request.focus[0] == dtype
+        in_turn = sorted(batches, key=lambda batch: focused and batch != self.request.focus[1])
+        for traced in self._tracer.traces(dtype, in_turn):
+            self._traced[dtype] = traced
+            if not (there := traced.family.covered(batches)):
+                continue
+            known = () if shown is None else {row.batch for row in shown.estimates}
+            for column in self._cells(dtype, traced, tuple(batch for batch in there if batch not in known)):
+                self._columns[dtype] = column if shown is None else shown.with_cells(column, batches)
+                self._growth = dtype if len(there) < len(batches) and not traced.failure else None
+                yield self._report(pending)
+            shown = self._columns[dtype]
+        if not there:
+            self._columns.pop(dtype, None)
 
     def tape(self, dtype: str, batch: int) -> Tape:
         """The tape that the estimate of one dtype and batch size was made from; `reports` has come upon it."""
@@ -220,6 +233,7 @@ class Estimator:
         columns = {dtype: self._columns[dtype] for dtype in request.dtypes if dtype in self._columns}
         kv_caches = () if pending else self._kv_caches(columns)
         notes = [f"{dtype}: {one.note}" for dtype, one in traced.items() if one.note]
+        notes += [f"{dtype}: {traced[dtype].failure}" for dtype in columns if self._is_cut_short(traced[dtype])]
         if counted.smallest > 1 and 1 in request.batches:
             notes.insert(0, f"batch 1 is left out: {counted.refusal}")
         return build_report(
@@ -252,6 +266,11 @@ class Estimator:
             kv_caches=kv_caches,
         )
 
+    def _is_cut_short(self, traced: Traced) -> bool:
+        """Whether a trace that failed has left some batch sizes without cells, and not all."""
+        batches = self._possible_batches()
+        return traced.failure != "" and len(traced.family.covered(batches)) < len(batches)
+
     @cached_property
     def _formulas(self) -> dict[str, Formula]:
         return formulas(self._tracer.device(), self.gpu)
@@ -271,10 +290,13 @@ class Estimator:
         )
 
     def _focus(self, columns: Mapping[str, Column]) -> Focus | None:
-        """What to look at first where the request does not say."""
+        """What to look at first where the request does not say: the smallest batch size of a dtype that is still growing."""
         first = self._preferred_dtype()
-        shown = [columns[dtype] for dtype in sorted(columns, key=lambda dtype: dtype != first)]
-        return next((found for column in shown if (found := default_focus(column.estimates))), None)
+        for dtype in sorted(columns, key=lambda dtype: dtype != first):
+            rows = columns[dtype].estimates
+            if (found := default_focus(rows[:1] if dtype == self._growth else rows)) is not None:
+                return found
+        return None
 
     def _explain(self, traced: dict[str, Traced]):
         """The kernels and rules behind the tapes; dtypes may share one."""

@@ -6,7 +6,7 @@ The model that is traced is that of `sizer.model`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cached_property, partial
 
 from torch import nn
@@ -20,7 +20,7 @@ from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, read_kept
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
-from sizer.memory.family import TapeFamily
+from sizer.memory.family import NotTracedError, TapeFamily
 from sizer.memory.kv_cache import KvSegment
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
@@ -113,13 +113,22 @@ class Tracer:
 
     def trace(self, dtype: str, batches: Collection[int]) -> Traced:
         """The tapes of one dtype at every batch size; where the work is not affine in it, at those that were asked for."""
+        *_, whole = self.traces(dtype, batches)
+        return whole
+
+    def traces(self, dtype: str, batches: Collection[int]) -> Iterator[Traced]:
+        """What `trace` returns, as it grows where each batch size is traced by itself: one after the other, as they are given."""
         if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
-            return stand_in
-        found = self._tapes.find(dtype)
-        if found is None or not _covers(found, batches):
-            found = self._trace(dtype, batches, found or Traced())
-            self._tapes.keep(dtype, found)
-        return self._tapes.sized(found)
+            yield stand_in
+            return
+        whole = self._tapes.find(dtype)
+        if whole is None or not _covers(whole, batches):
+            for traced in self._trace(dtype, batches, whole or Traced()):
+                if not _covers(traced, batches):
+                    yield self._tapes.sized(traced)
+            whole = traced
+            self._tapes.keep(dtype, whole)
+        yield self._tapes.sized(whole)
 
     def begin(self, dtype: str) -> Traced | None:
         """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there."""
@@ -140,10 +149,10 @@ class Tracer:
         """
         found = self._tapes.find(dtype)
         if found is not None and _covers(found, (batch,)):
-            if found.failure:
-                raise TraceError(found.failure)
             try:
                 return self._tapes.sized(found).family.at(batch)
+            except NotTracedError:
+                raise TraceError(found.failure) from None
             except ValueError as error:  # so large that no integer of 64 bits holds its bytes
                 raise TraceError(str(error)) from error
         alone = self._tapes.find(dtype, at_batch=batch)
@@ -224,27 +233,38 @@ class Tracer:
 
         return self._stages.trace(at, work_of(self.request, dtype), module, batch, block_notes)
 
-    def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Traced:
+    def _trace(self, dtype: str, batches: Collection[int], before: Traced) -> Iterator[Traced]:
         device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)
 
         def at(batch: int, *, short: bool = False) -> Tape:
             return self._run(dtype, batch, device, short=short)
 
-        failure = note = ""
+        def traced(family: TapeFamily, *, failure: str = "", note: str = "") -> Traced:
+            return Traced(
+                family=family,
+                failure=failure,
+                note=note,
+                kernels=device.kernels(),
+                halves_differ=device.halves_differ,
+                decisions=tuple(dict.fromkeys((*before.decisions, *device.decisions()))),
+            )
+
         try:
             if self.request.pp > 1:
                 raise NotAffineError("a schedule has other steps with more microbatches")
             told = {"begun": begun, "exceptional": self._exceptional}
-            family = trace_lines(at, batches, device, smallest=self.counted.smallest, **told)
+            yield traced(trace_lines(at, batches, device, smallest=self.counted.smallest, **told))
         except NotAffineError as error:
             note = f"traced at each batch size by itself, because {error}"
             exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}
-            try:
-                exact |= {batch: at(batch) for batch in batches if batch not in exact}
-            except TraceError as missing:
-                failure = str(missing)
-            family = TapeFamily(exact=tuple(exact.values()))
-            note += self._stages.whose(dtype, batches)
+            for batch in batches:
+                try:
+                    exact[batch] = exact.get(batch) or at(batch)
+                except TraceError as missing:
+                    yield traced(TapeFamily(exact=tuple(exact.values())), failure=str(missing), note=note)
+                    return
+                told = note + self._stages.whose(dtype, batches)
+                yield traced(TapeFamily(exact=tuple(exact.values())), note=told)
         except TraceError as error:
             failure, family = str(error), TapeFamily()
             if tuple(batches) == (1,):
@@ -252,14 +272,7 @@ class Tracer:
                     family = TapeFamily(exact=(begun or at(1),))  # of a model that takes one sample at a time
                 except TraceError as missing:
                     failure = str(missing)
-        return Traced(
-            family=family,
-            failure=failure,
-            note=note,
-            kernels=device.kernels(),
-            halves_differ=device.halves_differ,
-            decisions=tuple(dict.fromkeys((*before.decisions, *device.decisions()))),
-        )
+            yield traced(family, failure=failure)
 
     def _stand_in(self, batches: Collection[int]) -> Traced | None:
         """bfloat16's tapes where float16 takes the same kernels: tensor cores treat them alike since capability 8.0."""
@@ -280,8 +293,8 @@ def answers_of(gpu: Gpu) -> str:
 
 def _covers(traced: Traced, batches: Collection[int]) -> bool:
     """Whether nothing is left to trace for these batch sizes."""
-    known = {tape.batch for tape in traced.family.exact}
-    return bool(traced.family.lines) or known.issuperset(batches) or bool(traced.failure and tuple(batches) != (1,))
+    there = traced.family.covered(batches)
+    return there == tuple(batches) or bool(traced.failure and tuple(batches) != (1,))
 
 
 def cheapest_first(dtypes: Collection[str]) -> list[str]:

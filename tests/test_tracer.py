@@ -163,6 +163,45 @@ def test_the_cells_of_all_dtypes_stand_before_the_largest_batch_of_those_not_in_
     ]
 
 
+DETECTOR = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&mode=inference"  # each batch size is traced by itself
+
+
+def test_cells_that_are_traced_by_themselves_come_one_by_one_the_one_in_focus_first():
+    shelf = Shelf()
+    reports = list(Estimator(parse_query(f"{DETECTOR}&batch=1,2,4&focus=float32:2"), kept=shelf).reports())
+    grown = [[row.batch for row in report.estimates] for report in reports]
+    assert grown == [[], [2], [1, 2], [1, 2, 4], [1, 2, 4]]
+    assert any("by itself" in note for note in reports[-1].notes)
+    again = list(Estimator(parse_query(f"{DETECTOR}&batch=1,2,4"), kept=shelf).reports())
+    assert plain(again[-1]) == plain(reports[-1])
+    assert [len(report.estimates) for report in again] == [0, 3, 3]
+
+
+def test_what_is_proposed_to_look_at_changes_once_while_cells_come():
+    reports = list(Estimator(parse_query(f"{DETECTOR}&batch=1,2,4")).reports())
+    proposed = [report.focus and report.focus.batch for report in reports]
+    assert proposed == [None, 1, 1, 4, 4]
+
+
+def test_a_batch_size_that_cannot_be_traced_leaves_those_before_it(monkeypatch):
+    real, query, shelf, tried = tracer.trace, parse_query(f"{DETECTOR}&batch=1,2,4,8"), Shelf(), []
+
+    def fail_at_four(blueprint, module, work, *, batch, **arguments):
+        tried.append(batch)
+        if batch == 4:
+            raise TraceError("no kernel for that")
+        return real(blueprint, module, work, batch=batch, **arguments)
+
+    monkeypatch.setattr(tracer, "trace", fail_at_four)
+    report = estimate(query, kept=shelf)
+    assert [row.batch for row in report.estimates] == [1, 2]
+    assert "float32: no kernel for that" in report.notes
+    assert report.failures == {}
+    tried.clear()
+    assert plain(estimate(query, kept=shelf)) == plain(report)
+    assert tried == []
+
+
 # 2.0 B parameters, whose weights in half precision are 4 GB
 HUGE = f"arch=config:{encode_config(json.dumps({'model_type': 'gpt2', 'n_layer': 2, 'n_embd': 8192, 'n_head': 64}))}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sizer.catalogue.gpus import Gpu
@@ -26,6 +26,17 @@ class Column:
     notes: tuple[str, ...] = ()
     stand_ins: tuple[str, ...] = ()
     first: Tape | None = None
+
+    def with_cells(self, other: Column, batches: Sequence[int]) -> Column:
+        """The same column with the cells of another one beside its own, in the order of `batches`."""
+        firsts = [tape for tape in (self.first, other.first) if tape is not None]
+        return replace(
+            self,
+            estimates=tuple(sorted((*self.estimates, *other.estimates), key=lambda row: batches.index(row.batch))),
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
+            stand_ins=tuple(dict.fromkeys((*self.stand_ins, *other.stand_ins))),
+            first=min(firsts, key=lambda tape: tape.batch, default=None),
+        )
 
     def with_dtype(self, dtype: str) -> Column:
         """The same column under the name of another dtype."""

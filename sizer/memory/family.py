@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sizer.memory.affine import AffineTape
@@ -42,6 +42,11 @@ class TapeFamily:
             raise NotTracedError("not traced")
         line = [line for first, line in self.lines if first <= max(batch, 1)][-1]
         return line.at(batch).resolve(oracle)
+
+    def covered(self, batches: Iterable[int]) -> tuple[int, ...]:
+        """Those of some batch sizes that it has tapes for: all of them where there are lines."""
+        traced = {tape.batch for tape in self.exact}
+        return tuple(batch for batch in batches if self.lines or batch in traced)
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> TapeFamily:
         """The family whose size queries name another dtype: float16 where it takes bfloat16's kernels; itself without any."""
