@@ -61,7 +61,7 @@ CELLS = "&dtype=float32,bfloat16&batch=1,2,8"
             f"arch=torchvision:alexnet&image=64{CELLS}",
             ["batch=3,7&dtype=float32,float16", "gpu=a100-40gb", "expandable=1&focus=bfloat16:2", ""],
         ),
-        (f"{GPT2}{CELLS}", ["batch=3&dtype=float16", "gpu=a100-40gb"]),
+        (f"{GPT2}{CELLS}", ["batch=3&dtype=float16", "gpu=a100-40gb", "gpu=rtx-4090", "dtype=float32&gpu=t4"]),
     ],
 )
 def test_what_is_only_a_replay_traces_nothing(traces, query, others):
@@ -84,7 +84,16 @@ def test_passes_beyond_those_that_are_traced_trace_nothing(traces):
 
 @pytest.mark.parametrize(
     "change",
-    ["seq=16", "optimizer=sgd", "gpu=t4", "torch=2.6", "mode=inference", "train=head", "accumulate=2"],
+    [
+        "seq=16",
+        "optimizer=sgd",
+        "gpu=cpu",
+        "dtype=bfloat16&gpu=t4",
+        "torch=2.6",
+        "mode=inference",
+        "train=head",
+        "accumulate=2",
+    ],
 )
 def test_another_work_is_traced_anew(traces, change):
     shelf, query = Shelf(), f"{GPT2}&dtype=float32&batch=2"
@@ -163,7 +172,9 @@ def test_the_cells_of_all_dtypes_stand_before_the_largest_batch_of_those_not_in_
     ]
 
 
-DETECTOR = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&mode=inference"  # each batch size is traced by itself
+DETECTOR = (
+    "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&mode=inference"  # each batch size is traced by itself
+)
 
 
 def test_cells_that_are_traced_by_themselves_come_one_by_one_the_one_in_focus_first():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sizer.memory.communication import bytes_per_item
-from sizer.memory.size_queries import AffineSizeQuery, by_block, fit_size_queries, gather
+from sizer.memory.size_queries import AffineSizeQuery, Answer, by_block, fit_size_queries, gather
 from sizer.memory.streams import stream_of
 from sizer.memory.tape import Tape
 
@@ -40,14 +40,15 @@ class AffineTape:
         queries = tuple(query.with_dtype(dtype, instead_of=instead_of) for query in self.size_queries)
         return replace(self, tape=self.tape.with_dtype(dtype, instead_of=instead_of), size_queries=queries)
 
-    def with_sizes(self, size: Callable[[str, tuple[str, ...]], int | None], *, answered: str) -> AffineTape:
+    def with_sizes(self, size: Answer, *, answered: Collection[str]) -> AffineTape:
         """As `TapeFamily.with_sizes`."""
         constant, per_item = self.constant[:], self.per_item[:]
         for query in self.size_queries:
-            if (found := size(query.kind, query.words)) is not None:
+            at_none, at_one = (size(query.kind, query.words, query.at(batch).numbers) for batch in (0, 1))
+            if at_none is not None and at_one is not None:
                 for block in query.blocks:
-                    constant[block], per_item[block] = found, 0
-        left = tuple(query for query in self.size_queries if query.kind != answered)
+                    constant[block], per_item[block] = at_none, at_one - at_none
+        left = tuple(query for query in self.size_queries if query.kind not in answered)
         tape = self.tape.with_sizes(size, answered=answered)
         return replace(self, tape=tape, constant=constant, per_item=per_item, size_queries=left)
 

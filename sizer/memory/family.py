@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sizer.memory.affine import AffineTape
-from sizer.memory.size_queries import SizeOracle
+from sizer.memory.size_queries import Answer, SizeOracle
 from sizer.memory.tape import Tape
 
 
@@ -58,9 +58,9 @@ class TapeFamily:
             exact=tuple(tape.with_dtype(dtype, instead_of=instead_of) for tape in self.exact),
         )
 
-    def with_sizes(self, size: Callable[[str, tuple[str, ...]], int | None], *, answered: str) -> TapeFamily:
-        """The family with the bytes that `size` gives by a size query's kind and words, the same at every batch size; where it
-        gives none a block keeps its own. Queries of the kind that is `answered` are gone."""
+    def with_sizes(self, size: Answer, *, answered: Collection[str]) -> TapeFamily:
+        """The family with the bytes that `size` gives for size queries, which grow by as many with each number that does; where it
+        gives none a block keeps its own. Queries of the kinds that are `answered` are gone."""
         return replace(
             self,
             lines=tuple((first, line.with_sizes(size, answered=answered)) for first, line in self.lines),

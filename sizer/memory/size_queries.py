@@ -15,6 +15,9 @@ Asked = tuple[str, tuple[str, ...], tuple[int, ...]]
 SizeOracle = Callable[[Sequence[Asked]], Sequence[int | None]]
 """The bytes of a block for each of some queries; None where they are not known and the model stands."""
 
+Answer = Callable[[str, tuple[str, ...], tuple[int, ...]], int | None]
+"""The same for one query."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeQuery:

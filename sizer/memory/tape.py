@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from sizer.memory.communication import Collective
-from sizer.memory.size_queries import SizeOracle, SizeQuery
+from sizer.memory.size_queries import Answer, SizeOracle, SizeQuery
 
 FROZEN = "frozen parameter"  # told apart where a part of a model is trained alone
 KV_CACHE = "kv cache"  # what a generation keeps of its tokens
@@ -95,14 +95,14 @@ class Tape:
         """The tape with the sizes (bytes) that the oracle gives; where it is None, or knows none, the model stands."""
         return resolve_all([self], oracle)[0]
 
-    def with_sizes(self, size: Callable[[str, tuple[str, ...]], int | None], *, answered: str) -> Tape:
+    def with_sizes(self, size: Answer, *, answered: Collection[str]) -> Tape:
         """As `TapeFamily.with_sizes`."""
         sizes = self.sizes[:]
         for query in self.size_queries:
-            if (found := size(query.kind, query.words)) is not None:
+            if (found := size(query.kind, query.words, query.numbers)) is not None:
                 for block in query.blocks:
                     sizes[block] = found
-        left = tuple(query for query in self.size_queries if query.kind != answered)
+        left = tuple(query for query in self.size_queries if query.kind not in answered)
         return replace(self, sizes=sizes, size_queries=left)
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> Tape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from sizer.catalogue.gpu_keys import CAPABILITIES, find_gpu
+from sizer.config_json import encode_config
 from sizer.kept import NothingKept
 from sizer.memory.archive import pack, unpack
 from sizer.request import parse_query
@@ -17,15 +19,28 @@ from sizer.tracing.capability import COMPARISONS, Capability, decide_alike
 from tests.decision.questions import TWO_LAYERS
 from tests.test_tracer import Shelf
 
+# Two layers of which each head is of 128 elements: memory-efficient attention has blocks of its own for them on some devices
+WIDE = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+}
+WIDE_HEADS = f"arch=config:{encode_config(json.dumps(WIDE | {'vocab_size': 1000}))}"
+
 # Work, and on how many of all capabilities it is traced
 WORK = {
     "arch=torchvision:resnet18&image=64&dtype=float32": 1,
     "arch=torchvision:mobilenet_v3_small&image=64&dtype=amp-float16": 2,
     f"{TWO_LAYERS}&seq=64&dtype=bfloat16": 3,
+    f"{WIDE_HEADS}&seq=64&dtype=float32": 1,
+    f"{WIDE_HEADS}&seq=64&dtype=amp-float16": 3,
+    "arch=hf:t5-small&seq=64&dtype=float16": 2,
     f"{TWO_LAYERS}&seq=64&dtype=amp-float16&attention=eager": 1,
 }
 if find_spec("bitsandbytes") and find_spec("peft"):
-    WORK[f"{TWO_LAYERS}&seq=64&dtype=bfloat16&train=adapter&weights=nf4-dq"] = 4
+    WORK[f"{TWO_LAYERS}&seq=64&dtype=bfloat16&train=adapter&weights=nf4-dq"] = 2
 
 
 @pytest.mark.parametrize(

@@ -208,10 +208,12 @@ def test_attention_backend_by_version(version, capability, asked: dict[str, Any]
 
 
 def test_the_order_in_which_backends_are_asked() -> None:
-    assert order(cuda(AMPERE)) == ("flash", "efficient", "math")
-    assert order(cuda(HOPPER)) == order(cuda(BLACKWELL)) == ("cudnn", "flash", "efficient", "math")
-    assert order(cuda((12, 0))) == ("flash", "efficient", "math")
-    assert order(cuda(HOPPER, (2, 6))) == ("flash", "efficient", "math")
+    asked = question()
+    assert order(cuda(AMPERE), asked) == ("flash", "efficient", "math")
+    assert order(cuda(HOPPER), asked) == order(cuda(BLACKWELL), asked) == ("cudnn", "flash", "efficient", "math")
+    assert order(cuda((12, 0)), asked) == ("flash", "efficient", "math")
+    assert order(cuda(HOPPER, (2, 6)), asked) == ("flash", "efficient", "math")
+    assert order(cuda(HOPPER), question(**FLOAT32)) == ("flash", "efficient", "math")
 
 
 def test_backends_that_user_code_has_switched_off_are_passed_over() -> None:
@@ -228,7 +230,7 @@ def test_backends_that_user_code_has_switched_off_are_passed_over() -> None:
 
 def test_the_order_that_user_code_has_set() -> None:
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-        assert order(cuda(HOPPER))[:2] == ("efficient", "flash")
+        assert order(cuda(HOPPER), question())[:2] == ("efficient", "flash")
         assert choose(cuda(HOPPER), question()) == "efficient"
 
 

@@ -96,8 +96,9 @@ def _efficient_offsets(device: Device, a: Attention) -> bool:
 
 
 def _efficient_dtype(device: Device, a: Attention) -> bool:
-    brain = (torch.bfloat16,) if device.capability >= (8, 0) else ()
-    return _same_dtype(a, (torch.float16, torch.float32, *brain))
+    if _same_dtype(a, (torch.bfloat16,)):
+        return device.capability >= (8, 0)
+    return _same_dtype(a, (torch.float16, torch.float32))
 
 
 def _cudnn_heads(device: Device, a: Attention) -> bool:
@@ -141,17 +142,18 @@ _SHAPES: tuple[Condition, ...] = (
 
 _NO_KERNELS = "this version has none for the capability"
 
-# One line per condition, in the order of the functions that sdp_utils.cpp names.
+# One line per condition, in the order of the functions that sdp_utils.cpp names, but for the dtype, which comes before the
+# capability: of what no dtype takes a trace asks the capability nothing, and is that of more devices.
 CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "flash": (
         *_SHAPES,
         ("it takes no mask", lambda device, a: a.mask is None),
         ("it needs one head dim of at most 256", _flash_heads),
+        ("it needs float16 or bfloat16", _is_half),
         ("it needs capability 8.0 to 12.1", _within((8, 0), (12, 1))),
         (_NO_KERNELS, _has_kernels),
         ("its backward pass has no kernel for this head dim here", _flash_trains),
         ("causal attention needs as many queries as keys", _flash_causal),
-        ("it needs float16 or bfloat16", _is_half),
         ("batch or heads are above 65,535", _grid_fits),
         ("batches or heads do not match", heads_fit),
         ("the last dimension is strided", _unit_stride(singleton=True)),
@@ -190,16 +192,17 @@ def refusal(backend: str, device: Device, a: Attention) -> str | None:
     return next((why for why, holds in CONDITIONS[backend] if not holds(device, a)), None)
 
 
-def order(device: Device) -> tuple[str, ...]:
+def order(device: Device, a: Attention) -> tuple[str, ...]:
     """The backends in the order in which CUDA asks them (priority_order, check_prefer_cudnn_attention): cuDNN first on
-    capabilities 9 and 10, for the cuDNN (9.19 and newer) and CUDA (13) that come with 2.11 and newer.
+    capabilities 9 and 10, for the cuDNN (9.19 and newer) and CUDA (13) that come with 2.11 and newer; left out where the dtype is
+    none of its own.
 
     In 2.6 cuDNN comes after the math path (Context.h, sdp_priority_order), which takes everything; it is first in 2.9 (pull request
     162073), but not in 2.10, which asks for a newer cuDNN than comes with it. An order that user code has set goes before all."""
     if (asked := torch._C._get_sdp_priority_order()) != _DEFAULT_ORDER:
         return tuple(_NUMBERS[number] for number in asked if number in _NUMBERS)
     prefers = device.version == (2, 9) or device.version >= (2, 11)
-    first = ("cudnn",) if prefers and device.capability.among(((9, 0), (10, 9))) else ()
+    first = ("cudnn",) if prefers and _is_half(device, a) and device.capability.among(((9, 0), (10, 9))) else ()
     return (*first, "flash", "efficient", "math")
 
 
@@ -208,7 +211,7 @@ def choose(device: Device, a: Attention) -> str:
 
     Raises RuntimeError, as PyTorch does, where what is switched on takes no such call.
     """
-    for backend in order(device):
+    for backend in order(device, a):
         if refusal(backend, device, a) is None:
             return backend
     raise RuntimeError(NO_KERNEL)
@@ -218,5 +221,6 @@ def reason(device: Device, a: Attention, backend: str) -> str:
     """What was asked for, and why the backends before this one were passed over."""
     mask = "no mask" if a.mask is None else "mask"
     facts = [str(a.query.dtype)[6:], mask, f"head dim {a.query.shape[-1]}"]
-    passed = [f"not {other}: {refusal(other, device, a)}" for other in order(device)[: order(device).index(backend)]]
+    backends = order(device, a)
+    passed = [f"not {other}: {refusal(other, device, a)}" for other in backends[: backends.index(backend)]]
     return "; ".join([", ".join(facts), *passed])

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from sizer.tracing.allocations import Held, Steps, after_results, copies, round_up
-from sizer.tracing.capability import Capability
 from sizer.tracing.device import Device
+from sizer.tracing.log import DeferredSize
 from sizer.tracing.values.known import tensors_of
 from sizer.versions import version_followed
 
+EFFICIENT = "attention's efficient backward pass"  # the kind of its size queries
+
 _aten = torch.ops.aten
+_HALF, _SINGLE = "half", "single"
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -50,40 +53,54 @@ def cudnn_attention_backward(device: Device, args: tuple, kwargs: dict, out: Any
 
 
 def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """delta [batch, heads, queries] in float32 and tiles of 4 bytes an element, 16 more a tile, that accumulate the gradient of
-    the query, for wide heads in half precision those of key and value too; grouped heads expanded
-    (attention_backward.cu and mem_eff_attention/kernel_backward.h, workspace_size).
-
-    *Known limitations*: below 200 pairs of sample and head, wide heads may split their keys, which takes up to 26 MB more.
-    """
+    """delta [batch, heads, queries] in float32 and what `efficient_workspace` says, which a trace that devices share leaves to a
+    size query; grouped heads expanded (attention_backward.cu)."""
     query, key, value = args[1:4]
     batch, heads, queries, head = query.shape
-    half, widest = query.dtype in _HALVES, max(head, value.shape[-1])
-    rows, columns, in_registers = _efficient_blocks(device.capability, half, widest)
-    tiles = -(-queries // rows) * -(-head // columns)
-    elements = tiles * (4 + rows * columns)
-    if half and not in_registers:
-        elements += columns * (round_up(head, rows) + round_up(value.shape[-1], rows))
+    half = query.dtype in _HALVES
+    words, numbers = (_HALF if half else _SINGLE, *map(str, (queries, head, value.shape[-1]))), (batch * heads,)
+    if device.shared:
+        workspace = DeferredSize(
+            efficient_workspace(device.capability.plain, words, numbers), EFFICIENT, words, numbers
+        )
+    else:
+        workspace = efficient_workspace(device.capability, words, numbers)
     delta = batch * heads * queries * 4
     copies = []
     if key.shape[1] != heads:
         copies = [batch * heads * key.shape[2] * t.shape[-1] * t.itemsize for t in (key, value)]
-    workspace = batch * heads * round_up(elements, 4) * 4
     if half:
         return [[*copies, delta, workspace]]
     # in float32 delta is the sum of a product as large as the output, copied to be contiguous
     return [(*copies, delta), [batch * heads * queries * value.shape[-1] * 4, delta], [workspace]]
 
 
-def _efficient_blocks(capability: Capability, half: bool, widest: int) -> tuple[int, int, bool]:
+def efficient_workspace(capability: tuple[int, int], words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """Bytes in which memory-efficient attention's backward pass works: tiles of 4 bytes an element, 16 more a tile, that accumulate
+    the gradient of the query, for wide heads in half precision those of key and value too (mem_eff_attention/kernel_backward.h,
+    workspace_size).
+
+    `words` are the precision, the queries and the head dims of query and value, the one number is that of pairs of sample and head.
+    *Known limitations*: below 200 pairs wide heads may split their keys, which takes up to 26 MB more.
+    """
+    half, (queries, head, value_head), (pairs,) = words[0] == _HALF, map(int, words[1:]), numbers
+    rows, columns, in_registers = _efficient_blocks(capability, half, max(head, value_head))
+    tiles = -(-queries // rows) * -(-head // columns)
+    elements = tiles * (4 + rows * columns)
+    if half and not in_registers:
+        elements += columns * (round_up(head, rows) + round_up(value_head, rows))
+    return pairs * round_up(elements, 4) * 4
+
+
+def _efficient_blocks(capability: tuple[int, int], half: bool, widest: int) -> tuple[int, int, bool]:
     """(rows, columns, whether gradients of key and value stay in registers) of the first kernel that fits, in the order of
     mem_eff_attention/kernels/cutlassB.h; devices with 100 KiB of shared memory cannot take the largest blocks."""
     if widest <= 64:
         return 64, 64, True
-    roomy = capability.among(((8, 0), (8, 0)), ((8, 7), (8, 7)), ((9, 0), (10, 9)))
+    roomy = capability in ((8, 0), (8, 7)) or (9, 0) <= capability <= (10, 9)
     if not half or capability < (8, 0):
         return (128, 64, True) if roomy or (half and widest <= 128) else (64, 64, False)
-    if widest <= 96 and capability.among(((8, 6), (8, 6)), ((8, 9), (8, 9))):
+    if widest <= 96 and capability in ((8, 6), (8, 9)):
         return 128, 64, True
     if widest <= 128:
         return (128, 128, True) if roomy else (64, 64, False)
