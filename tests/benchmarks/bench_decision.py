@@ -2,14 +2,16 @@
 
 For ResNet-50, Llama-3.1-8B and Mask R-CNN (one dtype, two batch sizes), in one warm process with nothing kept: seconds until the
 counts, the first cells, all cells, and the whole view with the largest batch of each dtype stand. Then with what that view has
-kept: other devices, another list of batch sizes, fewer dtypes, each asked for the first time. Then, of one cell, all levers and all
-devices. Each in parts of the whole view too.
-Last, as the page asks, by jobs: all devices are two of them where two may run at once.
+kept: other devices, another list of batch sizes, fewer dtypes, expandable segments, each asked for the first time. Then, of one
+cell, all levers and all devices. Each in parts of the whole view too.
+Last, as the page asks, by jobs, with what is between a page and its job: the same, from a server that has kept nothing from before.
+All devices are two jobs where two may run at once.
 Seconds are wall-clock and this machine's; beside them those of the processor, which other work on the machine changes less.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from sizer.estimator import Estimator
 from sizer.memory import allocator
 from sizer.request import parse_query
 from sizer.service.client import PROBE, JobClient
+from sizer.service.tapes import FOLDER_VARIABLE
 
 # By name: the view, and the cell whose levers and devices are asked for, None where that takes minutes.
 QUESTIONS = {
@@ -38,7 +41,9 @@ OTHERS = {
     "a device of other rules": {"gpu": "rtx-4090"},
     "other batch sizes": {"batch": "3,6,12,24"},
     "fewer dtypes": {"dtype": "float32"},
+    "expandable segments": {"expandable": "1"},
 }
+LOOK_SECONDS = 0.005  # between two looks at what a job has
 REPLAYING = ("allocator", "fit", "unbounded")  # the modules of sizer.memory that call replay_events
 
 
@@ -138,6 +143,7 @@ def main(names: list[str]) -> None:
         if cell is None:
             continue
         show_decisions(f"{query}&{cell}", kept, whole)
+    os.environ[FOLDER_VARIABLE] = ""
     with closing(JobClient()) as client:
         client.submit(PROBE).result()
         for name in names or QUESTIONS:
@@ -160,11 +166,29 @@ def show_jobs(client: JobClient, query: str, cell: str | None) -> None:
     """Print after how many seconds the page has its answers, from jobs that may run at once."""
     if cell is None:
         return
-    print(f"{query}, as the page asks: seconds")
-    for name, submit in (("the whole view", client.submit), ("which device", client.submit_devices)):
-        began = time.perf_counter()
-        submit(query if submit == client.submit else f"{query}&{cell}").result()
-        print(f"  {name:<34}{time.perf_counter() - began:>8.2f}", flush=True)
+    print(f"{query}, as the page asks: seconds until the first cells, all of them, and the whole")
+    for name, changed in {"the whole view": {}, **OTHERS}.items():
+        if name != "the same":  # the client has that answer
+            print(
+                f"  {name:<34}{'  '.join(f'{at:.2f}' for at in job_moments(client, with_keys(query, changed)))}",
+                flush=True,
+            )
+    began = time.perf_counter()
+    client.submit_devices(f"{query}&{cell}").result()
+    print(f"  {'which device':<34}{time.perf_counter() - began:.2f}", flush=True)
+
+
+def job_moments(client: JobClient, query: str) -> tuple[float, float, float]:
+    """The seconds until a job has its first cells, all of them, and its whole answer."""
+    request, began, at = parse_query(query), time.perf_counter(), {}
+    job = client.submit(query)
+    while (report := job.result(timeout=LOOK_SECONDS)) is None:
+        cells = len(job.partial.estimates) if job.partial is not None else 0
+        for wanted in (1, len(request.dtypes) * len(request.batches)):
+            if cells >= wanted:
+                at.setdefault(wanted, time.perf_counter() - began)
+    done = time.perf_counter() - began
+    return at.get(1, done), at.get(len(report.estimates), done), done
 
 
 if __name__ == "__main__":
