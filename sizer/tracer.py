@@ -39,6 +39,8 @@ from sizer.tracing.trace import trace
 from sizer.versions import parse_version
 from sizer.work import as_traced, work_of
 
+BY_ITSELF = "traced at each batch size by itself, because "  # begins the note of work that is not affine in the batch
+
 
 class Tracer:
     """The work of one request on one kind of device, traced when first needed.
@@ -121,14 +123,13 @@ class Tracer:
         if dtype == "float16" and (stand_in := self._stand_in(batches)) is not None:
             yield stand_in
             return
-        whole = self._tapes.find(dtype)
-        if whole is None or not _covers(whole, batches):
-            for traced in self._trace(dtype, batches, whole or Traced()):
-                if not _covers(traced, batches):
-                    yield self._tapes.sized(traced)
-            whole = traced
-            self._tapes.keep(dtype, whole)
-        yield self._tapes.sized(whole)
+        known = self._tapes.find(dtype)
+        if known is not None and _covers(known, batches):
+            yield self._tapes.sized(known)
+            return
+        for traced in self._trace(dtype, batches, known or Traced()):
+            self._tapes.keep(dtype, traced)
+            yield self._tapes.sized(traced)
 
     def begin(self, dtype: str) -> Traced | None:
         """The tape at batch 1, before `trace` goes on from it; None where something is kept, or it cannot be traced there."""
@@ -252,10 +253,12 @@ class Tracer:
         try:
             if self.request.pp > 1:
                 raise NotAffineError("a schedule has other steps with more microbatches")
+            if before.note.startswith(BY_ITSELF):
+                raise NotAffineError(before.note.removeprefix(BY_ITSELF))
             told = {"begun": begun, "exceptional": self._exceptional}
             yield traced(trace_lines(at, batches, device, smallest=self.counted.smallest, **told))
         except NotAffineError as error:
-            note = f"traced at each batch size by itself, because {error}"
+            note = f"{BY_ITSELF}{error}"
             exact = {tape.batch: tape for tape in (*before.family.exact, *([begun] if begun else []))}
             for batch in batches:
                 try:

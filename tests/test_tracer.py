@@ -188,6 +188,16 @@ def test_cells_that_are_traced_by_themselves_come_one_by_one_the_one_in_focus_fi
     assert [len(report.estimates) for report in again] == [0, 3, 3]
 
 
+def test_what_was_traced_before_a_job_was_stopped_is_not_traced_again(traces):
+    query, shelf = parse_query(f"{DETECTOR}&batch=1,2,4"), Shelf()
+    for report in Estimator(query, kept=shelf).reports():
+        if len(report.estimates) == 2:
+            break
+    traces.clear()
+    assert len(estimate(query, kept=shelf).estimates) == 3
+    assert traces == [("float32", 4)]
+
+
 def test_what_is_proposed_to_look_at_changes_once_while_cells_come():
     reports = list(Estimator(parse_query(f"{DETECTOR}&batch=1,2,4")).reports())
     proposed = [report.focus and report.focus.batch for report in reports]
