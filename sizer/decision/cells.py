@@ -92,9 +92,13 @@ class Cells:
         """A question's work traced over the batch size: its cell and its largest batch are replays then."""
         (dtype,) = request.dtypes
         traced = self.tracer(request).trace(dtype, request.batches)
-        if traced.failure:
+        if not traced.family.covered(request.batches):
             raise TraceError(traced.failure)
         return traced
+
+    def is_affine(self, request: Request) -> bool:
+        """Whether a question's work is affine in the batch. Raises TraceError where it cannot be traced."""
+        return bool(self.trace_line(request).family.lines)
 
     def largest_batch(self, request: Request) -> MaxBatch:
         """The largest batch size of a question, whatever its own; where the work is not affine in it, its own if that fits."""

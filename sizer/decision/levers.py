@@ -95,12 +95,19 @@ def _changed(lever: Lever, request: Request, known: Counted) -> Request | None:
 
 
 def _largest_fitting(request: Request, cells: Cells, *, below: int) -> Request:
-    """The question at the largest batch size that fits and is smaller than `below`; at the model's smallest where none is known."""
+    """The question at the largest batch size that fits and is smaller than `below`; at the model's smallest where none is known.
+
+    Of work that is not affine in the batch it is the last one that fits of the smallest, twice that, and so on.
+    """
+    smallest = cells.counted(request).smallest
     try:
         found = cells.largest_batch(request).batch or 0
-    except CANNOT:  # work that is not affine in the batch
+        if found == smallest and not cells.is_affine(request):
+            while 2 * found < below and cells.fits(accumulated(request, 2 * found)) is True:
+                found *= 2
+    except CANNOT:
         found = 0
-    return accumulated(request, max(min(found, below - 1), cells.counted(request).smallest))
+    return accumulated(request, max(min(found, below - 1), smallest))
 
 
 # ------------------------------------------------------------------------------------------------------ the smallest set

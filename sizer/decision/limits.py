@@ -17,18 +17,19 @@ from sizer.memory.fit import Fits
 from sizer.memory.largest_batch import search
 from sizer.memory.timeline import peak_requested_bytes
 from sizer.model import Counted, Progress
-from sizer.query_values import MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
+from sizer.query_values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
 from sizer.request import Request, format_query, gpu_of
 
 LINES = 4  # through two values each, that lead to where a limit is looked for
 CLOSE = 256  # of a value: how near the next one is that needs no other line
+MOST_EVENTS = 2**17  # of a tape, where each batch size is traced by itself: a trace of some seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """A size of a sample that can be solved for: its key in the query, its title, its smallest and largest value, the question with
     another value, and the value that the question has by now; None where the model, or the mode, has no such size. Its values are
-    multiples of `step`, which `smallest` and `largest` count."""
+    multiples of `step`, which `smallest` and `largest` count; `bound` says why larger ones are not looked at."""
 
     key: str
     title: str
@@ -37,6 +38,7 @@ class Size:
     with_value: Callable[[Request, int], Request]
     value: Callable[[Request, Counted], int | None]
     step: int = 1
+    bound: str = ""
 
     def in_steps(self, request: Request) -> Size:
         """The size as a question can have it: sequences that lie over ranks divide among them, those of context parallel in whole
@@ -62,6 +64,19 @@ def _new_tokens(request: Request, known: Counted) -> int | None:
 def _image_side(request: Request, known: Counted) -> int | None:
     return None if known.image_size is None else max(known.image_size)
 
+
+def _batch_size(request: Request, known: Counted) -> int:
+    return request.batches[0]
+
+
+BATCH = Size(
+    key="batch",
+    title="Largest batch",
+    smallest=1,
+    largest=MAX_BATCH,
+    with_value=lambda request, batch: replace(request, batches=(batch,)),
+    value=_batch_size,
+)
 
 SIZES = (
     Size(
@@ -130,13 +145,27 @@ def limits(
 
 
 def _batch(request: Request, cells: Cells) -> Limit:
-    title = "Most sequences at once" if MODES[request.mode].generates else "Largest batch"
+    title = "Most sequences at once" if MODES[request.mode].generates else BATCH.title
     try:
+        if request.pp == 1 and not MODES[request.mode].generates and not cells.is_affine(request):
+            return _solve(_traced_batches(request, cells), request, cells)
         found = cells.largest_batch(request)
     except CANNOT as error:
         return Limit(key="batch", title=title, value=None, possible_value=None, reason=why(error))
     limit = Limit(key="batch", title=title, value=found.batch, possible_value=found.possible_batch, reason=found.reason)
     return _with_cell(limit, found.batch and replace(request, batches=(found.batch,)), cells)
+
+
+def _traced_batches(request: Request, cells: Cells) -> Size:
+    """The batch size of work of which each one is traced by itself, as far as that takes some seconds."""
+    smallest, (now,) = cells.counted(request).smallest, request.batches
+    try:
+        few, more = (len(cells.tape(replace(request, batches=(batch,))).order) for batch in (smallest, smallest + 1))
+    except CANNOT:  # a model that takes one sample at a time
+        return replace(BATCH, smallest=smallest)
+    largest = max(now, smallest + (MOST_EVENTS - few) // max(more - few, 1))
+    bound = ", since each batch size is traced by itself"
+    return replace(BATCH, smallest=smallest, largest=min(largest, MAX_BATCH), bound=bound)
 
 
 def _solve(size: Size, request: Request, cells: Cells) -> Limit:
@@ -187,7 +216,7 @@ def _reach(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> 
     gpu = gpu_of(cells.request)
     # A sequence's activations grow with its length, an image's with the square of its side.
     power = 2 if size.key == "image" else 1
-    before, value = max(size.smallest, now // 2), now
+    before, value = (max(size.smallest, now // 2), now) if now > size.smallest else (now, min(2 * now, size.largest))
     try:
         before_bytes, value_bytes = (peak_requested_bytes(cells.tape(at(one))) for one in (before, value))
     except CANNOT:
@@ -235,9 +264,11 @@ def _reason(size: Size, sure: int, possible: int, now: int, refused: dict[int, S
     if (error := refused.get(possible + 1)) is not None:
         return f"at {(possible + 1) * size.step} the model refuses it: {why(error)}"
     if sure >= size.largest:
-        return f"searched up to {size.largest * size.step}"
+        return f"searched up to {size.largest * size.step}{size.bound}"
     if sure < size.smallest:
         return f"not even {size.smallest * size.step} fits for sure"
+    if possible >= size.largest:
+        return f"where it may still fit, searched up to {size.largest * size.step}{size.bound}"
     return ""
 
 

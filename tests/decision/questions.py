@@ -13,6 +13,8 @@ from sizer.request import Request, parse_query
 CNN = "arch=torchvision:resnet18&image=64&dtype=float32&batch=1024&gpu=custom:3GiB@8.9"
 VISION = "arch=torchvision:vit_b_32&dtype=bfloat16&batch=4&gpu=rtx-4090"
 DETECTION = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2&gpu=t4"
+# not affine in the batch: each batch size is traced by itself
+TRACED_EACH = "arch=torchvision:fasterrcnn_mobilenet_v3_large_320_fpn&dtype=float32&batch=1&gpu=custom:2GiB@8.0"
 SERVED = "arch=hf:gpt2&seq=128&mode=inference&dtype=float16&batch=256&gpu=custom:3GiB@7.5"
 
 # GPT-2 with two of its twelve layers: 53.6 M parameters, most of them embeddings.

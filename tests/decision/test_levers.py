@@ -27,6 +27,7 @@ from tests.decision.questions import (
     LANGUAGE,
     SERVED,
     TOO_LARGE,
+    TRACED_EACH,
     TWO_LAYERS,
     VISION,
     anew,
@@ -214,6 +215,15 @@ def test_what_does_not_help_has_its_reason():
     useless = next(iter(levers(parse_query(CNN)))).useless
     assert useless[0].startswith("torch.cuda.empty_cache() in the loop does not lower the peak")
     assert not next(iter(levers(parse_query(f"{CNN.partition('&gpu')[0]}&mode=inference&gpu=cpu")))).useless
+
+
+def test_smaller_batches_of_work_that_is_traced_batch_by_batch_are_as_large_as_fit():
+    found = list(levers(parse_query(TRACED_EACH.replace("batch=1", "batch=8"))))[-1]
+    row = next(row for row in found.rows if row.key == "batch")
+    (batch,) = parse_query(row.query).batches
+    assert batch in (2, 4)
+    assert row.cell.fits is True
+    assert fits_by_its_own_trace(row.query, batches=(2 * batch,)) is not True
 
 
 def test_one_dtype_and_batch_are_asked_for():

@@ -10,7 +10,17 @@ from sizer.memory.codec import decode, encode
 from sizer.memory.decision import Limit, LimitReport
 from sizer.query_values import MAX_SEQUENCE_LENGTH
 from sizer.request import parse_query
-from tests.decision.questions import CNN, LANGUAGE, SERVED, TOO_LARGE, TWO_LAYERS, VISION, anew, fits_by_its_own_trace
+from tests.decision.questions import (
+    CNN,
+    LANGUAGE,
+    SERVED,
+    TOO_LARGE,
+    TRACED_EACH,
+    TWO_LAYERS,
+    VISION,
+    anew,
+    fits_by_its_own_trace,
+)
 
 GENERATED = f"{TWO_LAYERS}&mode=generate&seq=256&new=12&dtype=float32&batch=16&gpu=custom:2GiB@8.0"
 FIELDS = {"new": "new", "batch": "batches", "seq": "sequence_length", "image": "image_size"}
@@ -30,9 +40,10 @@ def last(query: str) -> LimitReport:
     [
         (CNN, ["batch", "image"]),
         (SERVED, ["batch", "seq"]),
+        (TRACED_EACH, ["batch", "image"]),
         pytest.param(GENERATED, ["batch", "seq", "new"], marks=pytest.mark.exhaustive),
     ],
-    ids=["CNN", "language model", "generation"],
+    ids=["CNN", "language model", "traced batch by batch", "generation"],
 )
 def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):
     found = last(query)
@@ -45,6 +56,14 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(query, keys):
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.value + 1)) is not True
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value)) is not False
         assert fits_by_its_own_trace(found.query, **value_of(limit, limit.possible_value + 1)) is False
+
+
+def test_a_batch_whose_trace_would_take_long_is_not_looked_at():
+    batch = last("arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=1&mode=inference&gpu=h200").limits[
+        0
+    ]
+    assert 4 < batch.value == batch.possible_value < 64
+    assert batch.reason == f"searched up to {batch.value}, since each batch size is traced by itself"
 
 
 @pytest.mark.parametrize(
