@@ -90,7 +90,7 @@ class Report:
         """The public JSON as dicts, lists and scalars; byte counts are integers. Curves are lists of their points."""
         found = encode(self)
         for row, estimate in zip(found["estimates"], self.estimates, strict=True):
-            row["curve"] = encode(estimate.curve.points())
+            row["curve"] = encode([*estimate.curve])
         return found
 
     def to_json(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -63,11 +63,15 @@ class Curve:
         counts = {len(self.positions), sum(count for _, count in self.phases), *map(len, self.by_category)}
         return len(counts) == 1
 
-    def points(self) -> tuple[CurvePoint, ...]:
+    def __len__(self) -> int:
+        """How many points."""
+        return len(self.positions)
+
+    def __iter__(self) -> Iterator[CurvePoint]:
         """The points, in the order of time."""
         phases = (phase for phase, count in self.phases for _ in range(count))
         rows = zip(self.positions, phases, zip(*self.by_category, strict=True), strict=True)
-        return tuple([CurvePoint(position=position, phase=phase, by_category=split) for position, phase, split in rows])
+        return (CurvePoint(position=position, phase=phase, by_category=split) for position, phase, split in rows)
 
 
 def runs_of(phases: Iterable[str]) -> tuple[tuple[str, int], ...]:

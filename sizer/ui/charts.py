@@ -134,7 +134,7 @@ def capacity_lines(tallest: int, gpus: Iterable[Gpu], scale: Scale) -> list[alt.
 
 def _phases(estimate: Estimate) -> list[alt.Chart]:
     spans: list[dict] = []
-    for point in estimate.curve.points():
+    for point in estimate.curve:
         if not spans or spans[-1]["phase"] != point.phase:
             spans.append({"phase": point.phase, "start": spans[-1]["end"] if spans else point.position})
         spans[-1]["end"] = point.position
@@ -153,7 +153,7 @@ def _reading(wide: pd.DataFrame, estimate: Estimate, scale: Scale) -> alt.Chart:
     """A rule that follows the pointer and reads every category out."""
     used = [name for name in wide.columns if name != "position"]
     frame = wide.assign(
-        phase=[PHASE_TITLES.get(p.phase, p.phase) for p in estimate.curve.points()], total=wide[used].sum(axis=1)
+        phase=[PHASE_TITLES.get(p.phase, p.phase) for p in estimate.curve], total=wide[used].sum(axis=1)
     )
     pointer = alt.selection_point(nearest=True, on="pointermove", fields=["position"], empty=False, name="pointer")
     sizes = [alt.Tooltip(f"{name}:Q", format=".2f") for name in [*reversed(used), "total"]]

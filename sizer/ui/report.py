@@ -99,7 +99,7 @@ def _say_capacity(gpu: Gpu, tallest: int) -> None:
 def _show_step(report: Report, estimate: Estimate) -> None:
     over = "the generation" if MODES[report.request["mode"]].generates else "one step"
     st.markdown(f"**Memory over {over}**, {estimate.dtype}, batch {estimate.batch}, allocated")
-    if not estimate.curve.positions:
+    if not estimate.curve:
         st.caption("This report holds no curve.")
         return
     draw(charts.step_chart(estimate, report.gpu), "step_chart")

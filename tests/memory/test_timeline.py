@@ -112,10 +112,9 @@ def test_the_curve_is_short_and_keeps_the_peak_and_the_phase_ends(events):
     tape = random_tape(1, events=events)
     timeline = replay(tape, backend="cuda")
     allocated = running_bytes(tape.order, replay_events(tape, "cuda").taken)
-    points = timeline.curve.points()
-    totals = {point.position: sum(point.by_category) for point in points}
+    totals = {point.position: sum(point.by_category) for point in timeline.curve}
     assert all(total == allocated[position] for position, total in totals.items())
-    assert len(points) <= CURVE_POINTS
+    assert len(timeline.curve) <= CURVE_POINTS
     assert list(totals) == sorted(totals)
     assert max(totals.values()) == timeline.peak_allocated_bytes
     for (end, _), use in zip(tape.marks, timeline.phases, strict=True):

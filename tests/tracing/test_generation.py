@@ -178,7 +178,7 @@ def test_the_replay_of_a_loop_is_that_of_its_steps(head: str, kind: str, batch: 
     tape = _tape(head, kind, batch, prompt)
     found, whole = (replay(one, **where) for one in (tape, written(tape)))
     assert replace(found, curve=()) == replace(whole, curve=())
-    assert max(sum(point.by_category) for point in found.curve.points()) == found.peak_allocated_bytes
+    assert max(sum(point.by_category) for point in found.curve) == found.peak_allocated_bytes
     assert live_by_category(tape) == live_by_category(written(tape))
 
 

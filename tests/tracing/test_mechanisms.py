@@ -461,7 +461,7 @@ def test_invariants_at_every_event(case: str, dtype: str, mode: str) -> None:
         assert alive(tape, phase)["parameter"] == weights
     timeline = replay(tape, backend="cuda")
     assert sum(timeline.at_peak.values()) == timeline.peak_allocated_bytes >= timeline.peak_requested_bytes >= weights
-    for point in timeline.curve.points():
+    for point in timeline.curve:
         assert min(point.by_category) >= 0
 
 

@@ -43,7 +43,7 @@ def test_areas_sum_to_the_curve():
     report = report_for(REQUEST)
     estimate = report.estimates[1]
     sums = rows(step_chart(estimate, report.gpu)).groupby("position")["size"].sum()
-    for point in estimate.curve.points():
+    for point in estimate.curve:
         assert sums[point.position] * GIB == pytest.approx(sum(point.by_category), rel=1e-12)
     assert max(sums) * GIB == pytest.approx(estimate.peak_allocated_bytes, rel=1e-12)
 
@@ -71,9 +71,7 @@ def test_charts_are_valid_vega_lite():
         peak_chart(report.estimates, PEAK_KINDS["process"], report.gpu),
         peak_chart(report.estimates[:1], PEAK_KINDS["allocated"], report.gpu),
         step_chart(report.estimates[0], report.gpu),
-        step_chart(
-            replace(report.estimates[0], curve=Curve.of_points(report.estimates[0].curve.points()[:1])), report.gpu
-        ),
+        step_chart(replace(report.estimates[0], curve=Curve.of_points([*report.estimates[0].curve][:1])), report.gpu),
     ):
         assert chart.to_dict(validate=True)["description"]
 
