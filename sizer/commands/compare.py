@@ -106,7 +106,8 @@ def _largest(side: Side) -> str:
     if side.fits is None:
         return "-"
     more = f", perhaps {side.possible_batch:,}" if side.possible_batch not in (None, side.largest_batch) else ""
-    return f"{side.largest_batch:,}{more}" if side.largest_batch else f"none{more}"
+    least = " at least" if side.tried else ""
+    return f"{side.largest_batch:,}{least}{more}" if side.largest_batch else f"none{more}"
 
 
 def _clip(text: str) -> str:

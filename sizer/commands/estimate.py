@@ -164,7 +164,7 @@ def _largest(report: Report) -> Iterator[str]:
     if report.max_batch:
         yield f"Largest batch on one {report.gpu.name}:"
     for row in report.max_batch:
-        sure = f"{row.batch:,}" if row.batch else "none"
+        sure = f"{row.batch:,}{' at least' if row.tried else ''}" if row.batch else "none"
         more = f", perhaps {row.possible_batch:,}" if row.possible_batch and row.possible_batch != row.batch else ""
         yield f"  {row.dtype}: {sure}{more}{f' ({row.reason})' if row.reason and not row.batch else ''}"
 

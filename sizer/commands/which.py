@@ -43,9 +43,6 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
     if row.cell is None:
         return row.gpu, format_bytes(row.total_bytes), "-", "-", "-", "see below"
     left = row.total_bytes - row.cell.process_bytes
-    batch = f"{row.batch:,}" if row.batch else "none" if row.searched else "not known yet"
-    if row.possible_batch and row.possible_batch != row.batch:
-        batch += f", perhaps {row.possible_batch:,}"
     room = format_bytes(left) if left >= 0 else f"-{format_bytes(-left)}"
     return (
         row.gpu,
@@ -53,5 +50,17 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
         format_bytes(row.cell.process_bytes),
         FITS[row.cell.fits],
         room,
-        batch,
+        _largest(row),
     )
+
+
+def _largest(row: DeviceRow) -> str:
+    """The largest batch of a row, or on which side of the only one that was tried it is."""
+    if not row.searched:
+        return "not known yet"
+    if row.tried and row.batch:
+        return f"{row.batch:,} at least"
+    if row.tried:
+        return f"perhaps {row.possible_batch:,}" if row.possible_batch else f"less than {row.cell.batch:,}"
+    batch = f"{row.batch:,}" if row.batch else "none"
+    return batch if row.possible_batch in (None, row.batch) else f"{batch}, perhaps {row.possible_batch:,}"

@@ -71,7 +71,13 @@ def _with_largest(row: DeviceRow, request: Request, cells: Cells) -> DeviceRow:
         found = cells.largest_batch(_on(row.gpu, request))
     except CANNOT as error:
         return replace(row, searched=True, reason=why(error))
-    return replace(row, searched=True, batch=found.batch, possible_batch=found.possible_batch, reason=found.reason)
+    largest = {
+        "batch": found.batch,
+        "possible_batch": found.possible_batch,
+        "reason": found.reason,
+        "tried": found.tried,
+    }
+    return replace(row, searched=True, **largest)
 
 
 def _on(key: str, request: Request) -> Request:

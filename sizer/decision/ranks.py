@@ -140,5 +140,10 @@ def _with_largest(row: RankRow, request: Request, cells: Cells) -> RankRow:
         found = cells.largest_batch(request)
     except CANNOT as error:
         return replace(row, searched=True, reason=why(error))
-    largest = {"batch": found.batch, "possible_batch": found.possible_batch, "reason": found.reason}
-    return replace(row, searched=True, **largest, tried=request.pp > 1)
+    largest = {
+        "batch": found.batch,
+        "possible_batch": found.possible_batch,
+        "reason": found.reason,
+        "tried": found.tried,
+    }
+    return replace(row, searched=True, **largest)

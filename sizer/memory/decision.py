@@ -104,7 +104,7 @@ class DeviceRow:
     """One question on one device of the catalogue. `cell` is None where the step cannot be traced by its rules, for `reason`.
 
     `batch` is the largest batch size that surely fits, `possible_batch` the largest that may; None where not even 1 does, or as
-    long as `searched` is False.
+    long as `searched` is False. With `tried` the question's own batch size alone was looked at.
     """
 
     gpu: str
@@ -115,6 +115,7 @@ class DeviceRow:
     batch: int | None = None
     possible_batch: int | None = None
     searched: bool = False
+    tried: bool = False
     reason: str = ""
 
 
@@ -148,8 +149,7 @@ class RankRow:
     rank tells the others in a step.
 
     `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may; None where not even 1 does,
-    or as long as `searched` is False: it is searched on the fewest GPUs that do. With `tried` they are of its own batch size alone,
-    since each of a pipeline's is traced by itself.
+    or as long as `searched` is False: it is searched on the fewest GPUs that do. With `tried` its own batch size alone was tried.
     """
 
     parallel: str

@@ -27,12 +27,14 @@ MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxBatch:
-    """The largest batch that surely fits and the largest that may; None with the reason where not even 1 does."""
+    """The largest batch that surely fits and the largest that may; None with the reason where not even 1 does. `tried` says that
+    these are the largest of those asked for, since no others were looked at."""
 
     dtype: str
     batch: int | None
     possible_batch: int | None
     reason: str
+    tried: bool = False
 
 
 def largest_batch(
@@ -133,6 +135,7 @@ def _largest_traced(verdicts: Mapping[int, Fits], dtype: str) -> MaxBatch:
         batch=sure,
         possible_batch=possible,
         reason=f"only the batches that were traced one by one were tried: {tried or 'none'}",
+        tried=True,
     )
 
 
@@ -159,6 +162,7 @@ def _largest_tried(
         batch=sure,
         possible_batch=possible,
         reason="a long generation is tried at the batch sizes asked for alone; beyond the second figure tensors alone are too much",
+        tried=True,
     )
 
 

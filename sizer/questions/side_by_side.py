@@ -29,8 +29,9 @@ FIGURES = ("parameters", *OF_ESTIMATE, "largest_batch")  # the names of a Side t
 class Side:
     """One question and its answer: the figures of an Estimate at the dtype and batch size in focus, None where there are none.
 
-    `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`. `differences` are the
-    figures less those of the first question, where both have them. `error` says why figures are missing where they will not come.
+    `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`; with `tried` they are the
+    largest of those asked for, and have no difference. `differences` are the figures less those of the first question, where both
+    have them. `error` says why figures are missing where they will not come.
     """
 
     query: str
@@ -48,6 +49,7 @@ class Side:
     largest_batch: int | None = None
     possible_batch: int | None = None
     searched: bool = False
+    tried: bool = False
     differences: dict[str, int] = field(default_factory=dict)
     error: str = ""
 
@@ -99,6 +101,8 @@ def side_by_side(requests: Sequence[Request], sides: Sequence[Side]) -> SideBySi
 
 def _differences(first: Side, side: Side) -> dict[str, int]:
     pairs = {name: (getattr(first, name), getattr(side, name)) for name in FIGURES}
+    if first.tried or side.tried:
+        del pairs["largest_batch"]
     return {name: one - other for name, (other, one) in pairs.items() if None not in (one, other)}
 
 
@@ -119,6 +123,7 @@ def side_of(request: Request, report: Report | None, error: str = "") -> Side:
         fits=focus.fits,
         largest_batch=largest and largest.batch,
         possible_batch=largest and largest.possible_batch,
+        tried=largest is not None and largest.tried,
         searched=largest is not None or not report.pending,
         **{name: getattr(focus, name) for name in OF_ESTIMATE},
     )

@@ -118,7 +118,13 @@ def _largest(side: Side) -> str:
     if side.fits is None or not side.searched:
         return _missing(side)
     return largest_text(
-        MaxBatch(dtype=side.dtype, batch=side.largest_batch, possible_batch=side.possible_batch, reason="")
+        MaxBatch(
+            dtype=side.dtype,
+            batch=side.largest_batch,
+            possible_batch=side.possible_batch,
+            reason="",
+            tried=side.tried,
+        )
     )
 
 

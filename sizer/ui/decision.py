@@ -202,6 +202,8 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
             ),
         },
     )
+    if any(row.tried for row in found.rows):
+        st.caption("As the largest batch stands the one asked for, where it fits: no other was tried.")
     costs = costs_of(edited)
     if told := cheapest(costs):
         st.text(told)

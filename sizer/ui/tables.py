@@ -113,9 +113,9 @@ def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> S
 def largest_text(row: MaxBatch | None) -> str:
     """The largest batch in a table: "none", "893", or from the one that surely fits to the one that may."""
     if row is None or row.possible_batch is None:
-        return "none"
+        return "none of these" if row is not None and row.tried else "none"
     if row.batch == row.possible_batch:
-        return f"{row.batch:,}"
+        return f"{row.batch:,}{' at least' if row.tried else ''}"
     return f"{row.batch or 0:,} to {row.possible_batch:,}"
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sizer.catalogue.gpus import GPUS
+from sizer.commands.which import format_devices
 from sizer.decision.devices import devices
 from sizer.estimator import estimate
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import DeviceReport, cell_of
 from sizer.request import parse_query
-from tests.decision.questions import TWO_LAYERS
+from tests.decision.questions import TRACED_EACH, TWO_LAYERS
 
 QUERY = f"{TWO_LAYERS}&seq=64&dtype=bfloat16&batch=4&expandable=1"
 
@@ -48,6 +49,14 @@ def test_it_grows_from_whether_it_fits_to_how_far(grown):
 
 def test_it_survives_the_way_to_the_page(grown):
     assert decode(DeviceReport, encode(grown[-1])) == grown[-1]
+
+
+def test_where_no_other_batch_was_tried_it_says_so():
+    asked = parse_query(TRACED_EACH.replace("batch=1", "batch=64"))
+    *_, found = devices(asked, gpus=[GPUS["rtx-4060-8gb"], GPUS["h200"]])
+    assert [(row.batch, row.possible_batch, row.tried) for row in found.rows] == [(None, None, True), (64, 64, True)]
+    told = [line.rpartition("  ")[2].strip() for line in list(format_devices(found))[1:3]]
+    assert told == ["less than 64", "64 at least"]
 
 
 class KeptInMemory(dict):

@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from sizer.config_json import encode_config
 from sizer.errors import BuildError
+from sizer.memory.largest_batch import MaxBatch
 from sizer.questions.query import read_questions, with_value
 from sizer.questions.side_by_side import FIGURES, side_by_side, side_of
 from sizer.request import format_query, parse_query
@@ -141,6 +142,15 @@ def test_a_largest_batch_that_is_still_searched_is_to_come():
     begun = replace(report_for(request), max_batch=(), pending=("float32",))
     found = side_by_side([request, request], [side_of(request, begun), side_of(request, replace(begun, pending=()))])
     assert figures_frame(found, (1, 2)).loc["largest batch"].to_list() == ["…", "none", ""]
+
+
+def test_a_largest_batch_of_those_that_were_tried_is_at_least_that_and_has_no_difference():
+    request = parse_query(FIRST)
+    report = report_for(request)
+    tried = replace(report, max_batch=(MaxBatch(dtype="float32", batch=32, possible_batch=32, reason="", tried=True),))
+    found = side_by_side([request, request], [side_of(request, one) for one in (report, tried)])
+    assert figures_frame(found, (1, 2)).loc["largest batch"].to_list()[1:] == ["32 at least", ""]
+    assert "largest_batch" not in found.questions[1].differences
 
 
 def test_questions_that_are_equal_say_so():
