@@ -20,16 +20,17 @@ from sizer.model import Counted, Progress
 from sizer.query_values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
 from sizer.request import Request, format_query, gpu_of
 
-LINES = 4  # through two values each, that lead to where a limit is looked for
+LINES = 4  # through two values each, that lead to where a limit is looked for: most memory grows with more than one power of a size
 CLOSE = 256  # of a value: how near the next one is that needs no other line
-MOST_EVENTS = 2**17  # of a tape, where each batch size is traced by itself: a trace of some seconds
+MOST_EVENTS = 3 * 2**15  # of a tape, where each batch size is traced by itself: a trace of some seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """A size of a sample that can be solved for: its key in the query, its title, its smallest and largest value, the question with
     another value, and the value that the question has by now; None where the model, or the mode, has no such size. Its values are
-    multiples of `step`, which `smallest` and `largest` count; `bound` says why larger ones are not looked at."""
+    multiples of `step`, which `smallest` and `largest` count; it is looked for by at most so many `lines`, and `bound` says why
+    larger ones are not looked at."""
 
     key: str
     title: str
@@ -38,6 +39,7 @@ class Size:
     with_value: Callable[[Request, int], Request]
     value: Callable[[Request, Counted], int | None]
     step: int = 1
+    lines: int = LINES
     bound: str = ""
 
     def in_steps(self, request: Request) -> Size:
@@ -76,6 +78,7 @@ BATCH = Size(
     largest=MAX_BATCH,
     with_value=lambda request, batch: replace(request, batches=(batch,)),
     value=_batch_size,
+    lines=1,  # samples are alike
 )
 
 SIZES = (
@@ -227,7 +230,7 @@ def _reach(size: Size, now: int, at: Callable[[int], Request], cells: Cells) -> 
         return round(min(max(found, 1) ** (1 / power), size.largest))
 
     reach = near = value
-    for _ in range(LINES):
+    for _ in range(size.lines):
         if before == value or (slope := (value_bytes - before_bytes) / (value**power - before**power)) <= 0:
             break
         reach, near = (on_the_line(gpu.total_bytes - held) for held in (gpu.context_high_bytes, gpu.context_low_bytes))
