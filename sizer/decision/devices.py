@@ -8,7 +8,7 @@ from dataclasses import replace
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.kept import Kept
-from sizer.memory.decision import DeviceReport, DeviceRow
+from sizer.memory.decision import DeviceReport, DeviceRow, with_largest
 from sizer.model import Progress
 from sizer.request import Request, format_query
 
@@ -71,13 +71,7 @@ def _with_largest(row: DeviceRow, request: Request, cells: Cells) -> DeviceRow:
         found = cells.largest_batch(_on(row.gpu, request))
     except CANNOT as error:
         return replace(row, searched=True, reason=why(error))
-    largest = {
-        "batch": found.batch,
-        "possible_batch": found.possible_batch,
-        "reason": found.reason,
-        "tried": found.tried,
-    }
-    return replace(row, searched=True, **largest)
+    return with_largest(row, found)
 
 
 def _on(key: str, request: Request) -> Request:

@@ -10,7 +10,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.distributed.devices import PER_HOST
 from sizer.kept import Kept
-from sizer.memory.decision import RankReport, RankRow
+from sizer.memory.decision import RankReport, RankRow, with_largest
 from sizer.memory.weighing import weigh_peak
 from sizer.model import Progress
 from sizer.request import Request, format_query, parse_query
@@ -140,10 +140,4 @@ def _with_largest(row: RankRow, request: Request, cells: Cells) -> RankRow:
         found = cells.largest_batch(request)
     except CANNOT as error:
         return replace(row, searched=True, reason=why(error))
-    largest = {
-        "batch": found.batch,
-        "possible_batch": found.possible_batch,
-        "reason": found.reason,
-        "tried": found.tried,
-    }
-    return replace(row, searched=True, **largest)
+    return with_largest(row, found)

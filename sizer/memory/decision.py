@@ -6,11 +6,13 @@ Every figure is that of an estimate (sizer.memory.estimate), traced or replayed 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from sizer.memory.communication import Volume
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import Fits
+from sizer.memory.largest_batch import MaxBatch
 from sizer.units import counted
 
 
@@ -164,6 +166,15 @@ class RankRow:
     searched: bool = False
     tried: bool = False
     reason: str = ""
+
+
+Row = TypeVar("Row", DeviceRow, RankRow)
+
+
+def with_largest(row: Row, found: MaxBatch) -> Row:
+    """The row with the largest batch that was found for it."""
+    batches = {"batch": found.batch, "possible_batch": found.possible_batch, "tried": found.tried}
+    return replace(row, searched=True, **batches, reason=found.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
