@@ -24,7 +24,7 @@ try:
     place = st.container()  # of the progress line, so that what follows stays where it is
     answer = service.begin(request)
     if answer.report is not None:
-        show_report(request, answer.report)
+        show_report(request, answer.report, growing=answer.job is not None)
     with place:
         service.follow(answer)
 except SizerError as error:

@@ -33,10 +33,11 @@ EACH = "Per hour and sample"
 ENDED = "decided"  # of the session: the answer that was shown last, once it has ended
 
 
-def show_decision(request: Request, estimate: Estimate) -> None:
+def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False) -> None:
     """Show the answers on the estimate in focus; only the one that is open is computed.
 
-    What to change is open where it does not surely fit. Where it does, nothing is computed before the reader asks.
+    What to change is open where it does not surely fit. Where it does, nothing is computed before the reader asks. As long as the
+    page still fills they are `to_come`: they have their place, and nothing is computed.
     """
     cell = replace(request, dtypes=(estimate.dtype,), batches=(estimate.batch,), focus=None)
     client = service.get_client()
@@ -47,6 +48,9 @@ def show_decision(request: Request, estimate: Estimate) -> None:
     }
     if MODES[request.mode].trains:
         answers["On how many GPUs?"] = (client.submit_ranks, show_ranks)
+    if to_come:
+        st.segmented_control("What next?", list(answers), disabled=True, key="decision_to_come")
+        return
     fits = estimate.fits is True
     asked = st.segmented_control(
         "What next?",

@@ -33,8 +33,8 @@ from sizer.units import format_bytes
 DETAILS = "details"  # key of the tabs below an answer, which holds the name of the open one
 
 
-def show_report(request: Request, report: Report) -> None:
-    """Show everything a report says, the most important first."""
+def show_report(request: Request, report: Report, *, growing: bool) -> None:
+    """Show everything a report says, the most important first; whether it is `growing` yet."""
     remarks.show_failures(report)
     focus = report.focus and report.find(report.focus.dtype, report.focus.batch)
     if focus is not None:
@@ -45,7 +45,7 @@ def show_report(request: Request, report: Report) -> None:
         else:
             _show_focus(request, report, focus)
     if focus is not None:
-        _show_estimates(request, report, focus)
+        _show_estimates(request, report, focus, growing)
     elif report.pending:
         tables.show_fits(request, report, None)
     _show_details(request, report, focus)
@@ -62,11 +62,10 @@ def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
         offer_comparison(request)
 
 
-def _show_estimates(request: Request, report: Report, focus: Estimate) -> None:
+def _show_estimates(request: Request, report: Report, focus: Estimate, growing: bool) -> None:
     kind = tables.show_fits(request, report, focus)
     with st.container():  # there from the first, so that what follows stays where it is
-        if not report.pending:
-            show_decision(request, focus)
+        show_decision(request, focus, to_come=growing)
     left, right = st.columns(2, gap="medium")
     with left:
         _show_peaks(report, focus, kind)

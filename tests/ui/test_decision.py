@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from sizer.errors import JobError
 from sizer.request import Request, parse_query
+from sizer.ui import service
 from sizer.ui.decision import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame
 from sizer.ui.ranks import ranks_chart, ranks_frame
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
 from tests.ui.decisions import devices_for, limits_for, ranks_for
+from tests.ui.reports import report_for
 
 SMALL_GPU = "custom:2GiB@8.0"  # which nothing here fits, so that what to change is open
 QUERY = "arch=torchvision:resnet50&dtype=float32&batch=32"
@@ -36,6 +40,36 @@ def test_nothing_is_computed_for_a_question_that_fits_before_it_is_asked_for(cli
     assert "**Checkpointing**" not in markup(page)
     page.session_state["decision_where_it_fits"] = "What to change"
     assert "**Checkpointing**" in markup(page.run())
+
+
+def control_of(page: AppTest):
+    return next(control for control in page.segmented_control if control.label == "What next?")
+
+
+def filling() -> None:
+    from sizer.request import parse_query
+    from sizer.ui.decision import show_decision
+    from tests.ui.reports import report_for
+
+    request = parse_query("arch=torchvision:resnet50&dtype=float32&batch=32&gpu=custom:2GiB@8.0")
+    show_decision(request, report_for(request).estimates[0], to_come=True)
+
+
+def test_while_the_page_fills_the_answers_have_their_place_and_nothing_is_computed(client):
+    page = AppTest.from_function(filling).run()
+    assert not page.exception
+    assert control_of(page).disabled
+    assert "**Checkpointing**" not in markup(page)
+
+
+def test_what_was_stopped_before_it_was_whole_can_be_asked_on(client, open_page):
+    page = open_page(arch="torchvision:resnet50", dtype="float32", batch="2")
+    query = "arch=torchvision:resnet50&dtype=float32&batch=32,64"
+    report = replace(report_for(parse_query(query)), pending=("float32",))
+    page.session_state["answer"] = service.Answer(query=query, report=report, missing="you stopped it.")
+    page.text_input(key="batch").set_value("32,64").run()
+    assert page.warning
+    assert not control_of(page).disabled
 
 
 @pytest.mark.parametrize("key", ["apply_checkpointing", "apply_smallest"])
@@ -138,8 +172,7 @@ def test_what_ended_early_is_shown_as_far_as_it_came_and_not_asked_for_again(cli
 
 def test_inference_is_not_asked_on_how_many(client, open_page):
     page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU, mode="inference")
-    control = next(control for control in page.segmented_control if control.label == "What next?")
-    assert control.options == ["What to change", "How far it goes", "Which GPU?"]
+    assert control_of(page).options == ["What to change", "How far it goes", "Which GPU?"]
 
 
 def test_every_way_of_training_has_a_row_and_a_point():
