@@ -38,7 +38,7 @@ QUESTIONS = {
 OTHERS = {
     "the same": {},
     "another device": {"gpu": "a100-40gb"},
-    "a device of other rules": {"gpu": "rtx-4090"},
+    "another generation": {"gpu": "rtx-4090"},
     "other batch sizes": {"batch": "3,6,12,24"},
     "fewer dtypes": {"dtype": "float32"},
     "expandable segments": {"expandable": "1"},
