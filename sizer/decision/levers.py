@@ -7,6 +7,7 @@ the work fit is one whose own trace fits.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 
@@ -99,14 +100,12 @@ def _largest_fitting(request: Request, cells: Cells, *, below: int) -> Request:
 
     Of work that is not affine in the batch it is the last one that fits of the smallest, twice that, and so on.
     """
-    smallest = cells.counted(request).smallest
-    try:
+    smallest, found = cells.counted(request).smallest, 0
+    with suppress(*CANNOT):  # what was found before stands
         found = cells.largest_batch(request).batch or 0
         if found == smallest and not cells.is_affine(request):
             while 2 * found < below and cells.fits(accumulated(request, 2 * found)) is True:
                 found *= 2
-    except CANNOT:
-        found = 0
     return accumulated(request, max(min(found, below - 1), smallest))
 
 
