@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import GENERATION_KEYS, MODES
-from sizer.catalogue.parallel import PARALLEL_KEYS
+from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
 from sizer.cautions import cautions, of_each_rank, on_the_host, target, versions
 from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept
@@ -17,6 +17,7 @@ from sizer.memory.column import Column, read_cells, with_largest
 from sizer.memory.explanation import Formula
 from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.largest_batch import likely_largest
+from sizer.memory.loop_decisions import LoopDecision, accumulation_decisions, accumulation_itemsize, loop_decisions
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
 from sizer.model import Progress
@@ -87,6 +88,7 @@ class Estimator:
                 todo="remove it",
             )
         self._tracer = Tracer(request, self.gpu, config=config, kept=kept, progress=progress)
+        self._config, self._kept = config, kept
         self._progress = progress or (lambda text: None)
         self._oracle = size_oracle_of(self.gpu)
         self._traced: dict[str, Traced] = {}
@@ -232,6 +234,7 @@ class Estimator:
         traced = {dtype: self._traced[dtype] for dtype in request.dtypes if dtype in self._traced}
         columns = {dtype: self._columns[dtype] for dtype in request.dtypes if dtype in self._columns}
         kv_caches = () if pending else self._kv_caches(columns)
+        focus = self._focus(columns)
         notes = [f"{dtype}: {one.note}" for dtype, one in traced.items() if one.note]
         notes += [f"{dtype}: {traced[dtype].failure}" for dtype in columns if self._is_cut_short(traced[dtype])]
         if counted.smallest > 1 and 1 in request.batches:
@@ -248,7 +251,7 @@ class Estimator:
                 "sequence_length": counted.sequence_length,
                 "image_size": counted.image_size,
             },
-            focus=self._focus(columns),
+            focus=focus,
             pending=pending,
             failures={dtype: one.failure for dtype, one in traced.items() if dtype not in columns},
             notes=(*counted.notes, *notes),
@@ -264,7 +267,43 @@ class Estimator:
             explanation=None if pending else self._explain(traced),
             formulas=self._formulas,
             kv_caches=kv_caches,
+            loop=() if pending or focus is None else self._loop(focus),
         )
+
+    def _loop(self, focus: Focus) -> Iterator[LoopDecision]:
+        """Yield what other training loops would take at the estimate in focus, or the one that the request looks at first."""
+        request = self.request
+        if not MODES[request.mode].trains:
+            return
+        cells = {(row.dtype, row.batch): row for column in self._columns.values() for row in column.estimates}
+        estimate = cells.get(request.focus) or cells[focus.dtype, focus.batch]
+        tape = self._open_tracer().trace_cell(estimate.dtype, estimate.batch).resolve(self._oracle)
+        yield from loop_decisions(
+            tape,
+            estimate,
+            self.gpu,
+            outputs=request.outputs,
+            expandable_segments=request.expandable_segments,
+            replays=self._tracer.replays,
+        )
+        yield from accumulation_decisions(
+            estimate,
+            passes=request.accumulate,
+            gradient_bytes=self._whole_gradient_bytes(estimate.dtype) if PARALLELS[request.parallel].shards else None,
+        )
+
+    def _open_tracer(self) -> Tracer:
+        """Return a tracer of the same tapes that leaves open whether the loop keeps outputs."""
+        if self.request.outputs is None:
+            return self._tracer
+        tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, kept=self._kept)
+        tracer.share_model(self._tracer)
+        return tracer
+
+    def _whole_gradient_bytes(self, dtype: str) -> int:
+        """Return the bytes of all gradients of a rank's layers before they are sharded, as FSDP2 accumulates them."""
+        ranks = self.request.tp * self.request.pp
+        return self._tracer.counted.census.trainable_parameters * accumulation_itemsize(dtype) // ranks
 
     def _is_cut_short(self, traced: Traced) -> bool:
         """Whether a trace that failed has left some batch sizes without cells, and not all."""

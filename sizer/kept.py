@@ -11,6 +11,7 @@ from sizer.catalogue.gpu_keys import CAPABILITIES
 from sizer.memory.archive import Traced, pack, unpack
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
+from sizer.memory.loop_choices import decide_outputs
 from sizer.request import Request, format_query
 from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.by_capability import sized
@@ -42,13 +43,15 @@ class NothingKept:
 class KeptTapes:
     """The tapes of one request's work, by dtype, for one kind of device; they are unpacked once for all requests on a module.
 
-    What is kept is what devices of several capabilities share; `sized` makes it this device's.
+    What is kept is what devices of several capabilities share, and loops that keep or free outputs; `sized` makes it this
+    request's.
     """
 
     def __init__(self, kept: Kept, request: Request, device: Device, unpacked: dict[str, Traced]) -> None:
         self.unpacked = unpacked  # by the names that they are kept under
         self._kept, self._device, self._choices = kept, device, choices_of(request)
         self._capability = device.capability and device.capability.plain
+        self._outputs = request.outputs
         # By the identity of what is shared: that, and what it is here
         self._sized: dict[int, tuple[Traced, Traced]] = {}
 
@@ -77,12 +80,14 @@ class KeptTapes:
         self._kept.put(name, pack(traced))
 
     def sized(self, traced: Traced) -> Traced:
-        """What was traced, with the sizes that go by this device's capability."""
-        if self._capability is None:
+        """Return what was traced, with the sizes that go by this device's capability and the loop that the request asks for."""
+        if self._capability is None and self._outputs is None:
             return traced
         if id(traced) not in self._sized:
-            own = sized(traced.family, self._capability, self._device.version)
-            self._sized[id(traced)] = traced, replace(traced, family=own)
+            own = traced.family
+            if self._capability is not None:
+                own = sized(own, self._capability, self._device.version)
+            self._sized[id(traced)] = traced, replace(traced, family=decide_outputs(own, self._outputs))
         return self._sized[id(traced)][1]
 
     def _read(self, name: str) -> Traced | None:
@@ -113,7 +118,7 @@ def read_depths(kept: Kept, name: str) -> Depths | None:
 def choices_of(request: Request) -> str:
     """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
     plain = Request(source=request.source)
-    same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus")
+    same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus", "outputs")
     asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
     return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import MODES, OUTPUTS
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
 from sizer.catalogue.schedules import SCHEDULES
@@ -30,6 +30,7 @@ from sizer.query_needs import (
     of_ranks,
     of_split,
     of_weights,
+    one_stage,
     training,
 )
 from sizer.query_values import (
@@ -272,6 +273,13 @@ KEYS: dict[str, Key] = {
         whole_number(MAX_ACCUMULATE, "accumulate=4"),
         allowed=f"forward and backward passes to an optimizer's step, 1 to {MAX_ACCUMULATE}",
         needs=training,
+    ),
+    "outputs": _field(
+        "outputs",
+        choice(OUTPUTS),
+        allowed=f"{', '.join(OUTPUTS)}: whether the training loop keeps the model's outputs during the backward pass",
+        otherwise="figures as freed, the range covers both",
+        needs=one_stage,
     ),
     "parallel": Key(
         read=_read_parallel,

@@ -73,6 +73,11 @@ def of_pipelines(request: AnyRequest) -> str:
     return "" if request.pp > 1 else "pp=2 or more"
 
 
+def one_stage(request: AnyRequest) -> str:
+    """Return what a key needs that says what the loop does with outputs: a pipeline's schedule is no such loop."""
+    return training(request) or ("" if request.pp == 1 else "pp=1")
+
+
 def of_ranks(request: AnyRequest) -> str:
     """What a way of parallel training needs: a step that trains, or a forward pass of what is split or sharded."""
     mode, row = MODES[request.mode], PARALLELS[request.parallel]

@@ -41,6 +41,7 @@ class Request:
     `train` is one of TRAINS, `adapter` a key of ADAPTERS, whose fields count where `train` is "adapter" and where it takes them;
     `adapter_alpha` None stands for twice the rank. `weights` is a key of WEIGHTS. `accumulate` is how many forward and backward
     passes an optimizer's step has.
+    `outputs` is one of OUTPUTS (sizer.catalogue.modes), None if the question leaves open whether the loop keeps them.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
     GPUs share one copy of what is sharded, of which there are `replicate`; `reshard` is FSDP2's `reshard_after_forward`, `offload`
@@ -75,6 +76,7 @@ class Request:
     adapter_dropout: float = 0.0
     weights: str = "checkpoint"
     accumulate: int = 1
+    outputs: str | None = None
     focus: tuple[str, int] | None = None
     new: int = 512
     cache: str = "dynamic"

@@ -7,6 +7,7 @@ The model that is traced is that of `sizer.model`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 
 from torch import nn
@@ -22,6 +23,7 @@ from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.family import NotTracedError, TapeFamily
 from sizer.memory.kv_cache import KvSegment
+from sizer.memory.loop_choices import with_outputs
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.model import Counted, Model, Progress
@@ -178,7 +180,9 @@ class Tracer:
         Raises TraceError where the step cannot be traced.
         """
         notes = BlockNotes()
-        return self._run(dtype, batch, self.device(), block_notes=notes), notes
+        tape = self._run(dtype, batch, self.device(), block_notes=notes)
+        tape, moved_to = with_outputs(tape, self.request.outputs)
+        return tape, replace(notes, ends=[(moved_to(position), phase) for position, phase in notes.ends])
 
     def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
         """What one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more than text."""

@@ -13,6 +13,11 @@ def format_bytes(n: int) -> str:
     return _scale(n, _BYTE_UNITS, " B")
 
 
+def format_more(n: int) -> str:
+    """Return a difference in bytes as `format_bytes` does, with its sign; "nothing" if it is 0."""
+    return f"{'+' if n > 0 else ''}{format_bytes(n)}" if n else "nothing"
+
+
 def format_count(n: int) -> str:
     """A plain count as text in powers of a thousand, two decimals: 25557032 is "25.56 M". Below one thousand: "640"."""
     return _scale(n, _COUNT_UNITS, "")

@@ -8,6 +8,7 @@ TRAINING_KEYS = ("optimizer", "optimizer_impl", "checkpointing")
 GENERATION_KEYS = ("new", "cache")
 OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host but for the layer that is at work
 QUANTIZED = "quantized"  # a cache in 4 bits but for the last tokens
+FREED, KEPT = OUTPUTS = ("freed", "kept")  # what a training loop does with the model's outputs during the backward pass
 QUANTO = "optimum-quanto"  # the package that quantises it, which transformers takes where no other is asked for
 
 

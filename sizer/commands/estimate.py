@@ -20,7 +20,7 @@ from sizer.memory.explanation import sections
 from sizer.memory.kv_cache import PAGED_NOTE
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
-from sizer.units import counted, format_bytes, format_count
+from sizer.units import counted, format_bytes, format_count, format_more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +73,7 @@ def format_report(report: Report, width: int | None = None) -> str:
         _peaks(report, width),
         _largest(report),
         _communication(report),
+        _loop(report),
         _kv_cache(report, width),
         _remarks(report),
     )
@@ -177,6 +178,15 @@ def _communication(report: Report) -> Iterator[str]:
     yield f"Between the ranks in a step, {focus.dtype} at batch {focus.batch}:"
     rows = ((row.kind, row.group, f"{row.calls:,}", format_bytes(row.bytes)) for row in focus.communication)
     yield from format_table(("collective", "over", "calls", "bytes"), rows, left=2)
+
+
+def _loop(report: Report) -> Iterator[str]:
+    """What other training loops would take, at the estimate in focus."""
+    if report.loop:
+        cell = f"{report.loop[0].dtype} at batch {report.loop[0].batch}"
+        yield f"Other training loops, {cell}, in reserved memory:"
+        rows = ((row.decision, format_more(row.bytes), "yes" if row.in_range else "no") for row in report.loop)
+        yield from format_table(("the loop", "more or less", "within the range"), rows)
 
 
 def _kv_cache(report: Report, width: int | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from sizer.architecture.generation import keeps_last_logits
 from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import FREED, KEPT, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
 from sizer.catalogue.sources import SOURCES
@@ -132,7 +132,7 @@ def _with_head(request: Request, known: Counted) -> Request | None:
 
 def _without_training(request: Request, known: Counted) -> Request:
     plain = Request(source=request.source)
-    trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", *PARALLEL_KEYS)
+    trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", *PARALLEL_KEYS)
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
     return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters)})
 
@@ -198,6 +198,11 @@ LEVERS = (
         "sdpa", "attention", 1, "SDPA instead of eager attention", "nothing; it is faster",
         'model.set_attn_implementation("sdpa")',
         lambda request, known: replace(request, attention="sdpa") if request.attention == "eager" else None,
+    ),
+    _row_of(
+        "outputs", "outputs", 1, "Outputs freed before the backward pass", "nothing",
+        "loss = model(**batch).loss  # no variable keeps the outputs\nloss.backward()",
+        lambda request, known: replace(request, outputs=FREED) if request.outputs == KEPT else None,
     ),
     _row_of(
         "expandable", "segments", 1, "Expandable segments", "nothing on most systems",

@@ -244,6 +244,6 @@ def _useless(request: Request, base: Estimate) -> Iterator[str]:
         )
     if MODES[request.mode].trains:
         yield (
-            "del loss or del output at the end of the step does not lower the peak: it is in the middle of the step, where both "
-            "are still needed."
+            "del output at the end of the step does not lower the peak, which is in the middle of the step. To free outputs before "
+            "the backward pass may lower it: see the section on other training loops."
         )

@@ -12,7 +12,7 @@ from sizer.architecture.calls import CALLS
 from sizer.architecture.examples.example_spec import takes
 from sizer.architecture.generation import generation_options, prompt_of
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import KEPT, MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.decision.script_models import Parts, parts_of
@@ -139,6 +139,9 @@ def _training(request: Request, parts: Parts, module: nn.Module, *, placed: str)
         each = "scaler.step(optimizer)" if scales else "optimizer.step()"
         step += ["for optimizer in optimizers:", f"    {each}", *(["scaler.update()"] if scales else [])]
     step += ["model.zero_grad()"]
+    if request.outputs == KEPT:
+        step.insert(-1, "held.clear()")
+        lines += ["held = {}", "model.register_forward_hook(lambda module, inputs, output: held.update(output=output))"]
     if scales:
         lines += [f"scaler = torch.amp.GradScaler(device.partition(':')[0], init_scale={INIT_SCALE})"]
     cast = "" if request.train == "adapter" else ".to(dtype)"

@@ -174,12 +174,20 @@ def beginning(tape: Tape, other: Tape) -> Tape:
         streams=tape.streams[:blocks],
         awaited=frozenset(block for block in tape.awaited if block < blocks),
         settled=tuple((position, block) for position, block in tape.settled if position <= end),
+        outputs=_known(tape.outputs, blocks),
+        graphs=_known(tape.graphs, blocks),
+        half_outputs=frozenset(block for block in tape.half_outputs if block < blocks),
         marks=tape.marks[: len(other.marks)],
         size_queries=gather(
             {block: question for block, question in by_block(tape.size_queries).items() if block < blocks}
         ),
         collectives=tuple(row for row in tape.collectives if row.phase in {phase for _, phase in other.marks}),
     )
+
+
+def _known(passes: tuple[tuple[int, ...], ...], blocks: int) -> tuple[tuple[int, ...], ...]:
+    """Return the first `blocks` blocks by pass."""
+    return tuple(tuple(block for block in one if block < blocks) for one in passes)
 
 
 def _counterparts(tape: Tape, known: int) -> list[int | None]:

@@ -6,6 +6,8 @@
   up or down. Replays with the engines that cuDNN ranks next say less: they held 31 of 49, and are wider.
 - A workspace that is a model, no library's answer, is taken as anything from nothing to twice the model.
 - Where a training loop calls `zero_grad()` after the forward pass (as Lightning does), gradients live through it.
+- A loop may keep the model's outputs in a variable, through the backward pass and up to the next forward pass's end, unless the
+  question says which loop it is (`outputs=`; sizer.memory.loop_choices).
 - A block that other streams use is free once these have got there: at once, or as late as cached memory is given back.
 """
 
@@ -17,6 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from sizer.memory.loop_choices import gradients_kept, outputs_kept_across_steps
 from sizer.memory.streams import streams_behind
 from sizer.memory.tape import CATEGORIES, Tape
 
@@ -30,12 +33,13 @@ CONTEXT = "what the process holds outside the allocator"
 ENGINES = "engines of another version of cuDNN"
 MODELS = "workspaces that are modelled"
 ZERO_GRAD = "zero_grad() after the forward pass"
+OUTPUTS_KEPT = "a loop that keeps the model's outputs during the backward pass"
 STREAMS = "blocks that wait for other streams"
 ROUTED = "tokens that all other ranks send to this one"
 
 BETWEEN_VERSIONS = 7  # percent; held to the recorded cases by tests/memory/test_bounds.py
 
-_WORKSPACE, _GRADIENT = CATEGORIES.index("workspace"), CATEGORIES.index("gradient")
+_WORKSPACE = CATEGORIES.index("workspace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +75,9 @@ def with_models_twice(tape: Tape) -> Tape:
     return _with_models(tape, 2)
 
 
-def gradients_kept(tape: Tape) -> Tape:
-    """The tape with the first step's gradients alive until the second step's forward pass has ended; itself where no second
-    step is told apart."""
-    begin = next((position for position, phase in tape.marks if phase == "optimizer"), None)
-    end = tape.second_forward
-    if begin is None or end is None:
-        return tape
-    between = np.asarray(tape.order[begin:end])
-    kept = (between < 0) & (_column(tape.categories)[~between] == _GRADIENT)
-    if not kept.any():
-        return tape
-    moved = array("q", np.concatenate((between[~kept], between[kept])).tobytes())
-    return replace(tape, order=tape.order[:begin] + moved + tape.order[end:])
-
-
 def at_its_largest(tape: Tape) -> Tape:
-    """The tape with all that makes its work large: twice the models, gradients kept, and other streams behind."""
-    return streams_behind(gradients_kept(with_models_twice(tape)))
+    """The tape with all that makes its work large: twice the models, outputs and gradients kept, and other streams behind."""
+    return streams_behind(gradients_kept(outputs_kept_across_steps(with_models_twice(tape))))
 
 
 def modelled_blocks(tape: Tape) -> np.ndarray:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 LIMIT_TEXT = 100_000
 LIMIT_ITEMS = 400_000
-LIMIT_INTEGER = 2**63  # nothing in a report is negative
+LIMIT_INTEGER = 2**63  # nothing in a report is negative, except for differences
+
+Difference = typing.NewType("Difference", int)  # an integer that may be negative
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -107,6 +109,8 @@ def _decoder(kind: object) -> _Decoder:
         return functools.partial(_decode_union, arguments)
     if kind is None or kind is types.NoneType:
         return _decode_none
+    if kind is Difference:
+        return _decode_difference
     return {str: _decode_text, int: _decode_integer, float: _decode_float}.get(
         kind, functools.partial(_decode_plain, kind)
     )
@@ -228,6 +232,14 @@ def _decode_integer(value: object) -> int:
         _require(False, value, "int")
     if not 0 <= value < LIMIT_INTEGER:
         _require(False, value, "an integer from 0 to 2**63 - 1")
+    return value
+
+
+def _decode_difference(value: object) -> int:
+    if type(value) is not int:
+        _require(False, value, "int")
+    if abs(value) >= LIMIT_INTEGER:
+        _require(False, value, "an integer from 1 - 2**63 to 2**63 - 1")
     return value
 
 

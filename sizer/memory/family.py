@@ -90,6 +90,8 @@ class TapeFamily:
                 tape.size_queries,
                 sorted(tape.resolved),
                 tape.by_address,
+                tape.outputs,
+                tape.graphs,
             )
             found.update(repr(names).encode())
             for column in (tape.order, tape.sizes, tape.categories, tape.ops):

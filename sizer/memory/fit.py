@@ -12,6 +12,7 @@ from sizer.memory.bounds import (
     CONTEXT,
     ENGINES,
     MODELS,
+    OUTPUTS_KEPT,
     STREAMS,
     ZERO_GRAD,
     Margin,
@@ -47,8 +48,8 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: U
     it is the heaps' part of torch.mps.driver_allocated_memory(); on the CPU the tensors' bytes; both have no context.
 
     The range is that of what is uncertain (sizer.memory.bounds): a small or a large context, the engines of another version of
-    cuDNN, and by replays modelled workspaces, gradients that live through the next forward pass and blocks that wait for other
-    streams.
+    cuDNN, and by replays modelled workspaces, gradients that live through the next forward pass, outputs that live through the
+    backward pass and blocks that wait for other streams.
     `fits` is True where the work with all that makes it large runs on the device, False where the work with all that makes it
     small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would. Where
     that is what makes it fit, the range ends at the device's memory: the process takes all of it and no more.
@@ -106,6 +107,7 @@ def _margins(unbounded: Unbounded, gpu: Gpu) -> tuple[Margin, ...]:
             more_bytes=max(0, unbounded.many_bytes - reserved),
         ),
         Margin(name=ZERO_GRAD, less_bytes=0, more_bytes=max(0, unbounded.kept_bytes - reserved)),
+        Margin(name=OUTPUTS_KEPT, less_bytes=0, more_bytes=max(0, unbounded.outputs_bytes - reserved)),
         Margin(name=STREAMS, less_bytes=0, more_bytes=max(0, unbounded.behind_bytes - reserved)),
     )
     return tuple(margin for margin in found if margin.less_bytes or margin.more_bytes)

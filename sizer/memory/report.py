@@ -14,6 +14,7 @@ from sizer.memory.estimate import Estimate, describe_range
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
 from sizer.memory.kv_cache import KvCache
 from sizer.memory.largest_batch import MaxBatch
+from sizer.memory.loop_decisions import LoopDecision
 from sizer.memory.table import write_csv
 from sizer.memory.tape import CATEGORIES, PHASES
 from sizer.memory.timeline import Curve, CurvePoint
@@ -41,9 +42,9 @@ class Report:
     `versions` are those installed, `target` those whose rules were followed. `failures` says per dtype why its step could not
     be traced. `request` echoes the query's values as understood. `notes` are facts about this answer, `cautions` those of
     them to be read with the figures, `assumptions` what was chosen (kernels, backends), `uncounted` what is missing;
-    `explanation` says how it was all computed. `kv_caches` are those of a generation, by dtype. `focus` is the estimate to
-    look at first, None where there is none yet. `pending` are the dtypes of which cells or the largest batch are still to come,
-    none in a whole answer.
+    `explanation` says how it was all computed. `kv_caches` are those of a generation, by dtype. `loop` is what other
+    training loops would take at the focus. `focus` is the estimate to look at first, None where there is none yet.
+    `pending` are the dtypes of which cells or the largest batch are still to come, none in a whole answer.
     """
 
     schema: int = SCHEMA
@@ -64,6 +65,7 @@ class Report:
     uncounted: tuple[str, ...] = ()
     explanation: Explanation | None = None
     kv_caches: tuple[KvCache, ...] = ()
+    loop: tuple[LoopDecision, ...] = ()
 
     def find(self, dtype: str, batch: int) -> Estimate | None:
         """The estimate of a dtype at a batch size, None where there is none."""
@@ -154,6 +156,7 @@ def build_report(
     explanation: Explanation | None = None,
     formulas: Mapping[str, Formula] | None = None,
     kv_caches: Iterable[KvCache] = (),
+    loop: Iterable[LoopDecision] = (),
 ) -> Report:
     """The report (bytes) of what was counted and traced: the `columns` of each dtype, side by side.
 
@@ -184,6 +187,7 @@ def build_report(
         assumptions=tuple(assumptions),
         uncounted=tuple(dict.fromkeys([*uncounted, *stand_ins])),
         kv_caches=tuple(kv_caches),
+        loop=tuple(loop),
         explanation=explanation
         and replace(
             explanation,

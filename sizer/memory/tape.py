@@ -64,6 +64,10 @@ class Tape:
     awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
     settled: (position in `order` before whose event, block): where the host has waited for what a released block waited for.
     collectives: what this rank told others, where there are any, by phase.
+    outputs: by forward pass of training, the blocks of what the model returned and of the loss. A loop may keep them
+        (sizer.memory.loop_choices); the tape is that of one that frees them.
+    graphs: by forward pass, the blocks that after the backward pass are kept by its graph alone, which lives as long as outputs.
+    half_outputs: those of `outputs` that hold 16-bit floats.
     host_bytes: the most that the host held of parameters, gradients and optimizer state that are offloaded to it.
     by_address: whether the CUDA allocator goes by address between free blocks of equal size (`sizer.versions.by_address`).
     A kernel's inner workspace is an ordinary block of category "workspace" around its op. A call of `torch.cuda.empty_cache()` is
@@ -88,6 +92,9 @@ class Tape:
     awaited: frozenset[int] = frozenset()
     settled: tuple[tuple[int, int], ...] = ()
     collectives: tuple[Collective, ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    graphs: tuple[tuple[int, ...], ...] = ()
+    half_outputs: frozenset[int] = frozenset()
     host_bytes: int = 0
     by_address: bool = False
 

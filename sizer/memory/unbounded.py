@@ -11,11 +11,11 @@ from sizer.memory.allocator import replay, replay_events
 from sizer.memory.bounds import (
     at_its_largest,
     engines_limit,
-    gradients_kept,
     modelled_blocks,
     with_models_twice,
     without_models,
 )
+from sizer.memory.loop_choices import gradients_kept, outputs_kept_across_steps
 from sizer.memory.replays import Replays
 from sizer.memory.streams import streams_behind
 from sizer.memory.tape import Tape
@@ -28,6 +28,7 @@ class Unbounded:
 
     few, many: the modelled workspaces come to nothing, or to twice the model.
     kept: gradients live through the second forward pass.
+    outputs: the loop keeps outputs until the next forward pass has ended.
     behind: other streams have not done what blocks wait for.
     large: all of these, the modelled workspaces at twice the model.
     engines_limit_bytes: how far engines of another version of cuDNN may move it at most.
@@ -38,6 +39,7 @@ class Unbounded:
     few_bytes: int
     many_bytes: int
     kept_bytes: int
+    outputs_bytes: int
     behind_bytes: int
     large_bytes: int
     engines_limit_bytes: int
@@ -67,8 +69,9 @@ def replay_unbounded(tape: Tape, backend: Backend, *, expandable_segments: bool 
         few_bytes=peak(without_models(tape)),
         many_bytes=peak(twice),
         kept_bytes=kept,
+        outputs_bytes=peak(outputs_kept_across_steps(tape)),
         behind_bytes=peak(streams_behind(tape)),
-        large_bytes=kept if twice is tape and not tape.awaited else peak(at_its_largest(tape)),
+        large_bytes=kept if twice is tape and not tape.awaited and not tape.outputs else peak(at_its_largest(tape)),
         engines_limit_bytes=engines_limit(tape),
     )
 
@@ -91,6 +94,8 @@ def _digest(tape: Tape, backend: Backend, expandable_segments: bool) -> str:
         *sorted(tape.awaited),
         tape.settled,
         tape.by_address,
+        tape.outputs,
+        tape.graphs,
         engines_limit(tape),
     )
     found = hashlib.blake2b(repr(texts).encode(), digest_size=20)

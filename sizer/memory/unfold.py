@@ -113,12 +113,20 @@ def _unfold(first: Rows, second: Rows, stretches: tuple[Stretch, ...], periods: 
         size_queries=_queries(two, sources),
         second_forward=_grown(one.second_forward, two.second_forward, periods),
         streams=np.frombuffer(two.streams, np.uint8)[sources].tobytes() if two.streams else b"",
-        awaited=frozenset(np.flatnonzero(np.isin(sources, list(two.awaited))).tolist()) if two.awaited else frozenset(),
+        awaited=frozenset(_unfolded(sources, two.awaited)),
+        outputs=tuple(tuple(_unfolded(sources, blocks)) for blocks in two.outputs),
+        graphs=tuple(tuple(_unfolded(sources, blocks)) for blocks in two.graphs),
+        half_outputs=frozenset(_unfolded(sources, two.half_outputs)),
         collectives=_collectives(one, two, periods),
         host_bytes=_grown(one.host_bytes, two.host_bytes, periods),
     )
     same_sizes = np.array_equal(sizes, second.sizes[sources])
     return Unfolded(tape=tape, second=two, sources=sources, sizes_alone=same_sizes and not two.collectives)
+
+
+def _unfolded(sources: np.ndarray, blocks: Collection[int]) -> list[int]:
+    """Return the blocks of the unfolded tape that repeat some blocks of the traced one."""
+    return np.flatnonzero(np.isin(sources, list(blocks))).tolist() if blocks else []
 
 
 def _extrapolate(a: np.ndarray, b: np.ndarray, stretches: tuple[Stretch, ...], periods: int) -> np.ndarray:

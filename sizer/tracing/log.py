@@ -50,6 +50,12 @@ class BlockLog:
         self.stream_order = StreamOrder()
         self.marks: list[tuple[int, str]] = []
         self.second_forward: int | None = None  # where in the order it has ended
+        self.outputs: list[tuple[int, ...]] = []  # by forward pass, what the model returned and the loss
+        self.graphs: list[tuple[int, ...]] = []  # by forward pass, what its graph alone keeps after the backward pass
+        self._output: dict[int, None] = {}  # of the pass at work
+        self._graphs_end = 0  # where in the order its graph is dropped
+        self._loss: int | None = None  # which is dropped with it: a share of the loss if passes are accumulated
+        self.half_outputs: set[int] = set()
         self.telling = True  # whether what is told other ranks now is a part of every step
         self.again = False  # whether it comes again in a step of more passes
         self._told: Counter[tuple[int, str, str, bool]] = Counter()  # bytes by phase, kind and group
@@ -112,6 +118,23 @@ class BlockLog:
         """Set what the block turned out to be."""
         self.categories[block] = CATEGORY[category]
 
+    def note_output(self, block: int, *, half: bool) -> None:
+        """Note that the forward pass at work returns the block, which holds 16-bit floats if `half`."""
+        self._output[block] = None
+        if half:
+            self.half_outputs.add(block)
+
+    def begin_graphs_end(self, loss: int | None) -> None:
+        """Note that the backward pass has ended, and that its graph is dropped next, unless a loop keeps the outputs."""
+        self._graphs_end, self._loss = len(self.order), loss
+
+    def end_outputs(self) -> None:
+        """End a pass: note what it returned, and what nothing but its graph has kept until now."""
+        self.outputs.append(tuple(self._output))
+        dropped = (~event for event in self.order[self._graphs_end :] if event < 0)
+        self.graphs.append(tuple(block for block in dropped if block != self._loss))
+        self._output.clear()
+
     def category(self, block: int) -> str:
         """What the block is so far."""
         return CATEGORIES[self.categories[block]]
@@ -145,6 +168,9 @@ class BlockLog:
             awaited=frozenset(self.awaited),
             settled=tuple((position, block) for position, block in self.settled if position <= self.marks[-1][0]),
             collectives=tuple(self._collectives()),
+            outputs=tuple(self.outputs),
+            graphs=tuple(self.graphs),
+            half_outputs=frozenset(self.half_outputs),
             host_bytes=host_bytes,
             by_address=self.by_address,
         )

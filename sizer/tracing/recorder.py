@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from sizer.architecture.generation import cache_tensors
 from sizer.architecture.subclasses import parts_of
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.block_notes import Tensor as NotedTensor
@@ -44,6 +45,7 @@ from sizer.tracing.workspaces import Workspaces
 from sizer.versions import by_address
 
 _CONTIGUOUS = torch.contiguous_format
+_HALVES = (torch.bfloat16, torch.float16)
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
@@ -229,6 +231,12 @@ class Recorder(TorchDispatchMode):
             for part in () if tensor is None else parts_of(tensor):
                 if (block := self.block_of(part)) is not None:
                     self.log.classify(block, category)
+
+    def note_output(self, output: object) -> None:
+        """Note the blocks of what a model returns, or of its loss, which a training loop may keep (sizer.memory.loop_choices)."""
+        for tensor in cache_tensors(output):
+            if (block := self.block_of(tensor)) is not None:
+                self.log.note_output(block, half=tensor.dtype in _HALVES)
 
     def resized(self, storage: torch.UntypedStorage, before: int) -> None:
         """Log that a storage had `before` bytes and has others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ class Work:
     """What to do with a blueprint: a key of MODES, dtype of the contract, optimizer and implementation.
 
     `accumulate` is how many forward and backward passes a step of the optimizer has. With `tell_frozen` the weights that are not
-    trained are a category of their own. In a generation there are `new` tokens after the prompt, over a cache of transformers'
+    trained are a category of their own. With `keeps_outputs` the loop keeps what the model returns during the backward pass, until
+    the next pass or the end of the step. In a generation there are `new` tokens after the prompt, over a cache of transformers'
     implementation `cache`. With a `plan` it is that of one rank of several.
     """
 
@@ -39,6 +40,7 @@ class Work:
     new: int = 1
     cache: str = "dynamic"
     plan: Plan | None = None
+    keeps_outputs: bool = False
 
     @property
     def trains(self) -> bool:
@@ -99,7 +101,9 @@ class Steps:
     On meta `kind` names the device that is traced ("cuda"), for autocast, and `move` brings a tensor of the example there. The
     first training step shows when optimizer state appears, the peak often falls in the second.
 
-    `told` is called as what `run_all` yields is, for phases that end while a schedule runs: those of a pipeline.
+    `told` is called as what `run_all` yields is, for phases that end while a schedule runs: those of a pipeline. `on_output` is
+    called with what the model returns in a forward pass of training, `on_backward` before the loss is dropped; a schedule calls
+    neither.
 
     `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
     `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is not given. PyTorch
@@ -133,6 +137,8 @@ class Steps:
         self.example = place(rank_example(example, work.plan), weight_dtype(work.dtype), move or mover(device))
         self._pass = rank_pass(work.plan, self.example, kind or device.type)
         self.told: Callable[[int, str, bool], None] = lambda number, phase, ends: None
+        self.on_output: Callable[[object], None] = lambda output: None
+        self.on_backward: Callable[[], None] = lambda: None
         self.loss: Tensor | None = None
         self.output: object = None
 
@@ -173,17 +179,36 @@ class Steps:
     def forward(self) -> None:
         """Does the forward pass: `loss` in training, `output`, without gradients, in inference."""
         if self._work.trains:
-            with self._cast():
+            with self._cast(), self._output_seen():
                 self.loss = self._blueprint.loss(self.module, self.example)
         else:
             with torch.no_grad(), self._cast():
                 self.output = self._blueprint.predict(self.module, self.example)
+
+    @contextmanager
+    def _output_seen(self) -> Iterator[None]:
+        """Within the context, tell what the module returns, and keep it with the loss if the loop does."""
+        returned: list[object] = []
+
+        def see(module: nn.Module, args: Any, output: object) -> None:
+            self.on_output(output)
+            if self._work.keeps_outputs:
+                returned.append(output)
+
+        handle = self.module.register_forward_hook(see)
+        try:
+            yield
+        finally:
+            handle.remove()
+        if self._work.keeps_outputs:
+            self.output = (*returned, self.loss)
 
     def backward(self) -> None:
         """Does the backward pass and drops the loss, which counts as the step's share of it."""
         if self._work.accumulate > 1:
             self.loss = self.loss / self._work.accumulate
         self._scaler.scale(self.loss).backward()
+        self.on_backward()
         self.loss = None
 
     def optimize(self) -> None:
@@ -194,9 +219,9 @@ class Steps:
             self._scaler.update()
 
     def clear(self) -> None:
-        """Drops the gradients, and the output of inference."""
-        self.module.zero_grad(set_to_none=True)
+        """Drops the output, if it is there, and the gradients."""
         self.output = None
+        self.module.zero_grad(set_to_none=True)
 
     @property
     def skipped(self) -> bool:

@@ -194,10 +194,13 @@ def _log(recorder: Recorder, steps: Steps, parts: Iterable[tuple[int, str, bool]
         nonlocal start
         if phase == "forward":
             log.keep_activations(start)
+            if steps.loss is not None:
+                recorder.note_output(steps.loss)
             if ends and number == 2 and steps.module.training:
                 log.second_forward = len(log.order)
         elif phase == "backward":
             recorder.classify((p.grad for p in trained), "gradient")
+            log.end_outputs()
         elif phase == "optimizer":
             recorder.classify(steps.optimizers.state_tensors(), "optimizer state")
         if recorder.block_notes is not None:
@@ -209,6 +212,8 @@ def _log(recorder: Recorder, steps: Steps, parts: Iterable[tuple[int, str, bool]
             log.mark(phase)
 
     steps.told = passed
+    steps.on_output = recorder.note_output
+    steps.on_backward = lambda: log.begin_graphs_end(recorder.block_of(steps.loss))
     for number, phase, ends in steps.run_all():
         passed(number, phase, ends)
         if ends and phase == last:

@@ -14,7 +14,7 @@ import streamlit as st
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS
-from sizer.catalogue.modes import MODES, Mode
+from sizer.catalogue.modes import MODES, OUTPUTS, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.schedules import SCHEDULES
@@ -29,6 +29,7 @@ from sizer.versions import OLDEST, format_version
 
 MODELS_DEFAULT = "the model's default"
 PYTORCHS_DEFAULT = "PyTorch's default"
+EITHER = "either"
 ATTENTION_TITLES = {"sdpa": "SDPA (fused)", "eager": "eager"}
 NEVER_EMPTY = ("dtype", "batch")  # elsewhere nothing means the model's own, or PyTorch's, choice
 
@@ -48,7 +49,7 @@ def fill(request: Request) -> None:
     state["r"], state["alpha"] = str(request.adapter_rank), str(request.adapter_alpha or "")
     state["targets"] = ",".join(request.adapter_targets)
     state["adapter_dropout"], state["accumulate"] = f"{request.adapter_dropout:g}", str(request.accumulate)
-    state["weights"] = request.weights
+    state["weights"], state["outputs"] = request.weights, request.outputs or EITHER
     state["attention"], state["checkpointing"] = request.attention, request.checkpointing
     state["gpu"] = CUSTOM if is_custom(request.gpu) else request.gpu
     state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
@@ -133,6 +134,8 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
             values["optimizer_impl"] = _ask_implementation(values["optimizer"])
         if mode.trains:
             values["accumulate"] = _text("Accumulated passes", ACCUMULATE_HELP, key="accumulate", placeholder="1")
+            chosen = _choose("Outputs in the backward pass", (EITHER, *OUTPUTS), key="outputs", help=OUTPUTS_HELP)
+            values["outputs"] = "" if chosen == EITHER or values.get("pp", "1") not in ("", "1") else chosen
         if "attention" not in source.refuses:
             values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
         if "head" not in source.refuses:
@@ -262,6 +265,10 @@ PARALLEL_SWITCHES = {  # label and help
 }
 PARALLEL_HELP = "How several of the device work on the model together; every figure is then that of one of them."
 ACCUMULATE_HELP = "Forward and backward passes whose gradients add up before the optimizer steps."
+OUTPUTS_HELP = (
+    "freed: no variable keeps the model's outputs, as in transformers' Trainer. kept: out = model(**batch); out.loss.backward(). "
+    "either: figures as freed, and a range that covers both."
+)
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
 )

@@ -102,6 +102,8 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"weights in {WEIGHTS[request.weights].title}"
     if request.accumulate > 1:
         yield f"{request.accumulate} accumulated passes"
+    if request.outputs is not None:
+        yield f"outputs {request.outputs}"
     if request.parallel != "none":
         data = (request.replicate, request.ranks) if request.data_ranks > 1 else ()
         ranks = [f"{number}" for number in (*data, request.cp, request.tp, request.pp) if number > 1] or ["1"]

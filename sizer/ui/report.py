@@ -124,6 +124,8 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
         details["KV cache"] = partial(tables.show_kv_cache, report, focus)
     if focus and focus.communication:
         details["Communication"] = partial(tables.show_communication, focus)
+    if report.loop:
+        details["Training loop"] = partial(tables.show_loop, report)
     details |= {
         "Modules": partial(tables.show_modules, report.model),
         "Tensors": partial(tables.show_tensors, report.model),

@@ -22,7 +22,7 @@ from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.ui.scale import GIBIBYTES, scale_for
 from sizer.ui.styled import worked_out
-from sizer.units import format_bytes
+from sizer.units import format_bytes, format_more
 
 LARGEST = "Largest batch"
 LEGEND = (
@@ -181,6 +181,25 @@ def show_communication(estimate: Estimate) -> None:
     st.caption(
         f"By each rank in a step, in {estimate.dtype} at batch {estimate.batch}, read off the trace: bytes of whole tensors, what "
         "a rank has after an all-gather and had before a reduce-scatter. How many of them it sends depends on NCCL's algorithm."
+    )
+
+
+@drawn_once
+def show_loop(report: Report) -> None:
+    """Show what other training loops would take."""
+    rows = [
+        {
+            "In another loop": row.decision,
+            "Reserved memory": format_more(row.bytes),
+            "Within the range": "yes" if row.in_range else "no",
+        }
+        for row in report.loop
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True)
+    first = report.loop[0]
+    st.caption(
+        f"What the peak of reserved memory would take more or less, in {first.dtype} at batch {first.batch}. The range is that of "
+        "the process. The key outputs=freed or outputs=kept asks for one loop alone."
     )
 
 

@@ -17,11 +17,11 @@ from sizer.memory.bounds import (
     Margin,
     engines_limit,
     engines_margin,
-    gradients_kept,
 )
 from sizer.memory.family import TapeFamily
 from sizer.memory.fit import fit, fits_in
 from sizer.memory.largest_batch import largest_batch
+from sizer.memory.loop_choices import gradients_kept
 from sizer.memory.size_queries import SizeQuery
 from sizer.memory.tape import Tape
 from tests.memory.tapes import make_tape

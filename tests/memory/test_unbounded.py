@@ -11,8 +11,9 @@ from sizer.catalogue.gpus import GPUS
 from sizer.memory import replays as replays_module
 from sizer.memory import unbounded
 from sizer.memory.allocator import replay_events
-from sizer.memory.bounds import gradients_kept, with_models_twice
+from sizer.memory.bounds import with_models_twice
 from sizer.memory.fit import fits_in, surely_runs
+from sizer.memory.loop_choices import gradients_kept
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded, replay_unbounded

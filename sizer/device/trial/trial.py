@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.subclasses import parts_of
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import KEPT, MODES
 from sizer.cautions import versions
 from sizer.device.readers.events import LiveTensors
 from sizer.device.readers.reader import Reader
@@ -71,7 +71,7 @@ def measure_request(
     `free_bytes` is what the host can still give: on the CPU weights that are larger are not even tried. Out of memory and whatever
     else ends the steps are results. Raises RequestError, ConfigError and BuildError for the question itself.
     """
-    work = work_of(request, *request.dtypes)
+    work = replace(work_of(request, *request.dtypes), keeps_outputs=request.outputs == KEPT)
     progress("building the module")
     blueprint = make_blueprint(request, config, loaded_on(request, reader.facts(), config))
     example = blueprint.example(request.batches[0], work.trains)

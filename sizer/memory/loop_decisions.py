@@ -1,0 +1,106 @@
+"""What other training loops would take for the same question: one section of the answer.
+
+No key describes these decisions, except for `outputs`; each is a replay of the question's own tape, or arithmetic on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import FREED, KEPT
+from sizer.memory.codec import Difference
+from sizer.memory.estimate import Estimate
+from sizer.memory.loop_choices import float32_outputs, gradients_kept, outputs_kept_across_steps, with_outputs
+from sizer.memory.replays import Replays
+from sizer.memory.tape import Tape
+from sizer.memory.unbounded import find_unbounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDecision:
+    """Another training loop for the same question.
+
+    Args:
+        decision: what that loop does.
+        dtype, batch: of the estimate that it is compared with.
+        bytes: how much more reserved memory its peak takes; negative if it takes less.
+        in_range: whether the range of the process covers it.
+    """
+
+    decision: str
+    dtype: str
+    batch: int
+    bytes: Difference
+    in_range: bool
+
+
+def loop_decisions(
+    tape: Tape, estimate: Estimate, gpu: Gpu, *, outputs: str | None, expandable_segments: bool, replays: Replays
+) -> Iterator[LoopDecision]:
+    """Yield what other training loops would take for the same question.
+
+    Args:
+        tape: the tape of the question that leaves open whether outputs are kept, its size queries resolved.
+        estimate: the question's own estimate.
+        outputs: what the question says about them.
+
+    Yields:
+        A decision for each loop that can be told from the tape, in the order in which a step makes them.
+    """
+
+    def reserved(other: Tape) -> int:
+        found = find_unbounded(other, gpu.backend, expandable_segments=expandable_segments, replays=replays)
+        return found.timeline.peak_reserved_bytes
+
+    own, base = with_outputs(tape, outputs)[0], estimate.peak_reserved_bytes
+    if outputs == KEPT:
+        yield decision(
+            "outputs are freed before the backward pass", reserved(with_outputs(tape, FREED)[0]) - base, estimate
+        )
+    else:
+        yield decision(
+            "outputs are kept during the backward pass", reserved(with_outputs(tape, KEPT)[0]) - base, estimate
+        )
+    across = replace(outputs_kept_across_steps(tape), outputs=(), graphs=(), half_outputs=frozenset())
+    yield decision("outputs are kept until the next forward pass has ended", reserved(across) - base, estimate)
+    if tape.half_outputs:
+        wide = with_outputs(float32_outputs(tape), outputs or FREED)[0]
+        yield decision("16-bit outputs are returned in float32 (Accelerate, Fabric)", reserved(wide) - base, estimate)
+    kept = replace(gradients_kept(own), outputs=(), graphs=(), half_outputs=frozenset())
+    yield decision("gradients are dropped after the forward pass", reserved(kept) - base, estimate)
+
+
+def accumulation_decisions(estimate: Estimate, *, passes: int, gradient_bytes: int | None) -> Iterator[LoopDecision]:
+    """Yield what other ways to accumulate would take: arithmetic on the estimate, in bytes.
+
+    Args:
+        passes: the forward and backward passes of an optimizer's step; with one pass there is nothing to decide.
+        gradient_bytes: all gradients of the rank before they are sharded, None if they are not.
+    """
+    if passes == 1:
+        return
+    more = (passes - 1) * estimate.activations_bytes
+    yield decision("losses of accumulated passes are summed for one backward pass", more, estimate)
+    if gradient_bytes is not None:
+        more = gradient_bytes - estimate.gradients_bytes
+        yield decision("passes are accumulated under no_sync: gradients stay whole until the last", more, estimate)
+
+
+def accumulation_itemsize(dtype: str) -> int:
+    """Return the bytes of an element of an unsharded gradient that FSDP2 accumulates, for a dtype of the contract.
+
+    Under mixed precision the gradient is accumulated in the reduce dtype, float32 here
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `to_accumulated_grad_if_needed`, read in 2.15).
+    """
+    return 2 if dtype in ("bfloat16", "float16") else 4
+
+
+def decision(text: str, more_bytes: int, estimate: Estimate) -> LoopDecision:
+    """Return a decision with whether the range of an estimate covers it."""
+    process = estimate.process_bytes + more_bytes
+    inside = estimate.process_low_bytes <= process <= estimate.process_high_bytes
+    return LoopDecision(
+        decision=text, dtype=estimate.dtype, batch=estimate.batch, bytes=Difference(more_bytes), in_range=inside
+    )
