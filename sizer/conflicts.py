@@ -270,10 +270,11 @@ def _refused_by_source(request: AnyRequest) -> Iterator[Refusal]:
         )
     for key in source.refuses:
         if not KEYS[key].is_default(request):
-            *others, last = (f"{row.key}:" for row in SOURCES.values() if key not in row.refuses)
+            taking = [f"{row.key}:" for row in SOURCES.values() if key not in row.refuses]
+            others, last = taking[:-1], taking[-1]
             yield Refusal(
                 key=key,
                 given=f"{quote(KEYS[key].write(request))} with a {source.key} architecture",
-                allowed=f"{key} with {', '.join(others)} or {last}",
+                allowed=f"{key} with {', '.join(others)}{' or ' if others else ''}{last}",
                 todo="remove it",
             )

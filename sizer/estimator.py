@@ -277,7 +277,8 @@ class Estimator:
             return
         cells = {(row.dtype, row.batch): row for column in self._columns.values() for row in column.estimates}
         estimate = cells.get(request.focus) or cells[focus.dtype, focus.batch]
-        tape = self._open_tracer().trace_cell(estimate.dtype, estimate.batch).resolve(self._oracle)
+        traced = self._open_tracer().trace(estimate.dtype, (estimate.batch,))
+        tape = traced.family.at(estimate.batch, self._oracle)
         yield from loop_decisions(
             tape,
             estimate,

@@ -134,7 +134,8 @@ class Model:
 
 def _choices_of(request: Request) -> str:
     """What the module of a request depends on."""
-    architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing")
+    architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing", "classes")
     inputs = ("mode", "sequence_length", "image_size")
-    adapters = ("weights", "train", "adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
-    return repr([getattr(request, name) for name in (*architecture, *inputs, *adapters)])
+    weights = ("weights", "compute", "prepare", "train", "trainable_layers")
+    adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
+    return repr([getattr(request, name) for name in (*architecture, *inputs, *weights, *adapters)])

@@ -22,6 +22,7 @@ from sizer.config_json import encode_config
 from sizer.errors import RefusedValueError, suggest
 from sizer.query_needs import (
     AnyRequest,
+    four_bits,
     generation,
     of_adapters,
     of_context,
@@ -31,15 +32,18 @@ from sizer.query_needs import (
     of_split,
     of_weights,
     one_stage,
+    quantized_adapters,
     training,
 )
 from sizer.query_values import (
     ATTENTIONS,
     CACHES,
+    COMPUTES,
     DTYPES,
     MAX_ACCUMULATE,
     MAX_ALPHA,
     MAX_BATCH,
+    MAX_CLASSES,
     MAX_IMAGE,
     MAX_NEW,
     MAX_PP,
@@ -66,6 +70,7 @@ from sizer.query_values import (
     read_switch,
     read_targets,
     read_torch,
+    read_trainable_layers,
     whole_number,
 )
 from sizer.versions import OLDEST, format_version
@@ -267,6 +272,33 @@ KEYS: dict[str, Key] = {
         choice(WEIGHTS),
         allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded",
         needs=of_weights,
+    ),
+    "compute": _field(
+        "compute",
+        choice(COMPUTES),
+        allowed=f"{', '.join(COMPUTES)}: bnb_4bit_compute_dtype, the dtype in which 4-bit layers compute",
+        otherwise="the question's dtype",
+        needs=four_bits,
+    ),
+    "prepare": _field(
+        "prepare",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: prepare_model_for_kbit_training, which makes norms and embeddings float32",
+        needs=quantized_adapters,
+    ),
+    "classes": _field(
+        "classes",
+        whole_number(MAX_CLASSES, "classes=10"),
+        allowed=f"classes that the model tells apart, 1 to {MAX_CLASSES}; of a torchvision detection model with the background",
+        otherwise="the model's own",
+    ),
+    "trainable_layers": _field(
+        "trainable_layers",
+        read_trainable_layers,
+        allowed="0 to 5: trainable_backbone_layers of torchvision's detection models; below 5 batch norm is frozen, too",
+        otherwise="5: everything trains",
+        needs=training,
     ),
     "accumulate": _field(
         "accumulate",

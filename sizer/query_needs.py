@@ -10,6 +10,7 @@ from typing import Any
 
 from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.weights import WEIGHTS
 
@@ -71,6 +72,20 @@ def of_context(request: AnyRequest) -> str:
 def of_pipelines(request: AnyRequest) -> str:
     """What a key needs that says how a pipeline works."""
     return "" if request.pp > 1 else "pp=2 or more"
+
+
+def four_bits(request: AnyRequest) -> str:
+    """Return what the dtype of 4-bit products needs."""
+    row = WEIGHTS[request.weights]
+    return "" if row.has_4_bits else f"weights={' or '.join(one.key for one in WEIGHTS.values() if one.has_4_bits)}"
+
+
+def quantized_adapters(request: AnyRequest) -> str:
+    """Return what a key needs that is about adapters on quantised weights."""
+    if request.train != "adapter":
+        return "train=adapter"
+    row = WEIGHTS[request.weights]
+    return "" if row.package == BITSANDBYTES or row.key == "checkpoint" else "weights quantised by bitsandbytes"
 
 
 def one_stage(request: AnyRequest) -> str:

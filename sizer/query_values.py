@@ -21,6 +21,8 @@ MAX_TP = 256  # more than any model has key heads
 MAX_PP = 256  # more than any model has layers for
 MAX_MICROBATCHES = 256
 MAX_WORLD = 16_384  # ranks: FSDP2 lists the shards of every parameter for each
+COMPUTES = ("float32", "bfloat16", "float16")
+MAX_CLASSES = 1_000_000
 CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
 MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
@@ -145,6 +147,11 @@ def read_reshard(text: str) -> int:
 def read_rank(text: str) -> int:
     """The number of a rank, from 0."""
     return _read_integer(text, 0, MAX_WORLD - 1, "rank=0")
+
+
+def read_trainable_layers(text: str) -> int:
+    """Return how many layers of a backbone train."""
+    return _read_integer(text, 0, 5, "trainable_layers=3")
 
 
 def read_torch(text: str) -> str:

@@ -325,7 +325,7 @@ def test_the_complete_form_writes_defaults_too():
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
     written = [
         [field.partition("=")[0] for field in format_query(parse_query(f"{most}&{more}"), complete=True).split("&")]
-        for more in ("mode=generate", "train=adapter&alpha=8", "parallel=hsdp&tp=2&rank=0", "pp=2")
+        for more in ("mode=generate", "train=adapter&alpha=8&outputs=kept", "parallel=hsdp&tp=2&rank=0", "pp=2")
     ]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)

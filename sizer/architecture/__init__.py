@@ -70,7 +70,9 @@ def _quantized(blueprint: Blueprint, request: Request) -> Blueprint:
     row, given = WEIGHTS[request.weights], f"weights={request.weights}"
     return replace(
         blueprint,
-        replace_layers=lambda module, dtype: replace_layers(module, row.config, dtype, given=given),
+        replace_layers=lambda module, dtype: replace_layers(
+            module, row.config, dtype, given=given, compute=request.compute
+        ),
         load_quantized=load_quantized,
         describe=lambda module: describe_weights(module, row.title, outliers=row.key == "int8"),
     )

@@ -72,7 +72,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
             given=f"weights={request.weights}&train=adapter",
             todo="choose other weights, or mode=inference",
         )
-    if getattr(module, "quantization_method", None) == BITSANDBYTES:
+    if request.prepare and getattr(module, "quantization_method", None) == BITSANDBYTES:
         module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)  # it is on already
         torch.cuda.empty_cache()  # which that does where CUDA is available alone
         if request.checkpointing:

@@ -37,6 +37,7 @@ def from_config(request: Request, config: dict | None) -> Blueprint:
         image_size=request.image_size,
         attention=request.attention,
         mode=request.mode,
+        classes=request.classes,
     )
     unread = tuple(key for key in clean.dropped if key.rpartition(".")[2] not in PLACES)
     dropped = (f"not read from the config: {_listed(unread)}",) if unread else ()

@@ -40,6 +40,7 @@ from sizer.errors import BuildError, ConfigError, RequestError, SizerError, Trac
 ERROR_LIMIT = 400
 GENERATION = "transformers' generate, greedy and not compiled; no token ends a sequence, so that all get as many as were asked for."
 _LONG_VALUE = re.compile(r"([\[{][^\]}]{40})[^\]}]{20,}|(\S{60})\S+")
+_CLASSIFIES = re.compile(r"Classification|Detection|Segmentation")
 OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
 
 
@@ -52,16 +53,20 @@ def huggingface_blueprint(
     image_size: tuple[int, int] | None = None,
     attention: str = "sdpa",
     mode: str = "training",
+    classes: int | None = None,
 ) -> Blueprint:
     """How to build and run the transformers class that this config describes.
 
     `config` is a clean config.json with its `model_type`; `head` the class to build, by default the config's own or the usual
     one of its type (`choose_head`); lengths and sizes by default the model's usual ones (`sizes`); `attention` "sdpa" or
-    "eager". Nothing is downloaded and no remote code runs.
+    "eager"; `classes` how many a classifier tells apart, by default the config's own. Nothing is downloaded, no remote code runs.
     Raises ConfigError where transformers refuses the config, RequestError where a choice does not fit the model.
     """
     parsed = choose_part(read_architecture(config), head)
     cls, notes = choose_head(parsed, head)
+    if classes is not None:
+        _check_classifies(cls, classes)
+        parsed.num_labels = classes
     if MODES[mode].generates:
         _check_generates(cls)
         notes += (GENERATION,)
@@ -93,6 +98,17 @@ def huggingface_blueprint(
         positions=position_limit(parsed) if has_position_table(parsed) else None,
         notes=notes + token_notes + length_notes + image_notes + _attention_note(cls, attention) + more,
     )
+
+
+def _check_classifies(cls: type[PreTrainedModel], classes: int) -> None:
+    """Raise RequestError if a class does not tell classes apart."""
+    if not _CLASSIFIES.search(cls.__name__):
+        raise RequestError(
+            f"classes: {cls.__name__} does not tell classes apart",
+            given=str(classes),
+            allowed="a class for classification, detection or segmentation",
+            todo="leave classes out, or name such a class with head=",
+        )
 
 
 def _check_generates(cls: type[PreTrainedModel]) -> None:

@@ -76,6 +76,8 @@ def describe_weights(module: nn.Module, title: str, *, outliers: bool = True) ->
         elements += sum(map(_quantized_elements, tensors))
     told = f"{title}: {elements:,} weights of {len(layers)} layers are quantised, to {format_bytes(held)} with their scales."
     left = ", ".join(f"{name} ({format_bytes(size)})" for name, _, size in unquantized_part(module)[:MANY])
+    if computes := {layer.compute_dtype for layer in layers if getattr(layer, "compute_dtype", None) is not None}:
+        told += f" Their products are computed in {', '.join(sorted(str(one).removeprefix('torch.') for one in computes))}."
     said = f"{told} {NO_OUTLIERS}" if outliers else told
     return (said, *([f"{UNQUANTISED_PART}{left}."] if left else []))
 

@@ -28,20 +28,28 @@ _CHATTY = "bitsandbytes.autograd._functions"  # says at each layer of each pass 
 
 
 def replace_layers(
-    module: nn.Module, config: Mapping[str, object], dtype: str, *, given: str, quantized: bool = False
+    module: nn.Module,
+    config: Mapping[str, object],
+    dtype: str,
+    *,
+    given: str,
+    quantized: bool = False,
+    compute: str | None = None,
 ) -> nn.Module:
     """A transformers model on meta with the layers that its quantizer puts in for a dtype of the contract: `module`, changed.
 
     `config` is what a config.json has as `quantization_config`, `quantized` says whether weights arrive so. What is not quantised
-    is in that dtype (float32 under autocast), in which products are computed (the half, under autocast), unless the config names
-    another. Raises BuildError, which begins with `given`, where a package is missing and where no layer can be quantised, and
-    ConfigError where transformers refuses the config.
+    is in that dtype (float32 under autocast). 4-bit products are computed in `compute`, by default the config's own; else in that
+    dtype (the half, under autocast), or, if weights arrive quantised, in float32, which is transformers' default. Raises
+    BuildError, which begins with `given`, where a package is missing and where no layer can be quantised, and ConfigError where
+    transformers refuses the config.
     """
     half = dtype.removeprefix("amp-")
     loaded = torch.float32 if dtype != half else getattr(torch, half)
     module.to(loaded)
     module.config.dtype = loaded
-    module.hf_quantizer = _quantizer(config, getattr(torch, half), given=given, quantized=quantized)
+    named = compute or config.get("bnb_4bit_compute_dtype") or ("float32" if quantized else half)
+    module.hf_quantizer = _quantizer({**config, **_computed(config, named)}, given=given, quantized=quantized)
     from transformers.modeling_utils import local_torch_dtype
 
     with local_torch_dtype(loaded):
@@ -100,7 +108,12 @@ def _scales_of_fp8(module: nn.Module) -> Iterator[nn.Parameter]:
             yield from (one for name, one in layer._parameters.items() if one is not None and "_scale" in name)
 
 
-def _quantizer(config: Mapping[str, object], compute_dtype: torch.dtype, *, given: str, quantized: bool):
+def _computed(config: Mapping[str, object], dtype: object) -> dict[str, object]:
+    """Return the entry of a `quantization_config` for the dtype of 4-bit products."""
+    return {"bnb_4bit_compute_dtype": dtype} if config.get("load_in_4bit") else {}
+
+
+def _quantizer(config: Mapping[str, object], *, given: str, quantized: bool):
     """transformers' quantizer of a `quantization_config`. Raises BuildError and ConfigError as `replace_layers` does."""
     if config["quant_method"] == BITSANDBYTES:
         if find_spec(BITSANDBYTES) is None:
@@ -109,9 +122,8 @@ def _quantizer(config: Mapping[str, object], compute_dtype: torch.dtype, *, give
         with compiled_when_called():
             importlib.import_module(BITSANDBYTES)
         logging.getLogger(_CHATTY).setLevel(logging.ERROR)
-    computed = {"bnb_4bit_compute_dtype": compute_dtype} if config.get("load_in_4bit") else {}
     try:
-        return AutoHfQuantizer.from_config({**computed, **config}, pre_quantized=quantized)
+        return AutoHfQuantizer.from_config(dict(config), pre_quantized=quantized)
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError("transformers refuses this quantization_config", given=quote(str(error))) from error
 

@@ -23,8 +23,10 @@ from sizer.request import Request
 ONE_VALUE = "Expected more than 1 value per channel"  # torch/nn/functional.py (2.15), _verify_batch_size
 
 
-def timm_blueprint(name: str, *, image_size: Size | None, checkpointing: bool) -> Blueprint:
-    """The blueprint of a timm model, at an image size (height, width in pixels) or its own.
+def timm_blueprint(
+    name: str, *, image_size: Size | None, checkpointing: bool, classes: int | None = None
+) -> Blueprint:
+    """The blueprint of a timm model, at an image size (height, width in pixels) or its own, that tells `classes` apart or its own.
 
     Raises RequestError where timm has no such name, the model does not take that image size, or `checkpointing` is asked of a
     model that has none; the blueprint's `example` raises it for a batch of one that cannot be trained on.
@@ -32,8 +34,9 @@ def timm_blueprint(name: str, *, image_size: Size | None, checkpointing: bool) -
     facts = _facts(name)
     channels, *usual = facts.input_size
     size = image_size or tuple(usual)
-    build = partial(timm.create_model, name, pretrained=False, **build_options(name, size))
-    task = classification(classes=facts.num_classes, channels=channels) if facts.num_classes else _features(channels)
+    build = partial(timm.create_model, name, pretrained=False, **build_options(name, size, classes=classes))
+    told_apart = classes or facts.num_classes
+    task = classification(classes=told_apart, channels=channels) if told_apart else _features(channels)
     module = _on_meta(build, name, size, task, check=size != tuple(usual))
     if checkpointing and not _checkpoints(module):
         raise RequestError(f"checkpointing for {name}", given="1", allowed="0", todo="timm offers none for this model")
@@ -58,21 +61,23 @@ def timm_blueprint(name: str, *, image_size: Size | None, checkpointing: bool) -
         checkpoint=_checkpoint if _checkpoints(module) else None,
         image_size=size,
         notes=()
-        if facts.num_classes
+        if told_apart
         else (f"{name} has no classifier; the sum of the means of its outputs stands in for its loss.",),
     )
 
 
-def build_options(name: str, size: Size) -> dict[str, object]:
+def build_options(name: str, size: Size, *, classes: int | None = None) -> dict[str, object]:
     """What `timm.create_model` takes beside a name to build a model for images of a size (height, width in pixels)."""
     facts = _facts(name)
     # A model of a fixed size is built for it: positions and windows follow.
-    return {"img_size": size} if facts.fixed_input_size and size != tuple(facts.input_size[1:]) else {}
+    options = {"img_size": size} if facts.fixed_input_size and size != tuple(facts.input_size[1:]) else {}
+    return options if classes is None else options | {"num_classes": classes}
 
 
 def from_request(request: Request, config: None) -> Blueprint:
     """The blueprint of the timm model that a request names."""
-    return timm_blueprint(request.name, image_size=request.image_size, checkpointing=request.checkpointing)
+    size, checkpointing = request.image_size, request.checkpointing
+    return timm_blueprint(request.name, image_size=size, checkpointing=checkpointing, classes=request.classes)
 
 
 def list_names() -> list[dict[str, str]]:

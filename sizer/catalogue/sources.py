@@ -144,6 +144,7 @@ def _read_config(value: str) -> dict[str, str | None]:
 
 
 _OF_TRANSFORMERS = ("tp", "cp", "pp", "head", "seq", "attention", "weights")
+_OF_TORCHVISION = ("trainable_layers",)
 _GENERATES = ("generate",)
 
 _ROWS = (
@@ -170,7 +171,7 @@ _ROWS = (
         package="timm",
         blueprint="sizer.architecture.timm_models:from_request",
         names="sizer.architecture.timm_models:list_names",
-        refuses=_OF_TRANSFORMERS,
+        refuses=(*_OF_TRANSFORMERS, *_OF_TORCHVISION),
         refuses_modes=_GENERATES,
         required=False,
     ),
@@ -181,6 +182,7 @@ _ROWS = (
         entry="presets",
         read=_read_preset,
         title_of=lambda name: find_preset(name).title,
+        refuses=_OF_TORCHVISION,
         package="transformers",
         blueprint="sizer.architecture.from_config:from_preset",
         preload=(
@@ -195,6 +197,7 @@ _ROWS = (
         title="Hub repository",
         entry="repository",
         read=_read_hub,
+        refuses=_OF_TORCHVISION,
         package="transformers",
         blueprint="sizer.architecture.from_config:from_config",
         fetched=True,
@@ -205,6 +208,7 @@ _ROWS = (
         title="Your config.json",
         entry="config",
         read=_read_config,
+        refuses=_OF_TORCHVISION,
         package="transformers",
         blueprint="sizer.architecture.from_config:from_config",
     ),

@@ -27,6 +27,11 @@ class Weights:
     lowest: tuple[int, int] | None = None
 
     @property
+    def has_4_bits(self) -> bool:
+        """Return True for bitsandbytes' 4-bit layers, which compute in a dtype of their own."""
+        return bool(self.config.get("load_in_4bit"))
+
+    @property
     def quantizes(self) -> bool:
         """Whether weights are quantised as they are loaded."""
         return bool(self.config)
@@ -50,6 +55,7 @@ _ROWS = (
     _of_bitsandbytes(
         "nf4-dq", "NF4, quantised twice", load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
     ),
+    _of_bitsandbytes("fp4", "FP4", load_in_4bit=True, bnb_4bit_quant_type="fp4"),
     _of_bitsandbytes("int8", "LLM.int8()", load_in_8bit=True),
     Weights(key="fp8", title="FP8", config=MappingProxyType({"quant_method": "fp8"}), lowest=FP8_CAPABILITY),
 )

@@ -95,7 +95,7 @@ def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
     if not find_spec(BITSANDBYTES) or find_gpu(request.gpu).backend != "cuda" or WEIGHTS[request.weights].quantizes:
         return None
     adapted = request if request.train == "adapter" else _with_lora(request, known)
-    return None if adapted is None else replace(adapted, weights="nf4-dq")
+    return None if adapted is None else replace(adapted, weights="nf4-dq", compute=None)
 
 
 def _with_weights(weights: str) -> Change:
@@ -201,7 +201,7 @@ LEVERS = (
     ),
     _row_of(
         "outputs", "outputs", 1, "Outputs freed before the backward pass", "nothing",
-        "loss = model(**batch).loss  # no variable keeps the outputs\nloss.backward()",
+        "loss = loss_fn(model(inputs), targets)  # no variable keeps the outputs\nloss.backward()",
         lambda request, known: replace(request, outputs=FREED) if request.outputs == KEPT else None,
     ),
     _row_of(

@@ -91,7 +91,12 @@ def parts_of(request: Request, blueprint: Blueprint, module: nn.Module, example:
 def _torchvision(request: Request, blueprint: Blueprint) -> Parts:
     task = task_name_of(request.name)
     options = "".join(
-        f", {name}={value!r}" for name, value in build_options(request.name, blueprint.image_size).items()
+        f", {name}={value!r}" for name, value in build_options(
+            request.name,
+            blueprint.image_size,
+            classes=request.classes,
+            trainable_layers=request.trainable_layers,
+        ).items()
     )
     build = f"    model = torchvision.models.get_model({request.name!r}, weights=None{options})\n"
     imports = ("import torchvision",)
@@ -116,12 +121,12 @@ def _timm(request: Request, blueprint: Blueprint) -> Parts:
 
     from sizer.architecture.timm_models import build_options as timm_options
 
-    options = timm_options(request.name, blueprint.image_size)
+    options = timm_options(request.name, blueprint.image_size, classes=request.classes)
     written = "".join(f", {name}={value!r}" for name, value in options.items())
     build = f"    model = timm.create_model({request.name!r}, pretrained=False{written})\n"
     if request.checkpointing:
         build += "    model.set_grad_checkpointing(True)\n"
-    classes = get_pretrained_cfg(request.name).num_classes
+    classes = request.classes or get_pretrained_cfg(request.name).num_classes
     return Parts(
         imports=("import timm",), build=build, loss=CROSS_ENTROPY if classes else STAND_IN.format(arguments="*args")
     )

@@ -37,7 +37,7 @@ def training_imports(request: Request, *, quantized: bool) -> tuple[str, ...]:
     """What a script imports to limit what is trained, beside weights that may be quantised."""
     if request.train != "adapter":
         return ()
-    prepares = ", prepare_model_for_kbit_training" if quantized else ""
+    prepares = ", prepare_model_for_kbit_training" if quantized and request.prepare else ""
     return (f"from peft import {ADAPTERS[request.adapter].config_class}, get_peft_model{prepares}",)
 
 
@@ -58,5 +58,5 @@ def training_lines(request: Request, module: nn.Module, *, quantized: bool) -> s
     )
     whole = "model" if quantized else "model.to(dtype)"
     lines = ADAPTER.format(config=row.config_class, arguments=", ".join(written), model=whole)
-    prepared = PREPARED.format(checkpointed=CHECKPOINTED if request.checkpointing else "") if quantized else ""
+    prepared = PREPARED.format(checkpointed=CHECKPOINTED if request.checkpointing else "") if quantized and request.prepare else ""
     return f"{prepared}{ATTENTION_LAYERS if named else ''}{lines}"

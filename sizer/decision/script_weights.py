@@ -40,6 +40,6 @@ def quantized_lines(request: Request, model: str) -> str:
         given = f"weights={request.weights}"
         raise BuildError("no script can be written for weights that are quantised so", given=given, allowed=allowed)
     options = [f"{name}={value!r}" for name, value in row.config.items() if name != "quant_method"]
-    if row.config.get("load_in_4bit"):
-        options.append(f"bnb_4bit_compute_dtype=torch.{request.dtypes[0].removeprefix('amp-')}")
+    if row.has_4_bits:
+        options.append(f"bnb_4bit_compute_dtype=torch.{request.compute or request.dtypes[0].removeprefix('amp-')}")
     return QUANTIZED.format(model=model, options=", ".join(options))

@@ -64,7 +64,7 @@ class Tape:
     awaited: blocks that other streams use, too (`Tensor.record_stream`): released, each is free once that work is done.
     settled: (position in `order` before whose event, block): where the host has waited for what a released block waited for.
     collectives: what this rank told others, where there are any, by phase.
-    outputs: by forward pass of training, the blocks of what the model returned and of the loss. A loop may keep them
+    outputs: by forward pass of training, the blocks of what the model returned and of the loss, ascending. A loop may keep them
         (sizer.memory.loop_choices); the tape is that of one that frees them.
     graphs: by forward pass, the blocks that after the backward pass are kept by its graph alone, which lives as long as outputs.
     half_outputs: those of `outputs` that hold 16-bit floats.

@@ -52,7 +52,7 @@ class BlockLog:
         self.second_forward: int | None = None  # where in the order it has ended
         self.outputs: list[tuple[int, ...]] = []  # by forward pass, what the model returned and the loss
         self.graphs: list[tuple[int, ...]] = []  # by forward pass, what its graph alone keeps after the backward pass
-        self._output: dict[int, None] = {}  # of the pass at work
+        self._output: set[int] = set()  # of the pass at work
         self._graphs_end = 0  # where in the order its graph is dropped
         self._loss: int | None = None  # which is dropped with it: a share of the loss if passes are accumulated
         self.half_outputs: set[int] = set()
@@ -120,7 +120,7 @@ class BlockLog:
 
     def note_output(self, block: int, *, half: bool) -> None:
         """Note that the forward pass at work returns the block, which holds 16-bit floats if `half`."""
-        self._output[block] = None
+        self._output.add(block)
         if half:
             self.half_outputs.add(block)
 
@@ -130,9 +130,9 @@ class BlockLog:
 
     def end_outputs(self) -> None:
         """End a pass: note what it returned, and what nothing but its graph has kept until now."""
-        self.outputs.append(tuple(self._output))
+        self.outputs.append(tuple(sorted(self._output)))
         dropped = (~event for event in self.order[self._graphs_end :] if event < 0)
-        self.graphs.append(tuple(block for block in dropped if block != self._loss))
+        self.graphs.append(tuple(sorted(block for block in dropped if block != self._loss)))
         self._output.clear()
 
     def category(self, block: int) -> str:

@@ -164,7 +164,8 @@ FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16
 
 def test_what_does_not_apply_is_not_offered():
     of_language = {"sdpa", "seq", "lora", "qlora", "static", "new", "int8", "nf4-dq", "logits"}
-    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16}
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16, "outputs"}
+    assert "outputs" in keys_of(f"{CNN}&outputs=kept") and "outputs" not in keys_of(f"{CNN}&outputs=freed")
     offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
     assert offered.isdisjoint({"image", "fused", "checkpointing", "expandable"})
