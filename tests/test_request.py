@@ -323,10 +323,10 @@ def test_the_complete_form_writes_defaults_too():
         "&train=all&weights=checkpoint&accumulate=1"
     )
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
-    written = [
-        [field.partition("=")[0] for field in format_query(parse_query(f"{most}&{more}"), complete=True).split("&")]
-        for more in ("mode=generate", "train=adapter&alpha=8&outputs=kept", "parallel=hsdp&tp=2&rank=0", "pp=2")
-    ]
+    adapters = "train=adapter&alpha=8&outputs=kept&weights=nf4&compute=float32"
+    asked = [f"{most}&{more}" for more in ("mode=generate", adapters, "parallel=hsdp&tp=2&rank=0", "pp=2")]
+    asked.append(f"{RESNET}&classes=10&trainable_layers=3")
+    written = [[field.partition("=")[0] for field in format_query(parse_query(one), complete=True).split("&")] for one in asked]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)
 
@@ -380,7 +380,7 @@ def test_an_adapter_is_asked_for_by_its_keys():
             "weights=nf4&mode=inference&gpu=m2-ultra-64gb",
             "weights: given 'nf4' with gpu=m2-ultra-64gb, allowed checkpoint",
         ),
-        ("weights=nf5&mode=inference", "weights: given 'nf5', allowed checkpoint, full, nf4, nf4-dq, int8, fp8"),
+        ("weights=nf5&mode=inference", "weights: given 'nf5', allowed checkpoint, full, nf4, nf4-dq, fp4, int8, fp8"),
         ("train=adapter&adapter=lorra", "adapter: given 'lorra', allowed lora, dora,"),
         (
             "train=adapter&targets=all-linear,q_proj",
@@ -451,7 +451,7 @@ RANKS_REFUSED = [
         "parallel=fsdp1",
         "parallel: given 'fsdp1', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; ask for fsdp, which is FSDP2; sizer.size_step",
     ),
-    ("parallel=zero2", "FSDP2 that keeps parameters: ask for parallel=fsdp&reshard=0"),
+    ("parallel=zero2", "The nearest is parallel=fsdp&reshard=0, which needs less"),
     ("parallel=ep", "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
     ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),

@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.architecture.calls import call
+from sizer.architecture.calls import REPAIRED, REPAIRS, call
 from sizer.architecture.examples import has_own_loss, make_example, multimodal_input_of
 from sizer.architecture.examples.example_spec import ExampleSpec, takes, text_config
 from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
@@ -96,7 +97,7 @@ def huggingface_blueprint(
         sequence_length=length,
         image_size=size,
         positions=position_limit(parsed) if has_position_table(parsed) else None,
-        notes=notes + token_notes + length_notes + image_notes + _attention_note(cls, attention) + more,
+        notes=notes + token_notes + length_notes + image_notes + _attention_note(cls, attention) + _repair_note(cls) + more,
     )
 
 
@@ -187,11 +188,14 @@ def _build(cls: type[PreTrainedModel], config: PreTrainedConfig, attention: str)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return cls._from_config(config, dtype=torch.float32)
+            module = cls._from_config(config, dtype=torch.float32)
     except SizerError:
         raise
     except Exception as error:
         raise BuildError(f"{cls.__name__} could not be built from this config: {_short(error)}") from error
+    if repair := REPAIRS.get(cls.__name__):
+        repair(module)
+    return module
 
 
 def _length(
@@ -241,6 +245,11 @@ def _attention_note(cls: type[PreTrainedModel], attention: str) -> tuple[str, ..
     if not OWN_ATTENTION.search(inspect.getsource(sys.modules[cls.__module__])):
         return ()
     return (f"{cls.__name__} does not support sdpa attention; its own (eager) attention was used.",)
+
+
+def _repair_note(cls: type[PreTrainedModel]) -> tuple[str, ...]:
+    repaired = cls.__name__ in REPAIRS and "outputs.image_outputs" in inspect.getsource(cls.forward)
+    return (REPAIRED.format(version=transformers.__version__, name=cls.__name__),) if repaired else ()
 
 
 def _loss(module: nn.Module, example: Example) -> Tensor:

@@ -68,9 +68,11 @@ PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 OTHER_NAMES = {
     "fsdp1": "ask for fsdp, which is FSDP2; sizer.size_step takes code that has FSDP1",
     "fsdp2": "ask for fsdp",
-    "zero2": "gradients and optimizer state sharded is FSDP2 that keeps parameters: ask for parallel=fsdp&reshard=0",
-    "zero3": "parameters sharded, too, is what FSDP2 does: ask for fsdp",
-    "deepspeed": "ask for zero1, or for fsdp, which shards as ZeRO-3 does",
+    "zero2": "DeepSpeed is not computed. The nearest is parallel=fsdp&reshard=0, which needs less: in its step DeepSpeed "
+    "keeps the whole 16-bit model beside float32 shards and buckets",
+    "zero3": "DeepSpeed is not computed. The nearest is parallel=fsdp, without float32 copies of 16-bit weights and buckets",
+    "deepspeed": "DeepSpeed is not computed. The nearest are zero1 and fsdp, which have no float32 copies of 16-bit weights and no "
+    "buckets",
     "ep": "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code that has it: a range",
     "sp": "ask for tp=8&sp=1 beside a way of parallel training",
     "cp": "ask for cp=4 beside ddp, fsdp or hsdp",

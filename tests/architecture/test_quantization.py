@@ -48,10 +48,11 @@ def made(query: str, dtype: str = "bfloat16", config: dict = SMALL) -> nn.Module
 # byte, with a scale (float32) for 256 of them, 256 codes and an offset. LLM.int8(): one byte, and a scale for each output.
 STATES = {
     "nf4": LINEAR // 64 * 4 + LAYERS * 64,
+    "fp4": LINEAR // 64 * 4 + LAYERS * 64,
     "nf4-dq": LINEAR // 64 + LINEAR // 64 // 256 * 4 + LAYERS * (64 + 1024 + 4),
     "int8": 2 * (2 * 512 + 2 * 128 + 2 * 1536 + 512) * 4,
 }
-SIZES = {"nf4": LINEAR // 2, "nf4-dq": LINEAR // 2, "int8": LINEAR}
+SIZES = {"nf4": LINEAR // 2, "fp4": LINEAR // 2, "nf4-dq": LINEAR // 2, "int8": LINEAR}
 
 
 @pytest.mark.parametrize("weights", list(STATES))
@@ -165,3 +166,29 @@ def test_bitsandbytes_is_imported_without_a_compiler():
     code = f"import sys; import sizer; sizer.estimate({query!r}); print('torch._inductor.compile_fx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False"
+
+
+def test_four_bit_products_are_computed_in_the_dtype_that_is_asked_for():
+    cell = f"{arch(SMALL)}&mode=inference&weights=fp4&dtype=bfloat16&batch=1&seq=16&gpu=t4"
+    own, wide = (estimate(parse_query(f"{cell}{compute}")) for compute in ("", "&compute=float32"))
+    for report, dtype in ((own, "bfloat16"), (wide, "float32")):
+        (said,) = (note for note in report.notes if note.startswith("FP4:"))
+        assert said.endswith(f"Their products are computed in {dtype}.")
+    # the largest layer, 1536 x 512, is restored for its product: in float32 it takes 1536 * 512 * 2 bytes more
+    more = wide.estimates[0].peak_allocated_bytes - own.estimates[0].peak_allocated_bytes
+    assert 1536 * 512 * 2 <= more < 1.1 * 1536 * 512 * 2
+
+
+def test_a_checkpoint_that_names_no_compute_dtype_has_that_of_transformers():
+    checkpoint = SMALL | {"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
+    module = made("mode=inference", config=checkpoint)
+    assert {layer.compute_dtype for layer in module.modules() if hasattr(layer, "compute_dtype")} == {torch.float32}
+
+
+def test_weights_may_stay_unprepared():
+    prepared, plain = (made(f"train=adapter&weights=nf4{more}") for more in ("", "&prepare=0"))
+    left = [
+        sum(p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad and p.dtype.is_floating_point)
+        for module in (prepared, plain)
+    ]
+    assert left == [REST * 4, REST * 2]  # embeddings, head and norms, in float32 or as they were loaded

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from torchvision.models import list_models
 
+from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Example
 from sizer.architecture.vision import resized, vision_blueprint
 from sizer.architecture.vision_tasks import classification, detection, optical_flow, segmentation
 from sizer.device.trial.limits import one_thread
 from sizer.errors import RequestError
+from sizer.request import parse_query
 from sizer.tracing.steps import place
 
 # Per name the smallest sensible image; what a backward pass on two real CPU cores can do in about a second.
@@ -231,3 +233,37 @@ def test_notes_say_what_was_chosen(name, note):
 
 def test_plain_models_need_no_notes():
     assert vision_blueprint("resnet50", image_size=None, checkpointing=False).notes == ()
+
+
+@pytest.mark.parametrize(("arch", "parameters"), [
+    ("torchvision:resnet50", 25_557_032 - 990 * (2048 + 1)),
+    ("torchvision:vit_b_16", 86_567_656 - 990 * (768 + 1)),
+    ("timm:resnet18", 11_689_512 - 990 * (512 + 1)),
+    ("hf:vit-base-patch16-224", 86_567_656 - 990 * (768 + 1)),
+])  # fmt: skip
+def test_a_classifier_tells_as_many_classes_apart_as_asked(arch, parameters):
+    module = make_blueprint(parse_query(f"arch={arch}&classes=10")).make()
+    assert sum(p.numel() for p in module.parameters()) == parameters
+
+
+@pytest.mark.parametrize("layers", range(6))
+def test_a_detection_models_backbone_is_frozen_as_torchvision_freezes_it(layers):
+    module = vision_blueprint("fasterrcnn_resnet50_fpn", image_size=None, checkpointing=False, trainable_layers=layers).build()
+    frozen = {name for name, p in module.backbone.body.named_parameters() if not p.requires_grad}
+    # torchvision.models.detection.backbone_utils._resnet_fpn_extractor: these train, from the last on
+    order = ["layer4", "layer3", "layer2", "layer1", "conv1", "bn1"][: layers + (layers == 5)]
+    every = {name for name, _ in module.backbone.body.named_parameters()}
+    assert frozen == {name for name in every if not name.startswith(tuple(order) or ("nothing",))}
+    norms = {type(part).__name__ for part in module.backbone.body.modules() if "BatchNorm" in type(part).__name__}
+    assert norms == ({"FrozenBatchNorm2d"} if layers < 5 else {"BatchNorm2d"})
+
+
+@pytest.mark.parametrize(("query", "refused"), [
+    ("arch=torchvision:raft_small&classes=3", "classes for raft_small"),
+    ("arch=torchvision:fasterrcnn_resnet50_fpn&classes=1", "classes for fasterrcnn_resnet50_fpn"),
+    ("arch=torchvision:resnet50&trainable_layers=3", "trainable_layers for resnet50"),
+    ("arch=hf:gpt2&classes=3", "classes: GPT2LMHeadModel"),
+])  # fmt: skip
+def test_options_of_other_models_are_refused_by_name(query, refused):
+    with pytest.raises(RequestError, match=refused):
+        make_blueprint(parse_query(query))
