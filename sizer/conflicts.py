@@ -8,7 +8,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.parallel import PARALLELS, takes_weights
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
@@ -99,11 +99,12 @@ def _refused_in_parallel(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed="a CUDA device, between which NCCL communicates",
             todo="remove it, or choose another gpu",
         )
-    if WEIGHTS[request.weights].quantizes and not PARALLELS[request.parallel].quantized:
+    weights = WEIGHTS[request.weights]
+    if weights.quantizes and not takes_weights(request.parallel, str(weights.config["quant_method"])):
         yield Refusal(
             key="weights",
             given=f"{quote(request.weights)} with parallel={request.parallel}",
-            allowed="checkpoint, full: how quantised weights are split was not compared with PyTorch's own",
+            allowed="checkpoint, full, or fp8 with tp: how others are split was not compared with PyTorch's own",
             todo="remove it, or ask for parallel=ddp",
         )
     if OPTIMIZERS[request.optimizer].package != "torch":

@@ -13,6 +13,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
 from sizer.architecture.loaded import Loaded
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.parallel import PARALLELS
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import check_plan
 from sizer.errors import RequestError, TraceError
@@ -80,8 +81,9 @@ class Model:
         blueprint, checkpointing = self.blueprint, self._request.checkpointing
         key = "" if blueprint.replace_layers is None else dtype
         if key not in self._modules:
-            if blueprint.replace_layers is None:
-                self._modules[key] = build(blueprint, checkpointing=checkpointing), None
+            if blueprint.replace_layers is None or PARALLELS[self._request.parallel].splits_fp8:
+                # Tensor parallel splits weights before they arrive: each rank's come to the device as they stay there.
+                self._modules[key] = build(blueprint, checkpointing=checkpointing, dtype=dtype), None
             else:
                 told = {"device": self._device, "tell_frozen": self._request.train != "all"}
                 self._modules[key] = build_loaded(blueprint, checkpointing=checkpointing, dtype=dtype, **told)
@@ -136,6 +138,6 @@ def _choices_of(request: Request) -> str:
     """What the module of a request depends on."""
     architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing", "classes")
     inputs = ("mode", "sequence_length", "image_size")
-    weights = ("weights", "compute", "prepare", "train", "trainable_layers")
+    weights = ("parallel", "weights", "compute", "prepare", "train", "trainable_layers")
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
     return repr([getattr(request, name) for name in (*architecture, *inputs, *weights, *adapters)])

@@ -10,7 +10,7 @@ from sizer.architecture.quark_settings import unknown_of
 from sizer.catalogue.checkpoints import METHODS, title_of
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.parallel import takes_weights
 from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
 
@@ -78,7 +78,7 @@ def _reasons(request: Request, gpu: Gpu, quantization: Quantization) -> Iterator
         yield "quantised weights are not trained"
     if MODES[request.mode].trains and not method.adapts:
         yield "adapters beside such weights are not traced"
-    if not PARALLELS[request.parallel].quantized:
+    if not takes_weights(request.parallel, method.key):
         yield "how they are split among ranks was not compared with PyTorch's own"
     if gpu.backend not in method.backends:
         others = " and the CPU" if "cpu" in method.backends else " alone"

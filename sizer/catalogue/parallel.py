@@ -17,7 +17,8 @@ PIPELINE_KEYS = ("pp", "schedule", "microbatch")
 class Parallel:
     """One value of `parallel=`: whether it `shards` the weights over the ranks, how many `communicators` of NCCL each rank has, the
     `keys` of a query that it takes, whether it is of use to inference, too (`infers`), whether models generate by it
-    (`generates`), and whether it takes a model whose weights were quantised as they were loaded (`quantized`)."""
+    (`generates`), whether it takes a model whose weights were quantised as they were loaded (`quantized`), and whether it splits
+    FP8 weights (`splits_fp8`)."""
 
     key: str
     title: str
@@ -25,6 +26,7 @@ class Parallel:
     infers: bool = False
     generates: bool = False
     quantized: bool = False
+    splits_fp8: bool = False
     communicators: int = 1
     keys: tuple[str, ...] = ("ranks", "rank")
 
@@ -50,9 +52,17 @@ _ROWS = (
         communicators=2,
         keys=("ranks", "replicate", "reshard", "offload", *_SPLIT, "cp", "rank"),
     ),
-    Parallel(key="tp", title="Tensor parallel", infers=True, generates=True, keys=(*_SPLIT, "rank")),
+    Parallel(
+        key="tp", title="Tensor parallel", infers=True, generates=True, splits_fp8=True, keys=(*_SPLIT, "rank")
+    ),
     Parallel(key="pp", title="Pipeline parallel", keys=("tp", *PIPELINE_KEYS, "rank")),
 )
+
+
+def takes_weights(parallel: str, method: str) -> bool:
+    """Return True if this way of working together takes weights that are quantised by a method, a `quant_method`."""
+    row = PARALLELS[parallel]
+    return row.quantized or (row.splits_fp8 and method == "fp8")
 
 
 def ways_to_split(*, sp: bool, lp: bool) -> str:

@@ -59,7 +59,7 @@ def trace_generation(
     """
     check_cache(module, work.cache)
     _check_positions(blueprint, module, work)
-    if loading is None:
+    if loading is None and blueprint.replace_layers is None:
         module.to("meta").to(weight_dtype(work.dtype))
 
     def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
@@ -109,7 +109,7 @@ def trace_noted_generation(
             )
     check_cache(module, work.cache)
     _check_positions(blueprint, module, work)
-    if loading is None:
+    if loading is None and blueprint.replace_layers is None:
         module.to("meta").to(weight_dtype(work.dtype))
     return trace_tokens(blueprint, module, work, loading, **told, tokens=tokens, after=0, block_notes=block_notes).tape
 

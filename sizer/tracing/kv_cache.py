@@ -28,7 +28,7 @@ def trace_kv_cache(
 
     Empty for models whose prompt is more than text, or read by an encoder. Raises TraceError where PyTorch gives up.
     """
-    if loading is None:
+    if loading is None and blueprint.replace_layers is None:
         module.to("meta").to(weight_dtype(work.dtype))
     example = blueprint.example(1, False)
     if module.config.is_encoder_decoder or not is_text(example):

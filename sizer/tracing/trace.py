@@ -115,7 +115,7 @@ def trace(
     quantised is what `build_loaded` returned, with its `loading`.
     Raises TraceError with the operator and module at which PyTorch gave up.
     """
-    if loading is None:
+    if loading is None and blueprint.replace_layers is None:
         cast(module.to("meta"), weight_dtype(work.dtype))
     example = blueprint.example(batch, work.trains)
     device.dtype = work.dtype

@@ -192,3 +192,24 @@ def test_weights_may_stay_unprepared():
         for module in (prepared, plain)
     ]
     assert left == [REST * 4, REST * 2]  # embeddings, head and norms, in float32 or as they were loaded
+
+
+def test_ranks_of_tensor_parallel_split_fp8_weights_and_their_scales():
+    # LINEAR weights of one byte and a float32 scale for each block of 128 x 128, all split in two; what is left is 16 bits: the
+    # embeddings and the head are split by the vocabulary, the norms are whole on each rank
+    asked = f"{arch(SMALL)}&mode=inference&weights=fp8&dtype=bfloat16&batch=1&seq=16&gpu=h100-80gb"
+    whole, half = (estimate(parse_query(f"{asked}{more}")).estimates[0].weights_bytes for more in ("", "&tp=2"))
+    scales = 2 * (2 * 4 * 4 + 2 * 1 * 4 + 3 * 12 * 4) * 4
+    assert whole == LINEAR + scales + REST * 2
+    tables, norms = 2 * 1000 * 512 * 2, 5 * 512 * 2
+    split = (LINEAR + tables) // 2 + norms
+    # k and v have one block of 128 outputs, which each rank holds a half of, with a scale of its own
+    assert split < half <= split + scales
+
+
+def test_fp8_checkpoints_are_split_too():
+    config = SMALL | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    asked = f"{arch(config)}&mode=generate&new=3&dtype=bfloat16&batch=1&seq=16&gpu=h100-80gb"
+    whole, half = (estimate(parse_query(f"{asked}{more}")) for more in ("", "&tp=2"))
+    assert not [text for text in half.cautions if "unquantised" in text]
+    assert half.estimates[0].weights_bytes < 0.52 * whole.estimates[0].weights_bytes
