@@ -31,6 +31,7 @@ Windows, each job is a fresh process, which imports torch again: slower, the sam
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -272,7 +273,9 @@ class Server:
             ((key, value),) = from_line(line).items()
             if key == "keep":
                 if architecture is not None:
-                    self._tapes.put(architecture, str(value["name"]), b64decode(value["data"], validate=True))
+                    name, data = str(value["name"]), b64decode(value["data"], validate=True)
+                    if not self._tapes.put(architecture, name, data):
+                        logging.getLogger(__name__).warning("a job's value of %d bytes was not kept: it is too large", len(data))
                     self._queue.keep(number, self._now())
                 if architecture is None or self._settings.sharing == "no":
                     return key

@@ -87,10 +87,10 @@ class TapeStore:
             self._entries.move_to_end(architecture)
         return dict(self._entries.get(architecture, {}))
 
-    def put(self, architecture: str, name: str, data: bytes) -> None:
-        """Keep something. Raises ValueError where it is too large."""
+    def put(self, architecture: str, name: str, data: bytes) -> bool:
+        """Keep something and return True; False if its bytes or its name are too long, which is no reason to end a job."""
         if len(name) > LONGEST_NAME or "\n" in name or len(data) > ITEM_BYTES:
-            raise ValueError(f"{len(data):,} bytes under a name of {len(name)} characters cannot be kept")
+            return False
         self.of(architecture)
         entry = self._entries.setdefault(architecture, {})
         self._held += len(data) - len(entry.get(name, b""))
@@ -98,6 +98,7 @@ class TapeStore:
         self._entries.move_to_end(architecture)
         self._drop()
         self._write(architecture, name, data)
+        return True
 
     def _drop(self) -> None:
         while self._held > self._memory_bytes and self._entries:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import time
 import zlib
@@ -22,19 +23,27 @@ def run(job: dict, channel: Channel) -> dict:
 
 
 class KeptByServer:
-    """What earlier jobs on this architecture have traced, which the job was given, and what this one adds."""
+    """What earlier jobs on this architecture have traced, which the job was given, and what this one adds.
+
+    Names travel as digests: they say all that a value depends on, a whole config too, and may be of any length.
+    """
 
     def __init__(self, job: dict, channel: Channel) -> None:
         self._known, self._channel = dict(job["kept"]), channel
 
     def get(self, name: str) -> bytes | None:
         """What was put under a name, None where there is nothing."""
-        return self._known.get(name)
+        return self._known.get(_digest(name))
 
     def put(self, name: str, data: bytes) -> None:
         """Keep something for this job and for later ones."""
-        self._known[name] = data
-        self._channel.keep(name, data)
+        digest = _digest(name)
+        self._known[digest] = data
+        self._channel.keep(digest, data)
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _estimate(job: dict, channel: Channel) -> dict:

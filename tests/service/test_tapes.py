@@ -50,9 +50,10 @@ def test_the_disk_is_bounded(tmp_path):
     [("x" * 1001, b""), ("a\nb", b""), ("x", bytes(tapes.ITEM_BYTES + 1))],
     ids=["name", "line", "data"],
 )
-def test_what_is_too_large_or_has_no_name_is_refused(name, data):
-    with pytest.raises(ValueError, match="cannot be kept"):
-        TapeStore().put(A, name, data)
+def test_what_is_too_large_or_has_no_name_is_not_kept(name, data):
+    store = TapeStore()
+    assert store.put(A, name, data) is False and store.put(A, "one", b"1") is True
+    assert store.of(A) == {"one": b"1"}
 
 
 def test_a_folder_that_cannot_be_written_is_as_if_there_were_none(tmp_path):

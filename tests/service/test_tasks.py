@@ -34,3 +34,18 @@ def test_counts_and_the_first_and_the_last_cells_are_sent_at_once(monkeypatch):
     assert len(others["estimates"]) == 5
     assert [row["dtype"] for row in others["max_batch"]] == ["float32"]
     assert len(result["estimates"]) == 6
+
+
+def test_names_of_any_length_are_kept_as_digests():
+    class Named(Recorded):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: dict[str, bytes] = {}
+
+        def keep(self, name: str, data: bytes) -> None:
+            self.kept[name] = data
+
+    channel, name = Named(), "depths of " + "a very long config " * 1000
+    tasks.KeptByServer({"kept": {}}, channel).put(name, b"1")
+    assert [len(one) for one in channel.kept] == [64]
+    assert tasks.KeptByServer({"kept": channel.kept}, channel).get(name) == b"1"
