@@ -20,6 +20,7 @@ MAX_KEY_LENGTH = 256
 MAX_STRING_LENGTH = 10_000
 MAX_LIST_LENGTH = 10_000
 MAX_INTEGER = 2**53
+FLOAT_TAG = "__float__"  # how transformers writes what JSON lacks: configuration_utils.py, _FLOAT_TAG_KEY, 5.23
 
 _FIX = "paste the model's config.json as it is"
 # A bracket, or a whole string: to the end of the text where its closing quote is missing (no quote is scanned twice).
@@ -34,8 +35,9 @@ _Json = dict | list | str | int | float | bool | None
 def read_config(data: bytes | str) -> dict:
     """The JSON object in `data` as a dict of plain values.
 
-    Raises ConfigError for anything but one strict JSON object in UTF-8 of at most 2 MiB: NaN and Infinity, repeated
-    keys, lone surrogates, depth over 16, more than 20,000 values, strings or lists over 10,000, integers over 2**53.
+    NaN and Infinity, which Python's and transformers' readers take, become transformers' own `{"__float__": "Infinity"}`.
+    Raises ConfigError for anything but one strict JSON object in UTF-8 of at most 2 MiB: repeated keys, lone surrogates,
+    depth over 16, more than 20,000 values, strings or lists over 10,000, integers over 2**53.
     """
     text = _decode(data)
     _check_depth(text)
@@ -101,9 +103,8 @@ def _float(text: str) -> float:
     return float(text)
 
 
-def _constant(text: str) -> float:
-    todo = "write a number, or null, or leave the key out"
-    raise ConfigError("config has a number that is not JSON", given=text, allowed="finite numbers", todo=todo)
+def _constant(text: str) -> dict[str, str]:
+    return {FLOAT_TAG: text}
 
 
 def _check_values(config: dict) -> None:

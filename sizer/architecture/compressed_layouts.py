@@ -13,7 +13,7 @@ from sizer.errors import ConfigError, quote
 Tensors = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 _MX_FORMATS, _MX_BLOCK = ("mxfp4-pack-quantized", "mxfp8-quantized"), 32  # compressors/mxfp4/ and mxfp8/, 0.20
-_NVFP4_BLOCK = 16  # weights that share a scale: compressed_tensors/compressors/nvfp4/base.py, 0.20
+NVFP4_BLOCK = 16  # weights that share a scale: compressed_tensors/compressors/nvfp4/base.py, 0.20
 
 
 def compressed_tensors(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
@@ -32,7 +32,7 @@ def compressed_tensors(settings: Mapping[str, object], outputs: int, inputs: int
     rows, columns = (1, 1) if len(scale) == 1 else scale
     tensors = _compressed_weight(kind, bits, outputs, inputs, weights)
     if kind == "nvfp4-pack-quantized":
-        tensors["weight_scale"] = (outputs, inputs // _NVFP4_BLOCK), torch.float8_e4m3fn
+        tensors["weight_scale"] = (outputs, inputs // NVFP4_BLOCK), torch.float8_e4m3fn
         tensors["weight_global_scale"] = (1,), torch.float32
     elif kind in _MX_FORMATS:
         tensors["weight_scale"] = (outputs, ceil(inputs, _MX_BLOCK)), torch.uint8

@@ -20,8 +20,10 @@ from sizer.architecture.schema import (
     known_keys,
     reads,
     refuse_type,
+    renamed_type,
     usual_part,
 )
+from sizer.config_json import FLOAT_TAG
 from sizer.errors import ConfigError, quote
 
 # Keys that are never handed on, whatever their class declares: code, kernels and files to load, dtypes (the request
@@ -45,8 +47,17 @@ _TIMM_ARGUMENTS = frozenset(
 _TIMM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(\.[a-z0-9_]{1,63})?", re.ASCII)
 _LOADER = re.compile(r"\s*(hf[-_]hub|local[-_]dir|file|https?)\s*:", re.IGNORECASE)
 _TYPE_NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,63})?", re.ASCII)
-# How transformers writes numbers that JSON does not have: configuration_utils.py, _FLOAT_TAG_VALUES, 5.23.
-_FLOAT_TAG, _TAGGED = "__float__", {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+# configuration_utils.py, _FLOAT_TAG_VALUES, 5.23
+_TAGGED = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+# Keys that say how wide or how deep a model is, in any of transformers' types.
+SIZE_KEY = re.compile(
+    r"(?:\w+_)?(?:hidden_sizes?|hidden_dim|embed(?:ding)?_dims?|embedding_size|intermediate_size|ffn_dim|d_model|d_ff|n_embd|n_layers?"
+    r"|dims?|num_layers|hidden_layers|layers|depths?|channels|layer_sizes|width|filters)"
+)
+_FOREIGN_SIZE = re.compile(r"dim|layer|head|state|width|depth|hidden|embd|vocab|channels")  # in keys that are not read
+MANY_SIZES = 6  # named in one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +78,11 @@ def clean_config(raw: dict) -> CleanConfig:
     *Known limitations*: a key that only a model's code reads, not its config class, is dropped; whether the whole fits
     together (heads that divide the hidden size) is checked later, when the config object is made.
     """
-    raw = _name_timm_type(raw)
-    work = _Cleaning()
-    config = work.clean(raw, class_of_type(raw.get("model_type")), "")
+    raw, renamed = renamed_type(_name_timm_type(raw))
+    work = _Cleaning(notes=[*renamed])
+    cls = class_of_type(raw.get("model_type"))
+    config = work.clean(raw, cls, "")
+    _check_sizes(raw, config, cls, work.dropped)
     return CleanConfig(config=config, dropped=tuple(work.dropped), notes=tuple(dict.fromkeys(work.notes)))
 
 
@@ -128,8 +141,8 @@ class _Cleaning:
         if not isinstance(value, dict):
             _check_text(key, value, where)
             return value
-        if set(value) == {_FLOAT_TAG}:
-            return _tagged(value[_FLOAT_TAG], where)
+        if set(value) == {FLOAT_TAG}:
+            return _tagged(value[FLOAT_TAG], where)
         if "model_type" in value:
             return self.clean(value, class_of_type(value["model_type"], f"{where}.model_type"), f"{where}.")
         return self._mapping(value, where)
@@ -148,7 +161,7 @@ class _Cleaning:
 def _tagged(name: object, where: str) -> float:
     if isinstance(name, str) and name in _TAGGED:
         return _TAGGED[name]
-    given = f"{where}.{_FLOAT_TAG} = {quote(name)}"
+    given = f"{where}.{FLOAT_TAG} = {quote(name)}"
     raise ConfigError("config has a number that is not known", given=given, allowed=", ".join(_TAGGED))
 
 
@@ -201,6 +214,25 @@ def _inline_backbone(config: dict, cls: type) -> dict:
         return config
     rest = {key: value for key, value in config.items() if key not in BACKBONE_KEYS}
     return {**rest, "backbone_config": {"model_type": "timm_backbone", "backbone": name, **arguments}}
+
+
+def _check_sizes(raw: dict, config: dict, cls: type, dropped: Iterable[str]) -> None:
+    """Raise ConfigError if sizes were given under other names, and none that the type reads: its defaults would answer."""
+    unread = [key for key in dropped if type(raw.get(key)) is int and _FOREIGN_SIZE.search(key)]
+    expected = [name for name in (*field_rows(cls), *cls.attribute_map) if SIZE_KEY.fullmatch(name)]
+    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
+    if not unread or not expected or any(map(_has_size, parts)):
+        return
+    raise ConfigError(
+        f"config has none of the sizes that transformers reads for the type {cls.model_type}",
+        given=quote(", ".join(unread)),
+        allowed=", ".join(expected[:MANY_SIZES]) or "the keys of a published config.json of this type",
+        todo="paste the model's config.json from the hub, in transformers' own format",
+    )
+
+
+def _has_size(config: dict) -> bool:
+    return any(SIZE_KEY.fullmatch(key) for key in config)
 
 
 def _name_timm_type(raw: dict) -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sizer.architecture.quantization_settings import Quantization, quantization_of
+from sizer.architecture.quantization_settings import UNNAMED, Quantization, quantization_of
 from sizer.architecture.quark_settings import unknown_of
 from sizer.catalogue.checkpoints import METHODS, title_of
 from sizer.catalogue.gpus import Gpu
@@ -47,7 +47,8 @@ def as_loaded(request: Request, gpu: Gpu, config: dict | None = None) -> Loaded:
     method, title = METHODS.get(quantization.method), title_of(quantization.method)
     reason = next(_reasons(request, gpu, quantization), None)
     if reason is not None:
-        told = f"the weights of this checkpoint are {title}; they are counted unquantised: {reason}"
+        named = f"are {title}" if quantization.method != UNNAMED else "are quantised by a method that its config does not name"
+        told = f"the weights of this checkpoint {named}; they are counted unquantised: {reason}"
         return Loaded(request=replace(request, weights="full"), cautions=(told,), quantization=quantization)
     if method.traced:
         return Loaded(request=request, quantization=quantization)

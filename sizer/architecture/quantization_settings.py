@@ -10,6 +10,8 @@ from sizer.config_json import read_config
 from sizer.errors import ConfigError, quote
 from sizer.request import Request
 
+UNNAMED = "unnamed"  # the method of a `quantization_config` that names none, as MLX writes it
+_MODELOPT = "modelopt"
 WORD = 32  # bits of the integers that weights are packed into
 _DTYPES = ("float32", "bfloat16", "float16")
 _LONGEST_TEXT, _DEEPEST = 1000, 10
@@ -54,10 +56,11 @@ def _read(raw: object, dtype: str) -> Quantization:
         raise ConfigError("quantization_config is malformed", given=quote(raw), allowed="{...}")
     bitsandbytes = settings.get("load_in_4bit") or settings.get("load_in_8bit")
     method = "bitsandbytes" if bitsandbytes else settings.pop("quant_method", None)
+    producer = settings.get("producer")
+    if _MODELOPT in (method, isinstance(producer, dict) and producer.get("name")) or str(method).startswith(f"{_MODELOPT}_"):
+        return Quantization(method=_MODELOPT, settings=settings, dtype=dtype)
     if not isinstance(method, str):
-        raise ConfigError(
-            "quantization_config names no method", given=f"quant_method = {quote(method)}", allowed="text"
-        )
+        method = UNNAMED if method is None else quote(method)
     return Quantization(method=method, settings=settings, dtype=dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -65,6 +66,9 @@ def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[
         elif method == "gemma":
             if linear and should_convert_module(path, names):
                 yield path, child
+        elif method == "modelopt":
+            if not is_left_out_of_modelopt(settings, path):
+                yield path, child
         elif method == "hqq":
             if path.rpartition(".")[2] not in names:
                 yield path, child
@@ -83,6 +87,23 @@ def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
     return HfQuantizer.get_modules_to_not_convert(
         module, names, module._keep_in_fp32_modules, add_default_skips=method in ("auto-round", "awq")
     )
+
+
+def is_left_out_of_modelopt(settings: Mapping[str, object], path: str) -> bool:
+    """Return True if ModelOpt leaves a layer as it was: by its name, or by a shell pattern with `*`.
+
+    vllm/model_executor/layers/quantization/modelopt.py, is_layer_excluded, 0.11: a name also stands for what is inside of it.
+    """
+    names = _plain_strings(settings, "ignore") + _plain_strings(settings, "exclude_modules")
+    return any(path == name or path.startswith(f"{name}.") or fnmatchcase(path, name) for name in names)
+
+
+def _plain_strings(settings: Mapping[str, object], key: str) -> list[str]:
+    """Return a list of names of the settings. Raises ConfigError if it is none."""
+    names = settings.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError("quantization_config is malformed", given=f"{key} = {quote(names)}", allowed="a list of names")
+    return names
 
 
 def is_of_auto_round(settings: Mapping[str, object], path: str, names: list[str]) -> bool:

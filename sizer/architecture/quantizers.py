@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from unittest import mock
 
 import torch
 from torch import nn
@@ -23,6 +26,7 @@ from sizer.architecture.quantization import FP8_LAYERS, is_replaced
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.errors import BuildError, ConfigError, quote
 
+MOST_PATTERNS = 20_000  # a config holds no more values (sizer.config_json)
 STANDARD_DEVIATION = 0.02  # of the random weights, where a device holds values
 _CHATTY = "bitsandbytes.autograd._functions"  # says at each layer of each pass that LLM.int8() casts its input
 
@@ -52,7 +56,7 @@ def replace_layers(
     module.hf_quantizer = _quantizer({**config, **_computed(config, named)}, given=given, quantized=quantized)
     from transformers.modeling_utils import local_torch_dtype
 
-    with local_torch_dtype(loaded):
+    with local_torch_dtype(loaded), many_patterns():
         module.hf_quantizer.preprocess_model(module, device_map={"": 0})
     if not any(map(is_replaced, module.modules())):
         raise BuildError(
@@ -106,6 +110,17 @@ def _scales_of_fp8(module: nn.Module) -> Iterator[nn.Parameter]:
     for layer in module.modules():
         if type(layer).__module__.startswith(FP8_LAYERS):
             yield from (one for name, one in layer._parameters.items() if one is not None and "_scale" in name)
+
+
+@contextmanager
+def many_patterns() -> Iterator[None]:
+    """Within the context `re` keeps all compiled patterns of a config.
+
+    transformers matches every layer with every name that is left out; of the 712 of GLM-5-FP8 `re` forgets all but 512, and
+    compiles each anew for each layer.
+    """
+    with mock.patch.object(re, "_MAXCACHE", MOST_PATTERNS):
+        yield
 
 
 def _computed(config: Mapping[str, object], dtype: object) -> dict[str, object]:

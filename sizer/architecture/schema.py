@@ -6,6 +6,7 @@ when a function is called; classes are made from their defaults, never from a st
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -47,6 +48,41 @@ def class_of_type(model_type: object, where: str = "model_type") -> type:
     return CONFIG_MAPPING[model_type]
 
 
+def renamed_type(config: dict) -> tuple[dict, tuple[str, ...]]:
+    """Return a config with the type that its architecture has in transformers, and a sentence on it if that is another one.
+
+    A `mistral` with `layer_types` is a `ministral` (models/auto/configuration_auto.py, AutoConfig.from_pretrained, 5.24), whose
+    class does not compute `head_dim`, as that of `mistral` does. A type that transformers does not know is read by the class that
+    `architectures` names, as Kimi K2's is, if transformers has that class.
+    """
+    from transformers import CONFIG_MAPPING
+
+    model_type, architectures = config.get("model_type"), config.get("architectures")
+    if model_type == "mistral" and "layer_types" in config and "ministral" in CONFIG_MAPPING:
+        width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+        if type(width) is int and type(heads) is int and heads > 0:
+            config = {**config, "head_dim": config.get("head_dim") or width // heads}
+        return {**config, "model_type": "ministral"}, ("A mistral with layer_types is read as ministral, as transformers does.",)
+    if not isinstance(model_type, str) or model_type in CONFIG_MAPPING or model_type in REFUSED_TYPES:
+        return config, ()
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    if (known := _type_of_class(name)) is None:
+        return config, ()
+    told = f"transformers does not know the type {model_type}; it is read as {known}, the type of its {name}."
+    return {**config, "model_type": known}, (told,)
+
+
+def _type_of_class(name: object) -> str | None:
+    """Return the model type of a class of transformers by its name; None if transformers has no such model."""
+    from transformers.models.auto import modeling_auto
+
+    if not isinstance(name, str):
+        return None
+    tables = (table for key, table in vars(modeling_auto).items() if key.endswith("_MAPPING_NAMES"))
+    types = (kind for table in tables for kind, held in table.items() if name in (held if isinstance(held, tuple) else (held,)))
+    return next(types, None)
+
+
 def refuse_type(model_type: str, where: str) -> None:
     """Raise ConfigError where this model type is refused."""
     if model_type in REFUSED_TYPES:
@@ -62,9 +98,26 @@ def class_of_part(cls: type, part: str, model_type: str | None, where: str) -> t
     declared = cls.sub_configs[part]
     if _is_config(declared):
         return declared
+    if model_type is not None and (renamed := _renamed_part(cls, part, model_type)) is not None:
+        return renamed
     if model_type is None and _is_config(type(usual_part(cls, part))):
         return type(usual_part(cls, part))
     return class_of_type(model_type, where)
+
+
+def _renamed_part(cls: type, part: str, model_type: str) -> type | None:
+    """Return the class that a config class itself makes of a part of an unknown type, None if it makes none.
+
+    Configs of the hub name types that transformers' own classes rename: `kimi_k2` in Kimi_K25Config, `exaone4_5_text`.
+    """
+    from transformers import CONFIG_MAPPING
+
+    if model_type in CONFIG_MAPPING:
+        return None
+    with contextlib.suppress(Exception):  # whatever it raises, it does not know the type
+        made = getattr(cls(**{part: {"model_type": model_type}}), part, None)
+        return type(made) if _is_config(type(made)) else None
+    return None
 
 
 def usual_part(cls: type, part: str) -> object:

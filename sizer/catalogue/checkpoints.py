@@ -58,6 +58,7 @@ _ROWS = (
     Method(key="awq", title="AWQ"),
     Method(key="gptq", title="GPTQ"),
     Method(key="auto-round", title="AutoRound"),
+    Method(key="modelopt", title="ModelOpt"),
     Method(key="mxfp8", title="MXFP8", lowest=FP8_CAPABILITY),
     Method(key="spqr", title="SpQR"),
     Method(key="vptq", title="VPTQ"),

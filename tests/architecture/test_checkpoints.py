@@ -189,7 +189,7 @@ def test_every_method_that_transformers_knows_is_counted_or_named_as_one_that_is
 
     known = {name.removesuffix("_4bit").removesuffix("_8bit") for name in AUTO_QUANTIZER_MAPPING}
     assert known - set(CHECKPOINT_METHODS) == {"fouroversix", "fp_quant", "gguf", "metal", "nvfp4", "sinq"}
-    assert set(CHECKPOINT_METHODS) <= known
+    assert set(CHECKPOINT_METHODS) - {"modelopt"} <= known  # NVIDIA's, which servers load
 
 
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -405,7 +405,6 @@ def test_quantisation_is_found_where_transformers_looks_for_it():
 
 
 MALFORMED = {
-    "no method": ({"bits": 4}, "quantization_config names no method"),
     "no object": ([4], "quantization_config is malformed"),
     "too deep": ({"quant_method": "awq", "x": [[[[[[[[[[[1]]]]]]]]]]]}, "10 levels"),
     "bits": ({"quant_method": "gptq", "bits": "4"}, "bits = '4', allowed 2, 3, 4, 8"),
@@ -456,3 +455,36 @@ def test_packed_layers_compute_nothing_on_a_device():
     blueprint = make_blueprint(parse_query(f"{arch('awq')}&mode=inference"))
     with pytest.raises(BuildError, match="given a checkpoint's weights on cuda"):
         blueprint.load(nn.Module(), "cuda")
+
+
+@pytest.mark.parametrize("settings", [{"bits": 4, "group_size": 64}, {"quant_algo": "FP8"}, {"quant_method": "of_tomorrow"}])
+def test_what_no_known_method_wrote_is_counted_unquantised_with_a_warning(settings):
+    cell = "mode=inference&dtype=bfloat16&batch=1&gpu=h100-80gb"
+    report, plain = (
+        estimate(parse_query(f"arch=config:{encode_config(json.dumps(config))}&{cell}"))
+        for config in (SMALL | {"quantization_config": settings}, SMALL)
+    )
+    assert report.estimates[0].weights_bytes == plain.estimates[0].weights_bytes
+    assert any("they are counted unquantised" in text for text in report.cautions)
+
+
+# Per weight: FP4 in bytes and an FP8 scale for 16 of them, or one byte; two float32 scales of a layer.
+@pytest.mark.parametrize(("algorithm", "eighths"), [("NVFP4", 4.5), ("FP8", 8)])
+@pytest.mark.parametrize("named", [{"quant_method": "modelopt"}, {"producer": {"name": "modelopt", "version": "0.29"}}])
+def test_modelopts_checkpoints_have_their_bytes(algorithm, eighths, named):
+    settings = named | {"quant_algo": algorithm, "ignore": ["lm_head"], "exclude_modules": ["model.layers.0.*"]}
+    module = build(
+        make_blueprint(
+            parse_query(
+                f"arch=config:{encode_config(json.dumps(SMALL | {'quantization_config': settings}))}&mode=inference&gpu=b200"
+            )
+        ),
+        dtype="bfloat16",
+    )
+    for path, layer in module.named_modules():
+        packed = [p for p in layer._parameters.values() if hasattr(p, "elements")]
+        assert bool(packed) == (path.startswith("model.layers.1.") and path.endswith("_proj")), path
+        if packed:
+            tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+            size = sum(t.numel() * t.element_size() for t in tensors)
+            assert size == sum(p.elements for p in packed) * eighths / 8 + 8

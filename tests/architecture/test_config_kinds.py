@@ -1,0 +1,73 @@
+"""Kinds of configs that people have: types that transformers renames, sizes under other names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sizer.architecture import make_blueprint
+from sizer.config_json import encode_config
+from sizer.errors import ConfigError
+from sizer.request import parse_query
+from sizer.tracing.trace import build
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256}
+DEEPSEEK = SIZES | {"q_lora_rank": 16, "kv_lora_rank": 16, "n_routed_experts": 4, "moe_intermediate_size": 32, "n_group": 1}
+DEEPSEEK |= {"topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+
+
+def blueprint_of(config: dict, more: str = "mode=inference"):
+    return make_blueprint(parse_query(f"arch=config:{encode_config(json.dumps(config))}&{more}"))
+
+
+def test_a_mistral_with_layer_types_is_a_ministral():
+    config = {"model_type": "mistral", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, **SIZES}
+    blueprint = blueprint_of(config)
+    assert blueprint.class_name == "MinistralForCausalLM"
+    assert any("read as ministral" in note for note in blueprint.notes)
+    assert build(blueprint).config.head_dim == 16  # 64 / 4, as MistralConfig computes it
+
+
+def test_a_type_of_the_hub_is_read_by_the_class_that_its_architectures_name():
+    blueprint = blueprint_of({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], **DEEPSEEK})
+    assert blueprint.class_name == "DeepseekV3ForCausalLM"
+    assert any("does not know the type kimi_k2" in note for note in blueprint.notes)
+
+
+@pytest.mark.parametrize("name", [["NoSuchModelForCausalLM"], [], None, "DeepseekV3ForCausalLM", [{}]])
+def test_a_type_that_nothing_names_is_refused(name):
+    with pytest.raises(ConfigError, match="model_type is not known"):
+        blueprint_of({"model_type": "kimi_k9", "architectures": name, **DEEPSEEK})
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "read_as"), [("kimi_k25", "kimi_k2", "deepseek_v3"), ("exaone4_5", "exaone4_5_text", "exaone4")]
+)
+def test_a_part_is_read_as_its_class_renames_it(whole, part, read_as):
+    pytest.importorskip(f"transformers.models.{whole}")
+    config = {"model_type": whole, "text_config": {"model_type": part, **(DEEPSEEK if part == "kimi_k2" else SIZES)}}
+    module = build(blueprint_of(config))
+    assert module.config.text_config.model_type == read_as
+    assert module.config.text_config.hidden_size == 64
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "llama", "dim": 8192, "n_layers": 80, "n_heads": 64}, "hidden_size"),  # Meta's params.json
+        ({"model_type": "llama", "dim": 8192, "n_layers": 80, "vocab_size": 32000}, "num_hidden_layers"),
+        ({"model_type": "whisper", "n_audio_state": 1280, "n_audio_layer": 32, "n_text_layer": 4}, "d_model"),  # MLX
+        ({"model_type": "gpt2", "hidden": 768, "num_layer": 12}, "n_embd"),
+    ],
+)
+def test_sizes_under_other_names_are_refused_with_those_that_are_read(config, expected):
+    with pytest.raises(ConfigError, match="none of the sizes") as refused:
+        blueprint_of(config)
+    assert expected in refused.value.allowed
+    assert "dim" in refused.value.given or "n_audio" in refused.value.given or "hidden" in refused.value.given
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "llama", "_pad": 1}, {"model_type": "bert", "eos": 7}])
+def test_a_type_alone_stays_its_usual_model(config):
+    assert blueprint_of(config).class_name
