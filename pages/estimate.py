@@ -29,6 +29,7 @@ try:
         service.follow(answer)
 except SizerError as error:
     remarks.show_error(error)
+    service.offer_again(error)
 
 if not names:
     service.await_names()

@@ -234,8 +234,8 @@ def test_messages_stay_short_and_printable():
 def test_long_queries_are_refused_before_they_are_read():
     with pytest.raises(RequestError, match=r"too long: given 3,145,7\d\d characters, allowed at most 3,145,728"):
         parse_query(RESNET + "&" * 3 * 2**20)
-    with pytest.raises(RequestError, match="too many keys: given 41"):
-        parse_query("&".join(f"k{i}=1" for i in range(41)))
+    with pytest.raises(RequestError, match="too many keys: given 65"):
+        parse_query("&".join(f"k{i}=1" for i in range(65)))
 
 
 @pytest.mark.parametrize(("key", "value"), [("head", "Foo"), ("seq", "128"), ("attention", "eager")])

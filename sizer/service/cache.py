@@ -21,8 +21,8 @@ class Cache:
         self._entries.move_to_end(key)
         return value
 
-    def put(self, key: tuple, value: object) -> None:
-        self._entries[key] = (self._clock() + self._ttl_seconds, value)
+    def put(self, key: tuple, value: object, ttl_seconds: float | None = None) -> None:
+        self._entries[key] = (self._clock() + (ttl_seconds or self._ttl_seconds), value)
         self._entries.move_to_end(key)
         while len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)

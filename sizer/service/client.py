@@ -48,9 +48,9 @@ PROBE = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32&batch=1&ima
 class JobClient:
     """Runs jobs in a job server, which it starts when first needed and again after its death. For use from any thread.
 
-    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them ($SIZER_ANSWERS); errors are not kept. `connect`
-    starts the job server, or reaches the workers that stand for one. `fetch` (repository, revision -> config bytes) and `read`
-    (the result's plain data -> value) are seams for tests.
+    Finished reports are kept for `ttl_seconds`, at most `max_entries` of them ($SIZER_ANSWERS); errors for half a minute, those of
+    the hub for a whole one. `connect` starts the job server, or reaches the workers that stand for one. `fetch` (repository,
+    revision -> config bytes) and `read` (the result's plain data -> value) are seams for tests.
 
     *Known limitations*: a report of `hub:org/name` without a commit is kept like any other, though the branch may move.
     """

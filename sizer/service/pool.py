@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sizer.errors import ConfigError, JobError, SizerError, quote
+from sizer.errors import ConfigError, HubError, JobError, SizerError, quote
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
 from sizer.request import Request
 from sizer.service.cache import Cache
@@ -25,6 +25,8 @@ from sizer.service.metrics import JobMetrics
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Connect, Supervisor
 
+FAILURE_SECONDS, HUB_FAILURE_SECONDS = 30.0, 60.0  # for which an error is the answer to everybody who asks the same
+MOST_FAILURES = 256
 MOST_LOSSES = 2  # servers that a question may lose before it is given up
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class JobPool:
 
     def __init__(self, settings: Settings, cache: Cache, fetch: Fetch, connect: Connect = Connection):
         self._settings, self._cache, self._fetch = settings, cache, fetch
+        self._failures = Cache(FAILURE_SECONDS, MOST_FAILURES, time.monotonic)
         self._lock = threading.RLock()
         self._shared_jobs: dict[tuple, SharedJob] = {}
         self._supervisor = Supervisor(
@@ -102,6 +105,9 @@ class JobPool:
             if not anew and (value := self._cache.get(shared.key)) is not None:
                 shared.finish(value)
                 return Job(shared, self._cancel, view)
+            if not anew and (failure := self._failures.get(shared.key)) is not None:
+                shared.finish(failure=failure)
+                return Job(shared, self._cancel, view)
             known = self._shared_jobs.get(shared.key)
             if known is None:
                 self._admit(shared, from_hub)
@@ -129,9 +135,9 @@ class JobPool:
                 if self._shared_jobs.get(shared.key) is shared:  # else cancelled meanwhile
                     self._dispatch(shared)
         except SizerError as error:
-            self._finish(shared, failure=error)
+            self._fail(shared, error)
         except UnicodeDecodeError:
-            self._finish(shared, failure=ConfigError("config is not UTF-8", given=quote(request.name)))
+            self._fail(shared, ConfigError("config is not UTF-8", given=quote(request.name)))
         except Exception as error:  # of any kind: whoever waits for the job must get an answer
             self._finish(shared, failure=JobError(f"the config could not be fetched ({type(error).__name__})"))
 
@@ -169,7 +175,7 @@ class JobPool:
             if message["progress"] == STARTED and shared.began_at is None:
                 shared.began_at = time.monotonic()
         elif "error" in message:
-            self._finish(shared, failure=error_from_wire(message["error"]))
+            self._fail(shared, error_from_wire(message["error"]))
         elif "partial" in message:
             self._take(shared, shared.take_partial, message["partial"])
         else:
@@ -185,6 +191,7 @@ class JobPool:
         """Take note of the versions of a job server, and forget what others have answered."""
         with self._lock:
             if versions != self.versions:
+                self._failures.clear()
                 self._cache.clear()  # a report holds for the versions that it was made with
             self.versions = versions
 
@@ -205,6 +212,12 @@ class JobPool:
             self._finish(shared, failure=failure)
             if shared.connection is not None:
                 shared.connection.send({"cancel": shared.number})
+
+    def _fail(self, shared: SharedJob, failure: SizerError) -> None:
+        """End a job with an error of its own, which stays its answer for a moment: a hundred pages that ask for it cost one job."""
+        with self._lock:
+            self._failures.put(shared.key, failure, HUB_FAILURE_SECONDS if isinstance(failure, HubError) else None)
+        self._finish(shared, failure=failure)
 
     def _finish(self, shared: SharedJob, value: object = None, failure: SizerError | None = None) -> None:
         with self._lock:

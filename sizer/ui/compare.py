@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import streamlit as st
 
-from sizer.errors import RequestError, SizerError
+from sizer.errors import RequestError
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.questions.query import FEWEST, MOST, check_number, key_differences
@@ -24,7 +24,7 @@ from sizer.ui.focus import ask_peak_kind
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.question import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
-from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, held
+from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, held
 from sizer.units import counted
 
 ENDED = "compared_answers"  # session state: by query, the answers that have ended
@@ -68,16 +68,9 @@ def _answers(requests: Requests) -> dict[int, Answer]:
     """What is known on each question by now; those that have ended are not asked for again."""
     known = st.session_state.get(ENDED, {})
     queries = {number: format_query(request) for number, request in requests.items()}
-    answers = {number: known.get(query) or _ask(requests[number]) for number, query in queries.items()}
+    answers = {number: known.get(query) or service.ask(requests[number]) for number, query in queries.items()}
     st.session_state[ENDED] = {queries[number]: answer for number, answer in answers.items() if answer.job is None}
     return answers
-
-
-def _ask(request: Request) -> Answer:
-    try:
-        return service.ask(request)
-    except SizerError as error:
-        return Answer(query=format_query(request), missing=str(error))
 
 
 def _follow(requests: Requests, answers: Answers) -> None:
@@ -95,6 +88,9 @@ def _follow(requests: Requests, answers: Answers) -> None:
             st.caption(counted(len(answers), "question"))
             return
         _wait(running, len(answers))
+    settled = {query: answer.settled() for query, answer in running.items()}
+    ended = {query: answer for query, answer in settled.items() if answer.job is None}
+    st.session_state[ENDED] = st.session_state.get(ENDED, {}) | ended
     st.rerun()
 
 
@@ -104,9 +100,10 @@ def _wait(running: Mapping[str, Answer], count: int) -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop, args=(running,))
             line = st.empty()
-        share = POLL_SECONDS / len(running)
+        share, watches = POLL_SECONDS / len(running), {query: Watch() for query in running}
         while not any(answer.job.waited(share) or answer.job.parts != answer.parts for answer in running.values()):
-            progress = ", ".join(dict.fromkeys(answer.job.progress or "waiting" for answer in running.values()))
+            said = ((answer.job.progress or "waiting") + watches[query].stalled(answer.job) for query, answer in running.items())
+            progress = ", ".join(dict.fromkeys(said))
             line.text(f"{count - len(running)} of {counted(count, 'question')} · {progress}")
 
 

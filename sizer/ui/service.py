@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import streamlit as st
 from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
-from sizer.errors import JobError, SizerError
+from sizer.errors import SizerError
 from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.service.client import JobClient, shared_client
@@ -24,8 +24,11 @@ LINE_HEIGHT = 40  # pixels of the progress line, the same while there is somethi
 AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
 POLL_SECONDS = 0.2
 MODELS_SECONDS = 20.0
+STALLED_SECONDS = 30.0  # without a new sign of a job, after which the page says what it waits for
 REPORTED = "reported"  # session state: the last query and its report
 ANSWER = "answer"  # session state: the last answer that has ended
+FAILED = "failed"  # session state: by query, the last answers that have ended with an error
+MOST_FAILED = 16
 BEGAN = "began"  # session state: the query that is being answered, and since when
 STOPPED = "stopped"  # session state: the query whose job the reader stopped
 
@@ -81,8 +84,8 @@ def _names(timeout: float) -> dict[str, tuple[str, ...]]:
 class Answer:
     """What is known on a query: its report as far as it goes, None where nothing is there yet, and the job that goes on.
 
-    Without a job it has ended: `missing` says why where that was before the report was whole. `focus` is the cell that was asked
-    for, None where the report has its own choice in focus.
+    Without a job it has ended: `missing` says why if that was before the report was whole, and `error` is the job's own, if it had
+    one. `focus` is the cell that was asked for, None where the report has its own choice in focus.
     """
 
     query: str
@@ -91,36 +94,59 @@ class Answer:
     job: Job | None = None
     parts: int = 0
     missing: str = ""
+    error: SizerError | None = None
+
+    def settled(self) -> Answer:
+        """Return what the job has come to, its error if it had one; the answer itself while the job goes on."""
+        if self.job is None or not self.job.done:
+            return self
+        try:
+            return replace(self, job=None, report=self.job.result(timeout=0))
+        except SizerError as error:
+            return replace(self, job=None, report=self.job.partial, missing=str(error), error=error)
 
 
 def begin(request: Request) -> Answer:
     """What is known on a request by now; a page shows it and ends with `follow`. Raises SizerError where nothing came of it.
 
-    The last answer stays with the session: looking at it from another side asks nobody.
+    The last answer stays with the session, an error too: looking at it from another side asks nobody, and a question whose
+    answer has ended is asked again only by "Try again".
     """
     query = format_query(replace(request, focus=None))
     known = st.session_state.get(ANSWER)
-    if known is not None and known.query == query and (request.focus or known.focus is None):
-        return replace(known, report=known.report and known.report.focused(request.focus))
-    answer = ask(request)
-    if answer.job is None:
-        st.session_state[ANSWER] = answer
-    return answer
+    if known is None or known.query != query:
+        known = st.session_state.get(FAILED, {}).get(query)
+    if known is None or (known.focus is not None and not request.focus and known.error is None):
+        known = ask(request)
+        if known.job is None:
+            _remember(known)
+    if known.error is not None and known.report is None:
+        raise known.error
+    return replace(known, report=known.report and known.report.focused(request.focus))
+
+
+def _remember(answer: Answer) -> None:
+    """Keep an answer that has ended as the session's last one, and an error beside it for when the reader comes back to it."""
+    st.session_state[ANSWER] = answer
+    if answer.error is not None:
+        failed = st.session_state.get(FAILED, {}) | {answer.query: answer}
+        st.session_state[FAILED] = dict([*failed.items()][-MOST_FAILED:])
 
 
 def ask(request: Request) -> Answer:
-    """What the job server knows on a request after a moment. Raises SizerError where nothing came of it."""
-    query = format_query(replace(request, focus=None))
-    job = get_client().submit(format_query(request))
+    """Return what the job server knows on a request after a moment, its error if it has one."""
+    answer = Answer(query=format_query(replace(request, focus=None)), focus=request.focus)
+    try:
+        job = get_client().submit(format_query(request))
+    except SizerError as error:
+        return replace(answer, missing=str(error), error=error)
     try:
         report = result_of(job, AT_ONCE_SECONDS)
-    except JobError as error:
-        if job.partial is None:
-            raise
-        return Answer(query=query, focus=request.focus, report=job.partial, missing=str(error))
+    except SizerError as error:
+        return replace(answer, report=job.partial, missing=str(error), error=error)
     if report is None:
-        return Answer(query=query, focus=request.focus, parts=job.parts, report=job.partial, job=job)
-    return Answer(query=query, focus=request.focus, report=report)
+        return replace(answer, parts=job.parts, report=job.partial, job=job)
+    return replace(answer, report=report)
 
 
 def follow(answer: Answer) -> None:
@@ -133,11 +159,18 @@ def follow(answer: Answer) -> None:
     """
     if answer.missing:
         st.warning(f"This answer is not whole{_left_out(answer.report)}: {answer.missing}")
-        st.button("Go on", key="again", on_click=_forget)
+        st.button("Try again" if answer.error else "Go on", key="again", on_click=_forget)
         return
     with st.container(height=LINE_HEIGHT, border=False, vertical_alignment="center"):
         if answer.job is not None:
             _follow(answer)
+
+
+def offer_again(error: SizerError) -> None:
+    """Offer to ask the question again whose answer was an error; nothing for an error of anything else."""
+    known = st.session_state.get(ANSWER), *st.session_state.get(FAILED, {}).values()
+    if any(answer is not None and answer.error is error for answer in known):
+        st.button("Try again", key="again", on_click=_forget)
 
 
 def _follow(answer: Answer) -> None:
@@ -149,8 +182,11 @@ def _follow(answer: Answer) -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
             line = st.empty()
+        watch = Watch()
         while not answer.job.waited(POLL_SECONDS) and answer.job.parts == answer.parts:
-            line.text(how_far(answer, time.monotonic() - since))
+            line.text(f"{how_far(answer, time.monotonic() - since)}{watch.stalled(answer.job)}")
+    if (settled := answer.settled()).job is None:
+        _remember(settled)
     st.rerun()
 
 
@@ -160,6 +196,21 @@ def proposed_focus(request: Request) -> Cell | None:
     if known is None or known.query != format_query(replace(request, focus=None)) or known.report is None:
         return None
     return known.report.focus and (known.report.focus.dtype, known.report.focus.batch)
+
+
+class Watch:
+    """Notices that a job says nothing new."""
+
+    def __init__(self) -> None:
+        self._said, self._since = "", time.monotonic()
+
+    def stalled(self, job: Job) -> str:
+        """Return what a job waits for if it has said nothing new for STALLED_SECONDS, else an empty text."""
+        now, said = time.monotonic(), job.progress
+        if said != self._said:
+            self._said, self._since = said, now
+        seconds = now - self._since
+        return f" · nothing new for {seconds:.0f} s: {said or 'the job server'}" if seconds >= STALLED_SECONDS else ""
 
 
 def how_far(answer: Answer, seconds: float) -> str:
@@ -199,6 +250,7 @@ def _stop_answer(answer: Answer) -> None:
 
 def _forget() -> None:
     st.session_state.pop(ANSWER, None)
+    st.session_state.pop(FAILED, None)
 
 
 def report_on(request: Request) -> Report | None:
@@ -214,17 +266,28 @@ def _report_on(request: Request) -> Report | None:
     query = format_query(request)
     answered, report = st.session_state.get(REPORTED, (None, None))
     if answered == query:
+        if isinstance(report, SizerError):
+            st.button("Try again", key="again", on_click=_forget_report)
+            raise report
         return report
     if st.session_state.get(STOPPED) == query:
         _offer_again()
         return None
-    job = get_client().submit(query)
     try:
-        report = result_of(job, AT_ONCE_SECONDS) or _watch(job, query)
-    finally:
-        job.cancel()  # a rerun (another query, a closed tab) leaves through here as well
+        job = get_client().submit(query)
+        try:
+            report = result_of(job, AT_ONCE_SECONDS) or _watch(job, query)
+        finally:
+            job.cancel()  # a rerun (another query, a closed tab) leaves through here as well
+    except SizerError as error:
+        st.session_state[REPORTED] = (query, error)
+        raise
     st.session_state[REPORTED] = (query, report)
     return report
+
+
+def _forget_report() -> None:
+    st.session_state.pop(REPORTED, None)
 
 
 def _watch(job: Job, query: str) -> Report:
@@ -235,8 +298,9 @@ def _watch(job: Job, query: str) -> Report:
         with place.container(), st.status("Working", expanded=True):
             line = st.empty()
             st.button("Stop", key="stop", on_click=_stop, args=(query,))
+            watch = Watch()
             while (report := result_of(job, POLL_SECONDS)) is None:
-                line.text(f"{job.progress or 'waiting'} · {time.monotonic() - began:.0f} s")
+                line.text(f"{job.progress or 'waiting'} · {time.monotonic() - began:.0f} s{watch.stalled(job)}")
     except SizerError:
         place.empty()
         raise

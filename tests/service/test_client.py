@@ -24,7 +24,8 @@ from sizer.config_json import encode_config
 from sizer.errors import ConfigError, HubError, JobError, RequestError, TraceError
 from sizer.memory.report import Report
 from sizer.service import client as client_module
-from sizer.service import supervisor
+from sizer.service import pool, supervisor
+from sizer.service.cache import Cache
 from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import SILENT
@@ -101,14 +102,18 @@ def test_error_comes_back_as_its_class_and_fresh_for_each_caller(make_client):
     assert job.progress == "failed"
 
 
-def test_errors_are_not_kept(make_client, tmp_path):
+def test_an_error_is_the_answer_for_a_moment(make_client, tmp_path):
     client = make_client()
+    now = [time.monotonic()]
+    client._pool._failures = Cache(pool.FAILURE_SECONDS, pool.MOST_FAILURES, lambda: now[0])
     target = tmp_path / "pipe"
-    with pytest.raises(JobError, match="FileNotFoundError"):
-        submit(client, "hold", target).result(timeout=30)
+    for _ in range(100):
+        with pytest.raises(JobError, match="FileNotFoundError"):
+            submit(client, "hold", target).result(timeout=30)
+    assert 'outcome="JobError"} 1' in client.metrics(), "a hundred pages cost one job"
     os.mkfifo(target)
-    again = submit(client, "hold", target)
-    process_of(again)
+    now[0] += pool.FAILURE_SECONDS + 1
+    process_of(submit(client, "hold", target))
 
 
 def test_answer_that_is_no_report_is_an_error(make_client):

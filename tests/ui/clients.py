@@ -67,12 +67,17 @@ class ScriptedClient:
 
     def submit(self, query: str) -> ScriptedJob:
         request = parse_query(query)
-        if self.jobs and self.jobs[-1].left and self.requests[-1] == request:  # asked again before it has ended
+        if self.jobs and self._goes_on(self.jobs[-1]) and self.requests[-1] == request:
             self.jobs[-1].left = False
             return self.jobs[-1]
         self.requests.append(request)
         self.jobs.append(ScriptedJob(lambda: self._make(request), self._progress))
         return self.jobs[-1]
+
+    @staticmethod
+    def _goes_on(job: ScriptedJob) -> bool:
+        """Whether a job was left a moment ago, and has not ended."""
+        return job.left and not job.done
 
     def submit_levers(self, query: str) -> ScriptedJob:
         return ScriptedJob(lambda: levers_for(query))

@@ -209,7 +209,7 @@ class _Slow(ScriptedClient):
 def test_answers_come_one_by_one(monkeypatch, open_page):
     client = install(monkeypatch, _Slow(report_for))
     page = open_page("compare", q=[FIRST, SECOND])
-    assert [request.mode for request in client.requests] == ["training", "inference", "inference"]
+    assert [request.mode for request in client.requests] == ["training", "inference"], "what has ended is not asked again"
     assert client.jobs[1].left, "the run that waited has left its job"
     assert page.dataframe[1].value.loc["verdict"].tolist() == ["✓ fits", "✓ fits", ""]
 
