@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import math
 import re
@@ -25,6 +26,7 @@ FLOAT_TAG = "__float__"  # how transformers writes what JSON lacks: configuratio
 _FIX = "paste the model's config.json as it is"
 # A bracket, or a whole string: to the end of the text where its closing quote is missing (no quote is scanned twice).
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _HOW = "make it with base64url(zlib(JSON)), or pass the file with --config"
@@ -40,6 +42,7 @@ def read_config(data: bytes | str) -> dict:
     depth over 16, more than 20,000 values, strings or lists over 10,000, integers over 2**53.
     """
     text = _decode(data)
+    _check_size(text)
     _check_depth(text)
     try:
         value = json.loads(
@@ -71,6 +74,18 @@ def _decode(data: bytes | str) -> str:
             "config begins with a byte order mark", allowed="plain UTF-8", todo="save it without the mark"
         )
     return text
+
+
+def _check_size(text: str) -> None:
+    """Refuse far too many values before any of them is parsed: commas and brackets outside of strings are counted."""
+    bare = _STRING.sub("", text)
+    if bare.count(",") + bare.count("[") + bare.count("{") > 2 * MAX_NODES:  # a value has a comma or a bracket before it
+        raise _too_many_values()
+
+
+def _too_many_values() -> ConfigError:
+    allowed, todo = f"at most {MAX_NODES:,}", "leave id2label and label2id out and give num_labels"
+    return ConfigError("config has too many values", allowed=allowed, todo=todo)
 
 
 def _check_depth(text: str) -> None:
@@ -110,8 +125,7 @@ def _constant(text: str) -> dict[str, str]:
 def _check_values(config: dict) -> None:
     for count, value in enumerate(_walk(config), start=1):
         if count > MAX_NODES:
-            allowed, todo = f"at most {MAX_NODES:,}", "leave id2label and label2id out and give num_labels"
-            raise ConfigError("config has too many values", allowed=allowed, todo=todo)
+            raise _too_many_values()
         if isinstance(value, dict):
             for key in value:
                 _check_string(key, MAX_KEY_LENGTH, "a key")
@@ -176,6 +190,7 @@ def decode_config(value: str) -> str:
         raise ConfigError("packed config cannot be unpacked", given=quote(value), todo=_HOW) from error
 
 
+@functools.lru_cache(maxsize=8)
 def canonical_config(text: str) -> str:
     """A config's JSON text in canonical form: strict JSON, keys sorted, no white space. Raises ConfigError."""
     return json.dumps(read_config(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from sizer import config_json
 from sizer.config_json import canonical_config, read_config
 from sizer.errors import ConfigError
 
@@ -65,8 +66,8 @@ def test_limits_are_inclusive():
         (json.dumps({"a": [0] * 10_001}), "a list that is too long: given 10,001 entries"),
         (json.dumps({"a": [0] * 9_999, "b": [0] * 9_999}), "too many values: allowed at most 20,000"),
         (nested(17), "nested too deeply: allowed at most 16 levels"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"a":' * 100_000, "nested too deeply"),
+        ("[" * 100_000, "too many values"),
+        ('{"a":' * 100_000, "too many values"),
         (" " * (2**21 + 1), "too large: given 2,097,153 bytes, allowed at most 2,097,152 bytes"),
         ("\u00e9" * (2**20 + 1), "too large: given 2,097,154 bytes"),
     ],
@@ -94,8 +95,8 @@ def test_a_surrogate_pair_is_one_character():
         ('"' * (2**21 - 1), "Extra data"),
         ("\\" * (2**21 - 1), "Expecting value"),
         ('{"a": ' + "9" * (2**21 - 16) + "}", "an integer out of range"),
-        ("[" + "[]," * 600_000 + "[]]", "not a JSON object"),
-        ("{" + '"a":1,' * 300_000 + '"a":1}', "a key twice"),
+        ("[" + "[]," * 600_000 + "[]]", "too many values"),
+        ("{" + '"a":1,' * 300_000 + '"a":1}', "too many values"),
     ],
     ids=["escapes", "quotes", "backslashes", "digits", "lists", "repeated-key"],
 )
@@ -110,3 +111,14 @@ def test_hostile_text_is_refused_in_linear_time(hostile: str, refusal: str):
 def test_numbers_that_python_writes_are_read_as_transformers_writes_them(number):
     assert read_config(f'{{"a": [0.0, {number}]}}') == {"a": [0.0, {"__float__": number}]}
     assert canonical_config(f'{{"a": {number}}}') == f'{{"a":{{"__float__":"{number}"}}}}'
+
+
+def test_far_too_many_values_are_refused_before_any_is_parsed(monkeypatch):
+    monkeypatch.setattr(config_json.json, "loads", lambda *args, **kwargs: pytest.fail("it was parsed"))
+    with pytest.raises(ConfigError, match="too many values"):
+        read_config(f"[{','.join(['[1]'] * 400_000)}]")
+
+
+def test_commas_in_texts_are_no_values():
+    assert read_config(f'{{"a": "{"," * 9_000}", "b": "{"[" * 9_000}"}}')
+    assert len(read_config("{" + ",".join(f'"k{n}": "{"," * 100}"' for n in range(9_000)) + "}")) == 9_000

@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 from html import escape
 from pathlib import Path
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote_plus
 
+import anyio
+import anyio.to_thread
 import streamlit
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse
@@ -30,6 +32,8 @@ ABOUT = (
     "How much device memory a PyTorch model needs, and whether it fits: real PyTorch code on meta tensors, replayed through the "
     "allocator's rules."
 )
+LONGEST_READ = 8_000  # characters of a link that a preview reads
+THREADS = 2
 # Each page's address with its title; None where it follows from the question.
 PAGES = {
     "": None,
@@ -48,7 +52,14 @@ def routes() -> list[Route]:
 
 async def _respond(request: HttpRequest) -> HTMLResponse:
     page = request.url.path.rpartition("/")[2]
-    return HTMLResponse(page_html(page, request.url.query), headers={"Cache-Control": "no-cache"})
+    html = await anyio.to_thread.run_sync(page_html, page, request.url.query, limiter=_threads())
+    return HTMLResponse(html, headers={"Cache-Control": "no-cache"})
+
+
+@functools.cache
+def _threads() -> anyio.CapacityLimiter:
+    """The threads that read links for previews: whatever they are given, the event loop goes on."""
+    return anyio.CapacityLimiter(THREADS)
 
 
 def page_html(page: str, query: str) -> str:
@@ -75,6 +86,9 @@ def describe(page: str, query: str) -> tuple[str, str]:
     """The title and the description of a page at a query."""
     if PAGES[page] is not None:
         return f"Sizer: {PAGES[page]}", ABOUT
+    query = query[:LONGEST_READ]
+    if "config:" in unquote_plus(unquote_plus(query)):  # a question of a comparison is encoded twice
+        query = ""  # a config is never unpacked for a preview
     if not query:
         return "Sizer: how much device memory does it need?", ABOUT
     if page == "compare":

@@ -2,7 +2,8 @@
 
 A request with an Origin that is not this host's is refused here: to find out what this host is called outside, Streamlit would ask
 an outside address in its event loop (`is_url_from_allowed_origins`, streamlit/web/server/server_util.py, 1.67; issue 7721 there).
-Host is checked against `server.allowedHosts`, Origin against Host and `server.corsAllowedOrigins`: both are Streamlit's settings.
+Host is checked against `server.allowedHosts`, see `allowed_hosts`, Origin against Host and `server.corsAllowedOrigins`: both are
+Streamlit's settings.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import logging
 import re
 from urllib.parse import urlsplit
 
@@ -20,23 +22,41 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import config
 
-from sizer.service.settings import framing_origins
+from sizer.service.settings import framing_origins, is_public
 from sizer.ui.preview import INDEX
 from sizer.ui.question import PRESS
 from sizer.ui.quotas import Quotas
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # values of server.address
+# Older Starlettes read a Host header up to its first colon: "[" is an IPv6 address, which is no name that could be rebound.
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "[")
+_log = logging.getLogger(__name__)
 HIDDEN = re.compile(r"/_stcore/(metrics|agent)(/|$)")  # what visitors have no business with
 _INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def middleware() -> list[Middleware]:
     """The checks, in the order in which a request meets them. Read when the server has been configured."""
-    hosts = config.get_option("server.allowedHosts") or ["*"]
     return [
         Middleware(Surface, policy=content_policy()),
-        Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts(), www_redirect=False),
         Middleware(Quotas),
     ]
+
+
+def allowed_hosts() -> list[str]:
+    """Return the names by which this app may be asked for.
+
+    They are those of `server.allowedHosts`. Without any, an app on a loopback address answers to the names of loopback alone: a
+    site whose name is made to resolve to 127.0.0.1 (DNS rebinding) would be its own origin.
+    """
+    if given := config.get_option("server.allowedHosts"):
+        return list(given)
+    if config.get_option("server.address") in LOOPBACK:
+        return [*LOOPBACK_NAMES]
+    if is_public():
+        _log.warning("no STREAMLIT_SERVER_ALLOWED_HOSTS: any site may name this app its own (DNS rebinding); set this host's names")
+    return ["*"]
 
 
 class Surface:

@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
+from sizer import config_json
+from sizer.catalogue import sources
 from sizer.ui.preview import ABOUT, INDEX, PAGES, TITLE, describe, page_html, routes
 
 SMALL = "arch=torchvision:resnet18&dtype=float32&batch=1&image=64"
@@ -65,3 +67,15 @@ def test_every_page_has_its_route():
     files = {path.stem for path in (Path(__file__).parents[2] / "pages").glob("*.py")}
     assert {page or "estimate" for page in PAGES} == files
     assert {route.path for route in routes()} == {f"/{page}" for page in PAGES}
+
+
+def test_a_preview_unpacks_no_config(monkeypatch):
+    for module in (config_json, sources):
+        monkeypatch.setattr(module, "decode_config", lambda value: pytest.fail("a config was unpacked"))
+    packed = config_json.encode_config(f"[{','.join(['[1]'] * 500_000)}]")
+    compared = [f"q=arch%3Dconfig%3A{packed}", f"q=arch%3Dconfig%253A{packed}"] * 2
+    for page, query in (("", f"arch=config:{packed}"), ("compare", "&".join(compared)), ("measure", f"arch=config:{packed}")):
+        title, description = describe(page, query)
+        assert title.startswith("Sizer: how much") and description == ABOUT
+    title, _ = describe("", f"{SMALL}&targets={'a' * 20_000}")
+    assert len(title) < 200

@@ -9,6 +9,7 @@ import pytest
 
 from sizer.errors import JobError
 from sizer.service.variables import SESSION_UPLOADS, SESSIONS, UPLOADS
+from sizer.ui import quotas
 from sizer.ui.quotas import Quotas
 from sizer.units import MIB
 
@@ -107,3 +108,51 @@ def test_limit_that_cannot_be_read_is_refused_by_name(monkeypatch, value):
         JobError, match=r"SIZER_SESSIONS \(open pages.*\) cannot be used: given .*, allowed a whole number from 1 to"
     ):
         Door()
+
+
+def test_an_address_that_a_proxy_names_is_never_the_machines_own():
+    door = Door()
+    headers = [(b"x-forwarded-for", b"127.0.0.1")]
+    page = {"type": "websocket", "path": "/_stcore/stream", "client": ("127.0.0.1", 1), "headers": headers}
+    assert outcome(*(door.ask(page) for _ in range(4)), door=door) == [200, 200, 200, 503]  # half of the six
+
+
+def test_messages_of_one_page_wait_once_they_come_too_fast(monkeypatch):
+    waited, now = [], [0.0]
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(quotas.asyncio, "sleep", sleep)
+    monkeypatch.setattr(quotas.time, "monotonic", lambda: now[0])
+
+    async def app(scope, receive, send) -> None:
+        for _ in range(2000):
+            await receive()
+
+    async def receive() -> dict:
+        return {"type": "websocket.receive"}
+
+    page = {"type": "websocket", "path": "/_stcore/stream", "client": ("10.0.0.1", 1), "headers": []}
+    asyncio.run(Quotas(app, dict)(page, receive, None))
+    # 30 at once, then 10 a second
+    assert len(waited) == 2000 - 30 and sum(waited) == pytest.approx((2000 - 30) / 10)
+
+
+def test_an_address_that_asks_too_fast_is_refused_before_anything_is_read(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(quotas.time, "monotonic", lambda: now[0])
+    door = Door()
+    door.release.set()
+
+    def get(address: str) -> Awaitable[int]:
+        return door.ask({"type": "http", "method": "GET", "path": "/compare", "client": (address, 1), "headers": []})
+
+    async def run() -> list[int]:
+        return [await get("10.0.0.1") for _ in range(2100)] + [await get("10.0.0.2")]
+
+    answers = asyncio.run(run())
+    assert answers.count(429) == 100 and answers[-1] == 200
+    now[0] = 1.0
+    assert asyncio.run(get("10.0.0.1")) == 200
