@@ -53,6 +53,12 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "ioperm": (173, None),
 }  # fmt: skip
 _CLONE3 = 435
+# The first number that this table does not know: a newer kernel's open_tree_attr, file_getattr, file_setattr and all after them.
+_UNKNOWN = 467
+_IOCTL = (16, 29)
+# What of `ioctl` a job may ask: whether a file is a terminal, how wide that is, and how a descriptor is passed on and waits
+# (TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; asm-generic/ioctls.h). Flags and versions of files are set by others.
+_ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _CLONE, _KILL, _TGKILL, _PRCTL, _PRLIMIT = (56, 220), (62, 129), (234, 131), (157, 167), (302, 261)
 _CLONE_THREAD = 0x00010000  # linux/sched.h
 _SET_PDEATHSIG, _SET_DUMPABLE = 1, 4  # linux/prctl.h
@@ -68,7 +74,8 @@ _Check = tuple[int, int, int, bool]  # argument's offset, comparison, value, whe
 def filter_program(process_id: int, machine: str = "") -> bytes:
     """The instructions (struct sock_filter, 8 bytes each) of a seccomp filter for a job with this process id.
 
-    A refused call fails with EPERM (clone3 with ENOSYS), one of another architecture ends the process. Threads may be started, a
+    A refused call fails with EPERM (clone3, and what no table knew when this was written, with ENOSYS; ioctl with ENOTTY, as for a
+    file that is no terminal), one of another architecture ends the process. Threads may be started, a
     process may signal itself and read its limits. Raises OSError for a machine without a table of numbers.
     """
     machine = machine or platform.machine()
@@ -83,10 +90,12 @@ def filter_program(process_id: int, machine: str = "") -> bytes:
     ]
     if machine == "x86_64":
         program += [_step(_GREATER_OR_EQUAL, _X32, 0, 1), _step(_RETURN, _KILL_PROCESS)]
+    program += [_step(_GREATER_OR_EQUAL, _UNKNOWN, 0, 1), _step(_RETURN, _ERROR | errno.ENOSYS)]
     for numbers in _REFUSED.values():
         if (number := numbers[column]) is not None:
             program += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _ERROR | errno.EPERM)]
     program += [_step(_EQUAL, _CLONE3, 0, 1), _step(_RETURN, _ERROR | errno.ENOSYS)]
+    program += _only_among(_IOCTL[column], _ASKED)
     itself: _Check = (_argument(0), _EQUAL, process_id, True)
     program += _only_if(_CLONE[column], (_argument(0), _ANY_BIT, _CLONE_THREAD, True))
     program += _only_if(_KILL[column], itself)
@@ -106,6 +115,15 @@ def _only_if(number: int, *checks: _Check) -> list[bytes]:
         body += [_step(_LOAD, offset), _step(comparison, value, *((1, 0) if must else (0, 1)))]
         body.append(_step(_RETURN, _ERROR | errno.EPERM))
     body.append(_step(_RETURN, _ALLOW))
+    return [_step(_EQUAL, number, 0, len(body)), *body]
+
+
+def _only_among(number: int, requests: tuple[int, ...]) -> list[bytes]:
+    """Allow a call whose second argument is one of some requests; any other fails with ENOTTY."""
+    body = [_step(_LOAD, _argument(1))]
+    for left, request in enumerate(reversed(requests)):
+        body.insert(1, _step(_EQUAL, request, left + 1, 0))
+    body += [_step(_RETURN, _ERROR | errno.ENOTTY), _step(_RETURN, _ALLOW)]
     return [_step(_EQUAL, number, 0, len(body)), *body]
 
 

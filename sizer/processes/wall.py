@@ -36,6 +36,7 @@ _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
 _FILE_RIGHTS = ((1, 13), (2, 14), (3, 15), (5, 16))  # from which ABI on there are how many rights
 _TCP, _SCOPES = 0b11, 0b11  # bind and connect, from ABI 4 on; abstract sockets and signals, from ABI 6 on
 
+PACKAGE = Path(__file__).resolve().parents[1]
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _MACHINE = (
     "/proc/self",
@@ -75,10 +76,10 @@ def raise_wall(readable: Iterable[str]) -> dict[str, str]:
 def readable_folders() -> tuple[str, ...]:
     """What an interpreter reads: its own folders, those of the packages, the system's libraries, and what the machine is."""
     own = sysconfig.get_paths()
-    folders = {
-        *(own[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        *(path for path in sys.path if path),
-    }
+    packages = {own[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders = packages | {path for path in sys.path if path}
+    if (project := str(PACKAGE.parent)) not in packages:  # a checkout: beside the package are the operator's own files
+        folders = {path for path in folders if os.path.realpath(path) != os.path.realpath(project)} | {str(PACKAGE)}
     for prefix in (sys.prefix, sys.base_prefix):
         folders |= {str(Path(prefix, name)) for name in ("lib", "lib64")}
     folders |= set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))

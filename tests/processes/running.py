@@ -9,6 +9,8 @@ from pathlib import Path
 
 PATIENCE_SECONDS = 30.0
 
+TESTS = str(Path(__file__).parents[1])  # where the scripts are that jobs run in the place of their tasks
+
 
 def is_running(process: int) -> bool:
     """Whether the process exists and is not a zombie that nobody has reaped yet."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sizer.processes.syscalls import filter_program
-from sizer.processes.wall import LAYERS, raise_wall
+from sizer.processes.wall import LAYERS, PACKAGE, raise_wall, readable_folders
 from tests.processes.attacks import ATTACKS, NEEDED
 
 NOBODY = 65534
@@ -113,3 +113,47 @@ def test_filter_by_architecture(machine: str, architecture: int, calls: dict[str
 def test_machine_without_a_table_has_no_filter() -> None:
     with pytest.raises(OSError, match="no table of system calls for riscv64"):
         filter_program(7, "riscv64")
+
+
+@pytest.mark.parametrize(("machine", "architecture"), [("x86_64", 0xC000003E), ("aarch64", 0xC00000B7)])
+def test_calls_of_a_newer_kernel_are_not_there(machine: str, architecture: int) -> None:
+    program = filter_program(77, machine)
+    assert decide(program, architecture, 462) == ALLOW  # mseal
+    for number in (467, 468, 469, 500, 100_000):
+        assert decide(program, architecture, number) == ENOSYS
+
+
+@pytest.mark.parametrize(("machine", "architecture", "ioctl"), [("x86_64", 0xC000003E, 16), ("aarch64", 0xC00000B7, 29)])
+def test_descriptors_are_asked_for_terminals_alone(machine: str, architecture: int, ioctl: int) -> None:
+    program, enotty = filter_program(77, machine), 0x00050019
+    for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451):  # isatty, the terminal's size, waiting, inheriting
+        assert decide(program, architecture, ioctl, 1, request) == ALLOW
+    for request in (0x40086602, 0x40086604, 0x40087602, 0x5412, 0):  # file flags and versions, TIOCSTI
+        assert decide(program, architecture, ioctl, 3, request) == enotty
+
+
+@ONLY_LINUX
+def test_beside_the_package_nothing_of_a_checkout_is_readable() -> None:
+    folders = readable_folders()
+    assert str(PACKAGE) in folders
+    project = os.path.realpath(PACKAGE.parent)
+    assert not any(os.path.realpath(folder) == project for folder in folders)
+
+
+@ONLY_LINUX
+def test_a_job_has_no_call_beyond_the_table() -> None:
+    code = (
+        "import ctypes, json\n"
+        "from sizer.processes.wall import raise_wall, readable_folders\n"
+        "missing = raise_wall(readable_folders())\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "found = [(libc.syscall(number, 0, 0, 0, 0, 0), ctypes.get_errno()) for number in (467, 468, 469, 555)]\n"
+        "print(json.dumps([missing, found]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=60, cwd=Path(__file__).parents[2]
+    )
+    missing, found = json.loads(done.stdout)
+    if "seccomp" in missing:
+        pytest.skip(f"this system cannot raise the wall: {missing}")
+    assert found == [[-1, 38]] * 4  # ENOSYS

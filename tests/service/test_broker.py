@@ -21,7 +21,7 @@ from sizer.request import parse_query
 from sizer.service.client import JobClient
 from sizer.service.job import Job
 from sizer.service.settings import Settings
-from tests.processes.running import is_running, wait_until
+from tests.processes.running import TESTS, is_running, wait_until
 from tests.service.brokers import client_of, need_broker, running_worker
 
 need_broker()
@@ -39,7 +39,7 @@ REAL = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32,bfloat16&bat
 def start_worker(url: str, tmp_path: Path) -> Iterator[Callable]:
     """Starts workers whose jobs are scripts, each with one place; what they were told is in their logs."""
     board, log = Board(connect(url)), tmp_path / "log"
-    scripts = {"preload": (), "readable": (str(tmp_path),)}
+    scripts = {"preload": (), "readable": (str(tmp_path), TESTS)}
     with ExitStack() as stack:
 
         def start(**settings: object) -> subprocess.Popen:
@@ -304,3 +304,22 @@ def test_what_is_no_answer_fails_the_question_alone(url, start_worker, make_clie
     with pytest.raises(JobError, match="what the broker holds of its answer is not one"):
         job.result(30)
     assert submit(client, "echo", "x").result(30)["argument"] == "x"
+
+
+def test_a_key_of_another_kind_fails_its_question_alone(url, start_worker, make_client, pipe):
+    start_worker(max_jobs=2)
+    client = make_client()
+    innocent = submit(client, "hold", pipe)
+    process_of(innocent)
+    redis = Redis.from_url(url)
+    of_the_innocent = set(redis.keys("sizer:answer:*"))
+    other = submit(client, "hold")
+    process_of(other)
+    (answer,) = set(redis.keys("sizer:answer:*")) - of_the_innocent
+    redis.delete(answer)
+    redis.set(answer, "of another kind")
+    with pytest.raises(JobError, match="could not be answered"):
+        other.result(30)
+    assert not innocent.done
+    pipe.write_text("go")
+    assert innocent.result(30)["released"] == "go"

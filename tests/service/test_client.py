@@ -31,7 +31,7 @@ from sizer.service.fair_queue import Visitor
 from sizer.service.job import SILENT
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Supervisor
-from tests.processes.running import is_running, template_of, wait_until
+from tests.processes.running import TESTS, is_running, template_of, wait_until
 
 FUNCTION = "tests.service.scripted:run"
 
@@ -42,7 +42,7 @@ def make_client(tmp_path):
     clients = []
 
     def make(*, settings: dict | None = None, **options) -> JobClient:
-        scripts = {"function": FUNCTION, "preload": (), "max_jobs": 2, "readable": (str(tmp_path),)}
+        scripts = {"function": FUNCTION, "preload": (), "max_jobs": 2, "readable": (str(tmp_path), TESTS)}
         chosen = Settings(**scripts | (settings or {}))
         clients.append(JobClient(chosen, **{"read": dict, **options}))
         return clients[-1]
@@ -581,7 +581,8 @@ def test_the_test_above_can_fail(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def with_torch():
     """A server with all that the app's own imports, so that what holds here holds there."""
-    client = JobClient(Settings(function="tests.service.scripted:run_or_answer", max_jobs=2), read=dict)
+    settings = Settings(function="tests.service.scripted:run_or_answer", max_jobs=2, readable=(TESTS,))
+    client = JobClient(settings, read=dict)
     yield client
     client.close()
 

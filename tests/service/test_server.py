@@ -14,7 +14,7 @@ import pytest
 from sizer.processes.environment import environment
 from sizer.processes.wire import error_from_wire, to_line
 from sizer.service.settings import PUBLIC_VARIABLE, UNWALLED_VARIABLE, Settings
-from tests.processes.running import is_running, template_of, wait_until
+from tests.processes.running import TESTS, is_running, template_of, wait_until
 
 FUNCTION = "tests.service.scripted:run"
 LAUNCHES = ("fork", "spawn")
@@ -26,7 +26,7 @@ class RawServer:
     def __init__(self, home: Path, **settings):
         home.mkdir(exist_ok=True)
         self.numbers = itertools.count(1000)
-        scripts = {"function": FUNCTION, "preload": (), "max_jobs": 2, "readable": (str(home), str(home.parent))}
+        scripts = {"function": FUNCTION, "preload": (), "max_jobs": 2, "readable": (str(home), str(home.parent), TESTS)}
         self.settings = Settings(**scripts | settings)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "sizer.service.server", *self.settings.to_arguments()],

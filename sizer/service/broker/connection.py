@@ -9,11 +9,11 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from sizer.errors import JobError, quote
 from sizer.processes.wire import error_to_wire, from_line
@@ -169,7 +169,11 @@ class BrokerConnection:
     def _look_after_questions(self) -> None:
         """Put those again that no worker has any more, and tell the others how many are before them."""
         for question in list(self._questions.values()):
-            place = self._board.look(question.digest, question.line)
+            try:
+                place = self._board.look(question.digest, question.line)
+            except ResponseError:
+                self._fail(question, "what the broker holds of it is not a question")
+                continue
             if place.ahead is not None:
                 self._wait(question, place.ahead)
             elif not place.taken:  # or its answer is there already: then it is not put
@@ -190,9 +194,23 @@ class BrokerConnection:
         if not asked:
             return
         seen = {digest: question.seen for digest, question in asked.items()}
-        for digest, entries in self._board.read(seen, block_ms=BLOCK_MS).items():
+        try:
+            found = self._board.read(seen, block_ms=BLOCK_MS)
+        except ResponseError:  # a key of another kind fails the whole read: find out whose it is
+            found = self._read_one_by_one(asked)
+        for digest, entries in found.items():
             for entry in entries:
                 self._hand_on(asked[digest], *entry)
+
+    def _read_one_by_one(self, asked: Mapping[str, _Question]) -> dict[str, list[tuple[str, str, bytes]]]:
+        """Return what is new of each answer; a question whose answer cannot be read fails, and no other one."""
+        found = {}
+        for digest, question in asked.items():
+            try:
+                found |= self._board.read({digest: question.seen}, block_ms=1)
+            except ResponseError:
+                self._fail(question, "what the broker holds of its answer is not one")
+        return found
 
     def _hand_on(self, question: _Question, number: str, kind: str, data: bytes) -> None:
         """Hand on what was said on a question, as a job server would say it."""
@@ -210,4 +228,5 @@ class BrokerConnection:
         self._questions.pop(question.number, None)
         error = JobError(f"this question could not be answered: {why}", todo="try again")
         self._receive(self, {"id": question.number, "error": error_to_wire(error)})
-        self._board.leave(question.digest, self._reader)
+        with contextlib.suppress(ResponseError):
+            self._board.leave(question.digest, self._reader)
