@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -141,6 +142,16 @@ def window_lengths(cache: object) -> tuple[int, ...]:
         if getattr(layer, "is_sliding", False) or (whole is cache and hasattr(layer, "max_cache_len")):
             found.add(int(getattr(layer, "sliding_window", None) or layer.max_cache_len))
     return tuple(sorted(found))
+
+
+def growth_period(cache: object) -> int:
+    """Return the number of tokens in which a cache grows by the same bytes: 1, or the least common multiple of its layers' rates.
+
+    DeepSeek V4's layers compress each `compress_rate` tokens into one entry (models/deepseek_v4/modeling_deepseek_v4.py,
+    DeepseekV4HCACache, 5.24).
+    """
+    rates = (getattr(layer, "compress_rate", 1) for layer in getattr(cache, "layers", None) or ())
+    return math.lcm(*(rate for rate in rates if isinstance(rate, int) and rate > 0))
 
 
 @contextmanager

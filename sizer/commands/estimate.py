@@ -17,7 +17,7 @@ from sizer.memory.advice import advise
 from sizer.memory.caveats import caveats
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
-from sizer.memory.kv_cache import PAGED_NOTE
+from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.units import counted, format_bytes, format_count, format_more
@@ -195,7 +195,7 @@ def _kv_cache(report: Report, width: int | None) -> Iterator[str]:
         if report.focus is None or cache.dtype != report.focus.dtype:
             continue
         said = PAGED_NOTE.format(budget=format_bytes(cache.paged_budget_bytes))
-        yield f"KV cache in {cache.dtype}, {cache.token_bytes:,} bytes a token; {said}:"
+        yield f"KV cache in {cache.dtype}, {describe_growth(cache)}; {said}:"
         header = ("context", "one sequence", "in blocks", "sequences, paged")
         rows = (
             (

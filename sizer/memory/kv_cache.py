@@ -15,8 +15,8 @@ CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072)
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size, and SGLang's page sizes are at most that; vLLM 0.11
 MEMORY_PERCENT = 90  # of the device: vllm/config/cache.py, CacheConfig.gpu_memory_utilization = 0.9; vLLM 0.11
 PAGED_NOTE = (
-    f"a server with paged attention (vLLM, SGLang) has {{budget}} for it on this device: {MEMORY_PERCENT} % of its memory without "
-    f"the weights, in blocks of {BLOCK_TOKENS} tokens, less what its own forward pass takes"
+    f"a server with paged attention (vLLM, SGLang) has at most {{budget}} for it on this device: {MEMORY_PERCENT} % of its memory "
+    f"without the weights, in blocks of {BLOCK_TOKENS} tokens. What its own forward pass takes is not subtracted"
 )
 
 
@@ -58,6 +58,13 @@ class KvCache:
     paged_budget_bytes: int
     rows: tuple[KvRow, ...]
     host_bytes: int = 0
+
+
+def describe_growth(cache: KvCache) -> str:
+    """Return the bytes that a token adds, and those from the last full window on if they differ."""
+    last = cache.segments[-1]
+    later = f" ({last.token_bytes:,} from {last.start:,} tokens on)" if last.token_bytes != cache.token_bytes else ""
+    return f"{cache.token_bytes:,} bytes a token{later}"
 
 
 def sequence_bytes(segments: Iterable[KvSegment], context: int) -> int:

@@ -58,7 +58,7 @@ def find_repetition(tape: Tape, loop: Loop) -> Repetition:
     before, step = (
         _Step(tape, [end - steps * length for steps in reversed(range(DEPTH + 2))]) for end in (loop.begin, loop.end)
     )
-    if step.shape != before.shape or [*step.sources] != [*before.sources]:
+    if step.shape_from_ends() != before.shape_from_ends() or [*step.sources] != [*before.sources]:
         raise NotRepeatedError(f"the step at event {loop.begin} is not the one before it once more")
     if (unknown := next((block for block, (_, place) in step.earlier.items() if place < 0), None)) is not None:
         raise NotRepeatedError(f"{tape.describe(unknown)} is released in a step, and was not made in those before")
@@ -117,6 +117,14 @@ class _Step:
                 self.earlier[~event] = made_before.get(~event, (0, -1))
                 self.shape.append(self.earlier[~event])
         self.sources = ((tape.ops[b], tape.modules[b], tape.categories[b], stream_of(tape, b)) for b in self.blocks)
+
+    def shape_from_ends(self) -> list[Event]:
+        """Return `shape` with blocks of earlier steps counted from these steps' ends: the first step has no whole one before it."""
+        made = [len(blocks) for blocks in self.blocks_before]
+        return [
+            kind if isinstance(kind, int) or kind[1] < 0 else (kind[0], kind[1] - made[DEPTH - kind[0]])
+            for kind in self.shape
+        ]
 
 
 def check_affine(tape: Tape, loop: Loop) -> None:

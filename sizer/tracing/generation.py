@@ -8,6 +8,7 @@ times, and what stands around the third comes again as often as needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -64,11 +65,15 @@ def trace_generation(
 
     def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
         told = {"batch": batch, "device": device, "tokens": tokens, "after": after, "quantized": quantized}
-        return trace_tokens(blueprint, module, work, loading, **told)
+        traced = trace_tokens(blueprint, module, work, loading, **told)
+        if (period := math.lcm(PERIODS[-1], traced.period)) not in periods:
+            periods.append(period)
+        return traced
 
-    refusal = None
-    for period in PERIODS:
-        first = UNUSUAL + period * ALIKE + (work.new - UNUSUAL) % period
+    refusal, periods = None, [*PERIODS]
+    for period in periods:
+        lead = UNUSUAL if period in PERIODS else UNUSUAL + period  # the first step of a cache releases what the prompt has made
+        first = lead + period * ALIKE + (work.new - lead) % period
         if first >= work.new:
             break
         try:
@@ -145,6 +150,8 @@ def _extended(run: Callable[..., TokenTrace], first: int, new: int, period: int)
     Raises NotRepeatedError where steps do not follow from those before.
     """
     traced = run(first)
+    if period % traced.period:
+        raise NotRepeatedError(f"the cache grows by the same bytes in each {traced.period} tokens")
     if (every := traced.requantized) is not None and every <= AROUND + UNUSUAL:
         raise NotRepeatedError(
             f"the cache is quantised anew after {every} tokens, in the midst of the steps around that"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -16,6 +17,7 @@ from sizer.tracing.steps import Work, weight_dtype
 from sizer.tracing.tokens import TokenTrace, trace_tokens
 
 SHORT_PROMPT, TOKENS_OF_A_LINE = 8, 3  # tokens; the cache's bytes at the last two give a line
+_MADE = TOKENS_OF_A_LINE - 1  # the last token is not in the cache yet
 SHORT_QUANTIZED = 64  # tokens, which are whole groups whatever a token's keys are
 
 
@@ -40,27 +42,60 @@ def trace_kv_cache(
     kind = OFFLOADED[0] if work.cache in OFFLOADED else "dynamic"
     plain = replace(work, cache=kind, new=TOKENS_OF_A_LINE + 1)
 
-    def line(length: int) -> tuple[TokenTrace, KvSegment]:
-        """The line from a number of tokens on."""
+    def held(context: int) -> tuple[TokenTrace, dict[int, tuple[int, int]]]:
+        """The bytes of the cache, and those on the host, by its length: with so many tokens and with one less."""
         run = trace_tokens(
-            blueprint, module, plain, loading, batch=1, device=device, tokens=TOKENS_OF_A_LINE, after=length - prompt
+            blueprint,
+            module,
+            plain,
+            loading,
+            batch=1,
+            device=device,
+            tokens=TOKENS_OF_A_LINE,
+            after=context - _MADE - prompt,
         )
-        before, after = run.cache_bytes[-2:]
-        context = length + TOKENS_OF_A_LINE - 1  # the last token is not in the cache yet
-        slope = after - before
-        there_before, there = run.host_bytes[-2:]
-        return run, KvSegment(
-            start=0,
-            constant_bytes=after - slope * context,
-            token_bytes=slope,
-            host_constant_bytes=there - (there - there_before) * context,
-            host_token_bytes=there - there_before,
-        )
+        lengths = context - 1, context
+        return run, dict(zip(lengths, zip(run.cache_bytes[-2:], run.host_bytes[-2:], strict=True), strict=True))
 
-    run, first = line(SHORT_PROMPT)
+    run, first = held(SHORT_PROMPT + _MADE)
     windows = [window + SHORT_PROMPT for window in run.windows]
-    later = [(window, line(window + 2)[1]) for window in windows if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
-    return (first, *(replace(segment, start=window) for window, segment in later))
+    starts = [window for window in windows if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
+    if run.period == 1:
+        return (
+            _line(0, first),
+            *(_line(window, held(window + 2 + _MADE)[1]) for window in starts),
+        )
+    return _periodic_lines(lambda context: held(context)[1][context], starts, run.period)
+
+
+def _periodic_lines(
+    held: Callable[[int], tuple[int, int]], windows: Sequence[int], period: int
+) -> tuple[KvSegment, ...]:
+    """Return the lines of a cache that grows by the same bytes in each `period` tokens, through lengths that are a multiple of it.
+
+    If no two such lengths are before the first window, the first line goes from a short prompt to the window's end.
+    """
+    found = []
+    for start, end in zip((0, *windows), (*windows, None), strict=True):
+        first = -(-(start + SHORT_PROMPT + _MADE) // period) * period
+        ends = first, first + period
+        if end is not None and ends[-1] >= end:
+            ends = start + SHORT_PROMPT + _MADE, end - 1
+        found.append(_line(start, {context: held(context) for context in ends}))
+    return tuple(found)
+
+
+def _line(start: int, held: Mapping[int, tuple[int, int]]) -> KvSegment:
+    """Return the line from `start` tokens on through the bytes of two lengths, of which some are on the host."""
+    (before, (first, first_there)), (context, (last, last_there)) = held.items()
+    slope, slope_there = (last - first) // (context - before), (last_there - first_there) // (context - before)
+    return KvSegment(
+        start=start,
+        constant_bytes=last - slope * context,
+        token_bytes=slope,
+        host_constant_bytes=last_there - slope_there * context,
+        host_token_bytes=slope_there,
+    )
 
 
 def _quantized_line(

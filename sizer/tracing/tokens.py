@@ -14,6 +14,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.generation import (
     cache_tensors,
     generate,
+    growth_period,
     lengthened,
     residual_length,
     window_lengths,
@@ -43,6 +44,7 @@ class TokenTrace:
     requantized: int | None
     cache_bytes: tuple[int, ...]
     host_bytes: tuple[int, ...]
+    period: int = 1
 
 
 def trace_tokens(
@@ -80,9 +82,10 @@ def trace_tokens(
     host_bytes: list[int] = []
     windows: tuple[int, ...] = ()
     requantized: int | None = None
+    period = 1
 
     def on_token(number: int, cache: object) -> bool:
-        nonlocal windows, requantized
+        nonlocal windows, requantized, period
         held = cache_tensors(cache)
         recorder.classify(held, KV_CACHE)
         if number:
@@ -90,7 +93,7 @@ def trace_tokens(
             host_bytes.append(_storage_bytes(filter(is_on_host, held)))
             ends.append(len(recorder.log.order))
         else:
-            windows, requantized = window_lengths(cache), residual_length(cache)
+            windows, requantized, period = window_lengths(cache), residual_length(cache), growth_period(cache)
         if number == 1:
             _end_phase(recorder, "prefill")
         return number < tokens
@@ -125,6 +128,7 @@ def trace_tokens(
         requantized=requantized,
         cache_bytes=tuple(cache_bytes),
         host_bytes=tuple(host_bytes),
+        period=period,
     )
 
 

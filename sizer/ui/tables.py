@@ -10,7 +10,7 @@ from pandas.io.formats.style import Styler
 
 from sizer.memory.census import Census, TensorRow
 from sizer.memory.estimate import Estimate
-from sizer.memory.kv_cache import PAGED_NOTE
+from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
 from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
@@ -150,7 +150,7 @@ def show_kv_cache(report: Report, focus: Estimate | None) -> None:
     caches = {cache.dtype: cache for cache in report.kv_caches}
     cache = caches.get(focus.dtype if focus else "", report.kv_caches[0])
     scale = scale_for([row.sequence_bytes for row in cache.rows])
-    st.markdown(f"**{cache.token_bytes:,} bytes a token and sequence** in {cache.dtype}, as transformers caches it")
+    st.markdown(f"**{describe_growth(cache)} and sequence** in {cache.dtype}, as transformers caches it")
     rows = [
         {
             "Context": row.context,

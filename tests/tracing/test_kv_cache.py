@@ -9,11 +9,15 @@ import pytest
 from sizer.architecture import make_blueprint
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
+from sizer.config_json import encode_config
 from sizer.errors import RequestError
 from sizer.memory.codec import decode, encode
 from sizer.memory.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
+from sizer.memory.loops import written
 from sizer.request import parse_query
+from sizer.tracing.generation import UNUSUAL, trace_generation
 from sizer.tracing.kv_cache import trace_kv_cache
+from sizer.tracing.tokens import trace_tokens
 from sizer.tracing.trace import build
 from tests.tracing.generations import device, generation, work
 
@@ -116,6 +120,45 @@ def test_a_window_ends_the_growth_of_its_layers() -> None:
     assert [sequence_bytes(found, context) for context in (10, 63, 64, 1000)] == [
         8 + 10 * 1024, 8 + 63 * 1024, 8 + 64 * 1024, 8 + 64 * 512 + 1000 * 512
     ]  # fmt: skip
+
+
+def deepseek_v4(rate: int, more: str = "") -> tuple:
+    """One layer of DeepSeek V4 with a window of 128 tokens that compresses each `rate` tokens into one entry."""
+    pytest.importorskip("transformers.models.deepseek_v4")
+    config = {
+        "model_type": "deepseek_v4", "hidden_size": 64, "head_dim": 32 if rate == 4 else 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1,
+        "num_hidden_layers": 1, "num_hash_layers": 0, "n_routed_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 32, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "o_groups": 2,
+        "o_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 16, "sliding_window": 128, "vocab_size": 128,
+        "max_position_embeddings": 1_048_576, "compress_ratios": [rate, 0],
+    }  # fmt: skip
+    blueprint = make_blueprint(parse_query(f"arch=config:{encode_config(json.dumps(config))}&mode=generate&seq=512{more}"))
+    return blueprint, build(blueprint)
+
+
+# In bfloat16 an entry of 32 elements takes 64 bytes. Of 4 tokens one is made, and an index key of 16 * 2 = 32 bytes: 24 a token. Of
+# 128 tokens one entry of 64 elements is made: 128 bytes, 1 a token. The window keeps 128 tokens of as many bytes as an entry.
+@pytest.mark.parametrize(("rate", "entry_bytes"), [(4, 96), (128, 128)])
+def test_a_cache_that_grows_in_steps_is_a_line_through_whole_steps(rate: int, entry_bytes: int) -> None:
+    blueprint, module = deepseek_v4(rate)
+    *_, last = found = trace_kv_cache(blueprint, module, work(8), device=device())
+    assert [segment.start for segment in found] == [0, 128]
+    assert last.token_bytes == entry_bytes // rate
+    assert last.constant_bytes > 128 * 64
+    traced = trace_tokens(blueprint, module, work(600), batch=1, device=device(), tokens=130, after=0)
+    held = dict(enumerate(traced.cache_bytes, start=512))
+    assert held[640] - held[512 + rate] == (640 - 512 - rate) // rate * entry_bytes  # after the prompt has been released
+    assert sequence_bytes(found, 640) == held[640]
+
+
+@pytest.mark.parametrize("rate", [4, pytest.param(128, marks=pytest.mark.exhaustive)])
+def test_the_steps_of_a_cache_that_grows_in_steps_come_again(rate: int) -> None:
+    blueprint, module = deepseek_v4(rate)
+    new = UNUSUAL + 6 * max(8, rate) + 3
+    tape = written(trace_generation(blueprint, module, work(new), batch=1, device=device()))
+    plain = trace_tokens(blueprint, module, work(new), batch=1, device=device(), tokens=new, after=0).tape
+    assert (tape.order.tolist(), tape.sizes.tolist()) == (plain.order.tolist(), plain.sizes.tolist())
 
 
 def test_of_an_offloaded_cache_all_layers_but_one_are_on_the_host() -> None:
