@@ -27,12 +27,15 @@ from sizer.tracing.cuda import (
     dropout,
     embedding,
     encoder,
+    losses,
     normalization,
     packed_copies,
     recurrent,
     reductions,
+    scans,
     softmax,
 )
+from sizer.tracing.cuda import copies as cuda_copies
 from sizer.tracing.cuda import grouped as cuda_grouped
 from sizer.tracing.cuda import indexing as cuda_indexing
 from sizer.tracing.cuda.by_capability import shared_blas
@@ -63,7 +66,7 @@ _EVERYWHERE = (
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, dropout, embedding, encoder,
-        cuda_grouped, cuda_indexing, normalization, packed_copies, recurrent, reductions, softmax,
+        cuda_copies, cuda_grouped, cuda_indexing, losses, normalization, packed_copies, recurrent, reductions, scans, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (
