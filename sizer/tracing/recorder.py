@@ -31,7 +31,7 @@ from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading, tensors_in
 from sizer.tracing.log import BlockLog, DeferredSize
-from sizer.tracing.meta import collectives, in_place
+from sizer.tracing.meta import collectives, composite, in_place
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
@@ -155,13 +155,11 @@ class Recorder(TorchDispatchMode):
     def _plan(self, func: Any) -> _Plan:
         rules, name = self.rules, str(func)
         kernel = rules.kernels.get(func)
-        # A composite operator arrives undecomposed where inference mode skips autograd's keys.
-        composite = isinstance(func, torch._ops.OpOverload) and func._can_decompose()
         plan = self._plans[func] = _Plan(
             name=name,
             check=rules.checks.get(func),
             handler=rules.handlers.get(func) or rules.handlers.get(name),
-            instead=partial(kernel, self.device) if kernel else func.decompose if composite else None,
+            instead=partial(kernel, self.device) if kernel else composite.parts(func, self.device.kind, rules.known),
             shortcut=rules.shortcuts.get(func),
             run=memoized(func),
             correct=rules.results.get(func),

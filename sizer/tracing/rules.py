@@ -27,12 +27,15 @@ from sizer.tracing.cuda import (
     dropout,
     embedding,
     encoder,
+    losses,
     normalization,
     packed_copies,
     recurrent,
     reductions,
+    scans,
     softmax,
 )
+from sizer.tracing.cuda import copies as cuda_copies
 from sizer.tracing.cuda import grouped as cuda_grouped
 from sizer.tracing.cuda import indexing as cuda_indexing
 from sizer.tracing.cuda.by_capability import shared_blas
@@ -63,7 +66,7 @@ _EVERYWHERE = (
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, dropout, embedding, encoder,
-        cuda_grouped, cuda_indexing, normalization, packed_copies, recurrent, reductions, softmax,
+        cuda_copies, cuda_grouped, cuda_indexing, losses, normalization, packed_copies, recurrent, reductions, scans, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (
@@ -88,6 +91,7 @@ class Rules:
     checks: Mapping[Any, dtypes.Check]  # raise where every device would
     shortcuts: Mapping[Any, Callable[[tuple], Any]]  # give a result without its meta kernel; may decline
     blas: Blas | None  # cuBLAS's workspaces, which go by the capability
+    known: frozenset[Any]  # operators that a rule describes as a whole, so that none of their parts are run
 
 
 def rules_for(device: Device) -> Rules:
@@ -106,14 +110,16 @@ def _rules(kind: str, version: Version) -> Rules:
         return join(*(vars(family).get(table, {}) for family in FAMILIES[kind]))
 
     by_version = attention.results(version) if kind == "cuda" else {}
+    results, held, shortcuts = join(joined("RESULTS"), by_version), joined("HELD"), joined("SHORTCUTS")
     return Rules(
         kernels=joined("KERNELS"),
         handlers=joined("HANDLERS"),
-        results=join(joined("RESULTS"), by_version),
-        held=joined("HELD"),
+        results=results,
+        held=held,
         checks=joined("CHECKS"),
-        shortcuts=joined("SHORTCUTS"),
+        shortcuts=shortcuts,
         blas=None,
+        known=frozenset((*results, *held, *shortcuts)),
     )
 
 

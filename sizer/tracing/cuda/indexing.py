@@ -1,4 +1,4 @@
-"""Indexing, sorting and rolling on CUDA: what their kernels hold inside (PyTorch 2.6 and 2.11 to 2.15).
+"""Indexing and rolling on CUDA: what their kernels hold inside (PyTorch 2.6 and 2.11 to 2.15).
 
 Where a kernel counts distinct rows, a batch is taken to share none, so that sizes stay linear in the leading dimension.
 """
@@ -27,20 +27,17 @@ def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) 
     return [[*[prod(places) * 8] * 5, *copies(args[2])]]
 
 
-def sort(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Rows of more than 4,096 elements are sorted through a copy of keys and places (cuda/Sort.cpp, SortStable.cu)."""
-    values, places = out
-    dim = kwargs.get("dim", -1)
-    if not values.dim() or values.shape[dim] <= 4096:
-        return []
-    return [[values.nbytes, places.nbytes, places.nbytes]]
-
-
 def roll(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Rolled along one dimension after another, each into a tensor of its own (native/TensorTransformations.h, roll_common)."""
+    """Rolled along one dimension after another, each into a tensor of its own (native/TensorTransformations.h, roll_common), from a contiguous input."""
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
-    yield (out.nbytes,) if len(dims) > 1 else ()
-    yield out
+    copied = tuple(copies(args[0]))
+    if len(dims) > 1:
+        yield [*copied, out.nbytes]
+        yield (out.nbytes,)
+        yield out
+    else:
+        yield out
+        yield [*copied]
 
 
 HELD: dict[Any, Held] = {
@@ -48,6 +45,4 @@ HELD: dict[Any, Held] = {
     _aten.index_put.default: after_results(accumulating_index_put),
     _aten.index_put_.default: after_results(accumulating_index_put),
     _aten._index_put_impl_.default: after_results(accumulating_index_put),
-    _aten.sort.default: after_results(sort),
-    _aten.sort.stable: after_results(sort),
 }

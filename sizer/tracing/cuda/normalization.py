@@ -139,8 +139,15 @@ def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
 
 
 def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """A scale and a shift per sample and channel in the accumulation dtype (group_norm_kernel.cu); the input made contiguous."""
-    return [[*copies(args[0]), *[args[3] * args[4] * 4] * 2]]
+    """Mean and deviation of halves again in float32; a scale and a shift per sample and channel with weights, or where channels
+    are last (group_norm_kernel.cu). The input is copied unless it is contiguous in its own memory format."""
+    input, weight, bias, samples, channels, _, groups = args[:7]
+    layout = suggest_memory_format(input)
+    wide = [samples * groups * 4] * 2 if input.dtype in (torch.float16, torch.bfloat16) else []
+    scaled = weight is not None or bias is not None or layout != torch.contiguous_format
+    yield tuple(copies(input, layout=layout))
+    yield from tensors_of(out)
+    yield [*wide, *([samples * channels * 4] * 2 if scaled else [])]
 
 
 def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -155,6 +162,6 @@ HELD: dict[Any, Held] = {
     _aten.native_layer_norm_backward.default: norm_backward,
     _aten._fused_rms_norm.default: norm,
     _aten._fused_rms_norm_backward.default: norm_backward,
-    _aten.native_group_norm.default: after_results(group_norm),
+    _aten.native_group_norm.default: group_norm,
     _aten.native_group_norm_backward.default: after_results(group_norm_backward),
 }

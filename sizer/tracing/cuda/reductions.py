@@ -34,6 +34,10 @@ def _as_it_is(input: Tensor) -> int:
     return input.itemsize
 
 
+def _boolean(input: Tensor) -> int:
+    return 1
+
+
 def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool = False) -> Held:
     """What an operator holds that reduces over the dimensions in its argument `at`; over all where there is none.
 
@@ -45,7 +49,8 @@ def _reducer(accumulator: Callable[[Tensor], int], at: int | None, *, sums: bool
         are summed are brought to the result's dtype first."""
         input, result = args[0], out if isinstance(out, Tensor) else out[0]
         if input.numel() <= 1:
-            return []
+            converts = accumulator is _boolean and input.numel() and input.dtype not in (torch.bool, torch.uint8)
+            return [[1]] if converts else []  # any, all: the only element as a boolean
         given = args[at] if at is not None and len(args) > at else kwargs.get("dim")
         copies = []
         if sums and result.dtype != input.dtype and not (input.dtype in _HALVES and result.dtype == torch.float32):
@@ -64,6 +69,11 @@ def summed_rows(key: str, which: str, rows: int, columns: int, itemsize: int) ->
 
 def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
     """What a sum over these dimensions, in the input's dtype, holds while it runs."""
+    return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
+
+
+def staged(input: Tensor, dims: Any) -> list[int]:
+    """What a sum over dimensions as an operator is given them (None or none for all) holds."""
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
 
 
@@ -110,6 +120,6 @@ HELD: dict[Any, Held] = {
     **listed("max min", _reducer(_as_it_is, None)),
     **listed("max.dim min.dim argmax argmin", _reducer(lambda input: _PAIR, 1)),
     **listed("var.correction std.correction var_mean.correction std_mean.correction", _reducer(lambda input: _PAIR, 1)),
-    **listed("any all", _reducer(lambda input: 1, None)),
-    **listed("any.dim any.dims all.dim all.dims", _reducer(lambda input: 1, 1)),
+    **listed("any all", _reducer(_boolean, None)),
+    **listed("any.dim any.dims all.dim all.dims", _reducer(_boolean, 1)),
 }

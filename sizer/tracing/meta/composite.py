@@ -1,14 +1,59 @@
-"""Composite operators whose generic path differs from every device's own kernel: linear layers, gradients of activations,
-one-hot vectors."""
+"""Composite operators: those that a device runs as a chain of other operators, and those whose generic path differs from every
+device's own kernel (linear layers, gradients of activations, one-hot vectors).
+
+PyTorch registers Python decompositions for operators that have a CUDA kernel of their own (upsample_nearest2d). These are for
+tracing compilers and do not run on a device. An operator is composite if C++ registers a composite kernel for it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Container
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sizer.tracing.device import Device
+from sizer.tracing.meta.memo import makes_tensors
 
 _aten = torch.ops.aten
+_IMPLICIT, _EXPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd
+_DEVICE_KEYS = {"cuda": "CUDA", "cpu": "CPU"}
+
+# Composite operators that make one tensor and nothing else, and whose values or strides are followed as a whole.
+_WHOLE = {
+    operator
+    for name in """
+        _conj_physical _copy_from _has_same_storage_numel _lazy_clone _pin_memory _reshape_copy _resize_output _to_copy
+        _unsafe_view bernoulli clone complex convolution embedding empty_like empty_permuted fill full_like lift new_empty new_full
+        new_ones new_zeros new_empty_strided ones_like polar rand_like randint_like randn_like resize resize_as set stack
+        unsafe_split unsafe_split_with_sizes zero zeros_like index_put masked_fill _convolution mv kthvalue logcumsumexp
+        logical_and logical_not logical_or logical_xor huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward
+        cummax cummin sort median nanmedian sum mean norm
+    """.split()
+    if hasattr(_aten, name)
+    for operator in (getattr(getattr(_aten, name), overload) for overload in getattr(_aten, name).overloads())
+}
+
+
+def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | None:
+    """Return the chain of operators that a device of this kind runs for an operator, or None if it has a kernel of its own.
+
+    Outside autograd's keys (in inference mode) a CompositeImplicitAutograd operator arrives whole. A CompositeExplicitAutograd
+    operator always does; its parts allocate on a device like any other operator. `known` are operators with a rule.
+    """
+    if not isinstance(func, torch._ops.OpOverload):
+        return None
+    has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+    if has("CompositeImplicitAutograd"):
+        return partial(func._op_dk, _IMPLICIT)
+    device_key = _DEVICE_KEYS.get(kind)
+    if device_key is None or has(device_key) or not has("CompositeExplicitAutograd"):
+        return None
+    if func in known or func in _WHOLE or "Scalar" in func._overloadname or not makes_tensors(func):
+        return None  # an overload for a number wraps it in a tensor, nothing else
+    return partial(func._op_dk, _EXPLICIT)
 
 
 def linear(device: Device, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -99,7 +99,33 @@ def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
     return indexing.masked_index(recorder, func, args, kwargs)
 
 
+def _on_a_device(in_place: Any, *nodes: str) -> Any:
+    """The formulas of these nodes of the graph write with `in_place` where nothing looks like a subclass (FunctionsManual.cpp)."""
+
+    def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+        if not in_backward() or not recorder.is_unshared(args[0]):
+            return NotImplemented
+        node = torch._C._current_autograd_node()
+        if node is None or node.name().rstrip("0123456789") not in nodes:
+            return NotImplemented
+        recorder.values.forget(args[0])
+        return in_place(*args, **kwargs)
+
+    return handler
+
+
+# Gradients of what selects a value: value_selecting_reduction_backward, and of the larger or smaller of two tensors: a mask.
+_SELECTING = ("MaxBackward", "MinBackward", "KthvalueBackward", "MedianBackward", "NanmedianBackward", "ModeBackward",
+              "SortBackward", "TopkBackward", "CummaxBackward", "CumminBackward", "AminmaxBackward")  # fmt: skip
+_LARGER = ("MaximumBackward", "MinimumBackward", "FmaxBackward", "FminBackward", "ClampBackward", "ClampMinBackward",
+           "ClampMaxBackward")  # fmt: skip
+
 HANDLERS = {
+    _aten.scatter.src: _on_a_device(_aten.scatter_.src, *_SELECTING),
+    _aten.masked_fill.Scalar: _on_a_device(_aten.masked_fill_.Scalar, *_LARGER),
+    _aten.index_fill.int_Tensor: _on_a_device(_aten.index_fill_.int_Tensor, "TraceBackward"),
+    _aten.index_fill.int_Scalar: _on_a_device(_aten.index_fill_.int_Scalar, "TraceBackward"),
+    _aten.put.default: _on_a_device(_aten.put_.default, "TakeBackward"),
     _aten.add.Tensor: accumulate,
     _aten.scatter_add.default: _write_into_zeros(_aten.scatter_add_.default),
     _aten.index_add.default: _write_into_zeros(_aten.index_add_.default),

@@ -1,0 +1,71 @@
+"""Kernels of CUDA that begin with copies of operands: contiguous, or in the input's own memory format.
+
+Each row names the C++ file. Checked against PyTorch's host code over the null driver (tests/null_driver/test_operators.py),
+PyTorch 2.15.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from sizer.tracing.allocations import Held, Steps, copies
+from sizer.tracing.device import Device
+from sizer.tracing.tables import listed
+from sizer.tracing.values.known import tensors_of
+
+
+def after(*positions: int, formatted: bool = False) -> Held:
+    """Return a rule for kernels that make their results, then copies of the arguments at these positions.
+
+    With `formatted` a copy has the memory format that the strides of the first of them suggest, otherwise it is contiguous.
+    """
+
+    def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+        tensors = [args[position] for position in positions]
+        layout = suggest_memory_format(tensors[0]) if formatted else torch.contiguous_format
+        yield from tensors_of((out,))
+        yield copies(*tensors, layout=layout)
+
+    return held
+
+
+def before(*positions: int, formatted: bool = False) -> Held:
+    """Return a rule for kernels that make copies of the arguments at these positions, then their results."""
+
+    def held(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+        tensors = [args[position] for position in positions]
+        layout = suggest_memory_format(tensors[0]) if formatted else torch.contiguous_format
+        yield tuple(copies(*tensors, layout=layout))
+        yield from tensors_of((out,))
+
+    return held
+
+
+def through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """A result that is not contiguous is computed into one that is, from a contiguous input (AdaptiveMaxPooling2d.cu,
+    UpSampleBilinear2d.cu with antialiasing)."""
+    results = tensors_of((out,))
+    yield from results
+    yield [*copies(*results), *copies(args[0])]
+
+
+def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """A contiguous input, and one more of its size while columns are written (native/cuda/Im2Col.cu)."""
+    yield (*copies(args[0]), args[0].nbytes)
+    yield out
+
+
+# Pooling/*.cu, UpSample*.cu, ReflectionPad.cu, TensorTopK.cpp, Sorting.cpp, TensorModeKernel.cpp, ScanKernels.cpp
+HELD: dict[Any, Held] = {
+    **listed("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices", after(0, formatted=True)),
+    **listed("upsample_nearest1d upsample_nearest2d _upsample_nearest_exact1d _upsample_nearest_exact2d", after(0, formatted=True)),
+    **listed("avg_pool3d _adaptive_avg_pool3d upsample_trilinear3d upsample_nearest3d _upsample_nearest_exact3d", after(0)),
+    **listed("reflection_pad1d reflection_pad2d reflection_pad3d topk cummax cummin _cummax_helper _cummin_helper", after(0)),
+    **listed("adaptive_max_pool2d adaptive_max_pool3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa", through_contiguous),
+    **listed("kthvalue median.dim nanmedian.dim", before(0)),
+    **listed("im2col", im2col),
+}

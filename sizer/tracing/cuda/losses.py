@@ -1,0 +1,168 @@
+"""Losses and other operators on CUDA that hold a tensor of their input's size before they reduce it.
+
+PyTorch 2.15: native/BinaryOps.cpp and PointwiseOps (mse_loss, smooth_l1_loss), native/Loss.cpp, native/cuda/Loss.cu. A loss that is
+computed into its result and then reduced there keeps the storage of the elements: `resize_` never shrinks a storage.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.cuda.reductions import staged, summing
+from sizer.tracing.device import Device
+from sizer.tracing.tables import Results, listed
+
+_NONE = 0  # at::Reduction::None
+
+
+def _reduction(args: tuple, kwargs: dict, at: int) -> int:
+    return args[at] if len(args) > at else kwargs.get("reduction", 1)
+
+
+def _elements(args: tuple) -> torch.Size:
+    return torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor)))
+
+
+def _reduced(shape: torch.Size, like: Tensor) -> list[int]:
+    whole = torch.empty(shape, dtype=like.dtype, device="meta")
+    return summing(whole, tuple(range(whole.dim())))
+
+
+def over_elements(at: int) -> Any:
+    """Return a correction: a loss that is reduced, over the storage of all elements; `at` is the place of the reduction."""
+
+    def correct(args: tuple, out: Tensor) -> Tensor:
+        if _reduction(args, {}, at) == _NONE:
+            return out
+        return torch.empty(_elements(args[:at]), dtype=out.dtype, device=out.device).resize_(())
+
+    return correct
+
+
+def iterated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """mse_loss, smooth_l1_loss(input, target, reduction): the elements once more, reduced into the result."""
+    if _reduction(args, kwargs, 2) == _NONE:
+        return []
+    shape = _elements(args)
+    return [[prod(shape) * out.itemsize, *_reduced(shape, out)]]
+
+
+def reduced_aside(at: int) -> Held:
+    """Return a rule for losses that are computed into their result, reduced to a scalar, and copied back."""
+
+    def held(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+        if _reduction(args, kwargs, at) == _NONE:
+            return []
+        return [[out.itemsize, *_reduced(_elements(args[:at]), out)]]
+
+    return after_results(held)
+
+
+def huber(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """The elements, then the result (native/BinaryOps.cpp, huber_loss)."""
+    if _reduction(args, kwargs, 2) == _NONE:
+        yield out
+        return
+    shape = _elements(args)
+    yield (prod(shape) * out.itemsize,)
+    yield out
+    yield _reduced(shape, out)
+
+
+def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """is_target, a loss for each sample, then their reduction (cuda/MultiLabelMarginCriterion.cu)."""
+    loss, is_target = out
+    yield is_target
+    if args[0].dim() > 1 and _reduction(args, kwargs, 2) != _NONE:
+        yield (args[0].shape[0] * loss.itemsize,)
+    yield loss
+
+
+def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Largest values, which of them are infinite, exponentials of the differences (native/ReduceOps.cpp, logsumexp_out_impl)."""
+    input = args[0]
+    yield (out.nbytes,)
+    yield [out.nbytes, out.numel()]
+    yield (input.numel() * out.itemsize,)
+    yield out
+    if input.dim() and input.numel() > 1:
+        yield summing(input, tuple(d % input.dim() for d in args[1]) or tuple(range(input.dim())))
+
+
+def renorm(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """A norm for each slice in the accumulation dtype, for halves a factor in their own (native/Normalization.cpp, renorm_out)."""
+    input, dim = args[0], args[2] % args[0].dim()
+    slices = input.shape[dim]
+    halves = input.dtype in (torch.float16, torch.bfloat16)
+    others = tuple(d for d in range(input.dim()) if d != dim)
+    yield out
+    yield (slices * (4 if halves else input.itemsize),)
+    yield summing(input, others)
+    yield [slices * input.itemsize] if halves else []
+
+
+def scattered_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """scatter_reduce(input, dim, index, source, "mean"): ones, counts, which counts are zero (TensorAdvancedIndexing.cpp)."""
+    if args[4] != "mean":
+        return []
+    return [[args[3].nbytes, out.nbytes, out.numel()]]
+
+
+def indexed_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """index_reduce(input, dim, index, source, "mean"): counts, ones added to them, which counts are zero."""
+    if args[4] != "mean":
+        return []
+    return [(out.nbytes,), [args[3].nbytes], [out.numel()]]
+
+
+def count_nonzero(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Which elements are not zero, and their sum as int64 (native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
+    input = args[0]
+    yield (input.numel(),)
+    yield out
+    yield [input.numel() * 8, *staged(torch.empty(input.shape, dtype=torch.int64, device="meta"), args[1] if len(args) > 1 else None)]
+
+
+def isin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Each element against each of few tests (TensorCompare.cpp, isin_default_kernel_gpu); many are sorted, which is not counted."""
+    elements, tests = args[:2]
+    if tests.numel() >= 10 * elements.numel() ** 0.145:
+        return []
+    return [[elements.numel() * tests.numel(), out.numel()]]
+
+
+def unfold_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """unfold_backward(gradient, sizes, dim, size, step): places along the dimension (native/UnfoldBackward.cpp)."""
+    sizes, dim = args[1], args[2]
+    return [[sizes[dim] * 8]] if sizes else []
+
+
+def buffer_of_none(args: tuple, out: Any) -> Any:
+    """log_sigmoid_forward: CUDA's buffer is empty, on meta it is as large as the result (native/Activation.cpp)."""
+    return out[0], torch.empty(0, dtype=out[1].dtype, device="meta")
+
+
+RESULTS: Results = {
+    **listed("mse_loss smooth_l1_loss soft_margin_loss", over_elements(2)),
+    **listed("binary_cross_entropy", over_elements(3)),
+    **listed("log_sigmoid_forward", buffer_of_none),
+}
+HELD: dict[Any, Held] = {
+    **listed("mse_loss smooth_l1_loss", after_results(iterated)),
+    **listed("soft_margin_loss", reduced_aside(2)),
+    **listed("binary_cross_entropy", reduced_aside(3)),
+    **listed("huber_loss", huber),
+    **listed("multilabel_margin_loss_forward", multilabel_margin),
+    **listed("logsumexp", logsumexp),
+    **listed("renorm", renorm),
+    **listed("scatter_reduce.two", after_results(scattered_mean)),
+    **listed("index_reduce", after_results(indexed_mean)),
+    **listed("count_nonzero count_nonzero.dim_IntList", count_nonzero),
+    **listed("isin.Tensor_Tensor", after_results(isin)),
+    **listed("unfold_backward", after_results(unfold_backward)),
+}
