@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
+from sizer.architecture.quantization_settings import WORD, ceil, checked_pattern, groups_of, whole
 from sizer.errors import ConfigError, quote
 
 Tensors = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -124,8 +124,4 @@ def _names(target: object, path: str, kinds: set[str]) -> bool:
         )
     if not target.startswith("re:"):
         return target == path or target in kinds
-    try:
-        return re.match(target.removeprefix("re:"), path) is not None
-    except re.error as error:
-        given = quote(target)
-        raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error
+    return re.match(checked_pattern(target.removeprefix("re:")), path) is not None

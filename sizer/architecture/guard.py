@@ -116,6 +116,9 @@ class _Cleaning:
         part = key.removesuffix("_dict")  # text_config_dict, vision_config_dict: how CLIP used to say it
         if part in cls.sub_configs and value is not None:
             return self._part(part, value, cls, where)
+        if key == "per_layer_config" and value is not None and not isinstance(value, dict):
+            given = f"{where} = {quote(value)}"
+            raise ConfigError("config has a part of the wrong kind", given=given, allowed="layers by number, each {...}")
         if key == "per_layer_config" and isinstance(value, dict):
             layers = {index: layer for index, layer in value.items() if isinstance(layer, dict)}
             return {index: self.clean(layer, cls, f"{where}.{index}.", {"skip"}) for index, layer in layers.items()}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sizer.catalogue.presets import find_preset
@@ -12,6 +15,8 @@ from sizer.request import Request
 
 UNNAMED = "unnamed"  # the method of a `quantization_config` that names none, as MLX writes it
 _MODELOPT = "modelopt"
+MOST_REPEATS = 6  # of one pattern; published ones have at most four
+_REPEATING = (re._constants.MAX_REPEAT, re._constants.MIN_REPEAT, re._constants.POSSESSIVE_REPEAT)
 WORD = 32  # bits of the integers that weights are packed into
 _DTYPES = ("float32", "bfloat16", "float16")
 _LONGEST_TEXT, _DEEPEST = 1000, 10
@@ -102,3 +107,54 @@ def groups_of(settings: Mapping[str, object], inputs: int, otherwise: int = 128)
 
 def ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
+
+
+@functools.lru_cache(maxsize=4096)
+def checked_pattern(pattern: str, key: str = "") -> str:
+    """Return a stranger's regular expression, which stands under a `key` of its settings.
+
+    Raises ConfigError if it is none, or if matching a name may take exponential time: a repetition inside a repetition, or more
+    than MOST_REPEATS of them behind each other.
+    """
+    given = f"{key}: {quote(pattern)}" if key else quote(pattern)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = re._parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        allowed = "names, or patterns"
+        raise ConfigError("quantization_config is malformed", given=given, allowed=allowed) from error
+    repeats = _repeats(parsed, inside=False)
+    if repeats is None or repeats > MOST_REPEATS:
+        raise ConfigError(
+            "quantization_config has a pattern that may match for ever",
+            given=given,
+            allowed=f"at most {MOST_REPEATS} repetitions (* + {{m,n}}), none inside another",
+            todo="write it without the repetitions",
+        )
+    return pattern
+
+
+def _repeats(parsed: Iterable[object], *, inside: bool) -> int | None:
+    """Return how many repetitions a parsed pattern has, None if one is inside another."""
+    count = 0
+    for operation, argument in parsed:
+        repeats = operation in _REPEATING
+        if repeats and inside:
+            return None
+        for part in _parts_of(argument):
+            found = _repeats(part, inside=inside or repeats)
+            if found is None:
+                return None
+            count += found
+        count += repeats
+    return count
+
+
+def _parts_of(argument: object) -> Iterator[Iterable[object]]:
+    """Yield the patterns inside an operation of a parsed pattern."""
+    if isinstance(argument, re._parser.SubPattern):
+        yield argument
+    elif isinstance(argument, (tuple, list)):
+        for item in argument:
+            yield from _parts_of(item)

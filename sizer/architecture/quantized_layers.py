@@ -14,7 +14,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from sizer.architecture.compressed_layouts import group_of, is_target
 from sizer.architecture.layouts import layout_of
-from sizer.architecture.quantization_settings import Quantization
+from sizer.architecture.quantization_settings import Quantization, checked_pattern
 from sizer.architecture.quark_settings import check_known, layer_config
 from sizer.architecture.torchao_layouts import config_of, is_divisible, is_named
 from sizer.errors import ConfigError, quote
@@ -194,11 +194,7 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
 def _first_named(patterns: Mapping[str, dict], path: str) -> dict:
     """The settings of the first pattern that is found in a path (transformers/integrations/gemma_quant.py, 5.23). Raises
     ConfigError where one is none."""
-    try:
-        return next((own for pattern, own in patterns.items() if re.search(pattern, path)), {})
-    except re.error as error:
-        given = f"module_quant_configs: {quote(list(patterns))}"
-        raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error
+    return next((own for pattern, own in patterns.items() if re.search(checked_pattern(pattern, "module_quant_configs"), path)), {})
 
 
 def _own_settings(settings: Mapping[str, object], key: str) -> dict[str, dict]:
@@ -226,11 +222,7 @@ def _strings(settings: dict, key: str) -> list[str] | None:
         given = f"{key} = {quote(names)}"
         raise ConfigError("quantization_config is malformed", given=given, allowed="a list of names")
     for name in names:
-        try:
-            re.compile(name)
-        except re.error as error:
-            given = f"{key}: {quote(name)}"
-            raise ConfigError("quantization_config is malformed", given=given, allowed="names, or patterns") from error
+        checked_pattern(name, key)
     return names
 
 

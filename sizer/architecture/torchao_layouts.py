@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from sizer.architecture.compressed_layouts import Tensors
-from sizer.architecture.quantization_settings import ceil, whole
+from sizer.architecture.quantization_settings import ceil, checked_pattern, whole
 from sizer.errors import ConfigError, quote
 
 _INT8 = "Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"
@@ -88,7 +88,7 @@ def _naming(named: Mapping[str, dict | None], path: str, parameter: str) -> Iter
     yield from (named[name] for name in names if name in named)
     for pattern, own in named.items():
         try:
-            if pattern.startswith("re:") and any(re.fullmatch(pattern[3:], name) for name in names):
+            if pattern.startswith("re:") and any(re.fullmatch(checked_pattern(pattern[3:]), name) for name in names):
                 yield own
         except re.error as error:
             raise _malformed(quote(pattern), "names, or patterns") from error

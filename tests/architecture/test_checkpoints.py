@@ -12,10 +12,11 @@ from torch import nn
 
 from sizer.architecture import make_blueprint
 from sizer.architecture.census import take_census
+from sizer.architecture.compressed_layouts import is_target
 from sizer.architecture.layouts import LAYOUTS, layout_of
 from sizer.architecture.loaded import as_loaded
 from sizer.architecture.packed import checkpoint_bytes
-from sizer.architecture.quantization_settings import Quantization, quantization_of
+from sizer.architecture.quantization_settings import Quantization, checked_pattern, quantization_of
 from sizer.catalogue.checkpoints import METHODS as CHECKPOINT_METHODS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.config_json import encode_config
@@ -426,7 +427,7 @@ MALFORMED = {
     "embeddings": ({"quant_method": "gemma", "quantize_embeddings": True}, "quantize_embeddings = true, allowed false"),
     "a pattern of Gemma's": (
         {"quant_method": "gemma", "module_quant_configs": {"(": {"num_bits": 2}}},
-        r"module_quant_configs: \['\('\]",
+        r"module_quant_configs: '\('",
     ),
     "no layer": ({"quant_method": "vptq"}, "nothing of 'model.layers.0.self_attn.q_proj'"),
     "centroids": (
@@ -488,3 +489,38 @@ def test_modelopts_checkpoints_have_their_bytes(algorithm, eighths, named):
             tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
             size = sum(t.numel() * t.element_size() for t in tensors)
             assert size == sum(p.elements for p in packed) * eighths / 8 + 8
+
+
+HOSTILE_PATTERN = "(a+)+$"
+PATTERNS = {
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": [HOSTILE_PATTERN]},
+    "fp8": {"quant_method": "fp8", "modules_to_not_convert": [HOSTILE_PATTERN]},
+    "auto-round": {"quant_method": "auto-round", "bits": 4, "group_size": 128, "modules_to_not_convert": [HOSTILE_PATTERN]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", list(PATTERNS))
+def test_patterns_that_match_for_ever_are_refused(method):
+    config = encode_config(json.dumps(SMALL | {"quantization_config": PATTERNS[method]}))
+    with pytest.raises(ConfigError, match="may match for ever"):
+        blueprint = make_blueprint(parse_query(f"arch=config:{config}&mode=inference&gpu=h100-80gb"))
+        blueprint.describe(build(blueprint, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a*)*b", "((ab){2,})+", ".*.*.*.*.*.*.*x", "(?:x*y?)+?z"])
+def test_a_repetition_inside_another_is_refused(pattern):
+    with pytest.raises(ConfigError, match="may match for ever"):
+        checked_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", [".*self_attn.*", r"model\.layers\.\d+\.mlp\..*", "lm_head", "(gate|up)_proj", r".*mlp\.(gate|up)_proj$"]
+)
+def test_patterns_of_published_checkpoints_stand(pattern):
+    assert checked_pattern(pattern) == pattern
+
+
+def test_names_of_compressed_tensors_are_no_endless_patterns():
+    settings = {"config_groups": {"a": {"targets": ["Linear"]}}, "ignore": [f"re:{HOSTILE_PATTERN}"]}
+    with pytest.raises(ConfigError, match="may match for ever"):
+        is_target(settings, "model.layers.0.mlp.up_proj", "Linear")

@@ -318,6 +318,10 @@ def test_known_keys_are_no_methods():
         ),
         ({"model_type": "bert", "id2label": {"a": "b"}}, "id2label = something else"),
         (
+            {"model_type": "gemma4_text", "per_layer_config": 7},
+            "per_layer_config = 7",
+        ),
+        (
             {"model_type": "gemma4_text", "per_layer_config": {"0": {"head_dim": -1}}},
             "per_layer_config.0.head_dim = -1",
         ),

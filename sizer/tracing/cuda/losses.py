@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps, after_results, copies
+from sizer.tracing.allocations import Held, Steps, after_results
 from sizer.tracing.cuda.reductions import staged, summing
 from sizer.tracing.device import Device
 from sizer.tracing.tables import Results, listed
