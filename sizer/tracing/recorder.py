@@ -31,7 +31,7 @@ from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading, tensors_in
 from sizer.tracing.log import BlockLog, DeferredSize
-from sizer.tracing.meta import collectives, composite, in_place
+from sizer.tracing.meta import collectives, composite, in_place, strides
 from sizer.tracing.meta.deferred import Deferred
 from sizer.tracing.meta.dtypes import Check
 from sizer.tracing.meta.host_memory import HostMemory
@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):
             handler=rules.handlers.get(func) or rules.handlers.get(name),
             instead=partial(kernel, self.device) if kernel else composite.parts(func, self.device.kind, rules.known),
             shortcut=rules.shortcuts.get(func),
-            run=memoized(func),
+            run=memoized(func, strides.correction(func) if self.device.kind != "mps" else None),
             correct=rules.results.get(func),
             multiplies=rules.blas is not None and func in cublas.WORKSPACE_USERS,
             held=rules.held.get(func) or rules.held.get(name),
@@ -301,8 +301,8 @@ class Recorder(TorchDispatchMode):
         self._enter(tensor, plan.name, self.paths.current(), "temporary")
 
     def _enter(self, tensor: Tensor, op: str, module: str, category: str) -> None:
-        if tensor in self.host or tensor in self.deferred:
-            return
+        if tensor in self.host or tensor in self.deferred or torch._is_zerotensor(tensor):
+            return  # autograd's zeros have no memory on any device
         storage = tensor.untyped_storage()
         block = self.log.allocate(storage.nbytes(), op, module, category)
         self._note(tensor, block)

@@ -47,10 +47,28 @@ def before(*positions: int, formatted: bool = False) -> Held:
 
 def through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """A result that is not contiguous is computed into one that is, from a contiguous input (AdaptiveMaxPooling2d.cu,
-    UpSampleBilinear2d.cu with antialiasing)."""
+    UpSampleBilinear2d.cu with antialiasing, UpSampleNearest3d.cu)."""
     results = tensors_of((out,))
     yield from results
     yield [*copies(*results), *copies(args[0])]
+
+
+def gradient_through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """As above, from a contiguous gradient."""
+    yield out
+    yield [*copies(out), *copies(args[0])]
+
+
+def col2im(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """The columns once more before the result is made (native/cuda/Col2Im.cu)."""
+    yield [args[0].nbytes]
+    yield out
+
+
+def glu_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """The gradient of an input in channels last is computed aside (cuda/ActivationGluKernel.cu)."""
+    input = args[1]
+    return [out, [input.nbytes] if not input.is_contiguous() and input.dim() > 2 and input.stride(1) == 1 else []]
 
 
 def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -63,9 +81,16 @@ def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 HELD: dict[Any, Held] = {
     **listed("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices", after(0, formatted=True)),
     **listed("upsample_nearest1d upsample_nearest2d _upsample_nearest_exact1d _upsample_nearest_exact2d", after(0, formatted=True)),
-    **listed("avg_pool3d _adaptive_avg_pool3d upsample_trilinear3d upsample_nearest3d _upsample_nearest_exact3d", after(0)),
+    **listed("avg_pool3d _adaptive_avg_pool3d", after(0)),
     **listed("reflection_pad1d reflection_pad2d reflection_pad3d topk cummax cummin _cummax_helper _cummin_helper", after(0)),
     **listed("adaptive_max_pool2d adaptive_max_pool3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa", through_contiguous),
+    **listed("upsample_nearest3d _upsample_nearest_exact3d", through_contiguous),
     **listed("kthvalue median.dim nanmedian.dim", before(0)),
     **listed("im2col", im2col),
+    **listed("col2im", col2im),
+    **listed("glu_backward", glu_backward),
+    **listed("max_pool2d_with_indices_backward avg_pool2d_backward", after(1, 0, formatted=True)),
+    **listed("upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward", after(0)),
+    **listed("upsample_nearest3d_backward _upsample_nearest_exact3d_backward", after(0)),
+    **listed("adaptive_max_pool2d_backward upsample_trilinear3d_backward", gradient_through_contiguous),
 }

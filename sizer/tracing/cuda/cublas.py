@@ -35,7 +35,7 @@ Capability = tuple[int, int]
 _BIASED = frozenset({_aten.addmm.default, _aten._addmm_activation.default})
 WORKSPACE_USERS = _BIASED | {
     _aten.mm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default, _aten.mv.default,
-    _aten.dot.default, _aten.addbmm.default,
+    _aten.dot.default, _aten.vdot.default, _aten.addbmm.default,
 }  # fmt: skip
 _COPIES_OPERANDS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
 
@@ -51,20 +51,28 @@ class Blas:
     kept: bool
     lt_kept: bool
     lt_takes_a_row: bool
+    lt_takes_a_matrix: bool  # a bias [M, N] of a half dtype
 
     def needs(self, func: object, args: tuple, out: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What a matrix product works in (bytes): for the time of the call, and what is kept. Those are copies of operands that
         cuBLAS cannot read, and the handle's workspace, cuBLASLt's or both, which empty products do without."""
         copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t)) if func in _COPIES_OPERANDS else ()
-        if out.numel() == 0:
+        if out.numel() == 0 or any(t.numel() == 0 for t in args[-2:] if isinstance(t, Tensor)):
             return copies, ()
         light = ()
-        if self.lt_size is not None and func in _BIASED and uses_lt(*args[:3], row=self.lt_takes_a_row):
+        if self.lt_size is not None and func in _BIASED and self._uses_lt(*args[:3]):
             light = (self.lt_size,)
         if not self.kept:
             return (*copies, *(light or (self.size,))), ()
         # a cuBLASLt handle is a cuBLAS handle, which brings its own workspace along
         return (copies, (self.size, *light)) if self.lt_kept else ((*copies, *light), (self.size,))
+
+    def _uses_lt(self, bias: Tensor, first: Tensor, second: Tensor) -> bool:
+        if uses_lt(bias, first, second, row=self.lt_takes_a_row):
+            return True
+        halves = first.dtype in (torch.float16, torch.bfloat16)
+        whole = bias.shape == (first.shape[0], second.shape[1]) and bias.is_contiguous()
+        return self.lt_takes_a_matrix and halves and whole and min(*second.shape) > 1
 
 
 def blas_of(capability: Capability, version: Version) -> Blas:
@@ -88,6 +96,7 @@ def blas_with(size: int, version: Version) -> Blas:
         kept=version < (2, 15),
         lt_kept=(2, 11) <= version < (2, 12),
         lt_takes_a_row=version >= (2, 11),
+        lt_takes_a_matrix=version >= (2, 15),
     )
 
 

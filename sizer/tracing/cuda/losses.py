@@ -147,6 +147,23 @@ def buffer_of_none(args: tuple, out: Any) -> Any:
     return out[0], torch.empty(0, dtype=out[1].dtype, device="meta")
 
 
+def isinf(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """Absolute values, then their comparison with infinity (native/TensorCompare.cpp, isinf)."""
+    yield (args[0].nbytes,) if args[0].dtype.is_floating_point else ()
+    yield out
+
+
+def pdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_pdist_backward(gradient, input [N, M], p, distances): N - 1 rows for each element (cuda/DistanceKernel.cu)."""
+    return [[max(0, args[1].shape[0] - 1) * out.nbytes]] if args[3].numel() else []
+
+
+def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_chunk_cat(tensors, dim, chunks): addresses and places of the tensors, brought to the device (native/cuda/TensorShape.cu); their
+    padding is taken as 64 bytes for each tensor."""
+    return [[64 * len(args[0])]]
+
+
 RESULTS: Results = {
     **listed("mse_loss smooth_l1_loss soft_margin_loss", over_elements(2)),
     **listed("binary_cross_entropy", over_elements(3)),
@@ -164,5 +181,8 @@ HELD: dict[Any, Held] = {
     **listed("index_reduce", after_results(indexed_mean)),
     **listed("count_nonzero count_nonzero.dim_IntList", count_nonzero),
     **listed("isin.Tensor_Tensor", after_results(isin)),
+    **listed("isinf", isinf),
+    **listed("_chunk_cat", after_results(chunk_cat)),
+    **listed("_pdist_backward", after_results(pdist_backward)),
     **listed("unfold_backward", after_results(unfold_backward)),
 }

@@ -86,7 +86,8 @@ class _FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input, shape, weight, eps):
-        rows = [*input.shape[: input.dim() - len(shape)], *[1] * len(shape)]
+        kept = input.contiguous()  # a copy for the time of the call (layer_norm_kernel.cu, maybe_contiguous)
+        rows = [*kept.shape[: kept.dim() - len(shape)], *[1] * len(shape)]
         root = torch.empty(rows, dtype=torch.float32, device=input.device)
         ctx.save_for_backward(input, weight, root)
         ctx.shape = shape
@@ -98,6 +99,14 @@ class _FusedRmsNorm(torch.autograd.Function):
         wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2] and weight is not None]
         grads = _aten._fused_rms_norm_backward.default(grad, input, ctx.shape, root, weight, wanted)
         return grads[0], None, grads[1], None
+
+
+def batch_norm_of_strided(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """native_batch_norm(input, weight, bias, mean, variance, training, ..) in evaluation: two numbers beside the statistics if the
+    input is neither contiguous nor in channels last (cuda/Normalization.cu, batch_norm_choose_impl)."""
+    input, training = args[0], args[5]
+    last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    return [] if training or input.is_contiguous() or last else [[4, 4]]
 
 
 def norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -158,6 +167,7 @@ def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> 
 
 KERNELS = {_aten.batch_norm.default: batch_norm, _aten.rms_norm.default: rms_norm}
 HELD: dict[Any, Held] = {
+    _aten.native_batch_norm.default: after_results(batch_norm_of_strided),
     _aten.native_layer_norm.default: norm,
     _aten.native_layer_norm_backward.default: norm_backward,
     _aten._fused_rms_norm.default: norm,

@@ -34,13 +34,19 @@ def radix_sorted(elements: int, itemsize: int) -> int:
     return buffers + itemsize * 256 * 8 + _ALIGNED + tiles * 1024 + _ALIGNED - 1
 
 
+def sorted_in_place(elements: int, bits: int) -> int:
+    """Return the bytes that CUB holds while it sorts int64 keys of so many bits between two buffers it is given."""
+    tiles = -(-elements // _SORT[8])
+    return 1 if tiles <= 1 else -(-bits // 8) * 256 * 8 + _ALIGNED + tiles * 1024 + _ALIGNED - 1
+
+
 def scan(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """The input in the result's dtype and contiguous; CUB scans where one dimension has all elements (ScanUtils.cuh, scan_dim)."""
     input, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
-    if not input.numel():
+    if not input.numel() or not input.dim():
         return []
     converted = [input.numel() * out.itemsize] if input.dtype != out.dtype else []
-    whole = not input.dim() or input.shape[dim] == input.numel()
+    whole = input.shape[dim] == input.numel()
     scratch = [scanned(input.numel(), out.itemsize)] if whole else []
     return [[*converted, *(() if converted else copies(input)), *scratch]]
 

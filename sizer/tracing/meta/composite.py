@@ -16,15 +16,23 @@ from torch import Tensor
 
 from sizer.tracing.device import Device
 from sizer.tracing.meta.memo import makes_tensors
+from sizer.tracing.values.handler import HandlerContext
 
 _aten = torch.ops.aten
-_IMPLICIT, _EXPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd
+_IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 _DEVICE_KEYS = {"cuda": "CUDA", "cpu": "CPU"}
 
 # Composite operators that make one tensor and nothing else, and whose values or strides are followed as a whole.
 _WHOLE = {
     operator
-    for name in ["_conj_physical", "_copy_from", "_has_same_storage_numel", "_lazy_clone", "_pin_memory", "_reshape_copy", "_resize_output", "_to_copy", "_unsafe_view", "bernoulli", "clone", "complex", "convolution", "embedding", "empty_like", "empty_permuted", "fill", "full_like", "lift", "new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided", "ones_like", "polar", "rand_like", "randint_like", "randn_like", "resize", "resize_as", "set", "stack", "unsafe_split", "unsafe_split_with_sizes", "zero", "zeros_like", "index_put", "masked_fill", "_convolution", "mv", "kthvalue", "logcumsumexp", "logical_and", "logical_not", "logical_or", "logical_xor", "huber_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward", "cummax", "cummin", "sort", "median", "nanmedian", "sum", "mean", "norm"]
+    for name in """
+        _conj_physical _copy_from _has_same_storage_numel _lazy_clone _pin_memory _reshape_copy _resize_output _to_copy
+        _unsafe_view bernoulli clone complex convolution embedding empty_like empty_permuted fill full_like lift new_empty new_full
+        new_ones new_zeros new_empty_strided ones_like polar rand_like randint_like randn_like resize resize_as set stack
+        unsafe_split unsafe_split_with_sizes zero zeros_like index_put masked_fill _convolution mv kthvalue logcumsumexp
+        _trilinear logical_and logical_not logical_or logical_xor huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward
+        cummax cummin sort median nanmedian sum mean norm
+    """.split()
     if hasattr(_aten, name)
     for operator in (getattr(getattr(_aten, name), overload) for overload in getattr(_aten, name).overloads())
 }
@@ -42,11 +50,34 @@ def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | N
     if has("CompositeImplicitAutograd"):
         return partial(func._op_dk, _IMPLICIT)
     device_key = _DEVICE_KEYS.get(kind)
-    if device_key is None or has(device_key) or not has("CompositeExplicitAutograd"):
+    if device_key is None or has(device_key):
         return None
-    if func in known or func in _WHOLE or "Scalar" in func._overloadname or not makes_tensors(func):
-        return None  # an overload for a number wraps it in a tensor, nothing else
-    return partial(func._op_dk, _EXPLICIT)
+    explicit = [key for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional") if has(key)]
+    if not explicit:
+        return None
+    if func in known or func in _WHOLE or not makes_tensors(func):
+        return None
+    if "Scalar" in func._overloadname or func._opname.endswith("_copy"):
+        return None  # a number that is wrapped in a tensor, a view that is cloned: nothing but the result
+    return partial(func._op_dk, getattr(torch._C.DispatchKey, explicit[0]))
+
+
+def _like(*positions: int) -> Callable[..., Any]:
+    """Stand for a gradient without a meta kernel: a contiguous tensor like the argument at this position."""
+
+    def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+        made = [torch.empty(args[at].shape, dtype=args[at].dtype, device="meta") for at in positions]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return handler
+
+
+HANDLERS = {
+    _aten.multi_margin_loss_backward.default: _like(1),
+    _aten.multilabel_margin_loss_backward.default: _like(1),
+    _aten.fractional_max_pool3d_backward.default: _like(1),
+    _aten._logcumsumexp.default: _like(0),
+}
 
 
 def linear(device: Device, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sizer.tracing.values import indexing
-from sizer.tracing.values.handler import HandlerContext
+from sizer.tracing.values import indexing, stand_ins
+from sizer.tracing.values.handler import Handler, HandlerContext
 
 _aten = torch.ops.aten
 
@@ -82,9 +82,22 @@ def accumulate(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
     return old  # which add_ would leave as it is
 
 
+def _decline(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    return NotImplemented
+
+
+_COUNTING = ("IndexReduceBackward", "ScatterReduceBackward")  # their formulas count with index_add and scatter_add
+
+
+def _node() -> str:
+    """Return the name of autograd's node at work, without the number of its overload."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else node.name().rstrip("0123456789")
+
+
 def _write_into_zeros(in_place: Any) -> Any:
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-        if not in_backward() or not recorder.is_unshared(args[0]):
+        if not in_backward() or not recorder.is_unshared(args[0]) or _node() in _COUNTING:
             return NotImplemented
         recorder.values.forget(args[0])
         return in_place(*args, **kwargs)
@@ -99,15 +112,12 @@ def _index_put(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -
     return indexing.masked_index(recorder, func, args, kwargs)
 
 
-def _on_a_device(in_place: Any, *nodes: str) -> Any:
+def _on_a_device(in_place: Any, *nodes: str, otherwise: Handler = _decline) -> Any:
     """The formulas of these nodes of the graph write with `in_place` where nothing looks like a subclass (FunctionsManual.cpp)."""
 
     def handler(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
-        if not in_backward() or not recorder.is_unshared(args[0]):
-            return NotImplemented
-        node = torch._C._current_autograd_node()
-        if node is None or node.name().rstrip("0123456789") not in nodes:
-            return NotImplemented
+        if not in_backward() or not recorder.is_unshared(args[0]) or _node() not in nodes:
+            return otherwise(recorder, func, args, kwargs)
         recorder.values.forget(args[0])
         return in_place(*args, **kwargs)
 
@@ -125,6 +135,11 @@ HANDLERS = {
     _aten.masked_fill.Scalar: _on_a_device(_aten.masked_fill_.Scalar, *_LARGER),
     _aten.index_fill.int_Tensor: _on_a_device(_aten.index_fill_.int_Tensor, "TraceBackward"),
     _aten.index_fill.int_Scalar: _on_a_device(_aten.index_fill_.int_Scalar, "TraceBackward"),
+    _aten.mul.Tensor: _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward", "CumprodBackward"),
+    _aten.logical_and.default: _on_a_device(
+        _aten.logical_and_.default, "MaxBackward", "MinBackward", "MedianBackward", "NanmedianBackward",
+        otherwise=stand_ins.absorbed,
+    ),  # fmt: skip
     _aten.put.default: _on_a_device(_aten.put_.default, "TakeBackward"),
     _aten.add.Tensor: accumulate,
     _aten.scatter_add.default: _write_into_zeros(_aten.scatter_add_.default),

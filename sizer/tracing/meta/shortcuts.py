@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sizer.tracing.meta.autocast_lists import names
 from sizer.tracing.meta.norm_shortcuts import like, plain_floats
+from sizer.tracing.meta.strides import plain_strides
 from sizer.tracing.tables import join, listed, operator
 from sizer.tracing.values.known import LARGEST_FLOATS
 
@@ -92,6 +93,8 @@ def _common_shape(args: tuple) -> torch.Size | None:
     if not all(_is_plain(tensor, first.dtype) for tensor in tensors):
         return None
     shape = max(tensors, key=lambda tensor: (tensor.dim(), tensor.numel())).shape
+    if 1 in shape and any(tensor.dim() and tensor.stride() != plain_strides(tensor.shape) for tensor in tensors):
+        return None  # TensorIterator may keep the stride of a dimension of size 1
     return shape if all(tensor.shape == shape or _fits_into(tensor.shape, shape) for tensor in tensors) else None
 
 
@@ -161,7 +164,7 @@ def joined(args: tuple) -> Any:
 def zeros_like(args: tuple) -> Any:
     """A tensor of the same shape and strides; its zeros are known only where the tensor is small."""
     tensor = args[0]
-    if not plain_floats(tensor) or tensor.numel() <= LARGEST_FLOATS:
+    if not plain_floats(tensor) or tensor.numel() <= LARGEST_FLOATS or tensor.stride() != plain_strides(tensor.shape):
         return NotImplemented
     return like(tensor)
 

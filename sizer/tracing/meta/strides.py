@@ -5,6 +5,10 @@ What follows an operator makes a copy or not by these strides. As of PyTorch 2.1
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
@@ -35,6 +39,130 @@ def _is_surely_contiguous(tensor: Tensor) -> bool:
     return tensor.stride(1) != 1 and tensor.is_contiguous()
 
 
+def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor that PyTorch makes itself: a dimension of size 1 counts like any other."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def iterated_strides(shape: Sequence[int], tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the strides that TensorIterator gives a result of this shape, which its operands are broadcast to.
+
+    Source: aten/src/ATen/TensorIterator.cpp, 2.11 to 2.15: compute_fast_setup_type, then reorder_dimensions, whose order of
+    dimensions includes those of size 1.
+    """
+    plain = plain_strides(shape)
+    if all(tensor.shape == shape for tensor in tensors):
+        if all(tensor.is_contiguous() for tensor in tensors):
+            return plain
+        for layout in (torch.channels_last,):
+            if len(shape) == 4 and all(tensor.is_contiguous(memory_format=layout) for tensor in tensors):
+                return torch.empty(shape, device="meta", memory_format=layout).stride()
+        first = tensors[0].stride()
+        if all(t.stride() == first and _aten.is_non_overlapping_and_dense.default(t) for t in tensors):
+            return first
+    order = _order(shape, [_broadcast_strides(shape, tensor) for tensor in tensors])
+    if order == list(reversed(range(len(shape)))):
+        return plain
+    strides, step = [0] * len(shape), 1
+    for dim in order:
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
+
+
+def _broadcast_strides(shape: Sequence[int], tensor: Tensor) -> list[int]:
+    added = len(shape) - tensor.dim()
+    pairs = zip(tensor.shape, tensor.stride(), shape[added:], strict=True)
+    return [0] * added + [0 if size == 1 and wanted != 1 else stride * tensor.itemsize for size, stride, wanted in pairs]
+
+
+def _order(shape: Sequence[int], strides: list[list[int]]) -> list[int]:
+    """Return the dimensions from the fastest on (TensorIteratorBase::reorder_dimensions): an insertion sort by strides."""
+
+    def compare(first: int, second: int) -> int:
+        for steps in strides:
+            one, other = steps[first], steps[second]
+            if one == 0 or other == 0:
+                continue
+            if one != other:
+                return -1 if one < other else 1
+            if shape[first] > shape[second]:
+                return 1
+        return 0
+
+    order = list(reversed(range(len(shape))))
+    for start in range(1, len(order)):
+        place = start
+        for before in reversed(range(start)):
+            found = compare(order[before], order[place])
+            if found > 0:
+                order[before], order[place] = order[place], order[before]
+                place = before
+            elif found < 0:
+                break
+    return order
+
+
+def iterated(args: tuple, out: Any, *, numbers: bool = False) -> Any:
+    """Give the result of a pointwise operator TensorIterator's strides. `numbers` says that numbers are operands, too."""
+    if not isinstance(out, Tensor) or out.device.type != "meta" or out.dim() < 2 or out.numel() == 0:
+        return out
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if not tensors or any(t.device.type != "meta" and t.dim() for t in tensors):
+        return out
+    if numbers and any(isinstance(arg, (int, float)) for arg in args[:2]):
+        tensors.append(torch.empty((), device="meta"))
+    wanted = iterated_strides(out.shape, tensors)
+    return out if wanted == out.stride() else _with_strides(out, wanted)
+
+
+def like_first(args: tuple, out: Any) -> Any:
+    """Give tensors made like another the strides of that one, if its elements lie dense (native/TensorFactories.cpp, empty_like)."""
+    return _like(args[0], out) if isinstance(out, Tensor) else tuple(_like(args[0], made) for made in out)
+
+
+def _like(first: Tensor, out: Tensor) -> Tensor:
+    if out.shape != first.shape or out.stride() == first.stride():
+        return out
+    if not _aten.is_non_overlapping_and_dense.default(first) or not _is_permuted(out, first):
+        return out
+    return _with_strides(out, first.stride())
+
+
+def _is_permuted(out: Tensor, first: Tensor) -> bool:
+    """Whether both have the same strides but for dimensions of size 1."""
+    return all(
+        one == other for size, one, other in zip(out.shape, out.stride(), first.stride(), strict=True) if size != 1
+    )
+
+
+def _with_strides(out: Tensor, strides: tuple[int, ...]) -> Tensor:
+    return torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device)
+
+
+def correction(func: Any) -> Callable[[tuple, Any], Any] | None:
+    """Return what corrects the strides of an operator's result by its tags and name, or None."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
+        return None
+    if func._opname in _LIKE:
+        return like_first
+    if func._opname in ("masked_fill", "_unsafe_masked_index") or len(func._schema.returns) != 1:
+        return None  # a contiguous clone that is written to
+    if torch.Tag.pointwise in func.tags or func._opname == "_prelu_kernel":
+        # a number in a tensor's place is a tensor without dimensions, so that not all operands have one shape
+        return partial(iterated, numbers=func._overloadname in ("Scalar", "Tensor", "self", "ScalarOther", "ScalarSelf"))
+    return None
+
+
+_LIKE = frozenset("""
+    zeros_like ones_like full_like empty_like rand_like randn_like randint_like clone _to_copy flip native_dropout sort
+""".split())  # fmt: skip
+
+
 def convolution(args: tuple, out: Tensor) -> Tensor:
     """convolution(input, weight, ..): channels last where they are in the input or the weight, contiguous on meta.
 
@@ -57,6 +185,15 @@ def convolution_backward(args: tuple, out: tuple) -> tuple:
     return (in_format(out[0], wanted), in_format(out[1], wanted), out[2])
 
 
+def group_norm(args: tuple, out: tuple) -> tuple:
+    """native_group_norm(input, ..): the result is made in the format that the input's strides suggest (group_norm.cpp)."""
+    layout = suggest_memory_format(args[0])
+    if layout == torch.contiguous_format:
+        return out
+    made = torch.empty(out[0].shape, dtype=out[0].dtype, device=out[0].device, memory_format=layout)
+    return (made, *out[1:])
+
+
 def layer_norm_backward(args: tuple, out: tuple) -> tuple:
     """native_layer_norm_backward: the input's gradient is contiguous (layer_norm.cpp), on meta it has the gradient's strides."""
     return (in_format(out[0], torch.contiguous_format), *out[1:])
@@ -77,6 +214,7 @@ def group_norm_backward(args: tuple, out: tuple) -> tuple:
 RESULTS: Results = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
+    _aten.native_group_norm.default: group_norm,
     _aten.native_layer_norm_backward.default: layer_norm_backward,
     _aten.native_group_norm_backward.default: group_norm_backward,
 }

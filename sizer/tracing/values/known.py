@@ -219,11 +219,12 @@ class KnownValues:
         else:
             try:
                 results = self.run(func, args, kwargs)
-            except NotImplementedError:  # the CPU has no such kernel for this dtype
+            except RuntimeError:  # the CPU has no such kernel for these dtypes, such as float32 statistics beside bfloat16
                 return
             results = [results] if isinstance(results, Tensor) else tensors_of(results)
             for tensor, real in zip(outs, results, strict=True):
-                if tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins:
+                new = tensor.device.type == "meta" and tensor.untyped_storage()._cdata not in self._twins
+                if new and tensor.shape == real.shape:  # some statistics and buffers have other shapes on the CPU
                     self.remember(tensor, real)
         if text is not None:
             self._assumed |= dict.fromkeys((tensor.untyped_storage()._cdata for tensor in fresh), text)

@@ -210,7 +210,6 @@ HANDLERS: dict[Any, Handler] = {
     _aten.ne.Scalar: infinite,
     _aten.bitwise_and.Tensor: absorbed,
     _aten.bitwise_or.Tensor: absorbed,
-    _aten.logical_and.default: absorbed,
     _aten.logical_or.default: absorbed,
     _aten.masked_fill.Tensor: masked_fill,
     _aten.masked_fill_.Tensor: masked_fill,
