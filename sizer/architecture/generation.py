@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -144,14 +143,13 @@ def window_lengths(cache: object) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def growth_period(cache: object) -> int:
-    """Return the number of tokens in which a cache grows by the same bytes: 1, or the least common multiple of its layers' rates.
+def compress_rates(cache: object) -> tuple[int, ...]:
+    """Return the numbers of tokens of which layers of a cache make one entry; empty if all layers grow with every token.
 
-    DeepSeek V4's layers compress each `compress_rate` tokens into one entry (models/deepseek_v4/modeling_deepseek_v4.py,
-    DeepseekV4HCACache, 5.24).
+    models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache, 5.24.
     """
-    rates = (getattr(layer, "compress_rate", 1) for layer in getattr(cache, "layers", None) or ())
-    return math.lcm(*(rate for rate in rates if isinstance(rate, int) and rate > 0))
+    rates = {getattr(layer, "compress_rate", 1) for layer in getattr(cache, "layers", None) or ()}
+    return tuple(sorted(rate for rate in rates if isinstance(rate, int) and rate > 1))
 
 
 @contextmanager

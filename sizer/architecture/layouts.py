@@ -48,7 +48,13 @@ def _bitsandbytes(settings: Mapping[str, object], outputs: int, inputs: int, dty
 
 
 def _fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """transformers/integrations/finegrained_fp8.py, FP8Linear, 5.23."""
+    """transformers/integrations/finegrained_fp8.py, FP8Linear, 5.23; FP8Experts with expert_dtype = "fp4", 5.24."""
+    if settings.get("expert_dtype") == "fp4":
+        held = torch.float8_e8m0fnu if settings.get("scale_fmt") == "ue8m0" else torch.float32
+        return {
+            "weight": ((outputs, ceil(inputs, 2)), torch.int8),
+            "weight_scale_inv": ((outputs, ceil(inputs, _MX_BLOCK)), held),
+        }
     block = settings.get("weight_block_size", (128, 128))
     if block is None:
         scales: tuple[int, ...] = ()

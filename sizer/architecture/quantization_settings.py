@@ -6,7 +6,7 @@ import functools
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sizer.catalogue.presets import find_preset
 from sizer.config_json import read_config
@@ -17,6 +17,7 @@ UNNAMED = "unnamed"  # the method of a `quantization_config` that names none, as
 _MODELOPT = "modelopt"
 MOST_REPEATS = 6  # of one pattern; published ones have at most four
 _REPEATING = (re._constants.MAX_REPEAT, re._constants.MIN_REPEAT, re._constants.POSSESSIVE_REPEAT)
+_FP8 = "fp8"
 WORD = 32  # bits of the integers that weights are packed into
 _DTYPES = ("float32", "bfloat16", "float16")
 _LONGEST_TEXT, _DEEPEST = 1000, 10
@@ -51,8 +52,19 @@ def quantization_of(request: Request, config: dict | None) -> Quantization | Non
     for part in () if config is None else (config, *(config.get(name) for name in _PARTS)):
         for place in PLACES if isinstance(part, dict) else ():
             if part.get(place):
-                return _read(part[place], _dtype(config, part))
+                return _with_experts(_read(part[place], _dtype(config, part)), config, part)
     return None
+
+
+def _with_experts(quantization: Quantization, *parts: dict) -> Quantization:
+    """Return how a checkpoint is quantised with the format of its experts, which DeepSeek V4 names beside `quantization_config`.
+
+    models/deepseek_v4/configuration_deepseek_v4.py, DeepseekV4Config.__post_init__, 5.24.
+    """
+    named = next((part["expert_dtype"] for part in parts if part.get("expert_dtype")), None)
+    if named is None or quantization.method != _FP8 or "expert_dtype" in quantization.settings:
+        return quantization
+    return replace(quantization, settings={**quantization.settings, "expert_dtype": _plain(named, 0)})
 
 
 def _read(raw: object, dtype: str) -> Quantization:

@@ -172,6 +172,8 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
         return {**settings, **_own_settings(settings, "extra_config").get(path, {})}
     if method == "gemma":
         return {**settings, **_first_named(_own_settings(settings, "module_quant_configs"), path)}
+    if method == "fp8" and sides_of(layer) is None:
+        return {key: value for key, value in settings.items() if key != "expert_dtype"}
     if method == "quark":
         return layer_config(settings, path if isinstance(layer, nn.Linear) else _expert(path)) or {}
     if method == "torchao":

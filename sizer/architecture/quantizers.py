@@ -83,6 +83,8 @@ def load_quantized(module: nn.Module, device: str = "meta") -> nn.Module:
     quantizer.postprocess_model(module)
     for scales in _scales_of_fp8(module):
         scales.elements = 0
+    for packed in _packed_experts(module):
+        packed.elements = 2 * packed.numel()
     return module
 
 
@@ -110,6 +112,13 @@ def _scales_of_fp8(module: nn.Module) -> Iterator[nn.Parameter]:
     for layer in module.modules():
         if type(layer).__module__.startswith(FP8_LAYERS):
             yield from (one for name, one in layer._parameters.items() if one is not None and "_scale" in name)
+
+
+def _packed_experts(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the weights that hold two FP4 numbers in a byte (transformers/integrations/finegrained_fp8.py, FP8Experts, 5.24)."""
+    for layer in module.modules():
+        if type(layer).__module__.startswith(FP8_LAYERS):
+            yield from (one for one in layer._parameters.values() if one is not None and one.dtype == torch.int8)
 
 
 @contextmanager

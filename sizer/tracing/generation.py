@@ -66,8 +66,8 @@ def trace_generation(
     def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
         told = {"batch": batch, "device": device, "tokens": tokens, "after": after, "quantized": quantized}
         traced = trace_tokens(blueprint, module, work, loading, **told)
-        if (period := math.lcm(PERIODS[-1], traced.period)) not in periods:
-            periods.append(period)
+        if (whole := math.lcm(PERIODS[-1], _growth_period(traced, work.new))) not in periods:
+            periods.append(whole)
         return traced
 
     refusal, periods = None, [*PERIODS]
@@ -150,8 +150,8 @@ def _extended(run: Callable[..., TokenTrace], first: int, new: int, period: int)
     Raises NotRepeatedError where steps do not follow from those before.
     """
     traced = run(first)
-    if period % traced.period:
-        raise NotRepeatedError(f"the cache grows by the same bytes in each {traced.period} tokens")
+    if period % (whole := _growth_period(traced, new)):
+        raise NotRepeatedError(f"the cache grows by the same bytes in each {whole} tokens")
     if (every := traced.requantized) is not None and every <= AROUND + UNUSUAL:
         raise NotRepeatedError(
             f"the cache is quantised anew after {every} tokens, in the midst of the steps around that"
@@ -181,6 +181,11 @@ def _extended(run: Callable[..., TokenTrace], first: int, new: int, period: int)
     if every is not None and len(begins) == WINDOWS_ALIKE:
         return _with_windows(tape, ends, begins, new - done, every)
     return _with_loop(tape, ends[::-period][::-1], (new - done) // period)
+
+
+def _growth_period(traced: TokenTrace, new: int) -> int:
+    """Return the number of tokens in which the cache grows by the same bytes, as far as a generation of `new` tokens goes."""
+    return math.lcm(*(rate for rate, left in traced.rates if left < new))
 
 
 def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -60,12 +61,12 @@ def trace_kv_cache(
     run, first = held(SHORT_PROMPT + _MADE)
     windows = [window + SHORT_PROMPT for window in run.windows]
     starts = [window for window in windows if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
-    if run.period == 1:
+    if not run.rates:
         return (
             _line(0, first),
             *(_line(window, held(window + 2 + _MADE)[1]) for window in starts),
         )
-    return _periodic_lines(lambda context: held(context)[1][context], starts, run.period)
+    return _periodic_lines(lambda context: held(context)[1][context], starts, math.lcm(*(rate for rate, _ in run.rates)))
 
 
 def _periodic_lines(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.generation import (
     cache_tensors,
+    compress_rates,
     generate,
-    growth_period,
     lengthened,
     residual_length,
     window_lengths,
@@ -44,7 +44,7 @@ class TokenTrace:
     requantized: int | None
     cache_bytes: tuple[int, ...]
     host_bytes: tuple[int, ...]
-    period: int = 1
+    rates: tuple[tuple[int, int], ...] = ()
 
 
 def trace_tokens(
@@ -82,10 +82,10 @@ def trace_tokens(
     host_bytes: list[int] = []
     windows: tuple[int, ...] = ()
     requantized: int | None = None
-    period = 1
+    rates: tuple[int, ...] = ()
 
     def on_token(number: int, cache: object) -> bool:
-        nonlocal windows, requantized, period
+        nonlocal windows, requantized, rates
         held = cache_tensors(cache)
         recorder.classify(held, KV_CACHE)
         if number:
@@ -93,7 +93,7 @@ def trace_tokens(
             host_bytes.append(_storage_bytes(filter(is_on_host, held)))
             ends.append(len(recorder.log.order))
         else:
-            windows, requantized, period = window_lengths(cache), residual_length(cache), growth_period(cache)
+            windows, requantized, rates = window_lengths(cache), residual_length(cache), compress_rates(cache)
         if number == 1:
             _end_phase(recorder, "prefill")
         return number < tokens
@@ -128,7 +128,7 @@ def trace_tokens(
         requantized=requantized,
         cache_bytes=tuple(cache_bytes),
         host_bytes=tuple(host_bytes),
-        period=period,
+        rates=tuple((rate, rate - prompt % rate) for rate in rates),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -524,3 +525,34 @@ def test_names_of_compressed_tensors_are_no_endless_patterns():
     settings = {"config_groups": {"a": {"targets": ["Linear"]}}, "ignore": [f"re:{HOSTILE_PATTERN}"]}
     with pytest.raises(ConfigError, match="may match for ever"):
         is_target(settings, "model.layers.0.mlp.up_proj", "Linear")
+
+
+def test_fp4_experts_beside_fp8_layers_have_their_bytes():
+    from transformers import FineGrainedFP8Config
+
+    if not hasattr(FineGrainedFP8Config(), "expert_dtype"):
+        pytest.skip("this transformers has no experts in FP4")
+    config = {
+        "model_type": "deepseek_v4", "hidden_size": 256, "head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "num_hidden_layers": 1, "num_hash_layers": 0, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256, "index_head_dim": 64, "index_n_heads": 2, "index_topk": 8, "o_groups": 2,
+        "o_lora_rank": 128, "q_lora_rank": 128, "qk_rope_head_dim": 64, "vocab_size": 256, "compress_ratios": [4],
+        "expert_dtype": "fp4",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+    }  # fmt: skip
+    query = f"arch=config:{encode_config(json.dumps(config))}&mode=inference&dtype=bfloat16&batch=1&gpu=b200"
+    report, plain = (estimate(parse_query(query + more)) for more in ("", "&weights=full"))
+    # two numbers in a byte are two parameters
+    assert report.model.parameters == plain.model.parameters
+    # 3 matrices of 4 experts of 256 × 256 weights: half a byte each and one byte for 32 of them, instead of two bytes
+    experts = 4 * 3 * 256 * 256
+    # in one byte, with one byte for each 128 × 128: q_a, q_b, kv, the groups of o_a, o_b, the shared expert, the indexer's q_b
+    dense = 128 * 256 + 512 * 128 + 128 * 256 + 2 * 128 * 256 + 256 * 256 + 3 * 256 * 256 + 2 * 64 * 128
+    saved = experts * 2 - experts * 17 // 32 + dense - dense // 128**2
+    assert plain.estimates[0].weights_bytes - report.estimates[0].weights_bytes == saved
+    # of the checkpoint as a whole: without the key, experts have one byte and one more for 128 × 128
+    module = build(make_blueprint(parse_query(f"{query}&weights=full")))
+    held = quantization_of(parse_query(query), None)
+    settings = {key: value for key, value in held.settings.items() if key != "expert_dtype"}
+    in_fp8 = checkpoint_bytes(module, replace(held, settings=settings), torch.bfloat16)
+    assert in_fp8 - checkpoint_bytes(module, held, torch.bfloat16) == experts + experts // 128**2 - experts * 17 // 32

@@ -465,7 +465,7 @@ from sizer.service.fair_queue import Visitor
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Supervisor
 from tests.service.test_client import process_of, submit
-client = JobClient(Settings(function={FUNCTION!r}, preload=()), read=dict)
+client = JobClient(Settings(function={FUNCTION!r}, preload=(), readable=({TESTS!r},)), read=dict)
 print(process_of(submit(client, "hold")), client._pool.connection.process_id, client._pool.connection._process.home, flush=True)
 {end}
 """
