@@ -20,6 +20,7 @@ from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
+from sizer.tracing.tables import Results
 from sizer.tracing.values.known import tensors_of
 from sizer.versions import version_followed
 
@@ -162,7 +163,15 @@ def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Two sums for each sample and channel and two for each group in float32, with weights in contiguous images a factor likewise
     (group_norm_kernel.cu). Input and gradient are copied unless they have the input's memory format; one pixel needs no sums."""
-    grad, input, weight, samples, channels, pixels, groups = args[0], args[1], args[4], args[5], args[6], args[7], args[8]
+    grad, input, weight, samples, channels, pixels, groups = (
+        args[0],
+        args[1],
+        args[4],
+        args[5],
+        args[6],
+        args[7],
+        args[8],
+    )
     layout = suggest_memory_format(input)
     yield tuple(copies(input, grad, layout=layout))
     yield from tensors_of(out)
@@ -178,7 +187,17 @@ def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> 
     return [] if training or grad.is_contiguous() else [[grad.nbytes]]
 
 
+def group_norm_in_format(args: tuple, out: tuple) -> tuple:
+    """native_group_norm(input, ..): the result is made in the format that the input's strides suggest (group_norm.cpp)."""
+    layout = suggest_memory_format(args[0])
+    if layout == torch.contiguous_format:
+        return out
+    made = torch.empty(out[0].shape, dtype=out[0].dtype, device=out[0].device, memory_format=layout)
+    return (made, *out[1:])
+
+
 KERNELS = {_aten.batch_norm.default: batch_norm, _aten.rms_norm.default: rms_norm}
+RESULTS: Results = {_aten.native_group_norm.default: group_norm_in_format}
 HELD: dict[Any, Held] = {
     _aten.native_batch_norm.default: after_results(batch_norm_of_strided),
     _aten.native_layer_norm.default: norm,
