@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 from sizer.service.variables import MEMORY, read_limit
@@ -41,8 +40,8 @@ def own_group() -> Path:
 
 
 def private_bytes(process: int) -> int:
-    """What a process holds that is mapped from no file; 0 where it has ended, or the system does not tell."""
+    """Return what a process holds that is mapped from no file, shared memory included; 0 if it has ended, or no system tells."""
     with contextlib.suppress(OSError, ValueError):
-        _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
-        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+        lines = (line.split() for line in Path(f"/proc/{process}/status").read_text().splitlines())
+        return sum(int(line[1]) * 1024 for line in lines if line and line[0] in ("RssAnon:", "RssShmem:"))
     return 0

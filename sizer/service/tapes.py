@@ -24,6 +24,9 @@ LONGEST_NAME = 1_000
 MEMORY_BYTES = 256 * MIB  # Llama-3.1-405B's tapes take 0.5 MB in each dtype
 DISK_BYTES = 1024 * MIB
 ITEM_BYTES = 8 * MIB
+# Of one architecture: five dtypes and 32 batch sizes of Mask R-CNN, each traced by itself, keep some 6 MB under 160 names.
+ARCHITECTURE_NAMES, ARCHITECTURE_BYTES = 256, 8 * MIB
+BLOCK_BYTES = 4096  # what a file takes at least: an empty value is charged as much
 _SUFFIX = ".tapes"
 
 
@@ -64,6 +67,11 @@ def architecture_of(query: str, config_text: str | None, versions: str) -> str |
     return digest.hexdigest()
 
 
+def _charge(data: bytes | None) -> int:
+    """Return what a value counts for; nothing if there is none."""
+    return 0 if data is None else max(len(data), BLOCK_BYTES)
+
+
 class TapeStore:
     """Bytes by architecture and name, the most recently used of them; on disk too where there is a folder.
 
@@ -81,7 +89,7 @@ class TapeStore:
         """All that is kept of one architecture, by name."""
         if architecture not in self._entries and (found := self._read(architecture)):
             self._entries[architecture] = found
-            self._held += sum(map(len, found.values()))
+            self._held += sum(map(_charge, found.values()))
             self._drop()
         if architecture in self._entries:
             self._entries.move_to_end(architecture)
@@ -93,17 +101,31 @@ class TapeStore:
             return False
         self.of(architecture)
         entry = self._entries.setdefault(architecture, {})
-        self._held += len(data) - len(entry.get(name, b""))
+        self._held -= _charge(entry.pop(name, None))
         entry[name] = data
+        self._held += _charge(data)
+        self._forget_oldest(architecture, entry)
         self._entries.move_to_end(architecture)
         self._drop()
         self._write(architecture, name, data)
         return True
 
+    def _forget_oldest(self, architecture: str, entry: dict[str, bytes]) -> None:
+        """Drop what was kept longest ago of an architecture that keeps too much."""
+        while len(entry) > ARCHITECTURE_NAMES or (len(entry) > 1 and sum(map(len, entry.values())) > ARCHITECTURE_BYTES):
+            oldest = next(iter(entry))
+            self._held -= _charge(entry.pop(oldest))
+            if self._folder is not None:
+                with contextlib.suppress(OSError):
+                    self._path(architecture, oldest).unlink()
+
     def _drop(self) -> None:
         while self._held > self._memory_bytes and self._entries:
             _, entry = self._entries.popitem(last=False)
-            self._held -= sum(map(len, entry.values()))
+            self._held -= sum(map(_charge, entry.values()))
+
+    def _path(self, architecture: str, name: str) -> Path:
+        return self._folder / architecture / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}{_SUFFIX}"
 
     # ------------------------------------------------------------------------------------------------------- on disk
 
@@ -131,23 +153,24 @@ class TapeStore:
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(name.encode() + b"\n" + data)
-                os.replace(temporary, folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}{_SUFFIX}")
+                os.replace(temporary, self._path(architecture, name))
             except OSError:  # the disk is full, say
                 os.unlink(temporary)
                 raise
 
     def _make_room(self, size: int) -> None:
         """Remove the files that were used longest ago until `size` bytes more may be written."""
+        size = max(size, BLOCK_BYTES)
         if self._written is not None and self._written + size <= self._disk_bytes:
             self._written += size
             return
         files = [(path, path.stat()) for path in self._folder.glob("*/*")]
-        kept = sum(status.st_size for _, status in files)
+        kept = sum(max(status.st_size, BLOCK_BYTES) for _, status in files)
         for path, status in sorted(files, key=lambda one: one[1].st_mtime):
             if kept + size <= self._disk_bytes:
                 break
             path.unlink(missing_ok=True)
-            kept -= status.st_size
+            kept -= max(status.st_size, BLOCK_BYTES)
         for folder in self._folder.iterdir():
             with contextlib.suppress(OSError):
                 folder.rmdir()  # succeeds where it is empty

@@ -38,9 +38,10 @@ def test_the_host_has_what_the_machine_or_its_control_groups_have(tmp_path, monk
     assert budget_bytes() == 3 * GIB
 
 
-def test_private_memory_is_what_no_file_holds():
+@pytest.mark.parametrize("flags", [mmap.MAP_PRIVATE, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS], ids=["private", "shared"])
+def test_memory_that_no_file_holds_is_a_jobs_own(flags):
     # mapped anew: an allocation may be cut from memory that this process has freed and not returned to the system
-    with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE) as block:
+    with mmap.mmap(-1, 64 * MIB, flags=flags) as block:
         before = private_bytes(os.getpid())
         block.write(bytes(len(block)))
         assert private_bytes(os.getpid()) - before == pytest.approx(len(block), rel=0.1)

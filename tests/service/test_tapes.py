@@ -8,6 +8,7 @@ import pytest
 
 from sizer.service import tapes
 from sizer.service.tapes import TapeStore, architecture_of, code_digest, default_folder
+from sizer.units import MIB
 
 A, B = "a" * 64, "b" * 64
 
@@ -27,7 +28,7 @@ def test_an_architecture_is_given_its_own(tmp_path, on_disk):
 
 
 def test_memory_drops_the_architecture_that_was_used_longest_ago():
-    store = TapeStore(memory_bytes=100)
+    store = TapeStore(memory_bytes=10_000)  # of which each value counts for 4,096 at least
     store.put(A, "x", bytes(40))
     store.put(B, "x", bytes(40))
     store.of(A)
@@ -37,10 +38,10 @@ def test_memory_drops_the_architecture_that_was_used_longest_ago():
 
 def test_the_disk_is_bounded(tmp_path):
     for number in range(20):
-        TapeStore(str(tmp_path), disk_bytes=1000).put(f"{number:064}", "x", bytes(190))
+        TapeStore(str(tmp_path), disk_bytes=20_000).put(f"{number:064}", "x", bytes(190))
         for path in tmp_path.glob("*/*"):
             os.utime(path, (number, number))
-    assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 1000
+    assert 2 <= len([*tmp_path.glob("*/*")]) <= 20_000 // 4096
     assert TapeStore(str(tmp_path)).of(f"{19:064}") == {"x": bytes(190)}
     assert len(list(tmp_path.iterdir())) <= 6  # emptied folders are gone
 
@@ -102,3 +103,16 @@ def test_the_folder_is_the_users_cache_unless_said_otherwise(monkeypatch):
     monkeypatch.delenv("SIZER_TAPES")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert default_folder() == "/cache/sizer"
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_one_architecture_keeps_so_many_names_and_bytes(tmp_path, on_disk):
+    store = TapeStore(str(tmp_path) if on_disk else "")
+    for number in range(1_000):
+        store.put(A, str(number), b"")
+    assert list(store.of(A)) == [str(number) for number in range(1_000 - tapes.ARCHITECTURE_NAMES, 1_000)]
+    for number in range(5):
+        store.put(B, str(number), bytes(2 * MIB))
+    assert list(store.of(B)) == ["1", "2", "3", "4"]
+    if on_disk:
+        assert len([*tmp_path.glob("*/*")]) == tapes.ARCHITECTURE_NAMES + 4
