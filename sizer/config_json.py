@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 
 from sizer.errors import ConfigError, quote
+from sizer.pasted_json import adapter_query, check_kind, check_text, relax
 
 MAX_CONFIG_BYTES = 2 * 2**20
 MAX_DEPTH = 16
@@ -37,28 +38,52 @@ _Json = dict | list | str | int | float | bool | None
 def read_config(data: bytes | str) -> dict:
     """The JSON object in `data` as a dict of plain values.
 
+    Also reads what people paste: Markdown fences, Python dicts, printed configs, comments, trailing commas (`pasted_json`).
     NaN and Infinity, which Python's and transformers' readers take, become transformers' own `{"__float__": "Infinity"}`.
-    Raises ConfigError for anything but one strict JSON object in UTF-8 of at most 2 MiB: repeated keys, lone surrogates,
+    Raises ConfigError for another file of a model's folder, by its name, and for anything but one JSON object in UTF-8 of at
+    most 2 MiB: repeated keys, lone surrogates,
     depth over 16, more than 20,000 values, strings or lists over 10,000, integers over 2**53.
     """
+    value = read_object(data)
+    check_kind(value)
+    return value
+
+
+def read_object(data: bytes | str) -> dict:
+    """Return the JSON object in `data`, whatever file it is of. Raises ConfigError as `read_config` does."""
+    if isinstance(data, bytes) and data.startswith(b"GGUF"):
+        data = "GGUF"  # what follows is no text
     text = _decode(data)
-    _check_size(text)
-    _check_depth(text)
+    check_text(text)
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_int=_integer,
-            parse_float=_float,
-            parse_constant=_constant,
-        )
+        value = _parse(text)
     except json.JSONDecodeError as error:
-        place = f"{error.msg} at line {error.lineno}, column {error.colno}"
-        raise ConfigError("config is not valid JSON", given=place, todo=_FIX) from None
+        try:
+            value = _parse(relax(text))
+        except json.JSONDecodeError:
+            place = f"{error.msg} at line {error.lineno}, column {error.colno}"
+            raise ConfigError("config is not valid JSON", given=place, todo=_FIX) from None
     if not isinstance(value, dict):
         raise ConfigError("config is not a JSON object", given=f"a {type(value).__name__}", allowed="{...}", todo=_FIX)
     _check_values(value)
     return value
+
+
+def query_of_adapter(data: bytes | str) -> str | None:
+    """Return the keys of a query for an adapter_config.json; None for another file. Raises ConfigError as `read_config` does."""
+    return adapter_query(read_object(data))
+
+
+def _parse(text: str) -> _Json:
+    _check_size(text)
+    _check_depth(text)
+    return json.loads(
+        text,
+        object_pairs_hook=_object,
+        parse_int=_integer,
+        parse_float=_float,
+        parse_constant=_constant,
+    )
 
 
 def _decode(data: bytes | str) -> str:
@@ -69,11 +94,7 @@ def _decode(data: bytes | str) -> str:
         text = data.decode() if isinstance(data, bytes) else data
     except UnicodeError:
         raise ConfigError("config is not valid UTF-8", todo="save it as UTF-8") from None
-    if text.startswith("\ufeff"):
-        raise ConfigError(
-            "config begins with a byte order mark", allowed="plain UTF-8", todo="save it without the mark"
-        )
-    return text
+    return text.removeprefix("\ufeff")
 
 
 def _check_size(text: str) -> None:

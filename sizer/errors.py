@@ -15,9 +15,12 @@ Each message is one line. `SizerError.exit_status` is what the command line retu
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+_NAME = re.compile(r"[a-z]*")  # of a family
+_SHORTEST, _LONG_NAME, _SLIP = 2, 5, 0.84  # letters of a short form; of a name that may hold a slip; how alike it then is
 GIVEN_LIMIT = 60
 
 
@@ -128,9 +131,40 @@ def quote(value: object, limit: int = GIVEN_LIMIT) -> str:
     return repr(text) if isinstance(value, str) else text
 
 
+def letters(text: str) -> str:
+    """Return the letters and digits of a text in lower case: "RTX 4090" and "rtx-4090" are one."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
 def suggest(word: str, known: Iterable[str], count: int = 3) -> str | None:
-    """The known words closest to `word`, as text ("did you mean a, b?"), or None where nothing is close."""
-    return did_you_mean(difflib.get_close_matches(word[:GIVEN_LIMIT], list(known), n=count, cutoff=0.6))
+    """Return the known words closest to `word`, as text ("did you mean a, b?"), or None if nothing is close.
+
+    Case and separators do not count. A word that is the same without them is the only one named. A short form ("fp") matches what
+    begins with it. Words of another family are not named.
+    """
+    wanted = letters(word[:GIVEN_LIMIT])
+    plain: dict[str, list[str]] = {}
+    for one in known:
+        plain.setdefault(letters(one), []).append(one)
+    if wanted in plain:
+        return did_you_mean(plain[wanted][:count])
+    close = difflib.get_close_matches(wanted, plain, n=4 * count, cutoff=0.6)
+    begun = sorted((one for one in plain if len(wanted) >= _SHORTEST and one.startswith(wanted)), key=len)
+    alike = (name for one in dict.fromkeys((*begun, *close)) for name in plain[one])
+    return did_you_mean([name for name in alike if _is_of_family(word.lower(), name.lower())][:count])
+
+
+def _is_of_family(wanted: str, word: str) -> bool:
+    """Return False if two names are those of two families, as `mimo` and `mimi` are: their first letters, up to another
+    character, differ in more than letters that changed places, or a slip in a longer name.
+    """
+    first, second = (_NAME.match(one)[0] for one in (wanted, word))
+    if not first or not second:
+        return first == second
+    if first.startswith(second) or second.startswith(first) or sorted(first) == sorted(second):
+        return True
+    longer = max(len(first), len(second))
+    return longer >= _LONG_NAME and difflib.SequenceMatcher(None, first, second).ratio() >= _SLIP
 
 
 def did_you_mean(words: Sequence[str]) -> str | None:

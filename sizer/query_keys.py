@@ -52,6 +52,7 @@ from sizer.query_values import (
     MAX_TP,
     MAX_WORLD,
     MIN_IMAGE,
+    OTHER_DTYPES,
     check_length,
     choice,
     format_image_size,
@@ -150,7 +151,7 @@ def _read_focus(text: str) -> tuple[str, int]:
     dtype, colon, batch = text.partition(":")
     try:
         (size,) = read_batches(batch) if colon else ()
-        return choice(DTYPES)(dtype), size
+        return choice(DTYPES, OTHER_DTYPES)(dtype), size
     except (RefusedValueError, ValueError):
         raise RefusedValueError("a dtype, a colon, a batch size", "focus=bfloat16:8") from None
 
@@ -180,7 +181,7 @@ KEYS: dict[str, Key] = {
         otherwise="the config's own, else the usual one of its type",
     ),
     "mode": _field("mode", choice(MODES), allowed=", ".join(MODES)),
-    "dtype": _field("dtypes", listed(choice(DTYPES)), format_list, allowed=f"a comma list of {', '.join(DTYPES)}"),
+    "dtype": _field("dtypes", listed(choice(DTYPES, OTHER_DTYPES)), format_list, allowed=f"a comma list of {', '.join(DTYPES)}"),
     "batch": _field("batches", read_batches, format_list, allowed=f"a comma list of 1 to {MAX_BATCH}"),
     "seq": _field(
         "sequence_length",

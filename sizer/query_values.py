@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED
-from sizer.errors import RefusedValueError, suggest
+from sizer.errors import RefusedValueError, letters, suggest
 from sizer.versions import OLDEST, format_version, parse_version
 
 DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
@@ -23,17 +23,23 @@ MAX_MICROBATCHES = 256
 MAX_WORLD = 16_384  # ranks: FSDP2 lists the shards of every parameter for each
 COMPUTES = ("float32", "bfloat16", "float16")
 MAX_CLASSES = 1_000_000
+OTHER_DTYPES = {
+    **{"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"},
+    **{"ampbf16": "amp-bfloat16", "ampfp16": "amp-float16"},
+}
 CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
 MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
 CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)
 
 
-def choice(allowed: Iterable[str]) -> Callable[[str], str]:
-    """A function that reads one of the allowed words."""
+def choice(allowed: Iterable[str], aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """A function that reads one of the allowed words. Case and separators do not count, and `aliases` are other names of them."""
     known = tuple(allowed)
+    plain = {**(aliases or {}), **{letters(word): word for word in known}}
 
     def read(text: str) -> str:
+        text = text if text in known else plain.get(letters(text), text)
         if text not in known:
             raise RefusedValueError(", ".join(known), suggest(text, known) or "give one of these")
         return text

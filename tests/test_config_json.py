@@ -40,12 +40,8 @@ def test_limits_are_inclusive():
     [
         (b"\xff\xfe{}", "not valid UTF-8"),
         ('{"a": "\ud800"}', "not valid UTF-8"),
-        ("\ufeff{}", "byte order mark"),
-        (b"\xef\xbb\xbf{}", "byte order mark"),
         ("", "not valid JSON: given Expecting value at line 1, column 1"),
         ("{", "not valid JSON"),
-        ('{"a": 1,}', "not valid JSON"),
-        ("{'a': 1}", "not valid JSON"),
         ("{} {}", "not valid JSON: given Extra data at line 1, column 4"),
         ('{"a": "\n"}', "not valid JSON"),
         ('{"a": "\\', "not valid JSON"),

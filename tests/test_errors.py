@@ -76,3 +76,20 @@ def test_quoted_text_is_safe_to_print(value: object, text: str):
 def test_suggestions():
     assert suggest("a100", ("a100-40gb", "cpu")) == "did you mean a100-40gb?"
     assert suggest("zzz", ("a100-40gb", "cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "found"),
+    [
+        ("RTX4090", ("rtx-4090", "rtx-4090-d"), "rtx-4090"),  # case and separators do not count
+        ("qwen3-7b", ("qwen3-8b", "qwen2-7b"), "qwen3-8b, qwen2-7b"),
+        ("fdsp", ("fsdp", "ddp"), "fsdp"),
+        ("torchvison", ("torchvision",), "torchvision"),
+        ("llama3", ("llama-3.1-8b",), "llama-3.1-8b"),  # a short form
+        ("mimo", ("mimi",), None),  # another family
+        ("bert-base", ("bart-base",), None),
+        ("gamma-2b", ("gemma-2b",), None),
+    ],
+)
+def test_suggestions_are_of_the_same_family(word: str, known: tuple[str, ...], found: str | None):
+    assert suggest(word, known) == (None if found is None else f"did you mean {found}?")

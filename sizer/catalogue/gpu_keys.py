@@ -14,7 +14,7 @@ from decimal import Decimal
 
 from sizer.catalogue.contexts import Context, context_between
 from sizer.catalogue.gpus import GPUS, Gpu
-from sizer.errors import RefusedValueError, did_you_mean, suggest
+from sizer.errors import RefusedValueError, did_you_mean, letters, suggest
 
 CUSTOM = "custom"
 EXAMPLE = "custom:24GiB@8.9"
@@ -116,15 +116,8 @@ def _refused_custom() -> RefusedValueError:
 
 def _suggestion(text: str) -> str | None:
     """The keys that may have been meant: those whose key or name holds the text, else those that look like it."""
-    wanted = _letters(text)
+    wanted = letters(text)
     held = (
-        key for key, gpu in GPUS.items() if wanted in _letters(key) or wanted in _letters(f"{gpu.maker} {gpu.name}")
+        key for key, gpu in GPUS.items() if wanted in letters(key) or wanted in letters(f"{gpu.maker} {gpu.name}")
     )
-    return did_you_mean(list(held)[:_SUGGESTIONS] if len(wanted) > 1 else ()) or suggest(
-        text.lower(), GPUS, _SUGGESTIONS
-    )
-
-
-def _letters(text: str) -> str:
-    """Letters and digits alone, in lower case: "RTX 4090" and "rtx-4090" are one."""
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+    return did_you_mean(list(held)[:_SUGGESTIONS] if len(wanted) > 1 else ()) or suggest(text, GPUS, _SUGGESTIONS)

@@ -9,6 +9,7 @@ quantised it has their `quantization_config`, too.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,8 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sizer.errors import RequestError, quote, suggest
+from sizer.errors import RequestError, letters, quote, suggest
 
+_TUNED = re.compile(r"(instruct|chat|it|hf|base)$")  # endings of names that change no shape
 DATA = Path(__file__).with_name("presets.json")
 
 PRESETS: Mapping[str, Preset]  # key -> Preset in display order; made by __getattr__ at the first access
@@ -65,15 +67,27 @@ class Preset:
 
 
 def find_preset(key: str) -> Preset:
-    """The preset with this key, such as "llama-3.1-8b". Raises RequestError, naming close keys, where there is none."""
+    """The preset with this key, such as "llama-3.1-8b", or with this hub name; case and separators do not count.
+
+    Raises RequestError, naming close keys, where there is none."""
     presets = _load()
+    key = key if key in presets else _by_letters().get(_TUNED.sub("", letters(key)), key)
     if key not in presets:
         todo = (
-            suggest(key.lower(), presets)
+            suggest(key, presets)
             or "see `python -m sizer models`; any other model is hub:<org/name> or config:"
         )
         raise RequestError("unknown preset", given=quote(key), allowed="a key of the presets", todo=todo)
     return presets[key]
+
+
+@cache
+def _by_letters() -> Mapping[str, str]:
+    """Return the keys of presets by their letters and digits, and by those of their hub names without owner."""
+    presets = _load().values()
+    by_hub_name = {letters(preset.hub_id.rpartition("/")[2]): preset.key for preset in presets}
+    names = {**by_hub_name, **{letters(preset.key): preset.key for preset in presets}}
+    return {**{_TUNED.sub("", name): key for name, key in names.items()}, **names}
 
 
 def list_presets() -> tuple[Preset, ...]:

@@ -5,6 +5,7 @@ A row names what imports torch as text, MODULE:FUNCTION, which is imported when 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 from collections.abc import Callable
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from sizer.catalogue.presets import find_preset, list_presets
+from sizer.catalogue.presets import find_preset
 from sizer.config_json import canonical_config, decode_config
-from sizer.errors import ConfigError, RefusedValueError, RequestError
+from sizer.errors import ConfigError, RefusedValueError, RequestError, letters
 
 Entry = Literal["names", "presets", "repository", "config"]
 
@@ -75,17 +76,20 @@ def import_function(path: str) -> Callable[..., Any]:
 def find_source(text: str) -> tuple[str, str] | None:
     """Source and value of an architecture that is written without its source; None where it can be none.
 
-    An address of the hub is a repository, as is <org/name>; a preset's key is that preset; a name with a tag is timm's, any other
+    An address of the hub is a repository, as is <org/name>; a preset's key or hub name is that preset, in any case;
+    a name with a tag is timm's, any other
     torchvision's.
 
     *Known limitations*: packages are not asked which names they have, since this is read where none of them is imported.
     """
     if HUB_ADDRESS.fullmatch(text) or REPO_ID.fullmatch(text.partition("@")[0]):
         return "hub", text
-    if any(text == preset.key for preset in list_presets()):
-        return "hf", text
+    with contextlib.suppress(RequestError):
+        return "hf", find_preset(text).key
     if TORCHVISION_NAME.fullmatch(text):
         return "torchvision", text
+    if TORCHVISION_NAME.fullmatch(plain := letters(text)) and text.lower().replace("-", "") == plain:
+        return "torchvision", plain  # ResNet-50
     return ("timm", text) if TIMM_NAME.fullmatch(text) else None
 
 

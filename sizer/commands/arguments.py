@@ -7,7 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from sizer.config_json import MAX_CONFIG_BYTES, encode_config, read_config
+from sizer.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
 from sizer.errors import ConfigError, quote
 from sizer.questions.query import as_query
 from sizer.request import query_keys
@@ -53,8 +53,11 @@ def _with_config(query: str, path: Path) -> str:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise ConfigError("config file cannot be read", given=quote(str(path)), todo=error.strerror) from error
-    read_config(data)
     others = [item for item in query.removeprefix("?").split("&") if item and item.partition("=")[0] != "arch"]
+    if (adapter := query_of_adapter(data)) is not None:
+        asked = {item.partition("=")[0] for item in others}
+        return "&".join([*(item for item in adapter.split("&") if item.partition("=")[0] not in asked), *others])
+    read_config(data)
     return "&".join([f"arch=config:{encode_config(data.decode())}", *others])
 
 

@@ -200,8 +200,8 @@ def test_list_is_the_presets_in_display_order():
 
 
 def test_unknown_preset_names_close_ones():
-    with pytest.raises(RequestError, match=r"unknown preset: given 'Llama-3.1-8b', .*; did you mean llama-3.1-8b, "):
-        find_preset("Llama-3.1-8b")
+    with pytest.raises(RequestError, match=r"unknown preset: given 'Llama-3.1-9b', .*; did you mean llama-3.2-1b, llama-3.1-8b, "):
+        find_preset("Llama-3.1-9b")
     with pytest.raises(RequestError, match=r"any other model is hub:<org/name> or config:"):
         find_preset("???")
 
