@@ -37,6 +37,7 @@ from sizer.tracing.explain import explain, formulas
 from sizer.tracing.meta.accelerators import OnMeta
 from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
 from sizer.tracing.meta.collectives import ROUTES
+from sizer.tracing.meta.own_code import BENCHMARKS, benchmarks, compiling_refused, refuse_low_bits
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
@@ -83,6 +84,7 @@ def size_module(
         predict=lambda module, e: module(*e.args, **e.kwargs),
     )
     module = build(blueprint)
+    refuse_low_bits(module.parameters())
     dtype = _dtype(module)
     device = _device(place, torch)
     batch = next((t.shape[0] for t in [*args, *kwargs.values()] if isinstance(t, Tensor) and t.dim()), 1)
@@ -152,6 +154,7 @@ def _trace_step(
         world(recorder),
         repeatable(),
         checkpoints_read_at_once(),
+        compiling_refused(),
         recording(recorder),
         watcher.watching(),
         explained(recorder),
@@ -164,6 +167,8 @@ def _trace_step(
             with OnMeta():
                 step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
+        if benchmarks(recorder.log.has_seen, device.kind):
+            recorder.notes.setdefault(BENCHMARKS)
     return recorder, watcher.roots()
 
 
