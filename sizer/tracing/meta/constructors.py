@@ -18,8 +18,8 @@ from sizer.tracing.values.known import KnownValues
 def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextManager] = nullcontext) -> Iterator[None]:
     """Within the context, `torch.tensor(data)` and its like on meta keep their data as known values, and f-strings show them.
 
-    `on_host` is the context in which what names no device is made. On a meta device the constructor drops the data before any dispatch (torch/csrc/utils/tensor_new.cpp), so it is built
-    on the CPU first and moved, which the recorder sees.
+    `on_host` is the context in which what names no device is made. On a meta device the constructor drops the data before any
+    dispatch (torch/csrc/utils/tensor_new.cpp), so it is built on the CPU first and moved, which the recorder sees.
     """
     _device_constructors()  # PyTorch keeps the list from its first use on: it must not be of what stands here for a while
     tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
