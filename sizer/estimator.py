@@ -14,12 +14,14 @@ from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_cells, with_largest
+from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import Formula
 from sizer.memory.kv_cache import KvCache, build_kv_cache
 from sizer.memory.largest_batch import likely_largest
-from sizer.memory.loop_decisions import LoopDecision, accumulation_decisions, accumulation_itemsize, loop_decisions
+from sizer.memory.loop_decisions import LoopDecision, decision, loop_decisions, summed_losses
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
+from sizer.memory.unbounded import peak_reserved_bytes
 from sizer.model import Progress
 from sizer.request import Request, format_query, gpu_of
 from sizer.tracer import Tracer, answers_of, cheapest_first
@@ -27,6 +29,7 @@ from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.explain import convolutions, explain, formulas
+from sizer.tracing.steps import NO_SYNC, SUMMED
 
 
 def estimate(
@@ -287,11 +290,25 @@ class Estimator:
             expandable_segments=request.expandable_segments,
             replays=self._tracer.replays,
         )
-        yield from accumulation_decisions(
-            estimate,
-            passes=request.accumulate,
-            gradient_bytes=self._whole_gradient_bytes(estimate.dtype) if PARALLELS[request.parallel].shards else None,
-        )
+        if request.accumulate > 1 and request.pp == 1:
+            yield from self._accumulation_decisions(estimate)
+
+    def _accumulation_decisions(self, estimate: Estimate) -> Iterator[LoopDecision]:
+        """Yield what other ways to accumulate would take: each is a trace of its own."""
+        request, dtype, batch = self.request, estimate.dtype, estimate.batch
+
+        def tape(accumulates: str) -> Tape:
+            return self._tracer.trace_accumulating(dtype, batch, accumulates).resolve(self._oracle)
+
+        try:
+            yield summed_losses(tape(SUMMED), estimate, passes=request.accumulate)
+            if PARALLELS[request.parallel].shards:
+                expandable = request.expandable_segments
+                reserved = peak_reserved_bytes(tape(NO_SYNC), self.gpu.backend, expandable)
+                more = reserved - estimate.peak_reserved_bytes
+                yield decision("passes are accumulated under no_sync: gradients stay whole until the last", more, estimate)
+        except TraceError:
+            return  # the question's own step was traced: what differs is no part of the answer
 
     def _open_tracer(self) -> Tracer:
         """Return a tracer of the same tapes that leaves open whether the loop keeps outputs."""
@@ -300,11 +317,6 @@ class Estimator:
         tracer = Tracer(replace(self.request, outputs=None), self.gpu, config=self._config, kept=self._kept)
         tracer.share_model(self._tracer)
         return tracer
-
-    def _whole_gradient_bytes(self, dtype: str) -> int:
-        """Return the bytes of all gradients of a rank's layers before they are sharded, as FSDP2 accumulates them."""
-        ranks = self.request.tp * self.request.pp
-        return self._tracer.counted.census.trainable_parameters * accumulation_itemsize(dtype) // ranks
 
     def _is_cut_short(self, traced: Traced) -> bool:
         """Whether a trace that failed has left some batch sizes without cells, and not all."""

@@ -36,7 +36,7 @@ from sizer.tracing.device import Device
 from sizer.tracing.generation import trace_generation, trace_noted_generation
 from sizer.tracing.kv_cache import trace_kv_cache
 from sizer.tracing.stages import StageTraces
-from sizer.tracing.steps import Work
+from sizer.tracing.steps import EACH, Work
 from sizer.tracing.trace import trace
 from sizer.versions import parse_version
 from sizer.work import as_traced, work_of
@@ -184,6 +184,13 @@ class Tracer:
         tape, moved_to = with_outputs(tape, self.request.outputs)
         return tape, replace(notes, ends=[(moved_to(position), phase) for position, phase in notes.ends])
 
+    def trace_accumulating(self, dtype: str, batch: int, accumulates: str) -> Tape:
+        """Return the tape at one batch size of a step that accumulates its passes in another way, one of ACCUMULATES.
+
+        Its size queries are not resolved; it is traced anew each time. Raises TraceError if it cannot be traced.
+        """
+        return self._run(dtype, batch, self.device(), accumulates=accumulates)
+
     def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
         """What one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more than text."""
         name = f"kv cache {self._tapes.name(dtype)}"
@@ -208,9 +215,16 @@ class Tracer:
         self._model.check_batch_of_one(self.request.mode)
 
     def _run(
-        self, dtype: str, batch: int, device: Device, *, short: bool = False, block_notes: BlockNotes | None = None
+        self,
+        dtype: str,
+        batch: int,
+        device: Device,
+        *,
+        short: bool = False,
+        block_notes: BlockNotes | None = None,
+        accumulates: str = EACH,
     ) -> Tape:
-        work = work_of(self.request, dtype)
+        work = replace(work_of(self.request, dtype), accumulates=accumulates)
         blueprint, (module, loading) = self._model.blueprint, self._model.built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
         told = {"batch": batch, "device": device, "loading": loading}

@@ -104,8 +104,13 @@ def replicate(module: nn.Module, plan: Plan) -> nn.Module:
     return module
 
 
-def tell_whether_last(module: nn.Module, last: bool) -> None:
-    """Tell a module of DDP's whether the pass that begins is the last of those that a step accumulates: only then are gradients
-    reduced, as within `no_sync`. FSDP2 reduces them after every pass."""
+def tell_whether_last(module: nn.Module, last: bool, *, sync: bool = True) -> None:
+    """Tell a module whether the pass that begins is the last of those that a step accumulates.
+
+    DDP reduces gradients only then, as within `no_sync`. FSDP2 reduces them after every pass, or without `sync` only then, as
+    Accelerate's `accumulate` has it.
+    """
     if isinstance(module, nn.parallel.DistributedDataParallel):
         module.require_backward_grad_sync = last
+    elif not sync and hasattr(module, "set_requires_gradient_sync"):
+        module.set_requires_gradient_sync(last)

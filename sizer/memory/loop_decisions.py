@@ -15,7 +15,10 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.loop_choices import float32_outputs, gradients_kept, outputs_kept_across_steps, with_outputs
 from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
+from sizer.memory.timeline import peak_bytes
 from sizer.memory.unbounded import find_unbounded
+
+TRACED_PASSES = 2  # sizer.tracing.trace.PASSES: from the second pass on all are alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,29 +75,18 @@ def loop_decisions(
     yield decision("gradients are dropped after the forward pass", reserved(kept) - base, estimate)
 
 
-def accumulation_decisions(estimate: Estimate, *, passes: int, gradient_bytes: int | None) -> Iterator[LoopDecision]:
-    """Yield what other ways to accumulate would take: arithmetic on the estimate, in bytes.
+def summed_losses(tape: Tape, estimate: Estimate, *, passes: int) -> LoopDecision:
+    """Return what a loop would take that sums the losses of its passes for one backward pass.
 
     Args:
-        passes: the forward and backward passes of an optimizer's step; with one pass there is nothing to decide.
-        gradient_bytes: all gradients of the rank before they are sharded, None if they are not.
+        tape: that loop's with two passes, its size queries resolved. Each further pass keeps as many activations.
+        passes: the forward passes of an optimizer's step.
     """
-    if passes == 1:
-        return
-    more = (passes - 1) * estimate.activations_bytes
-    yield decision("losses of accumulated passes are summed for one backward pass", more, estimate)
-    if gradient_bytes is not None:
-        more = gradient_bytes - estimate.gradients_bytes
-        yield decision("passes are accumulated under no_sync: gradients stay whole until the last", more, estimate)
-
-
-def accumulation_itemsize(dtype: str) -> int:
-    """Return the bytes of an element of an unsharded gradient that FSDP2 accumulates, for a dtype of the contract.
-
-    Under mixed precision the gradient is accumulated in the reduce dtype, float32 here
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `to_accumulated_grad_if_needed`, read in 2.15).
-    """
-    return 2 if dtype in ("bfloat16", "float16") else 4
+    end = next(position for position, phase in tape.marks if phase == "backward")
+    first_step = peak_bytes(tape.order[:end], tape.sizes)  # without the optimizer's state, which the second one has beside it
+    peak = first_step + (passes - TRACED_PASSES) * estimate.activations_bytes + estimate.optimizer_bytes
+    more = max(0, peak - estimate.peak_requested_bytes)
+    return decision("losses of accumulated passes are summed for one backward pass", more, estimate)
 
 
 def decision(text: str, more_bytes: int, estimate: Estimate) -> LoopDecision:

@@ -21,14 +21,19 @@ from sizer.tracing.meta.optimizers import build_optimizers
 INIT_SCALE = 1.0
 
 
+# How a step accumulates passes: a backward pass after each, whose gradients FSDP2 reduces; the same under `no_sync`, so that they
+# stay whole until the last; or one backward pass of the summed losses.
+EACH, NO_SYNC, SUMMED = ACCUMULATES = ("each", "no_sync", "summed")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What to do with a blueprint: a key of MODES, dtype of the contract, optimizer and implementation.
 
     `accumulate` is how many forward and backward passes a step of the optimizer has. With `tell_frozen` the weights that are not
     trained are a category of their own. With `keeps_outputs` the loop keeps what the model returns during the backward pass, until
-    the next pass or the end of the step. In a generation there are `new` tokens after the prompt, over a cache of transformers'
-    implementation `cache`. With a `plan` it is that of one rank of several.
+    the next pass or the end of the step. `accumulates` is one of ACCUMULATES. In a generation there are `new`
+    tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
     """
 
     mode: str
@@ -41,6 +46,7 @@ class Work:
     cache: str = "dynamic"
     plan: Plan | None = None
     keeps_outputs: bool = False
+    accumulates: str = "each"
 
     @property
     def trains(self) -> bool:
@@ -141,6 +147,7 @@ class Steps:
         self.on_backward: Callable[[], None] = lambda: None
         self.loss: Tensor | None = None
         self.output: object = None
+        self._sum: Tensor | None = None  # of the losses of the passes so far, if they are summed
 
     def run(self) -> Iterator[str]:
         """Two steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2"."""
@@ -160,11 +167,11 @@ class Steps:
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
         """The forward and backward passes of a step; yields as `run_all` does."""
         for done in range(1, self.passes + 1):
-            tell_whether_last(self.module, done == self.passes)
+            tell_whether_last(self.module, done == self.passes, sync=self._work.accumulates != NO_SYNC)
             with self._pass():
                 self.forward()
                 yield number, "forward", done == 1
-                if self._work.trains:
+                if self._work.trains and (self._work.accumulates != SUMMED or done == self.passes):
                     self.backward()
                     yield number, "backward", done == self.passes
 
@@ -181,6 +188,8 @@ class Steps:
         if self._work.trains:
             with self._cast(), self._output_seen():
                 self.loss = self._blueprint.loss(self.module, self.example)
+            if self._work.accumulates == SUMMED:
+                self.loss = self._sum = self.loss if self._sum is None else self._sum + self.loss
         else:
             with torch.no_grad(), self._cast():
                 self.output = self._blueprint.predict(self.module, self.example)
@@ -209,7 +218,7 @@ class Steps:
             self.loss = self.loss / self._work.accumulate
         self._scaler.scale(self.loss).backward()
         self.on_backward()
-        self.loss = None
+        self.loss = self._sum = None
 
     def optimize(self) -> None:
         """Does the optimizer's step, through the gradient scaler."""

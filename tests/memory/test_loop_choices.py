@@ -15,7 +15,7 @@ from sizer.memory.loop_choices import (
     postpone,
     with_outputs,
 )
-from sizer.memory.loop_decisions import accumulation_decisions
+from sizer.memory.loop_decisions import summed_losses
 from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import live_by_category, peak_bytes
 from sizer.memory.unbounded import peak_reserved_bytes
@@ -97,15 +97,12 @@ def test_a_release_is_never_moved_to_an_earlier_place():
     assert moved is not None and moved.order == tape().order and moved_to(7) == 7
 
 
-def test_sums_of_losses_keep_every_pass():
-    # three passes of 100 bytes of activations: two more than one alone; a gradient of 70 bytes of which the rank holds 10
-    estimate = replace(
-        estimate_tape(tape(), dtype="float32", gpu=GPUS["t4"], mode="training"),
-        activations_bytes=100,
-        gradients_bytes=10,
-    )
-    assert [*accumulation_decisions(estimate, passes=1, gradient_bytes=70)] == []
-    assert [row.bytes for row in accumulation_decisions(estimate, passes=3, gradient_bytes=70)] == [200, 60]
+def test_each_pass_of_a_sum_of_losses_keeps_its_activations():
+    estimate = estimate_tape(tape(), dtype="float32", gpu=GPUS["t4"], mode="training")
+    estimate = replace(estimate, activations_bytes=100, optimizer_bytes=10, peak_requested_bytes=200)
+    # 16 bytes in the first step of two passes, 3 more passes of 100, the optimizer's 10; 200 without the sum
+    assert summed_losses(tape(), estimate, passes=5).bytes == 16 + 3 * 100 + 10 - 200
+    assert summed_losses(tape(), estimate, passes=2).bytes == 0
 
 
 @pytest.mark.parametrize("query", LOOPS)
