@@ -34,9 +34,10 @@ from sizer.query_values import read_torch
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
-from sizer.tracing.meta.accelerators import OnMeta
+from sizer.tracing.meta.accelerators import OnMeta, devices_told
 from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
 from sizer.tracing.meta.collectives import ROUTES
+from sizer.tracing.meta.own_code import BENCHMARKS, benchmarks, compiling_refused, refuse_low_bits
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
@@ -83,6 +84,7 @@ def size_module(
         predict=lambda module, e: module(*e.args, **e.kwargs),
     )
     module = build(blueprint)
+    refuse_low_bits(module.parameters())
     dtype = _dtype(module)
     device = _device(place, torch)
     batch = next((t.shape[0] for t in [*args, *kwargs.values()] if isinstance(t, Tensor) and t.dim()), 1)
@@ -152,18 +154,27 @@ def _trace_step(
         world(recorder),
         repeatable(),
         checkpoints_read_at_once(),
+        compiling_refused(),
         recording(recorder),
         watcher.watching(),
         explained(recorder),
     ):
-        with on_meta("meta"), OnMeta(recorder.deferred), recorder.deferred.setting_up():
+        host, deferred = recorder.host, recorder.deferred
+        host.setting_up = device.kind != "cpu"
+        with on_meta("meta"), OnMeta(host, deferred), devices_told(host, deferred), deferred.setting_up():
             step = setup()
+        host.setting_up = False
         watcher.loaded()
         for number in range(1, steps + 1):
             watcher.begin_step()
-            with OnMeta():
+            with OnMeta(host), devices_told(host, deferred):
                 step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
+        if benchmarks(recorder.log.has_seen, device.kind):
+            recorder.notes.setdefault(BENCHMARKS)
+    if device.kind != "cpu" and not recorder.log.sizes:
+        todo = "add .cuda() or device='cuda' to what the step computes with"
+        raise RequestError("setup", given="tensors of the host alone", allowed="one on the device or more", todo=todo)
     return recorder, watcher.roots()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sizer
-from sizer.custom import size_module, size_step
+from sizer.custom import _trace_step, size_module, size_step
 from sizer.errors import RequestError, TraceError
 from sizer.memory.report import Report
 from sizer.tracing.cuda.cublas import blas_of
+from sizer.tracing.device import Device
 from sizer.versions import installed_version
 
 BLAS = blas_of((8, 0), installed_version())
@@ -354,13 +357,113 @@ def test_every_way_to_name_the_device_is_the_same() -> None:
         (lambda m: m.cuda(), "cuda"),
         (lambda m: m.to("cuda"), "cuda:0"),
         (lambda m: m.to(torch.device("cuda")), torch.device("cuda", 0)),
-        (lambda m: m.to(device="cuda"), None),
+        (lambda m: m.to(device="cuda"), "cuda"),
         (lambda m: m.to(0), 0),
-        (lambda m: m.cuda(0), None),
+        (lambda m: m.cuda(0), 0),
     ]
     estimates = [size_step(lambda way=way: setup(*way)).estimates for way in ways]
     assert estimates[0][0].weights_bytes == 144
     assert all(other == estimates[0] for other in estimates)
+
+
+MATRIX = 4 * 1024 * 1024  # bytes of one of 1,024 x 1,024 in float32
+
+
+def square() -> nn.Linear:
+    return nn.Linear(1024, 1024, bias=False)
+
+
+def data_set_on_the_host() -> Callable[[], None]:
+    data = torch.utils.data.TensorDataset(torch.randn(4096, 1024))
+    batches, model = iter(torch.utils.data.DataLoader(data, batch_size=64)), square().cuda()
+    return lambda: model(next(batches)[0].cuda())
+
+
+def average_on_the_host() -> Callable[[], object]:
+    model = square()
+    average = copy.deepcopy(model)
+    model.cuda()
+    return lambda: (model(torch.zeros(1, 1024).cuda()), average)[0]
+
+
+def made_wide_on_the_host() -> Callable[[], object]:
+    model = nn.Linear(2048, 1024, bias=False).bfloat16().cuda()
+    return lambda: model(torch.zeros(1, 2048, dtype=torch.bfloat16, device="cuda"))
+
+
+def pinned_on_the_host() -> Callable[[], object]:
+    model, x = square().cuda(), torch.zeros(1024, 1024).pin_memory()
+    return lambda: (model, x)
+
+
+# bytes of the host at most: the data set (4 matrices) and, before it, the weights that are moved; twice the weights; weights of
+# 2 matrices in float32 and one in bfloat16; two copies of the batch, the weights gone
+@pytest.mark.parametrize(
+    ("setup", "most"),
+    [
+        (data_set_on_the_host, (4 + 1) * MATRIX),
+        (average_on_the_host, 2 * MATRIX),
+        (made_wide_on_the_host, (2 + 1) * MATRIX),
+        (pinned_on_the_host, 2 * MATRIX),
+    ],
+)
+def test_what_names_no_device_is_on_the_host(setup: Callable, most: int) -> None:
+    estimate = size_step(setup).estimates[0]
+    load = next(phase for phase in estimate.phases if phase.phase == "load")
+    # on the device the weights alone, which take one matrix in each case
+    assert (load.allocated_bytes, load.peak_allocated_bytes) == (MATRIX, MATRIX)
+    assert most <= estimate.host_bytes < most + MATRIX / 2
+
+
+def test_tensors_tell_where_they_are_also_in_hooks_of_saved_tensors() -> None:
+    told: list[tuple] = []
+
+    def tell(tensor: torch.Tensor) -> torch.Tensor:
+        told.append((str(tensor.device), tensor.is_cuda, tensor.is_cpu, tensor.is_meta))
+        return tensor
+
+    def setup() -> Callable[[], None]:
+        on_device, on_host = torch.zeros(4, device="cuda"), torch.zeros(4)
+        for one in (on_device, on_host.cuda(), on_host.to("cuda:0"), on_device * on_device):
+            assert tell(one).device == torch.device("cuda", 0)
+        for one in (on_host, on_device.cpu(), on_host * 2):
+            assert tell(one).device == torch.device("cpu")
+        assert len({one.data_ptr() for one in (on_device, on_host, on_host.cuda())} | {0}) == 4
+        with torch.autograd.graph.saved_tensors_hooks(tell, tell):
+            out = on_device.requires_grad_().exp().sum()
+        return out.backward
+
+    size_step(setup, steps=1)
+    on_device, on_host = ("cuda:0", True, False, False), ("cpu", False, True, False)
+    # exp saves its result: packed once, unpacked once
+    assert told == [on_device] * 4 + [on_host] * 3 + [on_device] * 2
+    assert torch.zeros(1, device="meta").is_meta
+
+
+def test_weights_come_to_the_device_in_the_order_of_modules() -> None:
+    """Module._apply moves children, then a module's own parameters, then its buffers."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("buffer", torch.zeros(128))
+            self.weight = nn.Parameter(torch.zeros(256))
+            self.child = nn.Linear(384, 1, bias=False)
+
+    recorder, _ = _trace_step(
+        lambda: Own().cuda().zero_grad, Device("cuda", (8, 0)), 1, world=lambda recorder: nullcontext()
+    )
+    assert recorder.log.sizes == [4 * 384, 4 * 256, 4 * 128]
+
+
+def test_a_step_without_the_device_is_refused() -> None:
+    def setup() -> Callable[[], None]:
+        model = nn.Linear(8, 4)
+        x = torch.zeros(2, 8)
+        return lambda: model(x).sum().backward()
+
+    with pytest.raises(RequestError, match=r"add \.cuda\(\) or device='cuda'"):
+        size_step(setup)
 
 
 def test_a_step_leaves_no_trace_behind() -> None:

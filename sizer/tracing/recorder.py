@@ -139,7 +139,8 @@ class Recorder(TorchDispatchMode):
             if plan.correct is not None:
                 out = plan.correct(args, out)
             self.values.follow(func, args, kwargs, out)
-        if plan.held is not None:
+        on_host = bool(self.host) and self.host.makes(tensors_of(args))
+        if plan.held is not None and not on_host:
             self._follow(plan, plan.held(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
             self._see(plan, out, args)
@@ -148,7 +149,7 @@ class Recorder(TorchDispatchMode):
                 self._see(plan, tensor, args)
         if plan.collective is not None:
             self.log.tell(plan.collective, *collectives.told(func, args, out))
-        if plan.multiplies:
+        if plan.multiplies and not on_host:
             self._workspaces.multiply(plan.name, *self.rules.blas.needs(func, args, out))
         return out
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from sizer.tracing.meta.own_code import refuse_low_bits
 from sizer.tracing.recorder import Recorder
 
 
@@ -97,6 +98,7 @@ class StepWatcher:
 
     def _registered(self, module: nn.Module, name: str, value: Any) -> None:
         self._modules[id(module)] = module
+        refuse_low_bits([value])
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._mark_once("backward")

@@ -26,7 +26,7 @@ _CALLERS = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "li
 # What is answered: the runtime, the driver (not its private interfaces), cuBLAS, and what runs on a handle of cuDNN.
 _ANSWERED = re.compile(
     r"(__)?cuda[A-Z]|cublas|cu(?!File|GetProcAddress|GetExportTable)[A-Z]"
-    r"|cudnn(BatchNormalization|RNN|CTCLoss|Set(Restore)?DropoutDescriptor)"
+    r"|cudnn(BatchNormalization|RNN|CTCLoss|SpatialTf|Set(Restore)?DropoutDescriptor)"
 )
 _DECLARED = re.compile(r"^CUresult CUDAAPI\s+(cu[A-Z]\w+)\(", re.MULTILINE)
 

@@ -18,6 +18,11 @@ from sizer.tracing.tables import listed
 from sizer.tracing.values.known import tensors_of
 
 
+def _described(when: str, formatted: bool) -> str:
+    kind = "in the memory format of the input" if formatted else "contiguous"
+    return f"Operands that are not {kind} are copied {when} the results (the operator's host code, as DilatedMaxPool2d.cu)."
+
+
 def after(*positions: int, formatted: bool = False) -> Held:
     """Return a rule for kernels that make their results, then copies of the arguments at these positions.
 
@@ -30,6 +35,7 @@ def after(*positions: int, formatted: bool = False) -> Held:
         yield from tensors_of((out,))
         yield copies(*tensors, layout=layout)
 
+    held.__doc__ = _described("after", formatted)
     return held
 
 
@@ -42,6 +48,7 @@ def before(*positions: int, formatted: bool = False) -> Held:
         yield tuple(copies(*tensors, layout=layout))
         yield from tensors_of((out,))
 
+    held.__doc__ = _described("before", formatted)
     return held
 
 
@@ -54,7 +61,8 @@ def through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> S
 
 
 def gradient_through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """As above, from a contiguous gradient."""
+    """The gradient of the input is computed into a contiguous tensor, from a contiguous gradient (AdaptiveMaxPooling2d.cu,
+    UpSampleTrilinear3d.cu)."""
     yield out
     yield [*copies(out), *copies(args[0])]
 
@@ -79,11 +87,20 @@ def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 # Pooling/*.cu, UpSample*.cu, ReflectionPad.cu, TensorTopK.cpp, Sorting.cpp, TensorModeKernel.cpp, ScanKernels.cpp
 HELD: dict[Any, Held] = {
-    **listed("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices", after(0, formatted=True)),
-    **listed("upsample_nearest1d upsample_nearest2d _upsample_nearest_exact1d _upsample_nearest_exact2d", after(0, formatted=True)),
+    **listed(
+        "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices", after(0, formatted=True)
+    ),
+    **listed(
+        "upsample_nearest1d upsample_nearest2d _upsample_nearest_exact1d _upsample_nearest_exact2d",
+        after(0, formatted=True),
+    ),
     **listed("avg_pool3d _adaptive_avg_pool3d", after(0)),
-    **listed("reflection_pad1d reflection_pad2d reflection_pad3d topk cummax cummin _cummax_helper _cummin_helper", after(0)),
-    **listed("adaptive_max_pool2d adaptive_max_pool3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa", through_contiguous),
+    **listed(
+        "reflection_pad1d reflection_pad2d reflection_pad3d topk cummax cummin _cummax_helper _cummin_helper", after(0)
+    ),
+    **listed(
+        "adaptive_max_pool2d adaptive_max_pool3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa", through_contiguous
+    ),
     **listed("upsample_nearest3d _upsample_nearest_exact3d", through_contiguous),
     **listed("kthvalue median.dim nanmedian.dim", before(0)),
     **listed("im2col", im2col),

@@ -51,7 +51,8 @@ def copied_indices(given: Any) -> list[int]:
 
 
 def roll(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Rolled along one dimension after another, each into a tensor of its own (native/TensorTransformations.h, roll_common), from a contiguous input."""
+    """Rolled along one dimension after another, each into a tensor of its own (native/TensorTransformations.h, roll_common), from a
+    contiguous input."""
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
     copied = tuple(copies(args[0]))
     if len(dims) > 1:

@@ -45,7 +45,8 @@ def over_elements(at: int) -> Any:
 
 
 def iterated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """mse_loss, smooth_l1_loss(input, target, reduction): the elements once more, reduced into the result."""
+    """mse_loss, smooth_l1_loss(input, target, reduction): the elements once more, reduced into the result
+    (native/Loss.cpp)."""
     if _reduction(args, kwargs, 2) == _NONE:
         return []
     shape = _elements(args)
@@ -60,6 +61,9 @@ def reduced_aside(at: int) -> Held:
             return []
         return [[out.itemsize, *_reduced(_elements(args[:at]), out)]]
 
+    held.__doc__ = (
+        "A scalar, copied back into the result, whose storage holds all elements (native/Loss.cpp, cuda/Loss.cu)."
+    )
     return after_results(held)
 
 
@@ -114,7 +118,8 @@ def scattered_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> St
 
 
 def indexed_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """index_reduce(input, dim, index, source, "mean"): counts, ones added to them, which counts are zero."""
+    """index_reduce(input, dim, index, source, "mean"): counts, ones added to them, which counts are zero
+    (TensorAdvancedIndexing.cpp)."""
     if args[4] != "mean":
         return []
     return [(out.nbytes,), [args[3].nbytes], [out.numel()]]
@@ -125,11 +130,14 @@ def count_nonzero(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Ste
     input = args[0]
     yield (input.numel(),)
     yield out
-    yield [input.numel() * 8, *staged(torch.empty(input.shape, dtype=torch.int64, device="meta"), args[1] if len(args) > 1 else None)]
+    yield [
+        input.numel() * 8,
+        *staged(torch.empty(input.shape, dtype=torch.int64, device="meta"), args[1] if len(args) > 1 else None),
+    ]
 
 
 def isin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Each element against each of few tests (TensorCompare.cpp, isin_default_kernel_gpu); many are sorted, which is not counted."""
+    """Each element against each of few tests (TensorCompare.cpp, isin_default_kernel_gpu); sorting many is not counted."""
     elements, tests = args[:2]
     if tests.numel() >= 10 * elements.numel() ** 0.145:
         return []
@@ -159,7 +167,7 @@ def pdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> St
 
 
 def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_chunk_cat(tensors, dim, chunks): addresses and places of the tensors, brought to the device (native/cuda/TensorShape.cu); their
+    """_chunk_cat(tensors, dim, chunks): addresses and places of the tensors (native/cuda/TensorShape.cu); their
     padding is taken as 64 bytes for each tensor."""
     return [[64 * len(args[0])]]
 

@@ -20,6 +20,7 @@ from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
+from sizer.tracing.tables import Results
 from sizer.tracing.values.known import tensors_of
 from sizer.versions import version_followed
 
@@ -150,22 +151,53 @@ def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
 def group_norm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Mean and deviation of halves again in float32; a scale and a shift per sample and channel with weights, or where channels
     are last (group_norm_kernel.cu). The input is copied unless it is contiguous in its own memory format."""
-    input, weight, bias, samples, channels, _, groups = args[:7]
+    input, weight, bias, samples, channels, pixels, groups = args[:7]
     layout = suggest_memory_format(input)
     wide = [samples * groups * 4] * 2 if input.dtype in (torch.float16, torch.bfloat16) else []
-    scaled = weight is not None or bias is not None or layout != torch.contiguous_format
+    scaled = pixels > 1 and (weight is not None or bias is not None or layout != torch.contiguous_format)
     yield tuple(copies(input, layout=layout))
     yield from tensors_of(out)
     yield [*wide, *([samples * channels * 4] * 2 if scaled else [])]
 
 
 def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """In the accumulation dtype two sums per sample and channel, a factor likewise and two per group (group_norm_kernel.cu)."""
-    samples, channels, groups = args[5], args[6], args[8]
-    return [[*copies(args[0]), *[samples * channels * 4] * 3, *[samples * groups * 4] * 2]]
+    """Two sums for each sample and channel and two for each group in float32, with weights in contiguous images a factor likewise
+    (group_norm_kernel.cu). Input and gradient are copied unless they have the input's memory format; one pixel needs no sums."""
+    grad, input, weight, samples, channels, pixels, groups = (
+        args[0],
+        args[1],
+        args[4],
+        args[5],
+        args[6],
+        args[7],
+        args[8],
+    )
+    layout = suggest_memory_format(input)
+    yield tuple(copies(input, grad, layout=layout))
+    yield from tensors_of(out)
+    sums = [] if pixels == 1 else [samples * channels * 4] * 2
+    factor = [samples * channels * 4] if sums and weight is not None and layout == torch.contiguous_format else []
+    yield [*sums, *[samples * groups * 4] * 2, *factor]
+
+
+def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """native_batch_norm_backward(gradient, input, .., training, ..): in evaluation a strided gradient is computed aside
+    (cuda/Normalization.cu)."""
+    grad, training = args[0], args[7]
+    return [] if training or grad.is_contiguous() else [[grad.nbytes]]
+
+
+def group_norm_in_format(args: tuple, out: tuple) -> tuple:
+    """native_group_norm(input, ..): the result is made in the format that the input's strides suggest (group_norm.cpp)."""
+    layout = suggest_memory_format(args[0])
+    if layout == torch.contiguous_format:
+        return out
+    made = torch.empty(out[0].shape, dtype=out[0].dtype, device=out[0].device, memory_format=layout)
+    return (made, *out[1:])
 
 
 KERNELS = {_aten.batch_norm.default: batch_norm, _aten.rms_norm.default: rms_norm}
+RESULTS: Results = {_aten.native_group_norm.default: group_norm_in_format}
 HELD: dict[Any, Held] = {
     _aten.native_batch_norm.default: after_results(batch_norm_of_strided),
     _aten.native_layer_norm.default: norm,
@@ -173,5 +205,6 @@ HELD: dict[Any, Held] = {
     _aten._fused_rms_norm.default: norm,
     _aten._fused_rms_norm_backward.default: norm_backward,
     _aten.native_group_norm.default: group_norm,
-    _aten.native_group_norm_backward.default: after_results(group_norm_backward),
+    _aten.native_group_norm_backward.default: group_norm_backward,
+    _aten.native_batch_norm_backward.default: after_results(batch_norm_backward),
 }

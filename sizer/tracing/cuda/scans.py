@@ -52,7 +52,8 @@ def scan(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 def sort(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Places of one row for rows of up to 4,096; longer rows are sorted by CUB, from a copy unless they are contiguous."""
+    """Places of one row for rows of up to 4,096; CUB sorts longer rows, from a copy unless
+    they are contiguous (cuda/Sort.cpp, SortStable.cu)."""
     values, places = out
     dim = kwargs.get("dim", args[-2] if len(args) > 2 else args[1] if len(args) == 2 else -1)
     return _sorting(args[0], values, places, dim)
@@ -66,7 +67,7 @@ def _sorting(input: Tensor, values: Tensor, places: Tensor, dim: int) -> Steps:
         return [[row * 8]]
     rows, steps = input.numel() // row, []
     if input.stride(dim) != 1 or not torch.ops.aten.is_non_overlapping_and_dense.default(input):
-        steps.append(tuple([input.nbytes, values.nbytes, places.nbytes]))
+        steps.append((input.nbytes, values.nbytes, places.nbytes))
     return [*steps, *_sorted_rows(rows, row, values)]
 
 

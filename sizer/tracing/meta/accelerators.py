@@ -1,58 +1,153 @@
-"""Accelerators that code asks for by name, and gets meta tensors."""
+"""Accelerators that code asks for by name, and gets meta tensors; what it makes without a device is on the host."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.tracing.meta.deferred import Deferred
+from sizer.tracing.meta.host_memory import HostMemory
 
 _ACCELERATOR = torch.device("cuda")
+_FIRST = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_OURS = ("torch", "sizer")
 
 
 class OnMeta(TorchFunctionMode):
     """Sends to meta what asks for an accelerator by name: `.cuda()`, `.to("cuda:0")`, `device="mps"`.
 
-    `deferred` is told of it, and of what asks for meta by name.
+    `host` is told of what names no device and of what leaves the host, `deferred` of what asks for meta by name.
     """
 
-    def __init__(self, deferred: Deferred | None = None) -> None:
+    def __init__(self, host: HostMemory | None = None, deferred: Deferred | None = None) -> None:
         super().__init__()
+        self._host = HostMemory() if host is None else host
         self._deferred = deferred
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in (torch.Tensor.cuda, torch.Tensor.xpu):
-            return args[0].to("meta")
-        if (
-            not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
-        ):  # an attribute of a tensor, say: the most calls
+        if func in (Tensor.cuda, Tensor.xpu):
+            return self._to_device(args[0])
+        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # an attribute of a tensor, say: the most calls
+            if func is Tensor.cpu and args[0] in self._host:
+                return args[0]
+            if func is Tensor.pin_memory:  # without a driver: a copy on the host
+                with self._host.told(True):
+                    return args[0].clone()
             return func(*args)
         kwargs = kwargs or {}
+        if kwargs.get("pin_memory"):
+            kwargs = kwargs | {"pin_memory": False}
+        if func is torch.device and _is_outside(sys._getframe(1)) and not (args and args[0] == "meta"):
+            return func(*args, **kwargs)
         if isinstance(kwargs.get("device"), int):  # a GPU by its number
             kwargs = kwargs | {"device": _ACCELERATOR}
-        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], int):
-            args = (args[0], _ACCELERATOR, *args[2:])
+        if func is Tensor.to:
+            if len(args) > 1 and isinstance(args[1], int):
+                args = (args[0], _ACCELERATOR, *args[2:])
+            if args[0] in self._host:
+                return self._from_host(*args, **kwargs)
         deferred = self._deferred
         if deferred is None:
             return self._run(func, args, kwargs)
         if func is torch.device and args and deferred.names(args[0]):
             return deferred.name(func(*args, **kwargs))
         if deferred.names(kwargs.get("device")):
-            with deferred.told(True):
+            with deferred.told(True), self._host.told(False):
                 return func(*args, **kwargs)
         if any(_on_meta(value) is not value for value in (*args, *kwargs.values())):
             with deferred.told(False):
                 return self._run(func, args, kwargs)
+        if kwargs.get("device") is None and func in _device_constructors():
+            with self._host.of_no_device():
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if kwargs.get("device") == "meta" and isinstance(kwargs["device"], str):
             with _disable_current_modes():  # meta by name: on no device
                 return func(*args, **kwargs)
-        return func(*map(_on_meta, args), **{name: _on_meta(value) for name, value in kwargs.items()})
+        moved, named = tuple(map(_on_meta, args)), {name: _on_meta(value) for name, value in kwargs.items()}
+        if any(new is not old for new, old in zip((*moved, *named.values()), (*args, *kwargs.values()), strict=True)):
+            with self._host.told(False):
+                return func(*moved, **named)
+        return func(*args, **kwargs)
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        if tensor not in self._host:
+            return tensor.to("meta")
+        with self._host.told(False):
+            return Tensor.to(tensor, "meta", copy=True)
+
+    def _from_host(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """A tensor of the host as `.to(…)` gives it."""
+        other = args[0] if args else kwargs.get("other")
+        if isinstance(other, Tensor):
+            device, dtype = _CPU if other in self._host or other.is_cpu else _ACCELERATOR, other.dtype
+        else:
+            device, dtype, *_ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+        copies = {"copy": True} if kwargs.get("copy") else {}
+        if device is None or device.type == "cpu":
+            return Tensor.to(tensor, dtype or tensor.dtype, **copies)
+        with self._host.told(False):
+            return Tensor.to(tensor, "meta", dtype or tensor.dtype, copy=True)
+
+
+@contextmanager
+def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
+    """Within the context, tensors tell code outside of PyTorch and Sizer where they are: on the first device, or on the host.
+
+    The attributes are those of the class, so that hooks of saved tensors and autograd's callbacks see them, too.
+    """
+    own = {name: getattr(Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu", "is_meta")}
+    told = {"device": (_FIRST, _CPU), "is_cuda": (True, False), "is_cpu": (False, True), "is_meta": (False, False)}
+
+    def answer(name: str) -> property:
+        read, is_meta, (on_device, on_host) = own[name], own["is_meta"], told[name]
+
+        def get(tensor: Tensor) -> Any:
+            if not _is_outside(sys._getframe(1)):
+                return read(tensor)
+            with torch._C.DisableTorchFunction():
+                if not is_meta(tensor) or tensor in deferred:
+                    return read(tensor)
+                return on_host if tensor in host else on_device
+
+        return property(get)
+
+    address, of_storage = Tensor.data_ptr, torch.UntypedStorage.data_ptr
+
+    def data_ptr(tensor: Tensor) -> int:
+        """An address: each storage has one of its own."""
+        with torch._C.DisableTorchFunction():
+            if own["is_meta"](tensor) and _is_outside(sys._getframe(1)):
+                return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.itemsize
+            return address(tensor)
+
+    def storage_data_ptr(storage: torch.UntypedStorage) -> int:
+        outside = storage.device.type == "meta" and _is_outside(sys._getframe(1))
+        return storage._cdata if outside else of_storage(storage)
+
+    with (
+        mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, **{name: answer(name) for name in own}),
+        mock.patch.object(torch.UntypedStorage, "data_ptr", storage_data_ptr),
+    ):
+        yield
+
+
+def _is_outside(frame: FrameType) -> bool:
+    """Whether code is neither PyTorch's nor Sizer's, which know that the tensors are on meta."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS
 
 
 def _on_meta(value: Any) -> Any:

@@ -25,14 +25,67 @@ _DEVICE_KEYS = {"cuda": "CUDA", "cpu": "CPU"}
 # Composite operators that make one tensor and nothing else, and whose values or strides are followed as a whole.
 _WHOLE = {
     operator
-    for name in """
-        _conj_physical _copy_from _has_same_storage_numel _lazy_clone _pin_memory _reshape_copy _resize_output _to_copy
-        _unsafe_view bernoulli clone complex convolution embedding empty_like empty_permuted fill full_like lift new_empty new_full
-        new_ones new_zeros new_empty_strided ones_like polar rand_like randint_like randn_like resize resize_as set stack
-        unsafe_split unsafe_split_with_sizes zero zeros_like index_put masked_fill _convolution mv kthvalue logcumsumexp
-        _trilinear logical_and logical_not logical_or logical_xor huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward
-        cummax cummin sort median nanmedian sum mean norm
-    """.split()
+    for name in [
+        "_conj_physical", "constant_pad_nd",
+        "_copy_from",
+        "_has_same_storage_numel",
+        "_lazy_clone",
+        "_pin_memory",
+        "_reshape_copy",
+        "_resize_output",
+        "_to_copy",
+        "_unsafe_view",
+        "bernoulli",
+        "clone",
+        "complex",
+        "convolution",
+        "embedding",
+        "empty_like",
+        "empty_permuted",
+        "fill",
+        "full_like",
+        "lift",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "new_empty_strided",
+        "ones_like",
+        "polar",
+        "rand_like",
+        "randint_like",
+        "randn_like",
+        "resize",
+        "resize_as",
+        "set",
+        "stack",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "zero",
+        "zeros_like",
+        "index_put",
+        "masked_fill",
+        "_convolution",
+        "mv",
+        "kthvalue",
+        "logcumsumexp",
+        "_trilinear",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "logical_xor",
+        "huber_loss_backward",
+        "smooth_l1_loss_backward",
+        "soft_margin_loss_backward",
+        "cummax",
+        "cummin",
+        "sort",
+        "median",
+        "nanmedian",
+        "sum",
+        "mean",
+        "norm",
+    ]
     if hasattr(_aten, name)
     for operator in (getattr(getattr(_aten, name), overload) for overload in getattr(_aten, name).overloads())
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -15,11 +15,11 @@ from sizer.tracing.values.known import KnownValues
 
 
 @contextmanager
-def values_from_data(values: KnownValues) -> Iterator[None]:
+def values_from_data(values: KnownValues, on_host: Callable[[], AbstractContextManager] = nullcontext) -> Iterator[None]:
     """Within the context, `torch.tensor(data)` and its like on meta keep their data as known values, and f-strings show them.
 
-    On a meta device the constructor drops the data before any dispatch (torch/csrc/utils/tensor_new.cpp), so it is built
-    on the CPU first and moved, which the recorder sees.
+    `on_host` is the context in which what names no device is made. On a meta device the constructor drops the data before any
+    dispatch (torch/csrc/utils/tensor_new.cpp), so it is built on the CPU first and moved, which the recorder sees.
     """
     _device_constructors()  # PyTorch keeps the list from its first use on: it must not be of what stands here for a while
     tensor, as_tensor, new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
@@ -36,13 +36,15 @@ def values_from_data(values: KnownValues) -> Iterator[None]:
             return tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **rest)
         if target.type != "meta":  # a list of numbers that are on the device
             return tensor(_without_meta(data, values), dtype=dtype, device=device, requires_grad=requires_grad, **rest)
-        return moved(tensor(_without_meta(data, values), dtype=dtype, device="cpu"), requires_grad)
+        with on_host() if device is None else nullcontext():
+            return moved(tensor(_without_meta(data, values), dtype=dtype, device="cpu"), requires_grad)
 
     def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
         target = _target(device)
         if target.type != "meta" or isinstance(data, torch.Tensor):
             return as_tensor(data, dtype=dtype, device=device)
-        return moved(as_tensor(_without_meta(data, values), dtype=dtype, device="cpu"))
+        with on_host() if device is None else nullcontext():
+            return moved(as_tensor(_without_meta(data, values), dtype=dtype, device="cpu"))
 
     def new_tensor_(
         self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False

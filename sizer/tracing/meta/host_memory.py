@@ -7,8 +7,8 @@ FSDP2 leaves parameters on meta where it would take them to the host (torch/dist
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -33,6 +33,8 @@ class HostMemory:
         self.making: bool | None = (
             None  # whether what is made now is on the host; None where that follows from what it is made of
         )
+        self.offloads = False  # whether FSDP2 has parameters here
+        self.setting_up = False  # whether what names no device is on the host: while code of somebody's own sets up
         self._held_bytes = 0
         self._storages: dict[int, weakref.ref] = {}
 
@@ -44,10 +46,25 @@ class HostMemory:
 
     def makes(self, inputs: list[Tensor]) -> bool:
         """Whether what an operator makes of these tensors is on the host."""
-        if not self._storages or self.making is not None:
-            return bool(self.making)
+        if self.making is not None:
+            return self.making
+        if not self._storages:
+            return False
         on_meta = [tensor for tensor in inputs if tensor.device.type == "meta"]
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
+
+    @contextmanager
+    def told(self, making: bool) -> Iterator[None]:
+        """Within the context what is made is on the host, or is on the device, whatever it is made of."""
+        before, self.making = self.making, making
+        try:
+            yield
+        finally:
+            self.making = before
+
+    def of_no_device(self) -> AbstractContextManager[None]:
+        """The context in which code makes what names no device: on the host, in a setup of somebody's own."""
+        return self.told(True) if self.setting_up and self.making is None else nullcontext()
 
     def take(self, tensor: Tensor, *, pinned: bool = False) -> None:
         """Have a meta tensor's storage stand for memory of the host from now on."""
@@ -58,6 +75,13 @@ class HostMemory:
         self._storages[key] = weakref.ref(storage, lambda _: self._free(key, size))
         self._held_bytes += size
         self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+
+    def bring(self, tensors: Iterable[Tensor]) -> None:
+        """Have those of the tensors that are on the host hold a copy on the device."""
+        for tensor in tensors:
+            if tensor in self:
+                with self.told(False), torch.no_grad():
+                    tensor.data = Tensor.to(tensor.detach(), "meta", copy=True)
 
     def copy_of(self, tensor: Tensor, *, pinned: bool) -> Tensor:
         """A copy of a meta tensor on the host."""
@@ -92,14 +116,28 @@ def offloading_seen(host: HostMemory, left: Callable[[Tensor], None]) -> Iterato
     if not (dist.is_available() and dist.is_initialized()):
         yield
         return
+    from torch.distributed.fsdp import _init_utils as of_first
+    from torch.distributed.fsdp._fully_shard import _fsdp_init as of_second
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     init, gathered, reduce = FSDPParam._init_sharded_param, FSDPParam.all_gather_inputs.fget, groups.foreach_reduce
 
+    move_states, move_module = of_second._move_states_to_device, of_first._move_module_to_device
+
+    def move_states_to_device(params: list, buffers: list, *rest: Any) -> None:
+        host.bring((*params, *buffers))
+        move_states(params, buffers, *rest)
+
+    def move_module_to_device(module: torch.nn.Module, *rest: Any) -> None:
+        if rest[-1] is not None:  # the device that FSDP1 was given
+            host.bring((*module.parameters(), *module.buffers()))
+        move_module(module, *rest)
+
     def init_sharded_param(param: FSDPParam, *args: Any, **kwargs: Any) -> None:
         init(param, *args, **kwargs)
         if param.offload_to_cpu:
+            host.offloads = True
             left(param._sharded_param_data)
             host.take(param._sharded_param_data, pinned=param.pin_memory)
 
@@ -118,6 +156,8 @@ def offloading_seen(host: HostMemory, left: Callable[[Tensor], None]) -> Iterato
         stack.enter_context(mock.patch.object(FSDPParam, "_init_sharded_param", init_sharded_param))
         stack.enter_context(mock.patch.object(FSDPParam, "all_gather_inputs", property(all_gather_inputs)))
         stack.enter_context(mock.patch.object(groups, "foreach_reduce", foreach_reduce))
+        stack.enter_context(mock.patch.object(of_second, "_move_states_to_device", move_states_to_device))
+        stack.enter_context(mock.patch.object(of_first, "_move_module_to_device", move_module_to_device))
         stack.enter_context(
             mock.patch.object(groups.FSDPParamGroup, "_validate_cpu_offload_params", lambda group: None)
         )

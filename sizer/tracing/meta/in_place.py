@@ -137,9 +137,13 @@ HANDLERS = {
     _aten.index_fill.int_Scalar: _on_a_device(_aten.index_fill_.int_Scalar, "TraceBackward"),
     _aten.mul.Tensor: _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward", "CumprodBackward"),
     _aten.logical_and.default: _on_a_device(
-        _aten.logical_and_.default, "MaxBackward", "MinBackward", "MedianBackward", "NanmedianBackward",
+        _aten.logical_and_.default,
+        "MaxBackward",
+        "MinBackward",
+        "MedianBackward",
+        "NanmedianBackward",
         otherwise=stand_ins.absorbed,
-    ),  # fmt: skip
+    ),
     _aten.put.default: _on_a_device(_aten.put_.default, "TakeBackward"),
     _aten.add.Tensor: accumulate,
     _aten.scatter_add.default: _write_into_zeros(_aten.scatter_add_.default),

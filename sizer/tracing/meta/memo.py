@@ -71,7 +71,10 @@ class InPlaceMemo:
 
 
 def memoized(func: Any, correct: Callable[[tuple, Any], Any] | None = None) -> Callable[..., Any]:
-    """The operator with a memory of its own, where one serves; the operator itself otherwise. `correct` is applied to new results."""
+    """The operator with a memory of its own, where one serves; the operator itself otherwise.
+
+    `correct` changes new results.
+    """
     if makes_tensors(func):
         return Memo(func, correct)
     return InPlaceMemo(func) if changes_values(func) else func

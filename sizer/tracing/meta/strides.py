@@ -77,7 +77,9 @@ def iterated_strides(shape: Sequence[int], tensors: Sequence[Tensor]) -> tuple[i
 def _broadcast_strides(shape: Sequence[int], tensor: Tensor) -> list[int]:
     added = len(shape) - tensor.dim()
     pairs = zip(tensor.shape, tensor.stride(), shape[added:], strict=True)
-    return [0] * added + [0 if size == 1 and wanted != 1 else stride * tensor.itemsize for size, stride, wanted in pairs]
+    return [0] * added + [
+        0 if size == 1 and wanted != 1 else stride * tensor.itemsize for size, stride, wanted in pairs
+    ]
 
 
 def _order(shape: Sequence[int], strides: list[list[int]]) -> list[int]:
@@ -121,7 +123,7 @@ def iterated(args: tuple, out: Any, *, numbers: bool = False) -> Any:
 
 
 def like_first(args: tuple, out: Any) -> Any:
-    """Give tensors made like another the strides of that one, if its elements lie dense (native/TensorFactories.cpp, empty_like)."""
+    """Give tensors made like another its strides, if its elements lie dense (native/TensorFactories.cpp, empty_like)."""
     return _like(args[0], out) if isinstance(out, Tensor) else tuple(_like(args[0], made) for made in out)
 
 
@@ -154,13 +156,16 @@ def correction(func: Any) -> Callable[[tuple, Any], Any] | None:
         return None  # a contiguous clone that is written to
     if torch.Tag.pointwise in func.tags or func._opname == "_prelu_kernel":
         # a number in a tensor's place is a tensor without dimensions, so that not all operands have one shape
-        return partial(iterated, numbers=func._overloadname in ("Scalar", "Tensor", "self", "ScalarOther", "ScalarSelf"))
+        return partial(
+            iterated, numbers=func._overloadname in ("Scalar", "Tensor", "self", "ScalarOther", "ScalarSelf")
+        )
     return None
 
 
-_LIKE = frozenset("""
-    zeros_like ones_like full_like empty_like rand_like randn_like randint_like clone _to_copy flip native_dropout sort
-""".split())  # fmt: skip
+_LIKE = {
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "clone", "_to_copy", "flip",
+    "native_dropout", "sort",
+}  # fmt: skip
 
 
 def convolution(args: tuple, out: Tensor) -> Tensor:
@@ -185,15 +190,6 @@ def convolution_backward(args: tuple, out: tuple) -> tuple:
     return (in_format(out[0], wanted), in_format(out[1], wanted), out[2])
 
 
-def group_norm(args: tuple, out: tuple) -> tuple:
-    """native_group_norm(input, ..): the result is made in the format that the input's strides suggest (group_norm.cpp)."""
-    layout = suggest_memory_format(args[0])
-    if layout == torch.contiguous_format:
-        return out
-    made = torch.empty(out[0].shape, dtype=out[0].dtype, device=out[0].device, memory_format=layout)
-    return (made, *out[1:])
-
-
 def layer_norm_backward(args: tuple, out: tuple) -> tuple:
     """native_layer_norm_backward: the input's gradient is contiguous (layer_norm.cpp), on meta it has the gradient's strides."""
     return (in_format(out[0], torch.contiguous_format), *out[1:])
@@ -214,7 +210,6 @@ def group_norm_backward(args: tuple, out: tuple) -> tuple:
 RESULTS: Results = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
-    _aten.native_group_norm.default: group_norm,
     _aten.native_layer_norm_backward.default: layer_norm_backward,
     _aten.native_group_norm_backward.default: group_norm_backward,
 }

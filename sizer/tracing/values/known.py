@@ -219,7 +219,9 @@ class KnownValues:
         else:
             try:
                 results = self.run(func, args, kwargs)
-            except RuntimeError:  # the CPU has no such kernel for these dtypes, such as float32 statistics beside bfloat16
+            except (
+                RuntimeError
+            ):  # the CPU has no such kernel for these dtypes, such as float32 statistics beside bfloat16
                 return
             results = [results] if isinstance(results, Tensor) else tensors_of(results)
             for tensor, real in zip(outs, results, strict=True):

@@ -1,0 +1,88 @@
+"""What code of somebody's own may do and a trace cannot follow: it is refused by name, or named as uncounted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from sizer.errors import TraceError
+
+BENCHMARKS = "cudnn.benchmark=True tries every plan of a convolution; the workspaces of those it does not choose"
+_CONVOLUTIONS = ("aten.convolution.default", "aten.convolution_backward.default")
+
+
+@contextmanager
+def compiling_refused() -> Iterator[None]:
+    """Within the context, code that `torch.compile` has compiled is refused as it is called.
+
+    PyTorch runs such code eagerly under a dispatch mode and does not say so (torch/_dynamo/eval_frame.py, 2.15). Code that it
+    compiles without calling it passes, and so does all code where TORCHDYNAMO_DISABLE=1 turns the compiler off.
+    """
+    compile_ = torch.compile
+    with ExitStack() as stack:
+
+        def watch() -> None:
+            frames = sys.modules["torch._dynamo.eval_frame"]
+            own = frames._callback_from_stance
+            if own is not refuse:
+                callbacks.append(own)
+                stack.enter_context(mock.patch.object(frames, "_callback_from_stance", refuse))
+
+        def refuse(callback: Any) -> Any:
+            # None and False are no compiler: `torch.compiler.disable`, and what is put back after a call
+            if callable(callback) and sys._getframe(1).f_code.co_name != "__exit__" and not _is_eager(callback):
+                function = sys._getframe(1).f_locals.get("fn")
+                name = getattr(function, "__qualname__", None) or "a function"
+                raise TraceError(
+                    f"torch.compile has compiled {name}, which the step calls: compiled code cannot be traced",
+                    todo="call it without torch.compile; the figures are then those of eager mode",
+                )
+            return callbacks[-1](callback)
+
+        def compile_and_watch(*args: Any, **kwargs: Any) -> Any:
+            compiled = compile_(*args, **kwargs)
+            if "torch._dynamo.eval_frame" in sys.modules:
+                watch()
+            return compiled
+
+        callbacks: list[Callable[[Any], Any]] = []
+        if "torch._dynamo.eval_frame" in sys.modules:
+            watch()
+        stack.enter_context(mock.patch.object(torch, "compile", compile_and_watch))
+        yield
+
+
+def _is_eager(callback: Any) -> bool:
+    """Whether a compiler's callback runs operators as they are (backend="eager"), which a trace can follow."""
+    while (inner := getattr(callback, "_torchdynamo_orig_backend", None)) is not None:
+        callback = inner
+    compiler = getattr(callback, "compiler_fn", callback)
+    return getattr(compiler, "__name__", "") == "eager"
+
+
+def refuse_low_bits(parameters: Iterable[nn.Parameter | None]) -> None:
+    """Raise TraceError where a parameter is one that bitsandbytes quantises as it comes to the device."""
+    if "bitsandbytes" not in sys.modules:
+        return
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    for one in parameters:
+        eight = isinstance(one, Int8Params) and not one.has_fp16_weights
+        if eight or isinstance(one, Params4bit):
+            kind, key = ("8-bit", "int8") if eight else ("4-bit", "nf4")
+            raise TraceError(
+                f"bitsandbytes' {kind} layers in code of your own cannot be traced: their weights are quantised on the device",
+                given=type(one).__name__,
+                todo=f"ask for the model by a query with weights={key}",
+            )
+
+
+def benchmarks(has_seen: Callable[[str], bool], kind: str) -> bool:
+    """Whether cuDNN benchmarks plans for a convolution that was seen on a device of this kind."""
+    return kind == "cuda" and torch.backends.cudnn.benchmark and any(map(has_seen, _CONVOLUTIONS))

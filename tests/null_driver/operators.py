@@ -1,0 +1,110 @@
+"""PyTorch's own operator samples (torch.testing's op_db) over the null driver: bytes at the peak and strides of the result.
+
+    python -m tests.null_driver.operators MODE DTYPE FIRST COUNT EVERY
+
+MODE is no_grad, inference or backward. For every operator COUNT samples from the FIRST on; of all operators each EVERY-th. The last
+line printed is JSON: for each sample its bytes, strides and shapes, or why it did not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+MODES = ("no_grad", "inference", "backward")
+# Operators that need a linear-algebra library, draw at random, or whose result's size only a kernel knows.
+# This list may only shrink.
+# fmt: off
+SKIPPED = tuple("""
+    linalg special fft _refs masked sparse stft istft cholesky lu geqrf ormqr qr svd pinverse triangular_solve cdist
+    logdet symeig pca_lowrank jiterator torch.ops signal polygamma histogramdd lstsq matrix_exp empty cauchy normal
+    to_sparse randint bernoulli corrcoef cov multinomial unique nonzero bincount equal allclose item tensor_split
+    _segment segment narrow combinations inner_loop argwhere histc repeat_interleave orgqr block_diag
+    nn.functional.ctc_loss complex view_as
+""".split())  # noqa: SIM905
+# fmt: on
+
+Case = tuple[str, Callable[..., Any], Any, tuple, dict]
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of nested containers."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def cases(mode: str, dtype: torch.dtype, first: int, count: int, every: int) -> Iterator[Case]:
+    """Yield the name of a sample, its operator and its arguments on the CPU."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for op in [op for op in op_db if not op.name.startswith(SKIPPED)][::every]:
+        if mode == "backward" and not op.supports_autograd:
+            continue
+        if dtype not in op.dtypes and dtype not in (getattr(op, "dtypesIfCUDA", None) or ()):
+            continue
+        torch.manual_seed(0)
+        samples = []
+        try:
+            for sample in op.sample_inputs("cpu", dtype, requires_grad=False):
+                samples.append(sample)
+                if len(samples) == first + count:
+                    break
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):  # the CPU cannot make samples in this dtype
+            continue
+        for number, sample in enumerate(samples[first:], first):
+            name = ".".join(part for part in (op.name, op.variant_test_name) if part)
+            yield f"{name}|{number}", op, sample.input, sample.args, sample.kwargs
+
+
+def moved(case: Case, mode: str) -> tuple[Any, tuple, dict]:
+    """Return a sample's arguments on the device; floating-point tensors require gradients in a backward pass."""
+    made = tree_map(lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, case[2:])
+    if mode == "backward":
+        for tensor in tensors(made):
+            if tensor.is_floating_point():
+                tensor.requires_grad_(True)
+    input, args, kwargs = made
+    return input, args, {**kwargs, "device": "cuda"} if "device" in kwargs else kwargs
+
+
+def work(case: Case, mode: str, input: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operator, and its backward pass if the mode asks for it."""
+    with torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(mode == "backward"):
+        out = case[1](input, *args, **kwargs)
+    if mode == "backward":
+        roots = [tensor for tensor in tensors(out) if tensor.requires_grad and tensor.is_floating_point()]
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    return out
+
+
+def layout(out: Any) -> list[list[list[int]]]:
+    """Return strides and shapes of the tensors in a result."""
+    return [[list(tensor.stride()), list(tensor.shape)] for tensor in tensors(out)]
+
+
+def measured(case: Case, mode: str) -> list[Any]:
+    """Return the peak bytes and layout of a sample on the device, or the class of the error alone."""
+    try:
+        arguments = moved(case, mode)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = work(case, mode, *arguments)
+        return [torch.cuda.max_memory_allocated() - before, layout(out)]
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:
+        return [type(error).__name__]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    mode, dtype, *numbers = sys.argv[1:]
+    torch.cuda.init()
+    found = {case[0]: measured(case, mode) for case in cases(mode, getattr(torch, dtype), *map(int, numbers))}
+    print(json.dumps(found), flush=True)
+    os._exit(0)

@@ -1,0 +1,116 @@
+"""Operators that behave differently on meta than on CUDA: the smallest case of each kind.
+
+The right values are PyTorch 2.15's CUDA host code over the null driver (tests/null_driver), with the device of an H100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import sizer
+
+HALF = torch.bfloat16
+LAST = torch.channels_last
+
+
+def planes() -> Tensor:
+    return torch.empty(2, 64, 32, 32, device="cuda", dtype=HALF)  # 262,144 bytes
+
+
+def last() -> Tensor:
+    return planes().to(memory_format=LAST)
+
+
+def part() -> Tensor:
+    return torch.empty(2, 128, 32, 32, device="cuda", dtype=HALF)[:, :64]
+
+
+def turned() -> Tensor:
+    """As an attention block returns an image: channels last, and the stride of the one sample is 64."""
+    return torch.empty(1, 1024, 64, device="cuda", dtype=HALF).transpose(-1, -2).reshape(1, 64, 32, 32)
+
+
+def weights() -> Tensor:
+    return torch.empty(64, device="cuda", dtype=HALF)
+
+
+def traced(make: Callable[[], Tensor], operator: Callable[[Tensor], Tensor]) -> tuple[int, tuple[int, ...]]:
+    """Return the bytes at the peak above the input, and the strides of the result."""
+    strides: list[tuple[int, ...]] = []
+
+    def setup():
+        input = make()
+
+        def step():
+            with torch.no_grad():
+                strides.append(operator(input).stride())
+
+        return step
+
+    estimate = sizer.size_step(setup, steps=1, gpu="h100-80gb").estimates[0]
+    return max(p.peak_allocated_bytes for p in estimate.phases[1:]) - estimate.phases[0].allocated_bytes, strides[-1]
+
+
+BYTES = {
+    "nearest": (planes, lambda x: F.interpolate(x, scale_factor=2.0), 1048576),
+    "nearest, channels last": (last, lambda x: F.interpolate(x, scale_factor=2.0), 1048576),
+    "nearest down, channels last": (last, lambda x: F.interpolate(x, size=(16, 16)), 65536),
+    "nearest of a slice": (part, lambda x: F.interpolate(x, scale_factor=2.0), 1310720),
+    "group norm, channels last": (last, lambda x: F.group_norm(x, 32, weights(), weights()), 266240),
+    "group norm": (planes, lambda x: F.group_norm(x, 32, weights(), weights()), 266240),
+    "group norm without weights": (lambda: planes().float(), lambda x: F.group_norm(x, 32), 525312),
+    "RMS norm over channels moved last": (planes, lambda x: F.rms_norm(x.movedim(1, -1), (64,)), 532480),
+    "average pooling of a slice": (part, lambda x: F.avg_pool2d(x, 2), 327680),
+    "max pooling of a slice": (part, lambda x: F.max_pool2d(x, 2), 589824),
+    "adaptive average of a slice": (part, lambda x: F.adaptive_avg_pool2d(x, 8), 278528),
+    "adaptive max, channels last": (last, lambda x: F.adaptive_max_pool2d(x, 8), 425984),
+    "area of a slice": (part, lambda x: F.interpolate(x, size=(16, 16), mode="area"), 327680),
+    "antialiased, channels last": (
+        last, lambda x: F.interpolate(x, size=(64, 64), mode="bilinear", antialias=True), 2359296,
+    ),
+    "reflection padding, channels last": (last, lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), 558080),
+    "unfold": (planes, lambda x: F.unfold(x, 3, padding=1), 2621440),
+    "cumsum, channels last": (last, lambda x: x.cumsum(2), 524288),
+    "roll, channels last": (last, lambda x: x.roll(1, 2), 524288),
+    "topk, channels last": (last, lambda x: x.topk(2, 1)[0], 303104),
+}  # fmt: skip
+STRIDES = {
+    "x / 1.0": (turned, lambda x: x / 1.0, (64, 1, 2048, 64)),
+    "zeros_like": (turned, torch.zeros_like, (64, 1, 2048, 64)),
+    "pixel_unshuffle, channels last": (last, lambda x: F.pixel_unshuffle(x, 2), (65536, 256, 16, 1)),
+    "group norm of one sample, channels last": (
+        lambda: last()[:1].contiguous(memory_format=LAST), lambda x: F.group_norm(x, 32), (65536, 1, 2048, 64),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="the right values are those of PyTorch 2.15")
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_are_those_of_cudas_kernels(name: str):
+    make, operator, right = BYTES[name]
+    assert traced(make, operator)[0] == right
+
+
+@pytest.mark.parametrize("name", STRIDES)
+def test_strides_are_those_of_cudas_kernels(name: str):
+    make, operator, right = STRIDES[name]
+    assert traced(make, operator)[1] == right
+
+
+@pytest.mark.xfail(reason="a dimension of size 1 behind advanced indexing has another stride on meta")
+def test_strides_of_advanced_indexing_are_those_of_cudas_kernels():
+    assert traced(turned, lambda x: x[:, torch.arange(8, device="cuda")])[1] == (8192, 1024, 32, 1)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_resampling_holds_its_result_alone_in_inference_mode(mode: str):
+    def resample(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return F.interpolate(x, scale_factor=2.0, mode=mode)
+
+    assert traced(planes, resample)[0] == 2 * 64 * 64 * 64 * 2  # the result [2, 64, 64, 64] in bfloat16: one kernel

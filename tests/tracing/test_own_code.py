@@ -1,0 +1,100 @@
+"""Code of one's own that a trace cannot follow: it is refused by name, or the figure says what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from sizer.custom import size_module, size_step
+from sizer.errors import TraceError
+
+
+def compiled_module() -> Callable[[], None]:
+    model = nn.Linear(64, 64).cuda()
+    model.compile()
+    return lambda: model(torch.zeros(2, 64, device="cuda")).sum().backward()
+
+
+def compiled_by_function() -> Callable[[], None]:
+    model = torch.compile(nn.Linear(64, 64).cuda())
+    return lambda: model(torch.zeros(2, 64, device="cuda")).sum().backward()
+
+
+def compiled_function() -> Callable[[], None]:
+    @torch.compile
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    return lambda: twice(torch.zeros(2, 64, device="cuda"))
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # PyTorch's own, where modules have hooks
+@pytest.mark.parametrize("setup", [compiled_module, compiled_by_function, compiled_function])
+def test_compiled_code_is_refused_by_name(setup: Callable) -> None:
+    with pytest.raises(TraceError, match=r"torch\.compile has compiled .+; call it without torch\.compile"):
+        size_step(setup)
+
+
+def test_code_that_was_compiled_before_is_refused_and_works_again_afterwards() -> None:
+    before = torch.compile
+    twice = torch.compile(lambda x: x * 2, backend="aot_eager")
+
+    def setup() -> Callable[[], None]:
+        return lambda: twice(torch.zeros(2, 64, device="cuda"))
+
+    with pytest.raises(TraceError, match=r"torch\.compile has compiled"):
+        size_step(setup)
+    assert torch.compile is before
+    assert twice(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_compiling_without_a_call_is_no_fault() -> None:
+    def setup() -> Callable[[], None]:
+        model = nn.Linear(64, 64, bias=False).cuda()
+        torch.compile(model)
+        return lambda: model(torch.zeros(2, 64, device="cuda"))
+
+    assert size_step(setup).estimates[0].weights_bytes == 64 * 64 * 4
+
+
+def eight_bits() -> nn.Module:
+    bnb = pytest.importorskip("bitsandbytes")
+    return bnb.nn.Linear8bitLt(64, 64, bias=False, has_fp16_weights=False)
+
+
+def four_bits() -> nn.Module:
+    return pytest.importorskip("bitsandbytes").nn.Linear4bit(64, 64, bias=False, quant_type="nf4")
+
+
+def four_bit_embedding() -> nn.Module:
+    return pytest.importorskip("bitsandbytes").nn.EmbeddingNF4(64, 64)
+
+
+@pytest.mark.parametrize(("make", "bits"), [(eight_bits, "8-bit"), (four_bits, "4-bit"), (four_bit_embedding, "4-bit")])
+def test_low_bit_layers_are_refused_by_name(make: Callable[[], nn.Module], bits: str) -> None:
+    def setup() -> Callable[[], None]:
+        model = make().cuda()
+        return lambda: model(torch.zeros(2, 64, device="cuda", dtype=torch.float16))
+
+    with pytest.raises(TraceError, match=rf"bitsandbytes' {bits} layers .+weights="):
+        size_step(setup)
+    with pytest.raises(TraceError, match=rf"bitsandbytes' {bits} layers .+weights="):
+        size_module(make, (torch.zeros(2, 64),))
+
+
+@pytest.mark.parametrize(("gpu", "said"), [("a100-80gb", True), ("cpu", False)])
+def test_plans_that_cudnn_tries_are_named_as_uncounted(gpu: str, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def setup() -> Callable[[], None]:
+        model = nn.Conv2d(3, 8, 3).cuda()
+        return lambda: model(torch.zeros(2, 3, 32, 32, device="cuda")).sum().backward()
+
+    def named() -> bool:
+        return any(one.startswith("cudnn.benchmark=True") for one in size_step(setup, gpu=gpu).uncounted)
+
+    assert not named()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.backends.cudnn, "benchmark", True)
+        assert named() is said
