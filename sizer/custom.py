@@ -34,7 +34,7 @@ from sizer.query_values import read_torch
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
-from sizer.tracing.meta.accelerators import OnMeta, devices_told
+from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
 from sizer.tracing.meta.collectives import ROUTES
 from sizer.tracing.meta.own_code import BENCHMARKS, benchmarks, compiling_refused, refuse_low_bits
@@ -167,7 +167,7 @@ def _trace_step(
         watcher.loaded()
         for number in range(1, steps + 1):
             watcher.begin_step()
-            with OnMeta(host), devices_told(host, deferred):
+            with OnMeta(host) as mode, modes_in_callbacks(mode), devices_told(host, deferred):
                 step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
         if benchmarks(recorder.log.has_seen, device.kind):
