@@ -108,7 +108,8 @@ def size_step(
 
     `setup` is called once under `torch.device("meta")`; it makes models, optimizers and batches and returns a function without
     arguments that does one step. What names no device is on the host; `.cuda()`, `.to("cuda")` and `device="cuda"` put it on the
-    device. `torch.autocast("cuda", …)` acts as on the device. Phases are told by autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
+    device. `torch.autocast("cuda", …)` acts as on the device. Phases are told by autograd's
+    engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
     `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
     that are not allowed, TraceError where the step cannot be traced, with the operator and module. `expandable_segments` is the
     allocator's setting of that name, which CUDA devices alone have.
@@ -119,8 +120,9 @@ def size_step(
     called a second time: the estimate is that of even counts, its range goes on to where all others send this rank all they have.
 
     *Known limitations*: operators that mix tensors of the host and the device are not refused, and their result is on the
-    device; torch.cuda answers for a device only in a world. What NCCL holds is not counted: its buffers, and inputs of asynchronous collectives until they are waited
-    for; what other ranks would send is otherwise unknown. Tensors that are neither
+    device; torch.cuda answers for a device only in a world. What NCCL holds is not counted: its
+    buffers, and inputs of asynchronous collectives until they are waited for; what other ranks would send is otherwise
+    unknown. Tensors that are neither
     parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several optimizers "backward" ends
     at the first one's step.
     """
