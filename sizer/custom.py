@@ -34,7 +34,7 @@ from sizer.query_values import read_torch
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
-from sizer.tracing.meta.accelerators import OnMeta, devices_told
+from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
 from sizer.tracing.meta.collectives import ROUTES
 from sizer.tracing.meta.own_code import BENCHMARKS, benchmarks, compiling_refused, refuse_low_bits
@@ -107,8 +107,9 @@ def size_step(
     """The report (bytes) of a step of yours, whatever it does, written as for a real device.
 
     `setup` is called once under `torch.device("meta")`; it makes models, optimizers and batches and returns a function without
-    arguments that does one step. `.cuda()`, `.to("cuda")` and `device="cuda"` go to meta, `torch.autocast("cuda", …)` acts as on
-    the device. Phases are told by autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
+    arguments that does one step. What names no device is on the host; `.cuda()`, `.to("cuda")` and `device="cuda"` put it on the
+    device. `torch.autocast("cuda", …)` acts as on the device. Phases are told by autograd's
+    engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
     `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
     that are not allowed, TraceError where the step cannot be traced, with the operator and module. `expandable_segments` is the
     allocator's setting of that name, which CUDA devices alone have.
@@ -118,8 +119,10 @@ def size_step(
     (sizer.distributed). Where ranks tell each other by an all-to-all how much they will send, as expert parallel does, `setup` is
     called a second time: the estimate is that of even counts, its range goes on to where all others send this rank all they have.
 
-    *Known limitations*: what NCCL holds is not counted: its buffers, and inputs of asynchronous collectives until they are waited
-    for; what other ranks would send is otherwise unknown. Tensors that are neither
+    *Known limitations*: operators that mix tensors of the host and the device are not refused, and their result is on the
+    device; torch.cuda answers for a device only in a world. What NCCL holds is not counted: its
+    buffers, and inputs of asynchronous collectives until they are waited for; what other ranks would send is otherwise
+    unknown. Tensors that are neither
     parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several optimizers "backward" ends
     at the first one's step.
     """
@@ -167,7 +170,7 @@ def _trace_step(
         watcher.loaded()
         for number in range(1, steps + 1):
             watcher.begin_step()
-            with OnMeta(host), devices_told(host, deferred):
+            with OnMeta(host) as mode, modes_in_callbacks(mode), devices_told(host, deferred):
                 step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
         if benchmarks(recorder.log.has_seen, device.kind):

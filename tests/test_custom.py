@@ -440,6 +440,33 @@ def test_tensors_tell_where_they_are_also_in_hooks_of_saved_tensors() -> None:
     assert torch.zeros(1, device="meta").is_meta
 
 
+def test_activations_that_are_saved_on_the_host_are_not_on_the_device() -> None:
+    def setup(offloads: bool, by_function: bool = False) -> Callable[[], None]:
+        x = torch.zeros(1024, 1024, device="cuda", requires_grad=True)
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            assert tensor.device.type == "cuda"
+            return tensor.to("cpu")
+
+        def step() -> None:
+            hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.to("cuda", non_blocking=True))
+            ours = torch.autograd.graph.save_on_cpu(pin_memory=True)
+            with (hooks if by_function else ours) if offloads else nullcontext():
+                out = x.exp().exp().exp().sum()
+            out.backward()
+            x.grad = None
+
+        return step
+
+    def activations(*how: bool) -> int:
+        return size_step(lambda: setup(*how)).estimates[0].activations_bytes
+
+    # each exp saves its result; the sum and its gradient, of 4 bytes each, are left
+    assert activations(False) == 3 * MATRIX + 8
+    assert activations(True) == activations(True, True) == 8
+    assert size_step(lambda: setup(True)).estimates[0].host_bytes == 3 * MATRIX
+
+
 def test_weights_come_to_the_device_in_the_order_of_modules() -> None:
     """Module._apply moves children, then a module's own parameters, then its buffers."""
 

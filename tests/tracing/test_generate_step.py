@@ -27,7 +27,7 @@ def generate(**options: object) -> Report:
     """Three tokens after a prompt of five, for two sequences."""
 
     def setup() -> Callable[[], None]:
-        model = AutoModelForCausalLM.from_config(TINY).eval()
+        model = AutoModelForCausalLM.from_config(TINY).cuda().eval()
         prompt = torch.zeros(2, 5, dtype=torch.long, device="cuda")
 
         def step() -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -22,6 +22,7 @@ _ACCELERATOR = torch.device("cuda")
 _FIRST = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _OURS = ("torch", "sizer")
+LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
 
 
 class OnMeta(TorchFunctionMode):
@@ -44,8 +45,10 @@ class OnMeta(TorchFunctionMode):
             if func is Tensor.pin_memory:  # without a driver: a copy on the host
                 with self._host.told(True):
                     return args[0].clone()
-            return func(*args)
+            return self._to_host(args[0]) if func is Tensor.cpu else func(*args)
         kwargs = kwargs or {}
+        if func is torch.empty and not self._host.setting_up and str(kwargs.get("device") or "cpu") == "cpu":
+            return self._empty(args, kwargs)
         if kwargs.get("pin_memory"):
             kwargs = kwargs | {"pin_memory": False}
         if func is torch.device and _is_outside(sys._getframe(1)) and not (args and args[0] == "meta"):
@@ -57,6 +60,8 @@ class OnMeta(TorchFunctionMode):
                 args = (args[0], _ACCELERATOR, *args[2:])
             if args[0] in self._host:
                 return self._from_host(*args, **kwargs)
+            if len(args) > 1 and isinstance(args[1], (str, torch.device)) and str(args[1]) == "cpu" and len(args) == 2:
+                return self._to_host(args[0])
         deferred = self._deferred
         if deferred is None:
             return self._run(func, args, kwargs)
@@ -89,6 +94,23 @@ class OnMeta(TorchFunctionMode):
         with self._host.told(False):
             return Tensor.to(tensor, "meta", copy=True)
 
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        """A copy on the host; one that is large stays on meta, and takes no memory here."""
+        if not tensor.is_meta or tensor.nbytes <= LARGE:
+            return tensor.cpu()
+        with self._host.told(True):
+            return Tensor.to(tensor, "meta", copy=True)
+
+    def _empty(self, args: tuple, kwargs: dict) -> Tensor:
+        """What `torch.empty` makes on the host; where it is large, on meta."""
+        kwargs = kwargs | {"pin_memory": False}
+        with _disable_current_modes():
+            large = torch.empty(*args, **(kwargs | {"device": "meta", "requires_grad": False})).nbytes > LARGE
+        if not large:
+            return torch.empty(*args, **kwargs)
+        with self._host.told(True):
+            return torch.empty(*args, **(kwargs | {"device": "meta"}))
+
     def _from_host(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """A tensor of the host as `.to(…)` gives it."""
         other = args[0] if args else kwargs.get("other")
@@ -101,6 +123,34 @@ class OnMeta(TorchFunctionMode):
             return Tensor.to(tensor, dtype or tensor.dtype, **copies)
         with self._host.told(False):
             return Tensor.to(tensor, "meta", dtype or tensor.dtype, copy=True)
+
+
+@contextmanager
+def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
+    """Within the context the mode is on in what autograd calls back: hooks of saved tensors, and all of a backward pass.
+
+    PyTorch calls them from an operator or from `Tensor.backward`, inside of which function modes are off.
+    """
+    push, run = torch._C._autograd._push_saved_tensors_default_hooks, torch.autograd.graph._engine_run_backward
+
+    def within(function: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if any(one is mode for one in _get_current_function_mode_stack()):
+                return function(*args, **kwargs)
+            with mode:
+                return function(*args, **kwargs)
+
+        return called
+
+    def push_within(pack: Any, unpack: Any) -> None:
+        push(within(pack), within(unpack))
+
+    with (
+        mock.patch.object(torch._C._autograd, "_push_saved_tensors_default_hooks", push_within),
+        mock.patch.object(torch.autograd.graph, "_engine_run_backward", within(run)),
+        mock.patch.object(torch.autograd, "_engine_run_backward", within(run)),
+    ):
+        yield
 
 
 @contextmanager
@@ -138,7 +188,13 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         outside = storage.device.type == "meta" and _is_outside(sys._getframe(1))
         return storage._cdata if outside else of_storage(storage)
 
+    current = torch.accelerator.current_accelerator
+
+    def current_accelerator(*args: Any, **kwargs: Any) -> torch.device | None:
+        return _ACCELERATOR if _is_outside(sys._getframe(1)) else current(*args, **kwargs)
+
     with (
+        mock.patch.object(torch.accelerator, "current_accelerator", current_accelerator),
         mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, **{name: answer(name) for name in own}),
         mock.patch.object(torch.UntypedStorage, "data_ptr", storage_data_ptr),
     ):
