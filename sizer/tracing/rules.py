@@ -27,7 +27,6 @@ from sizer.tracing.cuda import (
     dropout,
     embedding,
     encoder,
-    losses,
     normalization,
     packed_copies,
     recurrent,
@@ -38,6 +37,7 @@ from sizer.tracing.cuda import (
 from sizer.tracing.cuda import copies as cuda_copies
 from sizer.tracing.cuda import grouped as cuda_grouped
 from sizer.tracing.cuda import indexing as cuda_indexing
+from sizer.tracing.cuda import losses as cuda_losses
 from sizer.tracing.cuda.by_capability import shared_blas
 from sizer.tracing.cuda.cublas import Blas, blas_of
 from sizer.tracing.device import Device
@@ -48,6 +48,7 @@ from sizer.tracing.meta import (
     dtypes,
     grouped,
     in_place,
+    losses,
     norm_shortcuts,
     quanto,
     shortcuts,
@@ -66,11 +67,12 @@ _EVERYWHERE = (
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, dropout, embedding, encoder,
-        cuda_copies, cuda_grouped, cuda_indexing, losses, normalization, packed_copies, recurrent, reductions, scans, softmax,
+        cuda_copies, cuda_grouped, cuda_indexing, cuda_losses, losses, normalization, packed_copies, recurrent, reductions, scans,
+        softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (
-        *_EVERYWHERE, strides, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, gloo, products,
+        *_EVERYWHERE, strides, losses, cpu_attention, cpu_bitsandbytes, cpu_convolution, copies, cpu_normalization, gloo, products,
         cpu_reductions,
     ),
 }  # fmt: skip

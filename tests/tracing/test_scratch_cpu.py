@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -157,6 +158,18 @@ class Inferring(nn.Sequential):
             return super().forward(x)
 
 
+class Fitted(nn.Module):
+    """A loss between a product and one half, times the product."""
+
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.project, self.loss = nn.Linear(16, 32), loss
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.project(x).sigmoid()
+        return x * self.loss(x, torch.full_like(x, 0.5))
+
+
 class Last(nn.Sequential):
     """Channels last, as ConvNeXt's blocks have them."""
 
@@ -202,6 +215,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "shared weight": (lambda: Twice(16, 16), images(16)),
     "checkpointing": (lambda: Saving(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)), images(16)),
 }
+LOSSES = F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, F.binary_cross_entropy, F.huber_loss, F.l1_loss
+MODULES |= {loss.__name__: (partial(Fitted, loss), images(16)) for loss in LOSSES}
 CASES = [(name, "float32") for name in MODULES]
 HALVES = ("shared weight", "convolution", "attention", "batch norm", "group norm")
 CASES += [(name, "amp-bfloat16") for name in HALVES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.device import Device
+from sizer.tracing.meta.losses import elements_of, is_reduced
 
 _aten = torch.ops.aten
 
@@ -35,7 +37,14 @@ def half_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     return [[4 * args[0].numel(), 4 * out.numel()] if out.itemsize == 2 else [], out]
 
 
+def loss_elements(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """mse_loss, smooth_l1_loss (native/BinaryOps.cpp): the elements once more, if they are reduced."""
+    return [out, [prod(elements_of(args)) * out.itemsize if is_reduced(args, kwargs, 2) else 0]]
+
+
 HELD: dict[Any, Held] = {
+    _aten.mse_loss.default: loss_elements,
+    _aten.smooth_l1_loss.default: loss_elements,
     _aten._safe_softmax.default: safe_softmax,
     _aten.logsumexp.default: logsumexp,
     _aten.cumsum.default: integer_sum,

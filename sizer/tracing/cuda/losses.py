@@ -1,7 +1,6 @@
 """Losses and other operators on CUDA that hold a tensor of their input's size before they reduce it.
 
-PyTorch 2.15: native/BinaryOps.cpp and PointwiseOps (mse_loss, smooth_l1_loss), native/Loss.cpp, native/cuda/Loss.cu. A loss that is
-computed into its result and then reduced there keeps the storage of the elements: `resize_` never shrinks a storage.
+PyTorch 2.15: native/BinaryOps.cpp and PointwiseOps (mse_loss, smooth_l1_loss), native/Loss.cpp, native/cuda/Loss.cu.
 """
 
 from __future__ import annotations
@@ -15,17 +14,8 @@ from torch import Tensor
 from sizer.tracing.allocations import Held, Steps, after_results
 from sizer.tracing.cuda.reductions import staged, summing
 from sizer.tracing.device import Device
+from sizer.tracing.meta.losses import elements_of, is_reduced
 from sizer.tracing.tables import Results, listed
-
-_NONE = 0  # at::Reduction::None
-
-
-def _reduction(args: tuple, kwargs: dict, at: int) -> int:
-    return args[at] if len(args) > at else kwargs.get("reduction", 1)
-
-
-def _elements(args: tuple) -> torch.Size:
-    return torch.broadcast_shapes(*(arg.shape for arg in args if isinstance(arg, Tensor)))
 
 
 def _reduced(shape: torch.Size, like: Tensor) -> list[int]:
@@ -33,23 +23,12 @@ def _reduced(shape: torch.Size, like: Tensor) -> list[int]:
     return summing(whole, tuple(range(whole.dim())))
 
 
-def over_elements(at: int) -> Any:
-    """Return a correction: a loss that is reduced, over the storage of all elements; `at` is the place of the reduction."""
-
-    def correct(args: tuple, out: Tensor) -> Tensor:
-        if _reduction(args, {}, at) == _NONE:
-            return out
-        return torch.empty(_elements(args[:at]), dtype=out.dtype, device=out.device).resize_(())
-
-    return correct
-
-
 def iterated(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """mse_loss, smooth_l1_loss(input, target, reduction): the elements once more, reduced into the result
     (native/Loss.cpp)."""
-    if _reduction(args, kwargs, 2) == _NONE:
+    if not is_reduced(args, kwargs, 2):
         return []
-    shape = _elements(args)
+    shape = elements_of(args)
     return [[prod(shape) * out.itemsize, *_reduced(shape, out)]]
 
 
@@ -57,9 +36,9 @@ def reduced_aside(at: int) -> Held:
     """Return a rule for losses that are computed into their result, reduced to a scalar, and copied back."""
 
     def held(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-        if _reduction(args, kwargs, at) == _NONE:
+        if not is_reduced(args, kwargs, at):
             return []
-        return [[out.itemsize, *_reduced(_elements(args[:at]), out)]]
+        return [[out.itemsize, *_reduced(elements_of(args[:at]), out)]]
 
     held.__doc__ = (
         "A scalar, copied back into the result, whose storage holds all elements (native/Loss.cpp, cuda/Loss.cu)."
@@ -69,10 +48,10 @@ def reduced_aside(at: int) -> Held:
 
 def huber(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """The elements, then the result (native/BinaryOps.cpp, huber_loss)."""
-    if _reduction(args, kwargs, 2) == _NONE:
+    if not is_reduced(args, kwargs, 2):
         yield out
         return
-    shape = _elements(args)
+    shape = elements_of(args)
     yield (prod(shape) * out.itemsize,)
     yield out
     yield _reduced(shape, out)
@@ -82,7 +61,7 @@ def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> St
     """is_target, a loss for each sample, then their reduction (cuda/MultiLabelMarginCriterion.cu)."""
     loss, is_target = out
     yield is_target
-    if args[0].dim() > 1 and _reduction(args, kwargs, 2) != _NONE:
+    if args[0].dim() > 1 and is_reduced(args, kwargs, 2):
         yield (args[0].shape[0] * loss.itemsize,)
     yield loss
 
@@ -173,8 +152,6 @@ def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 
 RESULTS: Results = {
-    **listed("mse_loss smooth_l1_loss soft_margin_loss", over_elements(2)),
-    **listed("binary_cross_entropy", over_elements(3)),
     **listed("log_sigmoid_forward", buffer_of_none),
 }
 HELD: dict[Any, Held] = {
