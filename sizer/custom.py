@@ -119,12 +119,10 @@ def size_step(
     (sizer.distributed). Where ranks tell each other by an all-to-all how much they will send, as expert parallel does, `setup` is
     called a second time: the estimate is that of even counts, its range goes on to where all others send this rank all they have.
 
-    *Known limitations*: operators that mix tensors of the host and the device are not refused, and their result is on the
-    device; torch.cuda answers for a device only in a world. What NCCL holds is not counted: its
-    buffers, and inputs of asynchronous collectives until they are waited for; what other ranks would send is otherwise
-    unknown. Tensors that are neither
-    parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several optimizers "backward" ends
-    at the first one's step.
+    *Known limitations*: torch.cuda answers for a device only in a world. What NCCL holds is not counted: its buffers, and inputs
+    of asynchronous collectives until they are waited for; what other ranks would send is otherwise unknown. Tensors that are
+    neither parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several optimizers
+    "backward" ends at the first one's step.
     """
     if steps < 1:
         raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")

@@ -493,6 +493,26 @@ def test_a_step_without_the_device_is_refused() -> None:
         size_step(setup)
 
 
+@pytest.mark.parametrize("forgotten", ["model", "input"])
+def test_a_step_that_mixes_host_and_device_is_refused_as_on_a_device(forgotten: str) -> None:
+    def setup() -> Callable[[], None]:
+        model, x = nn.Linear(8, 4), torch.zeros(2, 8)
+        model, x = (model, x.cuda()) if forgotten == "model" else (model.cuda(), x)
+        return lambda: model(x).sum().backward()
+
+    with pytest.raises(TraceError, match="Expected all tensors to be on the same device"):
+        size_step(setup)
+
+
+def test_numbers_and_places_may_be_on_the_host() -> None:
+    def setup() -> Callable[[], None]:
+        weight, scale, rows = torch.zeros(8, 8, device="cuda"), torch.tensor(2.0), torch.tensor([0, 3])
+        staged = torch.ones(8, 8)
+        return lambda: weight.copy_(staged).mul_(scale)[rows].sum()
+
+    assert size_step(setup).estimates[0].weights_bytes == 0
+
+
 def test_a_step_leaves_no_trace_behind() -> None:
     before = torch.tensor, torch.optim.AdamW.step, torch.amp.autocast_mode.autocast.__enter__
     size_step(scaled)

@@ -125,6 +125,8 @@ class Recorder(TorchDispatchMode):
             plan.check(self.device.kind, args)
         if self.deferred.is_left:
             self.place_deferred(tensors_of(args))
+        if self.host:
+            self.host.check(plan.name, [tensor for tensor in tensors_of(args) if tensor not in self.deferred])
         if plan.reads and self.log.awaited:
             self.log.synchronize(self.log.stream_order.record(self.log.stream))
         out = plan.handler(self, func, args, kwargs) if plan.handler is not None else NotImplemented

@@ -21,6 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.architecture.subclasses import parts_of
 
+# Operators that take tensors of the device and of the host at once.
+_OF_BOTH = frozenset(("copy_", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"))
+
 
 class HostMemory:
     """The meta storages that stand for memory of the host. `peak_bytes` is the most that there was of it at once.
@@ -52,6 +55,18 @@ class HostMemory:
             return False
         on_meta = [tensor for tensor in inputs if tensor.device.type == "meta"]
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
+
+    def check(self, operator: str, inputs: list[Tensor]) -> None:
+        """Raise RuntimeError in PyTorch's words where an operator ("aten.mm.default") would compute with tensors of both places.
+
+        A tensor without dimensions counts as a number; some operators copy, or find places on the host (native/TensorIterator.cpp,
+        native/TensorAdvancedIndexing.cpp). Where FSDP2 offloads, it keeps them apart by itself.
+        """
+        if self.making is not None or self.offloads or operator.split(".")[1] in _OF_BOTH:
+            return
+        places = {tensor in self for tensor in inputs if tensor.is_meta and tensor.dim() and not torch._is_zerotensor(tensor)}
+        if len(places) == 2:
+            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!")
 
     @contextmanager
     def told(self, making: bool) -> Iterator[None]:
