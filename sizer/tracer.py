@@ -35,6 +35,7 @@ from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
 from sizer.tracing.generation import trace_generation, trace_noted_generation
 from sizer.tracing.kv_cache import trace_kv_cache
+from sizer.tracing.meta.optimizers import check_installed
 from sizer.tracing.stages import StageTraces
 from sizer.tracing.steps import EACH, Work
 from sizer.tracing.trace import trace
@@ -60,6 +61,8 @@ class Tracer:
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
+        if MODES[request.mode].trains:
+            check_installed(request.optimizer)
         self.loaded = as_loaded(request, gpu, config)
         self.request, self.gpu = as_traced(self.loaded.request), gpu
         self._kept = NothingKept() if kept is None else kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -54,17 +55,18 @@ def build_optimizers(name: str, implementation: str | None, module: nn.Module, *
     return Optimizers([*made, *([_one("adamw", implementation, rest, sharded)] if rest else [])])
 
 
+def check_installed(name: str) -> None:
+    """Raise BuildError if an optimizer's package is not installed; `name` is a key of OPTIMIZERS."""
+    package = OPTIMIZERS[name].package
+    if importlib.util.find_spec(package) is None:
+        raise BuildError(f"{package} is not installed", given=f"optimizer={name}", todo=f"pip install {package}")
+
+
 def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], sharded: bool) -> torch.optim.Optimizer:
     row = OPTIMIZERS[name]
     how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
-    try:
-        with compiled_when_called():
-            module = importlib.import_module(row.module)
-    except ModuleNotFoundError as error:
-        if error.name != row.package:
-            raise
-        todo = f"pip install {row.package}"
-        raise BuildError(f"{row.package} is not installed", given=f"optimizer={name}", todo=todo) from error
+    with compiled_when_called():
+        module = importlib.import_module(row.module)
     kind = getattr(module, row.class_name)
     if sharded:
         from torch.distributed.optim import ZeroRedundancyOptimizer
