@@ -15,10 +15,11 @@ from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.census import take_census
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.hardware import HARDWARE
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.cautions import cautions, target, versions
-from sizer.distributed.devices import Accelerator
+from sizer.distributed.devices import Accelerator, devices_answer
 from sizer.distributed.world import world_of
 from sizer.errors import RefusedValueError, RequestError
 from sizer.memory.archive import Traced
@@ -108,8 +109,8 @@ def size_step(
 
     `setup` is called once under `torch.device("meta")`; it makes models, optimizers and batches and returns a function without
     arguments that does one step. What names no device is on the host; `.cuda()`, `.to("cuda")` and `device="cuda"` put it on the
-    device. `torch.autocast("cuda", …)` acts as on the device. Phases are told by autograd's
-    engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
+    device. `torch.autocast("cuda", …)` acts as on the device, and torch.cuda answers as on a host with one GPU. Phases are told by
+    autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
     `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
     that are not allowed, TraceError where the step cannot be traced, with the operator and module. `expandable_segments` is the
     allocator's setting of that name, which CUDA devices alone have.
@@ -119,10 +120,10 @@ def size_step(
     (sizer.distributed). Where ranks tell each other by an all-to-all how much they will send, as expert parallel does, `setup` is
     called a second time: the estimate is that of even counts, its range goes on to where all others send this rank all they have.
 
-    *Known limitations*: torch.cuda answers for a device only in a world. What NCCL holds is not counted: its buffers, and inputs
-    of asynchronous collectives until they are waited for; what other ranks would send is otherwise unknown. Tensors that are
-    neither parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several optimizers
-    "backward" ends at the first one's step.
+    *Known limitations*: torch.cuda's statistics of memory are 0 while a step is traced. What NCCL holds is not counted: its
+    buffers, and inputs of asynchronous collectives until they are waited for; what other ranks would send is otherwise unknown.
+    Tensors that are neither parameter, buffer, gradient nor optimizer state and live after `setup` count as input. With several
+    optimizers "backward" ends at the first one's step.
     """
     if steps < 1:
         raise RequestError("steps", given=str(steps), allowed="1 or more", todo="give 2, after which memory repeats")
@@ -250,7 +251,7 @@ def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> Abstrac
             raise RequestError(
                 "rank", given=str(rank), allowed="0 without a world", todo="give world=, the number of ranks"
             )
-        return nullcontext()
+        return devices_answer(_accelerator(gpu), count=1) if gpu.backend == "cuda" else nullcontext()
     if size < 1:
         raise RequestError("world", given=str(size), allowed="1 or more", todo="give the number of ranks")
     if not 0 <= rank < size:
@@ -259,8 +260,13 @@ def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> Abstrac
         raise RequestError(
             "gpu", given=gpu.key, allowed="a GPU of CUDA's where there is a world", todo="give one, as h100-80gb"
         )
-    accelerator = Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name)
-    return world_of(size, rank, accelerator, on_no_device=recorder.deferred.__contains__)
+    return world_of(size, rank, _accelerator(gpu), on_no_device=recorder.deferred.__contains__)
+
+
+def _accelerator(gpu: Gpu) -> Accelerator:
+    hardware = HARDWARE.get(gpu.key)
+    processors = None if hardware is None else hardware.processors
+    return Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors)
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:

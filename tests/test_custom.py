@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import sizer
 from sizer.custom import _trace_step, size_module, size_step
@@ -511,6 +512,52 @@ def test_numbers_and_places_may_be_on_the_host() -> None:
         return lambda: weight.copy_(staged).mul_(scale)[rows].sum()
 
     assert size_step(setup).estimates[0].weights_bytes == 0
+
+
+def test_a_script_that_asks_for_the_gpu_finds_one() -> None:
+    told: dict[str, Any] = {}
+
+    def setup() -> Callable[[], None]:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu", torch.cuda.current_device())
+        torch.cuda.set_device(device)
+        torch.cuda.reset_peak_memory_stats()
+        properties, generator = torch.cuda.get_device_properties(device), torch.Generator(device).manual_seed(0)
+        told["gpu"] = (torch.cuda.device_count(), properties.multi_processor_count, properties.total_memory)
+        model = nn.Linear(8, 4).to(device)
+        x = torch.randn(2, 8, device=device, generator=generator)
+        told["tensor"] = (x.get_device(), torch.zeros(1).get_device())
+
+        def step() -> None:
+            with torch.cuda.device(x.device), torch.random.fork_rng(devices=[0]):
+                model(x).sum().backward()
+            told["free"] = torch.cuda.mem_get_info()
+
+        return step
+
+    before = torch.cuda.is_available(), torch.Generator
+    report = size_step(setup, gpu="a100-80gb")
+    total = report.gpu.total_bytes
+    assert told == {"gpu": (1, 108, total), "tensor": (0, -1), "free": (total, total)}
+    assert report.estimates[0].weights_bytes == (8 * 4 + 4) * 4
+    assert before == (torch.cuda.is_available(), torch.Generator)
+
+
+class Numbers(Dataset):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> Tensor:
+        return torch.full((8,), float(number))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_pins_its_batches_without_a_driver(workers: int) -> None:
+    def setup() -> Callable[[], None]:
+        model = nn.Linear(8, 4).cuda()
+        batches = iter(DataLoader(Numbers(), batch_size=16, pin_memory=True, num_workers=workers))
+        return lambda: model(next(batches).to("cuda", non_blocking=True)).sum().backward()
+
+    assert size_step(setup, gpu="a100-80gb").estimates[0].weights_bytes == (8 * 4 + 4) * 4
 
 
 def test_a_step_leaves_no_trace_behind() -> None:

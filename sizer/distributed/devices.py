@@ -1,8 +1,8 @@
-"""torch.cuda as it answers on a machine with as many GPUs as a host has, where there is none."""
+"""torch.cuda as it answers on a machine with GPUs, where there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -10,63 +10,89 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils.data._utils import pin_memory as pinning
 
+_RESETS = (
+    "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+    "set_per_process_memory_fraction", "ipc_collect",
+)  # fmt: skip
 PER_HOST = 8  # GPUs of one machine; a launcher sets LOCAL_RANK to a rank's number among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """What code may ask of the GPUs: compute capability, memory in bytes and name, of which the last two may be unknown."""
+    """What code may ask of the GPUs: compute capability, and where known memory in bytes, name and multiprocessors."""
 
     capability: tuple[int, int]
     total_bytes: int | None = None
     name: str | None = None
+    processors: int | None = None
+
+
+class Generator(torch.Generator):
+    """A generator that takes a GPU's place: of the CPU, whose values no tensor on meta has."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        """Make one of the CPU for any accelerator ("cuda", "cuda:0", 0)."""
+        is_elsewhere = isinstance(device, int) or torch.device(device).type in ("cuda", "meta")
+        return super().__new__(cls, "cpu" if is_elsewhere else device)
 
 
 @contextmanager
-def devices_answer(gpu: Accelerator, local_rank: int) -> Iterator[None]:
-    """Within the context torch.cuda and torch.accelerator answer for a host with GPUs of a kind; streams are the trace's own.
+def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HOST) -> Iterator[None]:
+    """Within the context torch.cuda and torch.accelerator answer for a host with `count` GPUs of a kind.
+
+    Streams are the trace's own. The allocator's statistics are 0: a trace has no allocator until it is replayed.
 
     `torch.meta`, which PyTorch looks for as the module of the devices of a mesh over meta tensors (`_get_device_handle` of
     torch/distributed/device_mesh.py), is torch.cuda.
     """
     device = torch.device("cuda", local_rank)
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
+    def nothing() -> Callable[..., None]:
+        return lambda *args, **kwargs: None  # one for each name: torch._dynamo holds that two names are two functions
 
     major, minor = gpu.capability
-    told = {"major": major, "minor": minor, "name": gpu.name, "total_memory": gpu.total_bytes}
+    told = {
+        "major": major,
+        "minor": minor,
+        "name": gpu.name,
+        "total_memory": gpu.total_bytes,
+        "multi_processor_count": gpu.processors,
+    }
     properties = SimpleNamespace(**{name: value for name, value in told.items() if value is not None})
     of_accelerators = {
         "is_available": lambda: True,
-        "device_count": lambda: PER_HOST,
-        "synchronize": nothing,
+        "device_count": lambda: count,
+        "synchronize": nothing(),
         "current_device_index": lambda: local_rank,
-        "set_device_index": nothing,
+        "set_device_index": nothing(),
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_stream": lambda device=None: torch.cuda.current_stream(device),
     }
     of_cuda = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "init": nothing,
-        "_lazy_init": nothing,
-        "device_count": lambda: PER_HOST,
+        "init": nothing(),
+        "_lazy_init": nothing(),
+        "device_count": lambda: count,
         "current_device": lambda: local_rank,
-        "set_device": nothing,
+        "set_device": nothing(),
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: gpu.capability,
         "is_bf16_supported": lambda *args, **kwargs: gpu.capability >= (8, 0),
         "is_current_stream_capturing": lambda: False,
-        "manual_seed": nothing,
-        "manual_seed_all": nothing,
+        "manual_seed": nothing(),
+        "manual_seed_all": nothing(),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8, device="cpu"),
-        "set_rng_state": nothing,
+        "set_rng_state": nothing(),
+        "mem_get_info": lambda device=None: (gpu.total_bytes, gpu.total_bytes),
+        "memory_summary": lambda *args, **kwargs: "",
     }
+    of_cuda |= {name: nothing() for name in _RESETS}
     # what `torch.cuda.device` and `torch.accelerator.device_index` call as contexts
-    of_cuda |= dict.fromkeys(("_exchange_device", "_maybe_exchange_device"), lambda index: local_rank)
+    of_cuda |= {"_exchange_device": lambda index: local_rank, "_maybe_exchange_device": lambda index: local_rank}
     of_bindings = {
         "_get_accelerator": lambda *args: device,
         "_accelerator_exchangeDevice": lambda index: local_rank,
@@ -77,4 +103,7 @@ def devices_answer(gpu: Accelerator, local_rank: int) -> Iterator[None]:
             for name, answer in answers.items():
                 stack.enter_context(mock.patch.object(module, name, answer))
         stack.enter_context(mock.patch.object(torch, "meta", torch.cuda, create=True))
+        stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+        # a DataLoader pins in a thread of its own, where no mode of a trace is on
+        stack.enter_context(mock.patch.object(pinning, "pin_memory", lambda data, device=None: data))
         yield

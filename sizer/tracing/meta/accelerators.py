@@ -188,6 +188,14 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         outside = storage.device.type == "meta" and _is_outside(sys._getframe(1))
         return storage._cdata if outside else of_storage(storage)
 
+    get_device = Tensor.get_device
+
+    def index_of_device(tensor: Tensor) -> int:
+        """0 on the device, -1 on the host."""
+        with torch._C.DisableTorchFunction():
+            told_otherwise = own["is_meta"](tensor) and _is_outside(sys._getframe(1)) and tensor not in deferred
+            return (-1 if tensor in host else 0) if told_otherwise else get_device(tensor)
+
     current = torch.accelerator.current_accelerator
 
     def current_accelerator(*args: Any, **kwargs: Any) -> torch.device | None:
@@ -195,7 +203,8 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
 
     with (
         mock.patch.object(torch.accelerator, "current_accelerator", current_accelerator),
-        mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, **{name: answer(name) for name in own}),
+        mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, get_device=index_of_device),
+        mock.patch.multiple(Tensor, create=True, **{name: answer(name) for name in own}),
         mock.patch.object(torch.UntypedStorage, "data_ptr", storage_data_ptr),
     ):
         yield
