@@ -9,6 +9,7 @@ import sys
 import warnings
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 
 import torch
 import transformers
@@ -249,7 +250,7 @@ def _attention_note(cls: type[PreTrainedModel], attention: str) -> tuple[str, ..
 
 def _repair_note(cls: type[PreTrainedModel]) -> tuple[str, ...]:
     repaired = cls.__name__ in REPAIRS and "outputs.image_outputs" in inspect.getsource(cls.forward)
-    return (REPAIRED.format(version=transformers.__version__, name=cls.__name__),) if repaired else ()
+    return (REPAIRED.format(version=version("transformers"), name=cls.__name__),) if repaired else ()
 
 
 def _loss(module: nn.Module, example: Example) -> Tensor:
