@@ -12,7 +12,6 @@ from functools import partial
 from importlib.metadata import version
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
