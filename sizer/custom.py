@@ -163,7 +163,14 @@ def _trace_step(
     ):
         host, deferred = recorder.host, recorder.deferred
         host.setting_up = device.kind != "cpu"
-        with on_meta("meta"), OnMeta(host, deferred), devices_told(host, deferred), deferred.setting_up():
+        with (
+            on_meta("meta"),
+            OnMeta(host, deferred) as mode,
+            modes_in_callbacks(mode),
+            devices_told(host, deferred),
+            deferred.setting_up(),
+            watcher.low_bits_refused(),
+        ):
             step = setup()
         host.setting_up = False
         watcher.loaded()

@@ -12,6 +12,7 @@ from sizer.memory.archive import Traced, pack, unpack
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
 from sizer.memory.loop_choices import decide_outputs
+from sizer.memory.tape import Tape
 from sizer.request import Request, format_query
 from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.by_capability import sized
@@ -112,6 +113,20 @@ def read_depths(kept: Kept, name: str) -> Depths | None:
         traced = unpack(data)
         (first, second), (stacks, attempt) = traced.family.exact, json.loads(traced.note)
         return Depths(first=first, second=second, stacks=tuple(stacks), attempt=tuple(attempt))
+    return None
+
+
+def keep_tape(kept: Kept, name: str, tape: Tape) -> None:
+    """Keep one tape."""
+    kept.put(name, pack(Traced(family=TapeFamily(exact=(tape,)))))
+
+
+def read_tape(kept: Kept, name: str) -> Tape | None:
+    """A tape that was kept by `keep_tape`; None where there is none, or another version has kept it."""
+    if (data := kept.get(name)) is not None:
+        with contextlib.suppress(DecodeError, ValueError):
+            (tape,) = unpack(data).family.exact
+            return tape
     return None
 
 

@@ -17,7 +17,7 @@ from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.errors import TraceError
-from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, read_kept
+from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, keep_tape, read_kept, read_tape
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
@@ -190,9 +190,13 @@ class Tracer:
     def trace_accumulating(self, dtype: str, batch: int, accumulates: str) -> Tape:
         """Return the tape at one batch size of a step that accumulates its passes in another way, one of ACCUMULATES.
 
-        Its size queries are not resolved; it is traced anew each time. Raises TraceError if it cannot be traced.
+        Its size queries are not resolved. Raises TraceError if it cannot be traced.
         """
-        return self._run(dtype, batch, self.device(), accumulates=accumulates)
+        name = f"{self._tapes.name(dtype, at_batch=batch)} accumulates {accumulates}"
+        if (tape := read_tape(self._kept, name)) is None:
+            tape = self._run(dtype, batch, self.device(), accumulates=accumulates)
+            keep_tape(self._kept, name, tape)
+        return tape
 
     def kv_segments(self, dtype: str) -> tuple[KvSegment, ...]:
         """What one sequence's cache holds by its length; empty where its generation cannot be traced, or is of more than text."""

@@ -26,6 +26,7 @@ from sizer.request import parse_query, query_keys
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from sizer.units import format_bytes
+from tests.processes.running import TESTS
 from tests.ui.decisions import devices_for, levers_for, limits_for, ranks_for
 from tests.ui.reports import report_for
 
@@ -37,7 +38,7 @@ def run(capsys):
     """Runs a command with jobs that answer at once; (exit status, stdout, stderr)."""
 
     def run(*arguments: str, function: str = "tests.service.scripted:report") -> tuple[int, str, str]:
-        settings = Settings(function=function, preload=(), max_jobs=1)
+        settings = Settings(function=function, preload=(), max_jobs=1, readable=(TESTS,))
         status = main(arguments, make_client=lambda: JobClient(settings))
         captured = capsys.readouterr()
         return status, captured.out, captured.err

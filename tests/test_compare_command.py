@@ -15,6 +15,7 @@ from sizer.questions.side_by_side import FIGURES, side_by_side, side_of
 from sizer.request import format_query, parse_query
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
+from tests.processes.running import TESTS
 from tests.ui.reports import report_for
 
 FIRST = "arch=torchvision:resnet50&dtype=float32&batch=1,32&focus=float32:32"
@@ -26,7 +27,7 @@ def compare(capsys):
     """Runs the command with jobs that answer at once; (exit status, stdout, stderr)."""
 
     def run(*arguments: str, function: str = "tests.service.scripted:report") -> tuple[int, str, str]:
-        settings = Settings(function=function, preload=(), max_jobs=1)
+        settings = Settings(function=function, preload=(), max_jobs=1, readable=(TESTS,))
         status = main(["compare", *arguments], make_client=lambda: JobClient(settings))
         captured = capsys.readouterr()
         return status, captured.out, captured.err

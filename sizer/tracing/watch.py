@@ -98,7 +98,15 @@ class StepWatcher:
 
     def _registered(self, module: nn.Module, name: str, value: Any) -> None:
         self._modules[id(module)] = module
-        refuse_low_bits([value])
+
+    @contextmanager
+    def low_bits_refused(self) -> Iterator[None]:
+        """Raise TraceError if modules hold weights that bitsandbytes has yet to quantise when the context ends, or fails."""
+        try:
+            yield
+        finally:
+            for child in list(self._modules.values()):
+                refuse_low_bits(child._parameters.values())
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._mark_once("backward")

@@ -7,13 +7,13 @@ Under `server.baseUrlPath` our routes match nothing, and the title stays Streaml
 
 from __future__ import annotations
 
+import asyncio
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 from urllib.parse import parse_qs, unquote_plus
 
-import anyio
-import anyio.to_thread
 import streamlit
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse
@@ -52,14 +52,14 @@ def routes() -> list[Route]:
 
 async def _respond(request: HttpRequest) -> HTMLResponse:
     page = request.url.path.rpartition("/")[2]
-    html = await anyio.to_thread.run_sync(page_html, page, request.url.query, limiter=_threads())
+    html = await asyncio.get_running_loop().run_in_executor(_threads(), page_html, page, request.url.query)
     return HTMLResponse(html, headers={"Cache-Control": "no-cache"})
 
 
 @functools.cache
-def _threads() -> anyio.CapacityLimiter:
+def _threads() -> ThreadPoolExecutor:
     """The threads that read links for previews: whatever they are given, the event loop goes on."""
-    return anyio.CapacityLimiter(THREADS)
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="preview")
 
 
 def page_html(page: str, query: str) -> str:

@@ -187,7 +187,7 @@ def test_weights_that_no_plain_program_makes_are_refused(keys: str, given: str):
     request = parse_query(
         f"arch=config:{encode_config(json.dumps(config))}&seq=8&mode=inference&dtype=bfloat16&batch=1&gpu=h100-80gb&{keys}"
     )
-    with pytest.raises(BuildError, match=f"weights that are quantised so: given {given}, allowed nf4, nf4-dq, int8"):
+    with pytest.raises(BuildError, match=f"weights that are quantised so: given {given}, allowed nf4, nf4-dq, fp4, int8"):
         write_script(request, Cells(request).tracer(request))
 
 

@@ -98,7 +98,7 @@ def edition(board: Board) -> str:
 
 @pytest.mark.exhaustive
 def test_an_answer_is_that_of_a_job_server_of_ones_own(url, tmp_path):
-    with running_worker(url, tmp_path / "log", preload=Settings().preload):
+    with running_worker(url, tmp_path / "log", preload=Settings().preload, readable=(TESTS,)):
         client = client_of(url)
         job, parts = client.submit(REAL), []
         while (report := job.result(0.02)) is None:

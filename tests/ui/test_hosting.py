@@ -12,6 +12,7 @@ from sizer.errors import JobError
 from sizer.service.client import JobClient
 from sizer.service.settings import PUBLIC_VARIABLE, Settings
 from sizer.ui import hosting
+from tests.processes.running import TESTS
 
 SCRIPTS = "tests.service.scripted:report"  # answers any query with a report made by hand
 FAILS = "tests.ui.test_hosting:fail"
@@ -27,7 +28,7 @@ def client(monkeypatch):
     made = []
 
     def make(function: str = SCRIPTS, **settings: object) -> JobClient:
-        made.append(JobClient(Settings(function=function, preload=(), max_jobs=1, **settings)))
+        made.append(JobClient(Settings(function=function, preload=(), max_jobs=1, readable=(TESTS,), **settings)))
         monkeypatch.setattr(hosting, "shared_client", lambda: made[-1])
         return made[-1]
 

@@ -34,7 +34,7 @@ def test_good_links_are_taken_whole(complete):
         ("arch=torchvision:resnet18&batch=1&batch=2", ["batch"], "arch=torchvision:resnet18"),
         ("arch=torchvision:resnet18&GPU=t4", ["'GPU'"], "arch=torchvision:resnet18"),
         ("arch=torchvision:resnet18&gpu", ["gpu"], "arch=torchvision:resnet18"),
-        ("arch=X&gpu=y&optimizer=sgd", ["arch", "gpu"], "arch=torchvision:resnet50&optimizer=sgd"),
+        ("arch=X!&gpu=y&optimizer=sgd", ["arch", "gpu"], "arch=torchvision:resnet50&optimizer=sgd"),
         ("gpu=t4", ["arch"], "arch=torchvision:resnet50&gpu=t4"),
         # each value is good, the two do not go together: the key that the refusal names gives way
         ("arch=torchvision:resnet18&head=BertModel", ["head"], "arch=torchvision:resnet18"),

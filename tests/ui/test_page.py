@@ -498,7 +498,7 @@ def test_upload_that_is_refused(client, open_page, content, given):
 def test_config_that_is_not_json(client, open_page):
     page = open_page()
     page.selectbox(key="source").set_value("config").run()
-    page.text_area(key="config_name").set_value('{"hidden_size": 64,\n}').run()
+    page.text_area(key="config_name").set_value('{"hidden_size": 64\n64}').run()
     assert page.error[0].value == "This config cannot be used."
     said = "\n".join(texts(page))
     assert "config is not valid JSON" in said and "line 2, column 1" in said

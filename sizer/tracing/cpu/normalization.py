@@ -32,6 +32,8 @@ def statistics(args: tuple, out: Any) -> Any:
 
 def batch_norm_result(args: tuple, out: tuple) -> tuple:
     """native_batch_norm(input [N, C, ..], ..): contiguous or channels last, on meta the input's strides (Normalization.cpp)."""
+    if len(args) > 5 and args[5] is False:  # training
+        return batch_norm_of_fixed_statistics(args, out)
     return statistics(args, (in_format(out[0], memory_format(args[0])), *out[1:]))
 
 

@@ -166,7 +166,7 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         read, is_meta, (on_device, on_host) = own[name], own["is_meta"], told[name]
 
         def get(tensor: Tensor) -> Any:
-            if not _is_outside(sys._getframe(1)):
+            if not (_is_outside(sys._getframe(1)) and _are_devices_sent_to_meta()):
                 return read(tensor)
             with torch._C.DisableTorchFunction():
                 if not is_meta(tensor) or tensor in deferred:
@@ -213,6 +213,11 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
 def _is_outside(frame: FrameType) -> bool:
     """Whether code is neither PyTorch's nor Sizer's, which know that the tensors are on meta."""
     return frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS
+
+
+def _are_devices_sent_to_meta() -> bool:
+    """Whether the mode is on: it is not in kernels that packages write in Python, whose devices nobody would send to meta."""
+    return any(isinstance(mode, OnMeta) for mode in _get_current_function_mode_stack())
 
 
 def _on_meta(value: Any) -> Any:

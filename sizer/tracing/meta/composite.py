@@ -65,6 +65,7 @@ _WHOLE = {
         "zeros_like",
         "index_put",
         "masked_fill",
+        "masked_scatter_backward",
         "_convolution",
         "mv",
         "kthvalue",

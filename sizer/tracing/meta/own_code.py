@@ -67,14 +67,14 @@ def _is_eager(callback: Any) -> bool:
 
 
 def refuse_low_bits(parameters: Iterable[nn.Parameter | None]) -> None:
-    """Raise TraceError where a parameter is one that bitsandbytes quantises as it comes to the device."""
+    """Raise TraceError where a parameter is one that bitsandbytes quantises as it comes to the device, and has not yet."""
     if "bitsandbytes" not in sys.modules:
         return
     from bitsandbytes.nn import Int8Params, Params4bit
 
     for one in parameters:
-        eight = isinstance(one, Int8Params) and not one.has_fp16_weights
-        if eight or isinstance(one, Params4bit):
+        eight = isinstance(one, Int8Params) and not one.has_fp16_weights and one.CB is None
+        if eight or (isinstance(one, Params4bit) and not one.bnb_quantized):
             kind, key = ("8-bit", "int8") if eight else ("4-bit", "nf4")
             raise TraceError(
                 f"bitsandbytes' {kind} layers in code of your own cannot be traced: their weights are quantised on the device",
