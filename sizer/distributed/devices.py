@@ -10,12 +10,15 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data._utils import pin_memory as pinning
+from torch.utils.data._utils import worker as workers
 
 _RESETS = (
     "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
     "set_per_process_memory_fraction", "ipc_collect",
 )  # fmt: skip
+_LOOP = workers._worker_loop
 PER_HOST = 8  # GPUs of one machine; a launcher sets LOCAL_RANK to a rank's number among them
 
 
@@ -36,6 +39,14 @@ class Generator(torch.Generator):
         """Make one of the CPU for any accelerator ("cuda", "cuda:0", 0)."""
         is_elsewhere = isinstance(device, int) or torch.device(device).type in ("cuda", "meta")
         return super().__new__(cls, "cpu" if is_elsewhere else device)
+
+
+def work_outside(*args: Any) -> None:
+    """Do a DataLoader worker's work in its own process, where no mode of the trace that started it is on."""
+    while torch._C._len_torch_function_stack():
+        torch._C._pop_torch_function_stack()
+    with _disable_current_modes():
+        _LOOP(*args)
 
 
 @contextmanager
@@ -104,6 +115,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
                 stack.enter_context(mock.patch.object(module, name, answer))
         stack.enter_context(mock.patch.object(torch, "meta", torch.cuda, create=True))
         stack.enter_context(mock.patch.object(torch, "Generator", Generator))
+        stack.enter_context(mock.patch.object(workers, "_worker_loop", work_outside))
         # a DataLoader pins in a thread of its own, where no mode of a trace is on
         stack.enter_context(mock.patch.object(pinning, "pin_memory", lambda data, device=None: data))
         yield

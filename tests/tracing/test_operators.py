@@ -98,6 +98,8 @@ def test_bytes_are_those_of_cudas_kernels(name: str):
 
 @pytest.mark.parametrize("name", STRIDES)
 def test_strides_are_those_of_cudas_kernels(name: str):
+    if name.startswith("group norm") and torch.__version__ < "2.15":
+        pytest.skip("its strides were compared with PyTorch 2.15 alone")
     make, operator, right = STRIDES[name]
     assert traced(make, operator)[1] == right
 
