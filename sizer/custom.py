@@ -109,7 +109,7 @@ def size_step(
 
     `setup` is called once under `torch.device("meta")`; it makes models, optimizers and batches and returns a function without
     arguments that does one step. What names no device is on the host; `.cuda()`, `.to("cuda")` and `device="cuda"` put it on the
-    device. `torch.autocast("cuda", …)` acts as on the device, and torch.cuda answers as on a host with one GPU. Phases are told by
+    device. `torch.autocast("cuda", …)` acts as on the device, and torch.cuda reports one GPU. Phases are marked by
     autograd's engine and the optimizers' hooks; the last of `steps` (at least 1) is "step2".
     `torch` is the PyTorch ("2.11") whose rules are followed, the installed one where it is None. Raises RequestError for arguments
     that are not allowed, TraceError where the step cannot be traced, with the operator and module. `expandable_segments` is the

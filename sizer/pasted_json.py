@@ -63,7 +63,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherFile:
-    """A JSON file that is no config.json: its name, how it is told apart, and what to paste instead."""
+    """Describe a JSON file other than config.json: its name, how to recognize it, and which file to paste instead."""
 
     name: str
     matches: Callable[[dict], bool]

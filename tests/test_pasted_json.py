@@ -1,4 +1,4 @@
-"""What people paste for a config.json: it is read as Python or Markdown means it, or refused by the file's name."""
+"""Read configs as people paste them: JSON, Python or Markdown. Other files are refused by name."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 def build_options(
     name: str, size: Size, *, classes: int | None = None, trainable_layers: int | None = None
 ) -> dict[str, object]:
-    """What `torchvision.models.get_model` takes beside a name and `weights=None` to build a model as it is counted.
+    """Return the arguments of `torchvision.models.get_model` besides the name and `weights=None`.
 
     With fewer than all `trainable_layers` it is the builder's own pretrained backbone, whose first layers and, in most builders,
     batch norm are frozen.

@@ -181,7 +181,7 @@ def _communication(report: Report) -> Iterator[str]:
 
 
 def _loop(report: Report) -> Iterator[str]:
-    """What other training loops would take, at the estimate in focus."""
+    """Print the bytes that other training loops would need for the estimate in focus."""
     if report.loop:
         cell = f"{report.loop[0].dtype} at batch {report.loop[0].batch}"
         yield f"Other training loops, {cell}, in reserved memory:"

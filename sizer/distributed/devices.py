@@ -24,7 +24,7 @@ PER_HOST = 8  # GPUs of one machine; a launcher sets LOCAL_RANK to a rank's numb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """What code may ask of the GPUs: compute capability, and where known memory in bytes, name and multiprocessors."""
+    """Describe the GPUs that code can query: compute capability and, if known, memory in bytes, name and multiprocessors."""
 
     capability: tuple[int, int]
     total_bytes: int | None = None
@@ -33,7 +33,7 @@ class Accelerator:
 
 
 class Generator(torch.Generator):
-    """A generator that takes a GPU's place: of the CPU, whose values no tensor on meta has."""
+    """A CPU generator in place of a GPU's. Tensors on meta have no values to draw."""
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         """Make one of the CPU for any accelerator ("cuda", "cuda:0", 0)."""
@@ -42,7 +42,7 @@ class Generator(torch.Generator):
 
 
 def work_outside(*args: Any) -> None:
-    """Do a DataLoader worker's work in its own process, where no mode of the trace that started it is on."""
+    """Run a DataLoader's worker loop in its own process, with the trace's modes removed."""
     while torch._C._len_torch_function_stack():
         torch._C._pop_torch_function_stack()
     with _disable_current_modes():
@@ -61,7 +61,7 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
     device = torch.device("cuda", local_rank)
 
     def nothing() -> Callable[..., None]:
-        return lambda *args, **kwargs: None  # one for each name: torch._dynamo holds that two names are two functions
+        return lambda *args, **kwargs: None  # one function per name: torch._dynamo requires it
 
     major, minor = gpu.capability
     told = {
@@ -116,6 +116,6 @@ def devices_answer(gpu: Accelerator, local_rank: int = 0, *, count: int = PER_HO
         stack.enter_context(mock.patch.object(torch, "meta", torch.cuda, create=True))
         stack.enter_context(mock.patch.object(torch, "Generator", Generator))
         stack.enter_context(mock.patch.object(workers, "_worker_loop", work_outside))
-        # a DataLoader pins in a thread of its own, where no mode of a trace is on
+        # a DataLoader pins in another thread, in which the trace's modes are inactive
         stack.enter_context(mock.patch.object(pinning, "pin_memory", lambda data, device=None: data))
         yield

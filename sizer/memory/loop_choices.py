@@ -1,4 +1,4 @@
-"""How the training loop decides the peak: tapes of loops that keep the model's outputs, or their gradients, for longer.
+"""Rewrite tapes for training loops that keep the model's outputs, or gradients, for longer.
 
 A tape is that of the loop that keeps least: outputs are freed once the loss is computed (transformers' Trainer does so in
 `compute_loss`), gradients before the next forward pass. Other loops release the same blocks later, so their tapes follow from

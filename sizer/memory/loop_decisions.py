@@ -1,4 +1,4 @@
-"""What other training loops would take for the same question: one section of the answer.
+"""Compute the bytes that other training loops would need for the same question.
 
 No key describes these decisions, except for `outputs`; each is a replay of the question's own tape, or arithmetic on it.
 """

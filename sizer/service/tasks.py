@@ -23,7 +23,7 @@ def run(job: dict, channel: Channel) -> dict:
 
 
 class KeptByServer:
-    """What earlier jobs on this architecture have traced, which the job was given, and what this one adds.
+    """Read traces that earlier jobs kept for this architecture, and keep the traces of this job.
 
     Names travel as digests: they say all that a value depends on, a whole config too, and may be of any length.
     """

@@ -78,7 +78,7 @@ class BlockLog:
         return block
 
     def has_seen(self, op: str) -> bool:
-        """Whether an operator has allocated a block."""
+        """Return True if an operator has allocated a block."""
         return op in self._op_names
 
     def defer(self, block: int, size: DeferredSize) -> None:

@@ -109,7 +109,7 @@ class Quotas:
             return message
 
         too_many = self._pages.total() >= self._most_pages
-        own = address in OWN and "x-forwarded-for" not in Headers(scope=scope)  # a proxy's word makes nobody the machine itself
+        own = address in OWN and "x-forwarded-for" not in Headers(scope=scope)  # a forwarded address is never the server's own
         if too_many or (not own and self._pages[address] >= max(self._most_pages // 2, 1)):
             return await PlainTextResponse("too many pages are open\n", status_code=503)(scope, receive, send)
         self._pages[address] += 1

@@ -1,4 +1,4 @@
-"""Code of one's own that a trace cannot follow: it is refused by name, or the figure says what it leaves out."""
+"""User code that a trace cannot follow is refused by name, or listed as uncounted."""
 
 from __future__ import annotations
 

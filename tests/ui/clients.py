@@ -76,7 +76,7 @@ class ScriptedClient:
 
     @staticmethod
     def _goes_on(job: ScriptedJob) -> bool:
-        """Whether a job was left a moment ago, and has not ended."""
+        """Return True if a job was abandoned a moment ago and has not ended."""
         return job.left and not job.done
 
     def submit_levers(self, query: str) -> ScriptedJob:

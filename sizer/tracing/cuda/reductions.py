@@ -73,7 +73,7 @@ def summing(input: Tensor, dims: tuple[int, ...]) -> list[int]:
 
 
 def staged(input: Tensor, dims: Any) -> list[int]:
-    """What a sum over dimensions as an operator is given them (None or none for all) holds."""
+    """Return the scratch bytes of a sum over dimensions; None or an empty list means all dimensions."""
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
 
 

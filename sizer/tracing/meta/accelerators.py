@@ -102,7 +102,7 @@ class OnMeta(TorchFunctionMode):
             return Tensor.to(tensor, "meta", copy=True)
 
     def _empty(self, args: tuple, kwargs: dict) -> Tensor:
-        """What `torch.empty` makes on the host; where it is large, on meta."""
+        """Make a host tensor as `torch.empty` does; a large tensor is a meta tensor that stands for host memory."""
         kwargs = kwargs | {"pin_memory": False}
         with _disable_current_modes():
             large = torch.empty(*args, **(kwargs | {"device": "meta", "requires_grad": False})).nbytes > LARGE
@@ -211,12 +211,12 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
 
 
 def _is_outside(frame: FrameType) -> bool:
-    """Whether code is neither PyTorch's nor Sizer's, which know that the tensors are on meta."""
+    """Return True if the caller is neither PyTorch nor Sizer; both need the real device, meta."""
     return frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS
 
 
 def _are_devices_sent_to_meta() -> bool:
-    """Whether the mode is on: it is not in kernels that packages write in Python, whose devices nobody would send to meta."""
+    """Return True if the mode is active. It is inactive in Python kernels of other packages, which would allocate on CUDA."""
     return any(isinstance(mode, OnMeta) for mode in _get_current_function_mode_stack())
 
 

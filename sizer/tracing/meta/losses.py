@@ -16,7 +16,7 @@ _NONE = 0  # at::Reduction::None
 
 
 def is_reduced(args: tuple, kwargs: dict, at: int) -> bool:
-    """Whether a loss is the mean or the sum of its elements; its reduction is the argument at place `at`."""
+    """Return True if a loss is reduced to its mean or sum; `at` is the position of the reduction argument."""
     return (args[at] if len(args) > at else kwargs.get("reduction", 1)) != _NONE
 
 

@@ -1,4 +1,4 @@
-"""What code of somebody's own may do and a trace cannot follow: it is refused by name, or named as uncounted."""
+"""Refuse user code that a trace cannot follow, or list it as uncounted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compiling_refused() -> Iterator[None]:
 
 
 def _is_eager(callback: Any) -> bool:
-    """Whether a compiler's callback runs operators as they are (backend="eager"), which a trace can follow."""
+    """Return True if a compiler's callback runs operators eagerly (backend="eager"), which a trace can follow."""
     while (inner := getattr(callback, "_torchdynamo_orig_backend", None)) is not None:
         callback = inner
     compiler = getattr(callback, "compiler_fn", callback)
@@ -84,5 +84,5 @@ def refuse_low_bits(parameters: Iterable[nn.Parameter | None]) -> None:
 
 
 def benchmarks(has_seen: Callable[[str], bool], kind: str) -> bool:
-    """Whether cuDNN benchmarks plans for a convolution that was seen on a device of this kind."""
+    """Return True if cuDNN benchmarks plans for a convolution in the trace."""
     return kind == "cuda" and torch.backends.cudnn.benchmark and any(map(has_seen, _CONVOLUTIONS))

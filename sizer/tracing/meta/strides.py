@@ -136,7 +136,7 @@ def _like(first: Tensor, out: Tensor) -> Tensor:
 
 
 def _is_permuted(out: Tensor, first: Tensor) -> bool:
-    """Whether both have the same strides but for dimensions of size 1."""
+    """Return True if strides are equal, except in dimensions of size 1."""
     return all(
         one == other for size, one, other in zip(out.shape, out.stride(), first.stride(), strict=True) if size != 1
     )
