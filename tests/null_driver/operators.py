@@ -97,7 +97,7 @@ def measured(case: Case, mode: str) -> list[Any]:
         before = torch.cuda.memory_allocated()
         out = work(case, mode, *arguments)
         return [torch.cuda.max_memory_allocated() - before, layout(out)]
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError) as error:
+    except Exception as error:  # of any class: Triton's own is no RuntimeError, and it launches nothing over the null driver
         return [type(error).__name__]
 
 
