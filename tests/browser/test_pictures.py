@@ -38,10 +38,21 @@ def shown(page: Page) -> list[str]:
     return [" ".join(text.split()) for text in words]
 
 
+def settled(page: Page) -> list[str]:
+    """Return the words after five seconds without a change. A grid draws its cells some time after the run ends."""
+    words, since = shown(page), time.monotonic()
+    deadline = since + PATIENCE_MS / 1000
+    while time.monotonic() < min(since + 5, deadline):
+        page.wait_for_timeout(500)
+        if (newer := shown(page)) != words:
+            words, since = newer, time.monotonic()
+    return words
+
+
 def check(name: str, page: Page, *, height: int, same: re.Pattern | None = None) -> None:
     """Takes the picture where that is asked for; else holds what it shows against the page, of the measured lines `same` alone."""
     file = FOLDER / name
-    words = shown(page)
+    words = settled(page)
     if os.environ.get(TAKE):
         page.set_viewport_size({"width": 1400, "height": height})
         page.wait_for_timeout(1000)  # charts follow the window a moment later
