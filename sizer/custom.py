@@ -38,7 +38,7 @@ from sizer.tracing.explain import explain, formulas
 from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
 from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
 from sizer.tracing.meta.collectives import ROUTES
-from sizer.tracing.meta.own_code import BENCHMARKS, benchmarks, compiling_refused, refuse_low_bits
+from sizer.tracing.meta.own_code import compiling_refused, refuse_low_bits
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work
 from sizer.tracing.trace import build, explained, recording, repeatable, trace
@@ -179,8 +179,6 @@ def _trace_step(
             with OnMeta(host) as mode, modes_in_callbacks(mode), devices_told(host, deferred):
                 step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
-        if benchmarks(recorder.log.has_seen, device.kind):
-            recorder.notes.setdefault(BENCHMARKS)
     if device.kind != "cpu" and not recorder.log.sizes:
         todo = "add .cuda() or device='cuda' to what the step computes with"
         raise RequestError("setup", given="tensors of the host alone", allowed="one on the device or more", todo=todo)

@@ -84,7 +84,8 @@ class Key:
     """How one key is read (text → fields of Request) and written (Request → text; None where it has none).
 
     `allowed` says what is read; `otherwise` what holds where the key is left out and its default has no text. `needs` says what a
-    question must ask for that the key can be part of it, nothing where it asks for that.
+    question must ask for that the key can be part of it, nothing where it asks for that. A key with a `label` has a plain field in
+    the form, or a switch if `toggles`. Other keys have widgets of their own (sizer.ui.form).
     """
 
     read: Callable[[str], dict[str, object]]
@@ -93,6 +94,8 @@ class Key:
     allowed: str
     otherwise: str = ""
     needs: Callable[[AnyRequest], str] = lambda request: ""
+    label: str = ""
+    toggles: bool = False
 
 
 def _field(
@@ -103,6 +106,7 @@ def _field(
     allowed: str,
     otherwise: str = "",
     needs: Callable[[AnyRequest], str] = lambda request: "",
+    label: str = "",
 ) -> Key:
     """The key of one field of Request."""
 
@@ -117,6 +121,8 @@ def _field(
         allowed=allowed,
         otherwise=otherwise,
         needs=needs,
+        label=label,
+        toggles=read is read_switch,
     )
 
 
@@ -280,6 +286,7 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(COMPUTES)}: bnb_4bit_compute_dtype, the dtype in which 4-bit layers compute",
         otherwise="the question's dtype",
         needs=four_bits,
+        label="Compute dtype",
     ),
     "prepare": _field(
         "prepare",
@@ -287,12 +294,14 @@ KEYS: dict[str, Key] = {
         format_switch,
         allowed=f"{_SWITCH}: prepare_model_for_kbit_training, which makes norms and embeddings float32",
         needs=quantized_adapters,
+        label="Prepare for k-bit training",
     ),
     "classes": _field(
         "classes",
         whole_number(MAX_CLASSES, "classes=10"),
         allowed=f"classes that the model tells apart, 1 to {MAX_CLASSES}; of a torchvision detection model with the background",
         otherwise="the model's own",
+        label="Classes",
     ),
     "trainable_layers": _field(
         "trainable_layers",
@@ -300,6 +309,14 @@ KEYS: dict[str, Key] = {
         allowed="0 to 5: trainable_backbone_layers of torchvision's detection models; below 5 batch norm is frozen, too",
         otherwise="5: everything trains",
         needs=training,
+        label="Trainable layers",
+    ),
+    "cudnn_benchmark": _field(
+        "cudnn_benchmark",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: torch.backends.cudnn.benchmark, which tries all plans of a convolution in the first step",
+        label="cuDNN benchmark",
     ),
     "accumulate": _field(
         "accumulate",

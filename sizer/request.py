@@ -42,7 +42,8 @@ class Request:
     `adapter_alpha` None stands for twice the rank. `weights` is a key of WEIGHTS, `compute` the dtype of its 4-bit products (None
     for the question's own), `prepare` whether `prepare_model_for_kbit_training` makes the other weights float32. `classes` is how
     many a model tells apart (None for its own number), `trainable_layers` how many layers of a detection model's backbone train (0
-    to 5, None for all). `accumulate` is how many forward and backward passes an optimizer's step has.
+    to 5, None for all). `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `accumulate` is how many forward and backward
+    passes an optimizer's step has.
     `outputs` is one of OUTPUTS (sizer.catalogue.modes), None if the question leaves open whether the loop keeps them.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
@@ -81,6 +82,7 @@ class Request:
     prepare: bool = True
     classes: int | None = None
     trainable_layers: int | None = None
+    cudnn_benchmark: bool = False
     accumulate: int = 1
     outputs: str | None = None
     focus: tuple[str, int] | None = None

@@ -23,6 +23,7 @@ def work_of(request: Request, dtype: str) -> Work:
         new=request.new,
         cache=request.cache,
         plan=plan_of(request),
+        cudnn_benchmark=request.cudnn_benchmark,
     )
 
 

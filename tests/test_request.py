@@ -333,7 +333,7 @@ def test_the_complete_form_writes_defaults_too():
     assert format_query(parse_query(RESNET), complete=True) == (
         "v=1&arch=torchvision:resnet50&mode=training&dtype=float32,bfloat16,float16,amp-bfloat16,amp-float16"
         "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb&expandable=0"
-        "&train=all&weights=checkpoint&accumulate=1"
+        "&train=all&weights=checkpoint&cudnn_benchmark=0&accumulate=1"
     )
     most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
     adapters = "train=adapter&alpha=8&outputs=kept&weights=nf4&compute=float32"

@@ -88,13 +88,16 @@ def _head(request: Request, parts: Parts, example: Example, class_name: str) -> 
         imports="\n".join(sorted(imports, key=lambda line: line.split()[1])),
         command=command(request) if _spread(request) else "python this_file.py [cuda | cpu | mps]",
         arguments="os\nimport sys" if _spread(request) else "sys",  # what says on which device to work
-        device=DEVICE if _spread(request) else alone,
+        device=(DEVICE if _spread(request) else alone) + ("\n" + BENCHMARK if request.cudnn_benchmark else ""),
         weights="float32" if dtype.startswith("amp-") else dtype,
         build=parts.build,
         args=value_code(example.args, cast=True),
         kwargs=_kwargs(example),
         targets=value_code(example.targets),
     )
+
+
+BENCHMARK = "torch.backends.cudnn.benchmark = True"
 
 
 def _kwargs(example: Example) -> str:

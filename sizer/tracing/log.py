@@ -77,10 +77,6 @@ class BlockLog:
         self.order.append(block)
         return block
 
-    def has_seen(self, op: str) -> bool:
-        """Return True if an operator has allocated a block."""
-        return op in self._op_names
-
     def defer(self, block: int, size: DeferredSize) -> None:
         """Leave a block's bytes to a size query, whatever it was left to before."""
         self._asked.pop(block, None)

@@ -25,7 +25,6 @@ from sizer.architecture.generation import cache_tensors
 from sizer.architecture.subclasses import parts_of
 from sizer.memory.block_notes import BlockNotes
 from sizer.memory.block_notes import Tensor as NotedTensor
-from sizer.memory.tape import EMPTY_CACHE
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.cuda import cublas
 from sizer.tracing.device import Device
@@ -257,7 +256,7 @@ class Recorder(TorchDispatchMode):
 
     def empty_cache(self) -> None:
         """Log a call of `torch.cuda.empty_cache()`."""
-        self.log.release(self.log.allocate(0, EMPTY_CACHE, self.paths.current(), "workspace"))
+        self._workspaces.empty_cache()
 
     @contextmanager
     def deferring(self, query: Callable[[int], DeferredSize]) -> Iterator[None]:

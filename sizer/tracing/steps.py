@@ -34,6 +34,7 @@ class Work:
     trained are a category of their own. With `keeps_outputs` the loop keeps what the model returns during the backward pass, until
     the next pass or the end of the step. `accumulates` is one of ACCUMULATES. In a generation there are `new`
     tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
+    `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`.
     """
 
     mode: str
@@ -47,6 +48,7 @@ class Work:
     plan: Plan | None = None
     keeps_outputs: bool = False
     accumulates: str = "each"
+    cudnn_benchmark: bool = False
 
     @property
     def trains(self) -> bool:
@@ -65,6 +67,17 @@ def autocast(kind: str, dtype: str) -> Callable[[], AbstractContextManager]:
         return nullcontext
     half = getattr(torch, dtype.removeprefix("amp-"))
     return lambda: torch.autocast(kind, dtype=half)
+
+
+@contextmanager
+def backends_of(work: Work) -> Iterator[None]:
+    """Within the context PyTorch's backends have the settings that the work asks for."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or work.cudnn_benchmark
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]) -> Example:

@@ -44,7 +44,7 @@ from sizer.tracing.pipelined import make_steps
 from sizer.tracing.rank import world_of_work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.rules import kernels_installed
-from sizer.tracing.steps import Steps, Work, weight_dtype
+from sizer.tracing.steps import Steps, Work, backends_of, weight_dtype
 from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.lengths import lengths_assumed
 
@@ -125,7 +125,7 @@ def trace(
     if work.plan is None:
         bring(recorder, module, loading, tell_frozen=work.tell_frozen)
     with world_of_work(work, module, device), unchanged(module):
-        with repeatable(), recording(recorder):
+        with repeatable(), backends_of(work), recording(recorder):
             try:
                 with explained(recorder, module):
                     if work.plan is not None:

@@ -56,8 +56,9 @@ machine measured. Beside those stand figures that others measured on GPUs and pu
 LIMITS = f"""
 - **One process on one device**, or one rank of several GPUs that train together. Data loading and other programs are not counted;
   what NCCL holds is a range.
-- **Kernels are chosen at run time.** cuDNN's heuristics are asked which convolution they would pick on a GPU as described; with
-  benchmarking, or where no cuDNN is installed to be asked, the workspace is a model and the process range allows for it.
+- **Kernels are chosen at run time.** cuDNN's heuristics choose each convolution's plan for the described GPU. With
+  `cudnn_benchmark=1` the first step tries all plans; the fastest one is unknown. Without an installed cuDNN the workspace is a
+  model, and the process range allows for it.
   Under each answer, "How this was computed" names the kernels that were assumed, and why.
 - **The context is a range.** It grows with the card's multiprocessors ({BYTES_PER_THREAD // 2**10} KiB for each thread that can be
   resident) and with the kernels that get loaded. The range holds nineteen of twenty of {ANY.messages} processes that others

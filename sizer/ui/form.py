@@ -21,6 +21,7 @@ from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, Source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import canonical_config, encode_config
+from sizer.query_keys import KEYS
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import Request, format_query, parse_query
 from sizer.ui.focus import in_focus, look_at
@@ -31,6 +32,7 @@ MODELS_DEFAULT = "the model's default"
 PYTORCHS_DEFAULT = "PyTorch's default"
 EITHER = "either"
 ATTENTION_TITLES = {"sdpa": "SDPA (fused)", "eager": "eager"}
+PLAIN_KEYS = {key: row for key, row in KEYS.items() if row.label}
 NEVER_EMPTY = ("dtype", "batch")  # elsewhere nothing means the model's own, or PyTorch's, choice
 
 
@@ -63,6 +65,9 @@ def fill(request: Request) -> None:
     state["pp"], state["schedule"], state["microbatch"] = str(request.pp), request.schedule, str(request.microbatch)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
+    for key, row in PLAIN_KEYS.items():
+        text = row.write(request) or ""
+        state[key] = text == "1" if row.toggles else text
     look_at(request.focus)
 
 
@@ -90,8 +95,28 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
         return None
     arch = encode_config(canonical_config(name)) if source.entry == "config" else name.strip()
     items = {"arch": f"{source.key}:{arch}"} | values
-    said = {key: value for key, value in items.items() if value or key in NEVER_EMPTY}
-    return in_focus(parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in said.items())))
+    request = _parse(items)
+    return in_focus(_parse(items | more) if (more := _ask_plain(source, request)) else request)
+
+
+def _parse(items: dict[str, str]) -> Request:
+    given = {key: value for key, value in items.items() if value or key in NEVER_EMPTY}
+    return parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in given.items()))
+
+
+def _ask_plain(source: Source, request: Request) -> dict[str, str]:
+    """Return the values of the plain keys that apply to the request, each from a field of its own."""
+    rows = {key: row for key, row in PLAIN_KEYS.items() if key not in source.refuses and not row.needs(request)}
+    if not rows:
+        return {}
+    values = {}
+    with st.expander("Advanced options"):
+        for key, row in rows.items():
+            if row.toggles:
+                values[key] = "01"[st.toggle(row.label, key=key, help=row.allowed, **KEEP)]
+            else:
+                values[key] = _text(row.label, row.allowed, key=key, placeholder=row.otherwise)
+    return values
 
 
 def _title(source: str) -> str:

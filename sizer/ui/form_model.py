@@ -42,7 +42,7 @@ def _sizes_of_preset() -> Collection[str]:
     return SIZES_OF_MODALITY.get(PRESETS[st.session_state["hf_name"]].modality, SIZES)
 
 
-def forget(keys: Iterable[str] = ("seq", "image", "head")) -> None:
+def forget(keys: Iterable[str] = ("seq", "image", "head", "classes", "trainable_layers")) -> None:
     """Go back to the model's own for choices that meant another architecture, the cell in focus included."""
     for key in keys:
         st.session_state[key] = ""

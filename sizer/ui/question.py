@@ -15,6 +15,7 @@ from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
+from sizer.query_keys import KEYS
 from sizer.request import Request
 from sizer.units import counted
 
@@ -116,6 +117,7 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.pp} stages, {SCHEDULES[request.schedule].title}, microbatch {request.microbatch}"
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
+    yield from (f"{row.label} {row.write(request)}" for row in KEYS.values() if row.label and not row.is_default(request))
 
 
 def file_stem(request: Request) -> str:

@@ -1,6 +1,6 @@
 """Convolves random tensors over the null driver and prints what each convolution held inside, forward and backward.
 
-python -m tests.null_driver.convolutions SEED COUNT CAPABILITY
+python -m tests.null_driver.convolutions SEED COUNT CAPABILITY [benchmark]
 """
 
 from __future__ import annotations
@@ -113,5 +113,6 @@ def _watch(call: Any) -> tuple[Any, list[int]]:
 
 if __name__ == "__main__":
     capability = tuple(json.loads(sys.argv[3]))
+    torch.backends.cudnn.benchmark = "benchmark" in sys.argv
     print(json.dumps([held(case) for case in cases(int(sys.argv[1]), int(sys.argv[2]), capability)]), flush=True)
     os._exit(0)

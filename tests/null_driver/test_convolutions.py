@@ -18,20 +18,24 @@ from tests.null_driver.convolutions import BACKWARD, FORWARD, backward_arguments
 COUNT = 60
 
 
+@pytest.mark.parametrize("benchmark", [False, True])
 @pytest.mark.parametrize(
     "gpu",
     ["t4", pytest.param("a100-40gb", marks=pytest.mark.exhaustive), pytest.param("b200", marks=pytest.mark.exhaustive)],
 )
-def test_convolutions_hold_what_pytorchs_own_do(run_on_null, gpu: str):
+def test_convolutions_hold_what_pytorchs_own_do(run_on_null, monkeypatch, gpu: str, benchmark: bool):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
     capability = GPUS[gpu].capability
     asked = cases(7, COUNT, capability)
-    truth = run_on_null("tests.null_driver.convolutions", "7", str(COUNT), json.dumps(capability), gpu=gpu)
+    arguments = "7", str(COUNT), json.dumps(capability), *["benchmark"] * benchmark
+    truth = run_on_null("tests.null_driver.convolutions", *arguments, gpu=gpu)
     device, answer = Device("cuda", capability), size_oracle_of(GPUS[gpu])
 
     def held(operator, case: dict, arguments: tuple, out) -> list[int]:  # type: ignore[no-untyped-def]
         with precision(case):
             steps = [*rules_for(device).held[operator](device, arguments, {}, out)]
-        sizes = [size for step in steps if isinstance(step, list | tuple) for size in step]
+        parts = [part for step in steps if isinstance(step, list | tuple) for part in step]
+        sizes = [size for part in parts for size in (part if isinstance(part, tuple) else (part,))]
         found = [
             answer([(one.kind, one.words, one.numbers)])[0] if isinstance(one, DeferredSize) else one for one in sizes
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -311,6 +311,20 @@ def test_bad_entry_is_refused_by_name(client, open_page):
     page.text_input(key="batch").set_value("4").run()
     assert client.requests[-1].batches == (4,)
     assert not page.error
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "arch=torchvision:resnet18&classes=10&cudnn_benchmark=1",
+        "arch=torchvision:fasterrcnn_resnet50_fpn&dtype=float32&batch=2&trainable_layers=3",
+        "arch=hf:gpt2&dtype=bfloat16&train=adapter&weights=nf4&compute=float32&prepare=0",
+    ],
+)
+def test_the_form_keeps_keys_that_have_plain_fields(client, open_page, query):
+    page = open_page(**dict(parse_qsl(query)))
+    assert not page.exception
+    assert client.requests[-1] == parse_query(query)
 
 
 def test_expandable_segments_are_a_switch_of_cuda_devices(client, open_page):

@@ -37,7 +37,7 @@ from sizer.memory.codec import LIMIT_TEXT
 from sizer.memory.tape import FROZEN, KV_CACHE
 from sizer.request import Request, format_query
 from sizer.tracing.pipelined import make_steps
-from sizer.tracing.steps import Steps, Work, place, weight_dtype
+from sizer.tracing.steps import Steps, Work, backends_of, place, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.units import format_bytes
 from sizer.work import work_of
@@ -112,7 +112,7 @@ class _Trial:
     def run(self, *, record: bool, free_bytes: int | None) -> None:
         """Run the phases, and keep what ends them early."""
         error: Exception | None = None
-        with one_thread(), repeatable():
+        with one_thread(), repeatable(), backends_of(self.work):
             gc.collect()
             try:
                 with memory_limited(free_bytes):
@@ -216,7 +216,8 @@ class _Trial:
         self.progress("timing steps")
         try:
             batch = place(self.example, weight_dtype(self.work.dtype), lambda tensor: tensor)
-            self.timing = measure_timing(self.steps.step, batch, self.reader.device)
+            with backends_of(self.work):
+                self.timing = measure_timing(self.steps.step, batch, self.reader.device)
         except Exception as error:  # the memory figures are complete without it
             self.doubts.append(f"the time could not be measured: {type(error).__name__} {_one_line(error)}")
 

@@ -48,7 +48,7 @@ def convolution(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps
         direction, x, y = ("backward data", result, call.input) if call.transposed else ("forward", call.input, result)
         yield [
             *copies(call.weight, layout=call.layout),
-            _workspace(device, direction, call, x, y, call.weight, call.layout),
+            *_workspaces(device, direction, call, x, y, call.weight, call.layout),
         ]
         return
     if backend == "depthwise":
@@ -98,11 +98,11 @@ def _backward_of_cudnn(device: Device, call: Call, grad: Tensor, results: list[T
         yield results[0]
         gradient = _view4d(results[0])
         direction, x, y = ("forward", grad, gradient) if call.transposed else ("backward data", gradient, grad)
-        yield [*copies(call.weight, layout=layout), _workspace(device, direction, call, x, y, call.weight, layout)]
+        yield [*copies(call.weight, layout=layout), *_workspaces(device, direction, call, x, y, call.weight, layout)]
     if results[1] is not None:
         yield results[1]
         x, y = (grad, call.input) if call.transposed else (call.input, grad)
-        yield [_workspace(device, "backward filter", call, x, y, _view4d(results[1]), layout)]
+        yield _workspaces(device, "backward filter", call, x, y, _view4d(results[1]), layout)
     if results[2] is not None:
         yield from _bias_gradient(grad, results[2])
 
@@ -160,13 +160,15 @@ def _narrowed(tensor: Tensor, groups: int) -> list[int]:
 # ----------------------------------------------------------------------------------------------------------------- cuDNN
 
 
-def _workspace(
+def _workspaces(
     device: Device, direction: str, call: Call, x: Tensor, y: Tensor, weight: Tensor, layout: torch.memory_format
-) -> int:
-    """The workspace's bytes by a model, and what to ask cuDNN for the true ones; benchmarking tries every engine instead."""
+) -> list[int | tuple[DeferredSize]]:
+    """Return the workspace in bytes by a model, with the query that asks cuDNN for the true size.
+
+    If cuDNN benchmarks, the largest workspace of all plans comes first, once for each thread (get_plans_from_find). The plan that
+    benchmarking prefers is unknown. The first plan of the heuristics represents it.
+    """
     modelled = _modelled(device, call, (x, weight, y))
-    if torch.backends.cudnn.benchmark:
-        return modelled
     words = [direction, _name(x.dtype), "contiguous" if layout == _CONTIGUOUS else "channels last"]
     if torch.backends.cudnn.conv.fp32_precision == "tf32":
         words.append("tf32")
@@ -174,15 +176,17 @@ def _workspace(
         words.append("deterministic")
     begins = [t.storage_offset() * t.itemsize if t.is_contiguous(memory_format=layout) else 0 for t in (x, y, weight)]
     numbers = (*x.shape, *y.shape, *weight.shape, *call.padding, *call.stride, *call.dilation, *begins)
-    return DeferredSize(modelled, CUDNN, tuple(words), numbers)
+    chosen = DeferredSize(modelled, CUDNN, tuple(words), numbers)
+    if not torch.backends.cudnn.benchmark:
+        return [chosen]
+    return [(DeferredSize(modelled, CUDNN, (*words, "benchmark"), numbers),), chosen]
 
 
 def _modelled(device: Device, call: Call, operands: tuple[Tensor, ...]) -> int:
     """Copies of the operands in NHWC where tensor cores serve NCHW tensors; in a trace that devices share, as where they do."""
     if call.is_depthwise or call.layout != _CONTIGUOUS:
         return 0
-    asked = not torch.backends.cudnn.benchmark
-    if not (device.shared and asked) and device.capability < tensor_cores_from(_name(call.input.dtype)):
+    if not device.shared and device.capability < tensor_cores_from(_name(call.input.dtype)):
         return 0
     return sum(one.nbytes for one in operands)
 

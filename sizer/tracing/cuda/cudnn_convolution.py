@@ -1,8 +1,9 @@
 """The workspace of one convolution as PyTorch would ask cuDNN for it: aten/src/ATen/native/cudnn/Conv_v8.cpp, versions 2.11
-to 2.15, without benchmarking.
+to 2.15.
 
-A size query's words are the direction, the dtype, the layout and flags ("tf32", "deterministic"); its numbers the sizes of
-input, output and weight, then padding, stride and dilation, then where input, output and weight begin in their blocks (bytes).
+A size query's words are the direction, the dtype, the layout and flags ("tf32", "deterministic", "benchmark"). Its numbers are
+the sizes of input, output and weight, then padding, stride and dilation, then the first bytes of input, output and weight in their
+blocks.
 """
 
 from __future__ import annotations
@@ -60,8 +61,11 @@ _kept: dict[str, dict[tuple[tuple[str, ...], tuple[int, ...]], int | None]] = {}
 
 
 def workspace_bytes(gpu: str, queries: Sequence[tuple[tuple[str, ...], tuple[int, ...]]]) -> list[int | None]:
-    """The workspace (bytes) of the first plan that PyTorch would run on a GPU of the catalogue, for each query's words and
-    numbers; None where cuDNN is not installed, too old for described devices, or has no plan."""
+    """Return the workspace (bytes) for each query's words and numbers, on a GPU of the catalogue.
+
+    The workspace is that of the first plan that PyTorch would run, or the largest of the plans that it would benchmark. The result
+    is None if cuDNN is not installed, is too old for described devices, or has no plan.
+    """
     without_cublaslt()
     kept = _kept.setdefault(gpu, {})
     found: list = [kept.get(query, _NEW) for query in queries]
@@ -87,9 +91,10 @@ def ask(gpu: str, words: tuple[str, ...], rows: Iterable[tuple[int, ...]]) -> li
     from sizer.tracing.cuda.cudnn_plans import workspaces  # brings Numba, which whoever asks nothing does without
 
     with cudnn.described(gpu):
-        answers = workspaces(
-            found, device, words, asked, _unwanted_engines(words[0], gpu, rank=(asked.shape[1] + 3) // 6)
-        )
+        # Plans that need more than is free are left out (get_available_workspace). Here the limit is the memory of the device.
+        most = HARDWARE[gpu].gpu.total_bytes if "benchmark" in words else 0
+        unwanted = _unwanted_engines(words[0], gpu, rank=(asked.shape[1] + 3) // 6)
+        answers = workspaces(found, device, words, asked, unwanted, most=most)
     return [answer if answer >= 0 else None for answer in answers.tolist()]
 
 

@@ -154,6 +154,17 @@ def graph(cudnn: np.ndarray, operation: int) -> int:
 
 
 @compiled_within
+def _heuristics(cudnn: np.ndarray, asked: int, device: int, mode: int) -> int:
+    """Return the heuristics of a mode for a graph; 0 if cuDNN refuses."""
+    made = create(cudnn, HEURISTICS)
+    if not (made and put(cudnn, made, _HEURISTICS_GRAPH, DESCRIPTOR, asked)):
+        return 0
+    if not put(cudnn, made, _HEURISTICS_MODE, HEURISTICS_MODE, mode):
+        return 0
+    return made if put(cudnn, made, _HEURISTICS_DEVICE, DESCRIPTOR, device) and finalize(cudnn, made) else 0
+
+
+@compiled_within
 def first_config(
     cudnn: np.ndarray, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: np.ndarray
 ) -> int:
@@ -162,23 +173,13 @@ def first_config(
 
     They are read a few at a time: cuDNN makes each when it is read, and one of the first two serves nearly always.
     """
-    heuristics = create(cudnn, HEURISTICS)
-    if not (heuristics and put(cudnn, heuristics, _HEURISTICS_GRAPH, DESCRIPTOR, asked)):
-        return 0
-    if not put(cudnn, heuristics, _HEURISTICS_MODE, HEURISTICS_MODE, mode):
-        return 0
-    if not (put(cudnn, heuristics, _HEURISTICS_DEVICE, DESCRIPTOR, device) and finalize(cudnn, heuristics)):
+    heuristics = _heuristics(cudnn, asked, device, mode)
+    if not heuristics:
         return 0
     count, given = 1, 0
     while count <= _MOST_CONFIGS:
         first = _MADE + cudnn[_COUNT]
-        for _ in range(count):
-            if not create(cudnn, ENGINE_CONFIG):
-                return 0
-        into = cudnn[_ADDRESS] + (first - _ROOM) * cudnn.itemsize
-        if call(cudnn[_GET], heuristics, _HEURISTICS_RESULTS, DESCRIPTOR, count, cudnn[_ADDRESS], into) != 0:
-            return 0
-        found = min(count, cudnn[_ROOM])
+        found = _read_configs(cudnn, heuristics, count)
         for at in range(first + given, first + found):
             verdict = _is_wanted(cudnn, cudnn[at], unwanted_notes, unwanted_engines)
             if verdict != 0:
@@ -187,6 +188,36 @@ def first_config(
             return 0
         count, given = count * 2, found
     return 0
+
+
+@compiled_within
+def largest_workspace(
+    cudnn: np.ndarray, asked: int, device: int, mode: int, unwanted_notes: int, unwanted_engines: np.ndarray, most: int
+) -> int:
+    """Return the bytes of the largest workspace, at most `most`, among the configurations that a mode lists, without those that
+    `first_config` passes over; -1 if there is none."""
+    heuristics = _heuristics(cudnn, asked, device, mode)
+    if not heuristics:
+        return -1
+    first, largest = _MADE + cudnn[_COUNT], -1
+    for at in range(first, first + _read_configs(cudnn, heuristics, _MOST_CONFIGS)):
+        if _is_wanted(cudnn, cudnn[at], unwanted_notes, unwanted_engines) > 0:
+            bytes_ = workspace(cudnn, cudnn[at])
+            largest = bytes_ if largest < bytes_ <= most else largest
+    return largest
+
+
+@compiled_within
+def _read_configs(cudnn: np.ndarray, heuristics: int, count: int) -> int:
+    """Read at most `count` configurations behind the descriptors, in the order of preference, and return how many there are."""
+    first = _MADE + cudnn[_COUNT]
+    for _ in range(count):
+        if not create(cudnn, ENGINE_CONFIG):
+            return 0
+    into = cudnn[_ADDRESS] + (first - _ROOM) * cudnn.itemsize
+    if call(cudnn[_GET], heuristics, _HEURISTICS_RESULTS, DESCRIPTOR, count, cudnn[_ADDRESS], into) != 0:
+        return 0
+    return min(count, cudnn[_ROOM])
 
 
 @compiled_within

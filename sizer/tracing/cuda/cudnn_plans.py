@@ -26,11 +26,18 @@ _ONE = int(np.float32(1).view(np.int32))  # the bits of alpha
 
 
 def workspaces(
-    library: ctypes.CDLL, device: int, words: tuple[str, ...], asked: np.ndarray, unwanted_engines: Iterable[int]
+    library: ctypes.CDLL,
+    device: int,
+    words: tuple[str, ...],
+    asked: np.ndarray,
+    unwanted_engines: Iterable[int],
+    *,
+    most: int = 0,
 ) -> np.ndarray:
-    """Bytes of the workspace of the first plan for each row of a query's numbers [queries, numbers], int64; -1 where there is none.
+    """Return the bytes of a workspace for each row of a query's numbers [queries, numbers], int64; -1 if there is no plan.
 
-    `words` are those of a size query (sizer.tracing.cuda.cudnn_convolution), `device` is a descriptor.
+    The workspace is that of the first plan, or the largest one up to `most` bytes if `most` is given. `words` are those of a size
+    query (sizer.tracing.cuda.cudnn_convolution), `device` is a descriptor.
     """
     direction, dtype, layout = words[:3]
     computed = "float32" if dtype in ("float16", "bfloat16") else dtype
@@ -38,7 +45,7 @@ def workspaces(
     _workspaces(
         cudnn_graph.begin(library), device, _OPERATIONS[direction], cudnn_graph.DATA_TYPES[dtype],
         cudnn_graph.DATA_TYPES[computed], layout == "channels last", sum(1 << note for note in _unwanted_notes(words)),
-        np.array(sorted(unwanted_engines), np.int64), asked, answers,
+        np.array(sorted(unwanted_engines), np.int64), most, asked, answers,
     )  # fmt: skip
     return answers
 
@@ -99,17 +106,23 @@ def _alignment(begin: int) -> int:
 
 
 @compiled(
-    "void(int64[::1], int64, UniTuple(int64, 7), int64, int64, boolean, int64, int64[::1], int64[:, ::1], int64[::1])"
+    "void(int64[::1], int64, UniTuple(int64, 7), int64, int64, boolean, int64, int64[::1], int64, int64[:, ::1], int64[::1])"
 )
 def _workspaces(
     cudnn: np.ndarray, device: int, operation: tuple[int, ...], dtype: int, computed: int, channels_last: bool,
-    unwanted_notes: int, unwanted_engines: np.ndarray, asked: np.ndarray, answers: np.ndarray,
+    unwanted_notes: int, unwanted_engines: np.ndarray, most: int, asked: np.ndarray, answers: np.ndarray,
 ) -> None:  # fmt: skip
     """Write the answer to each row of numbers, -1 where there is no plan."""
     for at in range(len(asked)):
         answers[at] = -1
         graph = _graph(cudnn, operation, dtype, computed, channels_last, asked[at])
-        if graph:
+        if graph and most:
+            for mode in (cudnn_graph.INSTANT, cudnn_graph.FALLBACK):
+                largest = cudnn_graph.largest_workspace(
+                    cudnn, graph, device, mode, unwanted_notes, unwanted_engines, most
+                )
+                answers[at] = max(answers[at], largest)
+        elif graph:
             config = cudnn_graph.first_config(
                 cudnn, graph, device, cudnn_graph.INSTANT, unwanted_notes, unwanted_engines
             )

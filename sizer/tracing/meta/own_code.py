@@ -13,9 +13,6 @@ from torch import nn
 
 from sizer.errors import TraceError
 
-BENCHMARKS = "cudnn.benchmark=True tries every plan of a convolution; the workspaces of those it does not choose"
-_CONVOLUTIONS = ("aten.convolution.default", "aten.convolution_backward.default")
-
 
 @contextmanager
 def compiling_refused() -> Iterator[None]:
@@ -81,8 +78,3 @@ def refuse_low_bits(parameters: Iterable[nn.Parameter | None]) -> None:
                 given=type(one).__name__,
                 todo=f"ask for the model by a query with weights={key}",
             )
-
-
-def benchmarks(has_seen: Callable[[str], bool], kind: str) -> bool:
-    """Return True if cuDNN benchmarks plans for a convolution in the trace."""
-    return kind == "cuda" and torch.backends.cudnn.benchmark and any(map(has_seen, _CONVOLUTIONS))
