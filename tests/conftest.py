@@ -43,15 +43,17 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --exhaustive."""
+    """Add --exhaustive and --full."""
     parser.addoption("--exhaustive", action="store_true", help="run every test, as where CI is set")
+    parser.addoption("--full", action="store_true", help="run tests that need packages outside of requirements.txt, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests of SLOW; leaves out those marked exhaustive unless they are asked for or CI is set."""
-    if not (config.getoption("exhaustive") or os.environ.get("CI")):
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    """Mark the tests of SLOW. Leave out tests marked exhaustive, unless CI is set, and full, unless an option asks for them."""
+    runs = {"exhaustive": config.getoption("exhaustive") or os.environ.get("CI"), "full": config.getoption("full")}
+    for marker in (name for name, asked in runs.items() if not asked):
+        left_out = [item for item in items if item.get_closest_marker(marker)]
+        items[:] = [item for item in items if not item.get_closest_marker(marker)]
         config.hook.pytest_deselected(items=left_out)
     for item in items:
         name = item.path.relative_to(FOLDER).with_suffix("").as_posix()

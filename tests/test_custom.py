@@ -441,6 +441,22 @@ def test_tensors_tell_where_they_are_also_in_hooks_of_saved_tensors() -> None:
     assert torch.zeros(1, device="meta").is_meta
 
 
+def test_pinned_memory_of_the_host_comes_in_powers_of_two() -> None:
+    """PowerOf2Ceil in ATen/core/CachingHostAllocator.h."""
+
+    def setup(pinned: bool, by_name: bool = False) -> Callable[[], None]:
+        data = torch.zeros(3, 1024, 1024, pin_memory=pinned and by_name)
+        data = data.pin_memory() if pinned and not by_name else data
+        return lambda: data.to("cuda").sum()
+
+    def host_bytes(*how: bool) -> int:
+        return size_step(lambda: setup(*how)).estimates[0].host_bytes
+
+    assert host_bytes(False) == 3 * MATRIX
+    assert host_bytes(True, True) == 4 * MATRIX
+    assert host_bytes(True, False) == 3 * MATRIX + 4 * MATRIX  # a pinned copy beside the data
+
+
 def test_activations_that_are_saved_on_the_host_are_not_on_the_device() -> None:
     def setup(offloads: bool, by_function: bool = False) -> Callable[[], None]:
         x = torch.zeros(1024, 1024, device="cuda", requires_grad=True)

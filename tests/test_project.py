@@ -80,6 +80,9 @@ def test_what_the_tests_require_beside():
         *requirements("requirements.txt"),
         "accelerate",  # which peft brings
         "torchao",  # which .ci/run installs for its own tests
+        "lightning",  # these three by .ci/full
+        "torchtune",
+        "trl",
         "torchtitan",  # of the clone that bench_torchtitan is given; once it was torchtrain
         "torchtrain",
         "axe_playwright_python",

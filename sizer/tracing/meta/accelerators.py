@@ -43,13 +43,13 @@ class OnMeta(TorchFunctionMode):
             if func is Tensor.cpu and args[0] in self._host:
                 return args[0]
             if func is Tensor.pin_memory:  # without a driver: a copy on the host
-                with self._host.told(True):
+                with self._host.told(True, pinned=True):
                     return args[0].clone()
             return self._to_host(args[0]) if func is Tensor.cpu else func(*args)
         kwargs = kwargs or {}
         if func is torch.empty and not self._host.setting_up and str(kwargs.get("device") or "cpu") == "cpu":
             return self._empty(args, kwargs)
-        if kwargs.get("pin_memory"):
+        if pinned := bool(kwargs.get("pin_memory")):
             kwargs = kwargs | {"pin_memory": False}
         if func is torch.device and _is_outside(sys._getframe(1)) and not (args and args[0] == "meta"):
             return func(*args, **kwargs)
@@ -74,7 +74,7 @@ class OnMeta(TorchFunctionMode):
             with deferred.told(False):
                 return self._run(func, args, kwargs)
         if kwargs.get("device") is None and func in _device_constructors():
-            with self._host.of_no_device():
+            with self._host.of_no_device(pinned=pinned):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -103,12 +103,12 @@ class OnMeta(TorchFunctionMode):
 
     def _empty(self, args: tuple, kwargs: dict) -> Tensor:
         """Make a host tensor as `torch.empty` does; a large tensor is a meta tensor that stands for host memory."""
-        kwargs = kwargs | {"pin_memory": False}
+        pinned, kwargs = bool(kwargs.get("pin_memory")), kwargs | {"pin_memory": False}
         with _disable_current_modes():
             large = torch.empty(*args, **(kwargs | {"device": "meta", "requires_grad": False})).nbytes > LARGE
         if not large:
             return torch.empty(*args, **kwargs)
-        with self._host.told(True):
+        with self._host.told(True, pinned=pinned):
             return torch.empty(*args, **(kwargs | {"device": "meta"}))
 
     def _from_host(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -38,6 +38,7 @@ class HostMemory:
         )
         self.offloads = False  # whether FSDP2 has parameters here
         self.setting_up = False  # whether what names no device is on the host: while code of somebody's own sets up
+        self._pinning = False  # whether what is made on the host is pinned
         self._held_bytes = 0
         self._storages: dict[int, weakref.ref] = {}
 
@@ -69,23 +70,24 @@ class HostMemory:
             raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!")
 
     @contextmanager
-    def told(self, making: bool) -> Iterator[None]:
-        """Within the context what is made is on the host, or is on the device, whatever it is made of."""
-        before, self.making = self.making, making
+    def told(self, making: bool, *, pinned: bool = False) -> Iterator[None]:
+        """Within the context what is made is on the host, pinned or not, or is on the device, whatever it is made of."""
+        before = self.making, self._pinning
+        self.making, self._pinning = making, pinned
         try:
             yield
         finally:
-            self.making = before
+            self.making, self._pinning = before
 
-    def of_no_device(self) -> AbstractContextManager[None]:
-        """The context in which code makes what names no device: on the host, in a setup of somebody's own."""
-        return self.told(True) if self.setting_up and self.making is None else nullcontext()
+    def of_no_device(self, *, pinned: bool = False) -> AbstractContextManager[None]:
+        """Return the context in which code makes what names no device: on the host, in a setup of the user's own."""
+        return self.told(True, pinned=pinned) if self.setting_up and self.making is None else nullcontext()
 
     def take(self, tensor: Tensor, *, pinned: bool = False) -> None:
         """Have a meta tensor's storage stand for memory of the host from now on."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if pinned and size:
+        if (pinned or self._pinning) and size:
             size = 1 << (size - 1).bit_length()
         self._storages[key] = weakref.ref(storage, lambda _: self._free(key, size))
         self._held_bytes += size
