@@ -10,6 +10,7 @@
     python -m sizer gpus | models | devices   [--json]
     python -m sizer devices --demonstrate cpu|cuda:0|mps   [--json]
     python -m sizer placement "arch=hf:gpt2&dtype=bfloat16" [--config FILE] [--json]
+    python -m sizer app [-- --server.port 8600]
     python -m sizer suite --device cuda:0 [--record] [--only SUBSTRING] [--minutes 9] [--out FOLDER] [--again] [--list]
 
 Exit status: 0; 1 where the job hit a limit or crashed; 2 for bad input; 3 where the model was counted but no step could
@@ -24,6 +25,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from sizer.commands.arguments import describe_keys
@@ -49,6 +51,7 @@ COMMANDS = {
     "measure": "run the work on a real device and hold the estimate against it",
     "ledger": "every comparison of an estimate with a device, and how far off they were",
     "suite": "measure a list of models on a device, one process each; can be repeated",
+    "app": "the page, in a browser",
 }
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
@@ -77,10 +80,15 @@ class _Parser(argparse.ArgumentParser):
         raise RequestError(message, todo=f"see `{self.prog} --help`")
 
 
+def _program() -> str:
+    """Return the words that started this program: the installed command, or the module."""
+    return "sizer" if Path(sys.argv[0]).stem == "sizer" else "python -m sizer"
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; of the commands only the module that it names is imported. Raises RequestError."""
     parser = _Parser(
-        prog="python -m sizer",
+        prog=_program(),
         description="How much device memory will this model need, and does it fit?",
         epilog=describe_keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -35,7 +35,7 @@ def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded 
     except ModuleNotFoundError as error:
         if source.required or error.name != source.package:
             raise
-        todo = f"install {source.package} as requirements.txt names it"
+        todo = f"pip install {source.package}"
         raise BuildError(f"{source.package} is not installed", given=f"arch={source.key}:", todo=todo) from error
     blueprint = blueprint_of(request, config)
     if WEIGHTS[request.weights].quantizes:

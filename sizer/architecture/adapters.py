@@ -50,7 +50,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
     except ModuleNotFoundError as error:
         if error.name != "peft":
             raise
-        todo = "install peft as requirements.txt names it"
+        todo = "pip install peft"
         raise BuildError("peft is not installed", given="train=adapter", todo=todo) from error
     task = task_of(module)
     if row.learns_prompt and task is None:

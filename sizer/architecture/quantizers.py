@@ -141,7 +141,7 @@ def _quantizer(config: Mapping[str, object], *, given: str, quantized: bool):
     """transformers' quantizer of a `quantization_config`. Raises BuildError and ConfigError as `replace_layers` does."""
     if config["quant_method"] == BITSANDBYTES:
         if find_spec(BITSANDBYTES) is None:
-            todo = f"install {BITSANDBYTES} as requirements.txt names it"
+            todo = f"pip install {BITSANDBYTES}"
             raise BuildError(f"{BITSANDBYTES} is not installed", given=given, todo=todo)
         with compiled_when_called():
             importlib.import_module(BITSANDBYTES)

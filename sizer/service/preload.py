@@ -58,7 +58,7 @@ def _explain_import(name: str, error: Exception) -> JobError:
             todo="reinstall both with one pip command from the same package index",
         )
     missing = isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("sizer")
-    todo = "install what requirements.txt names" if missing else None
+    todo = "reinstall Sizer with its requirements" if missing else None
     return JobError(f"{name} could not be imported ({type(error).__name__}: {text[:300]})", todo=todo)
 
 

@@ -49,6 +49,6 @@ def test_what_is_not_installed_is_neither_offered_nor_preloaded(monkeypatch: pyt
 def test_without_timm_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "sizer.architecture.timm_models", raising=False)
     monkeypatch.setitem(sys.modules, "timm", None)
-    text = "timm is not installed: given arch=timm:; install timm as requirements.txt names it"
+    text = "timm is not installed: given arch=timm:; pip install timm"
     with pytest.raises(BuildError, match=f"^{re.escape(text)}$"):
         make_blueprint(parse_query("arch=timm:resnet50"))
