@@ -25,19 +25,33 @@ __version__ = SIZER
 __all__ = ["check_placement", "estimate", "size_module", "size_step"]
 
 
-def estimate(query: str) -> Report:
-    """The report (bytes) on a query such as "arch=torchvision:resnet50&batch=32&gpu=rtx-4090".
+def estimate(query: str, /, **keys: Any) -> Report:
+    """Return the report on a query, all sizes in bytes.
 
-    Raises RequestError for a bad query, ConfigError, HubError and BuildError where the architecture cannot be had. A
-    step that could not be traced is no error: `failures` says why, `model` still holds the counts.
+        sizer.estimate("arch=torchvision:resnet50&batch=32&gpu=rtx-4090")
+        sizer.estimate("llama-3.1-8b", gpu="rtx-4090", train="adapter", weights="nf4", seq=2048)
 
-    *Known limitations*: no limits and no sandbox; the app and the command line run this in a child process instead.
+    Args:
+        query: A query string, a link of the page, or the name of an architecture.
+        keys: Keys of the query. True and False are 1 and 0, and a list or tuple is a comma list.
+
+    Returns:
+        The report. If a step could not be traced, `failures` has the reason and `model` the counts.
+
+    Raises:
+        RequestError: A key is unknown, or its value is not allowed.
+        ConfigError: A config cannot be read.
+        HubError: The hub has no such repository, or cannot be reached.
+        BuildError: The architecture cannot be built.
+
+    *Known limitations*: the work runs in this process, without limits and sandbox. Page and command line use a child process.
     """
     from sizer.catalogue.sources import SOURCES
     from sizer.config_json import read_config
+    from sizer.questions.query import with_keys
     from sizer.request import parse_query
 
-    request, config = parse_query(query), None
+    request, config = parse_query(with_keys(query, keys)), None
     if SOURCES[request.source].fetched:
         from sizer.architecture.hub import fetch_config
 

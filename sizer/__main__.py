@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sizer.commands.arguments import describe_keys
+from sizer.commands.arguments import describe_keys, print_link
 from sizer.commands.job import MakeClient
 from sizer.commands.text import to_printable
 from sizer.errors import RequestError, SizerError
@@ -62,7 +62,9 @@ def main(arguments: Sequence[str] | None = None, *, make_client: MakeClient = Jo
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
-        return options.run(options, make_client)
+        status = options.run(options, make_client)
+        print_link(options)
+        return status
     except SizerError as error:
         print(to_printable(f"sizer: {error}"), file=sys.stderr)
         return error.exit_status

@@ -201,18 +201,24 @@ def format_query(request: Request, *, complete: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryKey:
-    """One key of a query in words: its name, what it takes, and what holds where it is left out."""
+    """One key of a query in words: its name, the values that it takes, and its default. A key that `toggles` takes 0 or 1."""
 
     name: str
     allowed: str
     default: str
+    toggles: bool
 
 
 def query_keys() -> tuple[QueryKey, ...]:
     """The contract's table in words: every key of a query in its order."""
     plain = Request(source="")
     return tuple(
-        QueryKey(name=name, allowed=key.allowed, default=key.otherwise or _default_text(key, plain))
+        QueryKey(
+            name=name,
+            allowed=key.allowed,
+            default=key.otherwise or _default_text(key, plain),
+            toggles=key.toggles,
+        )
         for name, key in KEYS.items()
     )
 

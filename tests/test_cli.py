@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,10 +20,10 @@ from sizer.commands.limits import format_limits
 from sizer.commands.ranks import format_ranks
 from sizer.commands.text import format_table
 from sizer.commands.which import format_devices
-from sizer.errors import JobError
+from sizer.errors import JobError, RequestError
 from sizer.memory.report import Report
 from sizer.query_keys import KEYS
-from sizer.request import parse_query, query_keys
+from sizer.request import format_query, parse_query, query_keys
 from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from sizer.units import format_bytes
@@ -46,6 +47,9 @@ def run(capsys):
     return run
 
 
+LINK = "\nLink: /?"
+
+
 def test_every_command_is_listed_once():
     folder = Path(sizer.__file__).parent / "commands"
     written = {path.stem for path in folder.glob("*.py") if "def add_arguments(" in path.read_text(encoding="utf-8")}
@@ -59,7 +63,7 @@ def test_explain_says_how_it_was_computed(run):
     status, out, err = run("estimate", QUERY, "--explain")
     assert (status, err) == (0, "")
     report = report_for(parse_query(QUERY))
-    assert out == f"{format_report(report)}\n\n{format_explanation(report)}\n"
+    assert out.partition(LINK)[0] == f"{format_report(report)}\n\n{format_explanation(report)}\n"
     lines = out.partition("How this was computed")[2].splitlines()
     assert "Kernels, by the rules of CUDA capability 8.0 in PyTorch 2.15:" in lines
     assert "  batch norm: cuDNN (float32, training), 53 modules; float32" in lines
@@ -84,7 +88,7 @@ def test_estimate_prints_the_answer_the_table_and_the_peak(run):
     status, out, err = run("estimate", QUERY)
     assert (status, err) == (0, "")
     report = report_for(parse_query(QUERY))
-    assert out == format_report(report) + "\n"
+    assert out.partition(LINK)[0] == format_report(report) + "\n"
     lines = out.splitlines()
     assert lines[0] == "resnet50 (ResNet)"
     assert lines[1] == "25,557,032 parameters (25.56 M), 53,120 buffer elements"
@@ -356,16 +360,59 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"sizer {sizer.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["estimate", "--help"]])
-def test_help_lists_the_keys_with_what_they_take(capsys, arguments):
+def help_of(capsys, *arguments: str) -> list[str]:
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(arguments)
-    out = capsys.readouterr().out
+        main([*arguments, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    return lines
+
+
+def test_help_lists_the_keys_with_what_they_take(capsys):
+    lines = help_of(capsys)
     for key in query_keys():
-        (line,) = (line for line in out.splitlines() if line.startswith(f"  {key.name} "))
+        (line,) = (line for line in lines if line.startswith(f"  {key.name} "))
         assert key.allowed.split()[0] in line
-    assert "(default: a100-80gb)" in out and "(default: adamw)" in out
-    assert all(len(line) <= 80 for line in out.splitlines())
+    assert any("(default: a100-80gb)" in line for line in lines)
+
+
+def test_help_lists_a_flag_for_each_key(capsys):
+    text = "\n".join(help_of(capsys, "estimate"))
+    for key in query_keys():
+        if key.name not in ("v", "arch"):
+            assert re.search(rf"^  --{key.name.replace('_', '-')} ?(VALUE|, --no-|,|$)", text, re.MULTILINE), key.name
+
+
+@pytest.mark.parametrize(
+    ("flags", "query"),
+    [
+        (("resnet50", "--gpu", "rtx-4090", "--batch", "1,8"), "arch=torchvision:resnet50&gpu=rtx-4090&batch=1,8"),
+        (("hf:gpt2", "--checkpointing", "--seq", "64"), "arch=hf:gpt2&checkpointing=1&seq=64"),
+        (("hf:gpt2&dtype=bfloat16", "--no-checkpointing"), "arch=hf:gpt2&dtype=bfloat16"),
+        (
+            ("hf:gpt2", "--train", "adapter", "--adapter-dropout", "0.1", "--targets", "c_attn,c_proj"),
+            "arch=hf:gpt2&train=adapter&adapter_dropout=0.1&targets=c_attn,c_proj",
+        ),
+    ],
+)
+def test_flags_ask_the_question_that_a_query_asks(run, flags, query):
+    status, out, err = run("estimate", *flags)
+    assert (status, err) == (0, "")
+    assert out.partition(LINK)[2] == format_query(parse_query(query)) + "\n"
+
+
+def test_a_key_is_given_once_as_a_flag_or_in_the_query(run):
+    status, out, err = run("estimate", "hf:gpt2&seq=8", "--seq", "9")
+    assert (status, out) == (2, "")
+    assert err.startswith("sizer: seq: given the key more than once")
+
+
+def test_keyword_arguments_ask_the_question_that_a_query_asks():
+    query = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64&checkpointing=1"
+    asked = sizer.estimate("resnet18", dtype=("float32", "bfloat16"), batch=[1, 2], image=64, checkpointing=True, gpu=None)
+    assert asked == sizer.estimate(query)
+    with pytest.raises(RequestError, match=r"'optimiser=sgd'.*optimizer"):
+        sizer.estimate("resnet18", optimiser="sgd")
 
 
 def test_every_key_says_what_it_takes_and_its_default():

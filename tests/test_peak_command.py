@@ -90,7 +90,9 @@ def test_of_several_cells_it_is_the_one_that_the_page_opens_with(run, client):
     focus = client.submit(query).result(timeout=120).focus
     status, text, told = run(query)
     assert (status, told) == (0, f"{focus.dtype} at batch {focus.batch}; name another with focus=float32:4\n")
-    assert text == run(f"{query}&focus=float32:4")[1] != run(f"{query}&focus=float32:2")[1]
+    asked = [run(f"{query}&focus=float32:{batch}")[1].partition("\nLink: /?") for batch in (4, 2)]
+    assert text.partition("\nLink: /?")[0] == asked[0][0] != asked[1][0]
+    assert asked[0][2].endswith("&focus=float32:4\n")
 
 
 def test_where_no_step_can_be_traced_any_is_asked_for_and_says_why(capsys):

@@ -66,7 +66,7 @@ ROOMS = {
     "commands": (*SHOWS, "device.suite"),
     "ui": SHOWS,
     "__main__": ("errors", "versions", "commands", "service"),
-    "__init__": (*ESTIMATED, "custom", "placement"),
+    "__init__": (*ESTIMATED, "custom", "placement", "questions"),
     "pages": ("errors", "ui"),
     "app": ("ui",),
 }

@@ -9,24 +9,44 @@ from pathlib import Path
 
 from sizer.config_json import MAX_CONFIG_BYTES, encode_config, query_of_adapter, read_config
 from sizer.errors import ConfigError, quote
-from sizer.questions.query import as_query
-from sizer.request import query_keys
+from sizer.questions.query import with_keys
+from sizer.request import QueryKey, format_query, parse_query, query_keys
 
 
 def add_query(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add the query and `--config`, which `query_of` reads, and the table of the query's keys below the help."""
-    parser.epilog, parser.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
+    """Add the query, a flag for each of its keys, and `--config`, all of which `query_of` reads."""
+    parser.usage = "%(prog)s QUERY [--KEY VALUE ...] [OPTION ...]"
     parser.add_argument("query", metavar="QUERY", help=help)
     parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json in the place of arch")
+    keys = parser.add_argument_group("keys of QUERY", "each is a flag or a part of QUERY: --seq 2048 is &seq=2048")
+    for key in _flags():
+        text = f"{key.allowed}{f' (default: {key.default})' if key.default else ''}".replace("%", "%%")
+        kind = {"action": argparse.BooleanOptionalAction} if key.toggles else {"metavar": "VALUE"}
+        flag = f"--{key.name.replace('_', '-')}"
+        keys.add_argument(flag, dest=f"key_{key.name}", default=None, help=text, **kind)
 
 
 def query_of(options: argparse.Namespace) -> str:
-    """The query that was given, with the config of `--config` in the place of its arch. Raises ConfigError.
+    """Return the query that was given, with its flags, and with the config of `--config` in the place of its arch.
 
-    What stands first may be the architecture without its key: "resnet50" is "arch=resnet50".
+    The first part of a query may be the architecture without its key: "resnet50" is "arch=resnet50".
+
+    Raises:
+        ConfigError: The file of `--config` cannot be read.
     """
-    query = as_query(options.query)
+    query = with_keys(options.query, {key.name: getattr(options, f"key_{key.name}") for key in _flags()})
     return query if options.config is None else _with_config(query, options.config)
+
+
+def print_link(options: argparse.Namespace) -> None:
+    """Print the link of a command's question on the page, below an answer in words."""
+    given = vars(options)
+    if "query" in given and not any(given.get(name) for name in ("json", "csv", "script", "snapshot")):
+        print(f"\nLink: /?{format_query(parse_query(query_of(options)))}")
+
+
+def _flags() -> list[QueryKey]:
+    return [key for key in query_keys() if key.name not in ("v", "arch")]
 
 
 def describe_keys() -> str:

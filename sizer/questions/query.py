@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import parse_qsl, quote
 
@@ -21,6 +21,23 @@ def as_query(text: str) -> str:
         return asked
     first = text.partition("&")[0]
     return f"arch={text}" if first and "=" not in first else text
+
+
+def with_keys(text: str, values: Mapping[str, object]) -> str:
+    """Return a text as a query, with keys added.
+
+    Args:
+        text: A query, a link, or the name of an architecture.
+        values: Key to value. True and False are 1 and 0, a sequence is a comma list, and None leaves the key out.
+    """
+    items = (f"{key}={quote(_as_text(value), safe='')}" for key, value in values.items() if value is not None)
+    return "&".join([as_query(text), *items])
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "01"[value]
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def read_question(text: str, number: int) -> Request:
