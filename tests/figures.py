@@ -1,6 +1,6 @@
-"""README's figures, counted: `python -m tests.readme` writes them anew, `tests/test_figures.py` holds them.
+"""The documents' figures, counted: `python -m tests.readme` writes them anew, `tests/test_figures.py` checks them.
 
-SENTENCES are README's words with a "{}" for each figure, and a function that counts those from the tree: rows, cases, constants,
+SENTENCES are words of the documents with a "{}" for each figure, and a function that counts those from the tree: rows, cases, constants,
 and the CSV files that benchmarks write. BLOCKS are the tables between two comments, made from such files.
 """
 
@@ -14,6 +14,7 @@ from sizer.catalogue import contexts
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
 from sizer.memory.bounds import BETWEEN_VERSIONS
+from sizer.request import query_keys
 from tests.benchmarks import bench_torchtitan
 from tests.benchmarks.bench_outside import HELD, read_messages, used
 from tests.benchmarks.published.errors import LIBRARIES, in_range, read_errors, table_by_kind, table_by_set
@@ -26,7 +27,7 @@ from tests.distributed.test_gloo import OF_FOUR, OF_TWO
 from tests.memory.test_bounds import CONVOLVING
 from tests.null_driver.test_ranks import QUERIES
 from tests.oldest import REQUIREMENTS, floors
-from tests.readme import README
+from tests.readme import DOCS, DOCUMENTS, README
 from tests.tracing.test_cpu_truth_models import CASES as CPU_CASES
 from tests.tracing.test_cpu_truth_models import HAIR
 
@@ -177,12 +178,42 @@ def _service() -> Iterator[str]:
         yield f"| {row['what']} | {row['figure']} | `{row['with']}` |"
 
 
+def _accuracy() -> Iterator[str]:
+    """Yield README's five rows: each source of truth, the number of figures, and how far off the estimates are."""
+    then = read_errors(LIBRARIES[1])
+
+    def row(title: str, name: str, quantity: str, kind: str = "") -> str:
+        found = [one for one in then if (one["set"], one["quantity"]) == (name, quantity) and one["run"].startswith(kind)]
+        found = found if kind else [one for one in found if not one["run"].startswith("QLoRA")]
+        worst = max((float(one["worst_percent"]) for one in found), key=abs)
+        return f"| {title} | {quantity} | {sum(int(one['figures']) for one in found)} | {f'{worst:+g} %' if worst else 'equal'} |"
+
+    yield "| source of truth | what was read | figures | worst error |"
+    yield "|---|---|---|---|"
+    yield f"| `torch.profiler` on the CPU | bytes after each phase | {_cpu()[1]} runs | equal |"
+    yield f"| PyTorch's own CUDA code without a GPU, cuDNN included | allocated and reserved peaks | {_recorded()[0]} runs | equal |"
+    yield row("LoRA on a T4, published", "t4_adapters", "allocated")
+    yield row("QLoRA on a T4, published", "t4_adapters", "allocated", "QLoRA")
+    yield row("transformers' attention tables, published, with the libraries of that time", "attention_tables", "allocated")
+
+
+def _keys() -> Iterator[str]:
+    """Yield a line for each key of a query."""
+    yield "| key | flag | values | default |"
+    yield "|---|---|---|---|"
+    for key in query_keys():
+        flag = "" if key.name in ("v", "arch") else f"`--{key.name.replace('_', '-')}`"
+        yield f"| `{key.name}` | {flag} | {key.allowed.replace('|', ' or ')} | {key.default} |"
+
+
 # The file and the comment around each table.
 BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
-    "errors by set": (README, table_by_set),
+    "accuracy": (README, _accuracy),
+    "keys": (DOCS / "cli.md", _keys),
+    "errors by set": (DOCS / "accuracy.md", table_by_set),
     "errors by kind of run": (PUBLISHED_README, table_by_kind),
-    "the service": (README, _service),
-    "torchtitan": (README, bench_torchtitan.table),
+    "the service": (DOCS / "hosting.md", _service),
+    "torchtitan": (DOCS / "several-gpus.md", bench_torchtitan.table),
 }
 
 
@@ -201,9 +232,10 @@ def pattern_of(sentence: str) -> re.Pattern:
 
 
 def with_figures(text: str) -> str:
-    """README's text with every sentence's figures counted anew. Raises LookupError."""
+    """Return a document's text with the figures of its sentences counted anew."""
     for sentence, count in SENTENCES.items():
-        match = found(sentence, text)
+        if (match := pattern_of(sentence).search(text)) is None:
+            continue
         for group, figure in reversed([*enumerate(count(), start=1)]):
             text = text[: match.start(group)] + str(figure) + text[match.end(group) :]
     return text
@@ -227,7 +259,6 @@ def with_blocks(text: str, path: Path) -> str:
 
 
 def write_figures() -> None:
-    """Write the figures and tables of README.md, and of that beside the published figures, anew. Raises LookupError."""
-    README.write_text(with_blocks(with_figures(README.read_text(encoding="utf-8")), README), encoding="utf-8")
-    published = PUBLISHED_README.read_text(encoding="utf-8")
-    PUBLISHED_README.write_text(with_blocks(published, PUBLISHED_README), encoding="utf-8")
+    """Write the figures and tables of all documents anew. Raises LookupError."""
+    for path in (*DOCUMENTS, PUBLISHED_README):
+        path.write_text(with_blocks(with_figures(path.read_text(encoding="utf-8")), path), encoding="utf-8")

@@ -1,5 +1,5 @@
-"""README's examples, made by the commands they show: `python -m tests.readme` writes them anew, `tests/test_readme.py` holds them.
-So it does its figures and tables (`tests/figures.py`).
+"""The documents' examples: `python -m tests.readme` runs their commands and writes them again, and `tests/test_readme.py` checks
+them. The same command writes the documents' figures and tables (`tests/figures.py`).
 
 An example is a fenced block whose first line is "$ python -m sizer ...". A line of it is one of the command's, whose figures are
 replaced; "..." stands for lines that are left out. Figures of the machine at hand (MACHINE) are neither replaced nor held.
@@ -16,7 +16,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+DOCUMENTS = (README, ROOT / "CONTRIBUTING.md", *sorted(path for path in DOCS.glob("*.md") if path.stem != "style"))
 LEFT_OUT = "..."
 PICTURES = ("size-a-model.png", "measure.png")  # in tests/browser
 TAKE = "SIZER_TAKE_PICTURES"  # set, tests/browser/test_pictures.py takes them anew
@@ -25,6 +28,11 @@ _BLOCK = re.compile(r"```\n\$ python -m (sizer [^\n]+)\n(.*?)```\n", re.DOTALL)
 _FIGURE = re.compile(r"[-<]?\s*[\d][\d,.]*")
 # What depends on the computer: its processor and memory, the installed PyTorch, and bytes of its C++ runtime.
 MACHINE = re.compile(r"^measured on |^All \d+ figures hold")
+
+
+def text_of_documents() -> str:
+    """Return the text of all documents."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
 
 
 def examples(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -60,7 +68,7 @@ def _without_figures(line: str) -> str:
 
 
 def renewed(text: str) -> str:
-    """README's text with every example made anew."""
+    """Return a document's text with every example made anew."""
 
     def replace(match: re.Match) -> str:
         lines = renew(match[2].splitlines(), run(match[1]))
@@ -77,7 +85,8 @@ def main() -> None:
     options = parser.parse_args()
     from tests.figures import write_figures  # brings torch and the models of the tests
 
-    README.write_text(renewed(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in DOCUMENTS:
+        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
     write_figures()
     if options.pictures:
         command = [sys.executable, "-m", "pytest", "-q", "--exhaustive", "tests/browser/test_pictures.py"]

@@ -1,4 +1,4 @@
-"""No figure of README without a source: each is counted anew from the tree, or read in a file that a benchmark wrote."""
+"""No figure of the documents without a source: each is counted anew from the tree, or read in a file that a benchmark wrote."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tests.benchmarks.published.errors import LIBRARIES, kind_of, read_errors
 from tests.benchmarks.published.rows import read_runs
 from tests.benchmarks.shares import summarize
 from tests.benchmarks.tables import read_table, replace_rows
-from tests.figures import BLOCKS, README, SENTENCES, block, found, pattern_of, with_blocks
+from tests.figures import BLOCKS, SENTENCES, block, found, pattern_of, with_blocks
+from tests.readme import README, text_of_documents
 
-TEXT = README.read_text(encoding="utf-8")
+TEXT = text_of_documents()
 
 
 @pytest.mark.parametrize("sentence", SENTENCES, ids=lambda sentence: sentence[:40])
@@ -50,7 +51,7 @@ def test_a_stale_sentence_is_found() -> None:
     assert found(sentence, "or one of\n  1,290 presets, 4.5 % of them.").groups() == ("1,290", "4.5")
     with pytest.raises(LookupError, match=r"said 0 times, not once: one of \{\} presets"):
         found(sentence, "one of many presets, 4.5 % of them")
-    with pytest.raises(LookupError, match="no table of errors by set"):
+    with pytest.raises(LookupError, match="no table of accuracy"):
         with_blocks("no comment here", README)
 
 

@@ -1,4 +1,4 @@
-"""README says what the program says."""
+"""The documents say what the program says, and README is short."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from sizer.__main__ import main
 from sizer.service.client import JobClient
-from tests.readme import README, examples, renew, renewed, run
+from tests.readme import DOCUMENTS, README, ROOT, examples, renew, renewed, run, text_of_documents
 
-TEXT = README.read_text(encoding="utf-8")
+TEXT = text_of_documents()
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,28 @@ def test_text_around_the_examples_stays() -> None:
     assert renewed("# Sizer\n\n```\npip install x\n```\n") == "# Sizer\n\n```\npip install x\n```\n"
 
 
+def test_readme_is_short() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.encode()) <= 12_000 and len(text.splitlines()) <= 180
+    paragraphs = re.sub(r"```.*?```", "", text, flags=re.DOTALL).split("\n\n")
+    assert max(len(part.split()) for part in paragraphs if not part.startswith(("|", "<!--"))) <= 100
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_document_is_linked_from_readme() -> None:
+    text = README.read_text(encoding="utf-8")
+    files = [*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    assert [path.name for path in files if f"({path.relative_to(ROOT).as_posix()})" not in text] == []
+
+
 def test_where_to_change_names_files_that_are_there_and_few() -> None:
-    rows = TEXT.split("## Where do I change …?")[1].split("\n## ")[0].splitlines()[4:-1]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = text.split("## Where do I change …?\n")[1].split("\n## ")[0].strip().splitlines()[2:]
     assert len(rows) >= 10
     for row in rows:
         named = re.findall(r"`([\w/]+(?:\.py|/))`", row)

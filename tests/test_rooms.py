@@ -1,6 +1,6 @@
 """Which room may import which: every module is read, also what it imports under TYPE_CHECKING, in functions, or names in a text.
 
-`ROOMS` is the drawing of README's table, which must say the same. A second set of tests imports modules in processes of their
+`ROOMS` is the table in docs/how-it-works.md, which must say the same. A second set of tests imports modules in processes of their
 own and looks whether torch, Streamlit or pandas came along.
 """
 
@@ -171,11 +171,11 @@ def test_a_circle_is_caught(graph: dict[str, set[str]]):
         TopologicalSorter(circular).prepare()
 
 
-# -------------------------------------------------------------------------------------------------------- README's table
+# -------------------------------------------------------------------------------------------------------- the documented table
 
 
-def readme_rows(text: str) -> dict[str, set[str]]:
-    """The rooms of README's table, with the rooms that it says they may import."""
+def documented_rows(text: str) -> dict[str, set[str]]:
+    """The rooms of the documented table, with the rooms that it says they may import."""
     rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
     found = {}
     for names, allowed in rows:
@@ -191,8 +191,8 @@ def readme_rows(text: str) -> dict[str, set[str]]:
 OUTER = {room.partition(".")[0] for room in ROOMS} - {"__main__", "__init__", "app", "pages", *GROUND}
 
 
-def test_readme_draws_the_rooms_as_they_are():
-    told = readme_rows((PROJECT / "README.md").read_text(encoding="utf-8"))
+def test_the_rooms_are_documented_as_they_are():
+    told = documented_rows((PROJECT / "docs/how-it-works.md").read_text(encoding="utf-8"))
     true: dict[str, set[str]] = {room: set() for room in OUTER}
     for room, behind in ROOMS.items():
         if (outer := room.partition(".")[0]) in OUTER:

@@ -1,4 +1,4 @@
-"""README's pictures are of the page as it is: each holds the words and figures that it was taken with, and they are still there.
+"""The documents' pictures are of the page as it is: each holds the words and figures that it was taken with, and they are still there.
 
 `python -m tests.readme --pictures` takes them anew.
 """
@@ -20,7 +20,7 @@ from playwright.sync_api import Page
 from tests.browser.conftest import PATIENCE_MS
 from tests.browser.test_browser import headline, wait_for_the_whole
 from tests.browser.test_measure import go_to_measure, result
-from tests.readme import PICTURES, README, TAKE
+from tests.readme import PICTURES, TAKE, text_of_documents
 
 FOLDER = Path(__file__).parent
 SHOWS = "shows"  # the key of the words in the file
@@ -95,7 +95,7 @@ def test_the_measurement(page: Page, app_url: str) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_readme_shows_it(name: str) -> None:
-    assert f"(tests/browser/{name})" in README.read_text(encoding="utf-8")
+def test_a_document_shows_it(name: str) -> None:
+    assert f"tests/browser/{name})" in text_of_documents()
     with Image.open(FOLDER / name) as picture:
         assert json.loads(picture.info[SHOWS])
