@@ -1,7 +1,7 @@
 """The documents' figures, counted: `python -m tests.readme` writes them anew, `tests/test_figures.py` checks them.
 
-SENTENCES are words of the documents with a "{}" for each figure, and a function that counts those from the tree: rows, cases, constants,
-and the CSV files that benchmarks write. BLOCKS are the tables between two comments, made from such files.
+SENTENCES are words of the documents with a "{}" for each figure, and a function that counts those from the tree: rows, cases,
+constants, and the CSV files that benchmarks write. BLOCKS are the tables between two comments, made from such files.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _accuracy() -> Iterator[str]:
     yield "| source of truth | what was read | figures | worst error |"
     yield "|---|---|---|---|"
     yield f"| `torch.profiler` on the CPU | bytes after each phase | {_cpu()[1]} runs | equal |"
-    yield f"| PyTorch's own CUDA code without a GPU, cuDNN included | allocated and reserved peaks | {_recorded()[0]} runs | equal |"
+    yield f"| PyTorch's own CUDA code without a GPU | allocated and reserved peaks | {_recorded()[0]} runs | equal |"
     yield row("LoRA on a T4, published", "t4_adapters", "allocated")
     yield row("QLoRA on a T4, published", "t4_adapters", "allocated", "QLoRA")
     yield row("transformers' attention tables, published, with the libraries of that time", "attention_tables", "allocated")

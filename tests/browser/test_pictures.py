@@ -1,4 +1,4 @@
-"""The documents' pictures are of the page as it is: each holds the words and figures that it was taken with, and they are still there.
+"""The documents' pictures show the page as it is. Each holds the words and figures of its time, and the page still has them.
 
 `python -m tests.readme --pictures` takes them anew.
 """
