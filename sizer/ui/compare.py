@@ -57,8 +57,8 @@ def _refuse_number(texts: list[str]) -> None:
 
 def _show_beginning() -> None:
     st.info("Two to four questions stand beside each other here. Name them above, or come from a model's page.")
-    example = compared.address_of(compared.TWICE)
-    st.page_link(compared.PAGE, label="ResNet-50 with and without checkpointing", query_params=example)
+    example = "ResNet-50 with and without checkpointing"
+    st.button(example, type="tertiary", on_click=compared.keep_questions, args=(compared.TWICE,))
 
 
 # --------------------------------------------------------------------------------------------------------------- answers

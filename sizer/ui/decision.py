@@ -18,7 +18,7 @@ from sizer.request import Request, format_query
 from sizer.service.job import Job
 from sizer.ui import service
 from sizer.ui.charts import finish
-from sizer.ui.offers import offer
+from sizer.ui.offers import offer, rerun_if_applied
 from sizer.ui.palette import MARKS, VERDICTS
 from sizer.ui.ranks import show_ranks
 from sizer.ui.remarks import show_error
@@ -92,6 +92,7 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
         return
 
     def run() -> None:
+        rerun_if_applied()
         job = submit(query)
         try:
             found = result_of(job, 0.05)

@@ -37,11 +37,15 @@ PRESS = "document.querySelector('[data-testid=stExpandSidebarButton]')?.click()"
 
 
 def show_examples() -> None:
-    """Show the links to questions that others come with."""
+    """Show a button for each question that others come with. A link to the page at hand would hold for a single run."""
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         for title, query in EXAMPLES.items():
-            parameters = dict(item.split("=", 1) for item in query.split("&"))
-            st.page_link("pages/estimate.py", label=title, query_params=parameters, width="content")
+            st.button(title, key=f"example {title}", on_click=open_query, args=(query,))
+
+
+def open_query(query: str) -> None:
+    """Make the address ask for a query, which the run that follows reads."""
+    st.query_params.from_dict(dict(item.split("=", 1) for item in query.split("&")))
 
 
 def show_question(request: Request, *, for_device: bool = True) -> None:

@@ -1,0 +1,77 @@
+"""Clicks that change the question: each one changes the address, and the next click starts from there."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import ANSWER_MS
+from tests.browser.test_browser import headline
+
+SMALL = "arch=torchvision:resnet18&dtype=float32,bfloat16&batch=1,2&image=64"
+TIGHT = "arch=torchvision:resnet50&dtype=float32&batch=128&gpu=rtx-3060-12gb"
+
+
+def asked(page: Page) -> dict[str, str]:
+    """Return the keys and values of the address."""
+    return {key: values[0] for key, values in parse_qs(urlsplit(page.url).query).items()}
+
+
+def wait_for(page: Page, **values: str) -> None:
+    """Wait until the address has these values."""
+    condition = "values => { const given = new URLSearchParams(location.search);"
+    condition += " return Object.entries(values).every(([key, value]) => given.get(key) === value) }"
+    page.wait_for_function(condition, arg=values, timeout=ANSWER_MS)
+
+
+def test_an_example_stays_when_something_else_is_clicked(page: Page, app_url: str) -> None:
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "Training resnet18")
+    page.get_by_role("button", name="Train ResNet-50 on an RTX 4090").click()
+    wait_for(page, arch="torchvision:resnet50", gpu="rtx-4090")
+    headline(page, "Training resnet50")
+    page.get_by_role("radio", name="Reserved").click()
+    page.get_by_text("Inference", exact=True).first.click()
+    wait_for(page, arch="torchvision:resnet50", gpu="rtx-4090", mode="inference")
+    page.reload()
+    headline(page, "resnet50")
+    assert asked(page)["gpu"] == "rtx-4090"
+
+
+def test_apply_works_after_the_answer_has_ended(page: Page, app_url: str) -> None:
+    page.goto(f"{app_url}/?{TIGHT}")
+    headline(page, "Training resnet50")
+    apply = page.get_by_role("button", name="Apply", exact=True)
+    expect(page.get_by_text("To make it fit")).to_be_visible(timeout=ANSWER_MS)
+    page.wait_for_timeout(3000)  # the answer has ended, and its clock with it
+    before = asked(page)
+    apply.first.click()
+    page.wait_for_function("before => location.search !== before", arg=urlsplit(page.url).query, timeout=ANSWER_MS)
+    page.wait_for_function(f"() => location.search.length > {len(urlsplit(page.url).query)}", timeout=ANSWER_MS)
+    assert asked(page) != before
+    after = asked(page)
+    page.get_by_role("radio", name="Reserved").click()
+    page.wait_for_timeout(2000)
+    assert asked(page) == after
+
+
+def test_the_first_click_on_a_cell_is_in_the_address(page: Page, app_url: str) -> None:
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "Training resnet18 at batch 2")
+    grid = page.get_by_test_id("stDataFrame").first
+    box = grid.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.35, box["y"] + box["height"] * 0.5)
+    headline(page, "Training resnet18 at batch 1")
+    wait_for(page, focus="float32:1")
+
+
+def test_the_example_of_the_comparison_stays(page: Page, app_url: str) -> None:
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "Training resnet18")
+    page.get_by_role("link", name="Compare").first.click()
+    page.get_by_role("button", name="ResNet-50 with and without checkpointing").click()
+    page.wait_for_function("() => location.search.split('q=').length === 3", timeout=ANSWER_MS)
+    expect(page.get_by_text("peak allocated").first).to_be_attached(timeout=ANSWER_MS)
+    page.wait_for_timeout(2000)
+    assert page.url.count("q=") == 2
