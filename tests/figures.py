@@ -15,6 +15,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
 from sizer.memory.bounds import BETWEEN_VERSIONS
 from sizer.request import query_keys
+from sizer.units import format_bytes
 from tests.benchmarks import bench_torchtitan
 from tests.benchmarks.bench_outside import HELD, read_messages, used
 from tests.benchmarks.published.errors import LIBRARIES, in_range, read_errors, table_by_kind, table_by_set
@@ -33,6 +34,7 @@ from tests.tracing.test_cpu_truth_models import HAIR
 
 TESTS = Path(__file__).parent
 PUBLISHED_README = TESTS / "measured" / "published" / "README.md"
+REPORTS = TESTS / "measured" / "published" / "reports.csv"
 RECORDED = TESTS / "null_driver" / "recorded"
 
 Figures = tuple[object, ...]
@@ -197,6 +199,15 @@ def _accuracy() -> Iterator[str]:
     yield row("transformers' attention tables, published, with the libraries of that time", "attention_tables", "allocated")
 
 
+def _reports() -> Iterator[str]:
+    """Yield a line for each public report that a query repeats."""
+    yield "| work | source | published | error | reason above 3 % |"
+    yield "|---|---|---|---|---|"
+    for row in read_table(REPORTS):
+        published, error = format_bytes(int(row["allocated_bytes"])), f"{float(row['error_percent']):+.2f} %".replace("-", "−")
+        yield f"| {row['work']} | {row['source']} | {published} | {error} | {row['reason']} |"
+
+
 def _keys() -> Iterator[str]:
     """Yield a line for each key of a query."""
     yield "| key | flag | values | default |"
@@ -210,6 +221,7 @@ def _keys() -> Iterator[str]:
 BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "accuracy": (README, _accuracy),
     "keys": (DOCS / "cli.md", _keys),
+    "reports": (DOCS / "accuracy.md", _reports),
     "errors by set": (DOCS / "accuracy.md", table_by_set),
     "errors by kind of run": (PUBLISHED_README, table_by_kind),
     "the service": (DOCS / "hosting.md", _service),
