@@ -10,6 +10,7 @@
     python -m sizer gpus | models | devices   [--json]
     python -m sizer devices --demonstrate cpu|cuda:0|mps   [--json]
     python -m sizer placement "arch=hf:gpt2&dtype=bfloat16" [--config FILE] [--json]
+    python -m sizer cache [--clear] [--json]
     python -m sizer app [-- --server.port 8600]
     python -m sizer suite --device cuda:0 [--record] [--only SUBSTRING] [--minutes 9] [--out FOLDER] [--again] [--list]
 
@@ -29,10 +30,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from sizer.commands.arguments import describe_keys, print_link
-from sizer.commands.job import MakeClient
+from sizer.commands.job import MakeClient, start_client
 from sizer.commands.text import to_printable
 from sizer.errors import RequestError, SizerError
-from sizer.service.client import JobClient
 from sizer.versions import SIZER
 
 # A command's name is that of its module in sizer.commands; the text is its line in `--help`.
@@ -51,12 +51,13 @@ COMMANDS = {
     "measure": "run the work on a real device and hold the estimate against it",
     "ledger": "every comparison of an estimate with a device, and how far off they were",
     "suite": "measure a list of models on a device, one process each; can be repeated",
+    "cache": "the folder of kept traces and reports; --clear empties it",
     "app": "the page, in a browser",
 }
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
-def main(arguments: Sequence[str] | None = None, *, make_client: MakeClient = JobClient) -> int:
+def main(arguments: Sequence[str] | None = None, *, make_client: MakeClient = start_client) -> int:
     """Runs one command and returns its exit status; `make_client` is a seam for tests."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

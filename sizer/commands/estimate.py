@@ -20,6 +20,8 @@ from sizer.memory.explanation import sections
 from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
+from sizer.service.kept_reports import KeptReports
+from sizer.service.tapes import default_folder
 from sizer.units import counted, format_bytes, format_count, format_more
 
 
@@ -36,9 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print the report on a query. Raises TraceError where the model was counted, and no step could be traced."""
-    query = query_of(options)
-    with contextlib.closing(make_client()) as client:
-        report = wait(client.submit(query))
+    query, kept = query_of(options), KeptReports(default_folder())
+    report = kept.find(query)
+    if report is None:
+        with contextlib.closing(make_client()) as client:
+            report = wait(client.submit(query))
+        kept.keep(query, report)
     _print(report, options)
     if report.failures and not report.estimates:
         raise TraceError(

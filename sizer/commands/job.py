@@ -7,20 +7,29 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sizer.commands.arguments import query_of
 from sizer.commands.text import print_list, terminal_width, to_printable
 from sizer.errors import SizerError
 from sizer.memory.codec import encode
 from sizer.request import format_query, parse_query
-from sizer.service.client import JobClient
+
+if TYPE_CHECKING:
+    from sizer.service.client import JobClient
 
 POLL_SECONDS = 0.1
 
-MakeClient = Callable[[], JobClient]
-Submit = Callable[[JobClient, str], Any]
+MakeClient = Callable[[], "JobClient"]
+Submit = Callable[["JobClient", str], Any]
 Lines = Callable[[Any, int | None], Iterable[str]]  # of an answer, for a terminal of so many columns
+
+
+def start_client() -> JobClient:
+    """Return a client with a job server of its own. An answer that is kept needs neither, nor the time to import them."""
+    from sizer.service.client import JobClient
+
+    return JobClient()
 
 
 def wait(job: Any) -> Any:

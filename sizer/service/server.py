@@ -46,6 +46,7 @@ from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
 from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
 from sizer.service.cost import cells_of
+from sizer.service.edition import edition_of
 from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow, without_memory
 from sizer.service.fair_queue import FairQueue, Visitor
 from sizer.service.held_job import HeldJob
@@ -56,7 +57,7 @@ from sizer.service.preload import preload
 from sizer.service.question import texts_of
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
-from sizer.service.tapes import TapeStore, architecture_of, edition_of
+from sizer.service.tapes import TapeStore, architecture_of
 from sizer.service.template import Template
 
 LOOK_SECONDS = 0.25  # between two looks for jobs whose turn is over

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import tempfile
 from collections import OrderedDict
@@ -37,20 +36,6 @@ def default_folder() -> str:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = os.path.expanduser(cache)
     return os.path.join(folder, "sizer") if os.path.isabs(folder) else ""  # a user without a home keeps none
-
-
-def code_digest() -> str:
-    """What the code of this package comes to: tapes hold for the rules that they were made by."""
-    found = hashlib.sha256()
-    package = Path(__file__).resolve().parents[1]
-    for path in sorted(package.rglob("*.py")):
-        found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()
-
-
-def edition_of(versions: Mapping[str, str]) -> str:
-    """A text that stands for all that answers depend on beside the question: the packages' versions, and this one's code."""
-    return json.dumps([dict(versions), code_digest()])
 
 
 def architecture_of(query: str, config_text: str | None, versions: str) -> str | None:

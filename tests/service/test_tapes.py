@@ -7,7 +7,7 @@ import os
 import pytest
 
 from sizer.service import tapes
-from sizer.service.tapes import TapeStore, architecture_of, code_digest, default_folder
+from sizer.service.tapes import TapeStore, architecture_of, default_folder
 from sizer.units import MIB
 
 A, B = "a" * 64, "b" * 64
@@ -85,16 +85,6 @@ def test_an_architecture_is_its_name_config_and_versions():
     }
     assert len(different | {resnet}) == 7
     assert of("arch=nothing:at-all") is None
-
-
-def test_the_code_is_part_of_the_version(tmp_path, monkeypatch):
-    assert code_digest() == code_digest()
-    (tmp_path / "service").mkdir()
-    (tmp_path / "rule.py").write_text("a = 1")
-    monkeypatch.setattr(tapes, "__file__", str(tmp_path / "service" / "tapes.py"))
-    before = code_digest()
-    (tmp_path / "rule.py").write_text("a = 2")
-    assert code_digest() != before
 
 
 def test_the_folder_is_the_users_cache_unless_said_otherwise(monkeypatch):

@@ -19,9 +19,10 @@ from sizer.errors import JobError, quote
 from sizer.processes.wire import error_to_wire, from_line
 from sizer.service.broker.board import ENDS, Board, connect, digest_of, unpack
 from sizer.service.broker.turns import NEXT, cost_of, line_of, make_celery, queue_of, work_of
+from sizer.service.edition import code_digest, edition_of
 from sizer.service.question import texts_of
 from sizer.service.settings import Settings
-from sizer.service.tapes import architecture_of, code_digest, edition_of
+from sizer.service.tapes import architecture_of
 
 LOOK_SECONDS, BLOCK_MS, IDLE_SECONDS = 1.0, 50, 0.05
 MOST_PUTS = 3  # in its line: a question that has lost so many workers is given up

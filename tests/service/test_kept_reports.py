@@ -1,0 +1,164 @@
+"""Reports that are kept: found again for the same question and edition, and absent if anything that decides them changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sizer.__main__ import main
+from sizer.request import parse_query
+from sizer.service import edition, kept_reports
+from sizer.service.edition import code_digest
+from sizer.service.kept_reports import KeptReports
+from sizer.service.tapes import FOLDER_VARIABLE
+from tests.ui.reports import report_for
+
+QUERY = "arch=torchvision:resnet50&dtype=float32,bfloat16&batch=1,32&gpu=a100-40gb"
+REPORT = report_for(parse_query(QUERY))
+
+
+def written(folder: Path) -> list[Path]:
+    return [*folder.rglob("*.report")]
+
+
+def test_a_report_is_found_again(tmp_path):
+    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    assert KeptReports(str(tmp_path)).find(QUERY) == REPORT
+    assert KeptReports(str(tmp_path)).find(f"gpu=a100-40gb&{QUERY.removesuffix('&gpu=a100-40gb')}") == REPORT
+    assert KeptReports(str(tmp_path)).find(QUERY.replace("32&", "64&")) is None
+
+
+@pytest.mark.parametrize("changed", [{"pending": ("float32",)}, {"failures": {"float32": "the job was stopped"}}])
+def test_a_part_of_an_answer_is_not_kept(tmp_path, changed):
+    KeptReports(str(tmp_path)).keep(QUERY, replace(REPORT, **changed))
+    assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize("query", ["arch=hub:org/name&batch=1", "arch=torchvision:resnet50&batch=0"])
+def test_a_config_of_the_hub_and_a_refused_query_are_not_kept(tmp_path, query):
+    KeptReports(str(tmp_path)).keep(query, REPORT)
+    assert written(tmp_path) == []
+
+
+def test_nothing_is_kept_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    KeptReports("").keep(QUERY, REPORT)
+    assert KeptReports("").find(QUERY) is None
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"schema": 1}'])
+def test_a_file_that_is_no_report_counts_as_absent(tmp_path, content):
+    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    (path,) = written(tmp_path)
+    path.write_bytes(content)
+    assert KeptReports(str(tmp_path)).find(QUERY) is None
+    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    assert KeptReports(str(tmp_path)).find(QUERY) == REPORT
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "reports").write_text("a file in the place of the folder")
+    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    assert KeptReports(str(tmp_path)).find(QUERY) is None
+
+
+def test_the_least_recently_used_go_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_reports, "MOST_FILES", 2)
+    kept = KeptReports(str(tmp_path))
+    for batch in (1, 2, 3):
+        kept.keep(f"arch=torchvision:resnet50&batch={batch}", REPORT)
+    assert len(written(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "changes"),
+    [
+        ("catalogue/gpus.csv", "a,1", "a,2", True),
+        ("catalogue/presets.json", '{"a": 1}', '{"a": 2}', True),
+        ("rule.py", "a = 1", "a = 2", True),
+        ("rule.py", 'def f():\n    """One."""\n    return 1', 'def f():\n    """Two\n    "lines"."""\n    return 1', False),
+        ("rule.py", 'def f():\n    """One."""\n    return 1', 'def f():\n    """One."""\n    return 2', True),
+        ("rule.py", '"""One."""\na = 1', '"""Another."""\na = 1', False),
+        ("rule.py", "# One\na = 1", "# Another\na = 1", False),
+        ("rule.py", 'a = """One."""', 'a = """Another."""', True),
+        ("rule.py", 'f(\n    """One."""\n)', 'f(\n    """Another."""\n)', True),
+        ("notes.md", "One", "Another", False),
+    ],
+)
+def test_code_and_data_change_the_edition_and_sentences_do_not(tmp_path, path, before, after, changes):
+    digests = []
+    for number, text in enumerate((before, after)):
+        file = tmp_path / str(number) / path
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        digests.append(code_digest(tmp_path / str(number)))
+    assert (digests[0] != digests[1]) is changes
+
+
+def test_the_edition_is_that_of_this_package():
+    assert code_digest() == code_digest(Path(edition.__file__).parents[1])
+
+
+@pytest.mark.parametrize("name", ["_installation", "code_digest"])
+def test_another_installation_has_reports_of_its_own(tmp_path, monkeypatch, name):
+    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    changed = {"_installation": lambda: ["torch-9.9.dist-info"], "code_digest": lambda: "another"}[name]
+    monkeypatch.setattr(kept_reports, name, changed)
+    assert KeptReports(str(tmp_path)).find(QUERY) is None
+
+
+def test_the_installation_names_every_package():
+    assert any(name.startswith("torch-") for name in kept_reports._installation())
+
+
+def test_the_command_starts_no_job_server_for_an_answer_that_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    job = SimpleNamespace(result=lambda timeout: REPORT, progress="")
+    asked: list[str] = []
+
+    def client():
+        return closing_client(asked, job)
+
+    assert main(["estimate", QUERY, "--json"], make_client=client) == 0
+    first = capsys.readouterr().out
+    assert main(["estimate", QUERY, "--json"], make_client=client) == 0
+    assert capsys.readouterr().out == first
+    assert asked == [QUERY]
+
+
+def closing_client(asked: list[str], job: SimpleNamespace) -> SimpleNamespace:
+    return SimpleNamespace(submit=lambda query: asked.append(query) or job, close=lambda: None)
+
+
+def test_the_client_of_a_kept_answer_imports_no_torch_and_no_server(tmp_path):
+    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    program = (
+        f"import sys; from sizer.__main__ import main; main(['estimate', {QUERY!r}]);"
+        "print(sorted({'torch', 'asyncio', 'sizer.service.client'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={FOLDER_VARIABLE: str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_folder_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
+    size_bytes = written(tmp_path)[0].stat().st_size
+    assert main(["cache", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path), "files": 1, "bytes": size_bytes}
+    assert main(["cache", "--clear"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n0 files, 0 B\n"
+    assert written(tmp_path) == []
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
+    assert main(["cache"]) == 0
+    assert "SIZER_TAPES is empty" in capsys.readouterr().out
