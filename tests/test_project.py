@@ -69,6 +69,7 @@ def test_the_supported_floor_is_required():
 def test_what_the_tests_require_beside():
     assert set(requirements("tests/requirements.txt")) - requirements("deploy/requirements-broker.txt").keys() == {
         "axe-playwright-python",
+        "expecttest",
         "hatchling",
         "hypothesis",
         "playwright",
