@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from sizer.tracing.device import Device
 from sizer.tracing.meta.memo import makes_tensors
@@ -70,7 +73,6 @@ _WHOLE = {
         "mv",
         "kthvalue",
         "logcumsumexp",
-        "_trilinear",
         "logical_and",
         "logical_not",
         "logical_or",
@@ -100,6 +102,8 @@ def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | N
     """
     if not isinstance(func, torch._ops.OpOverload):
         return None
+    if func.namespace not in ("aten", "prims"):
+        return None if str(func) in known else _python_parts(func, kind)
     has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
     if has("CompositeImplicitAutograd"):
         return partial(func._op_dk, _IMPLICIT)
@@ -114,6 +118,36 @@ def parts(func: Any, kind: str, known: Container[Any]) -> Callable[..., Any] | N
     if "Scalar" in func._overloadname or func._opname.endswith("_copy"):
         return None  # a number that is wrapped in a tensor, a view that is cloned: nothing but the result
     return partial(func._op_dk, getattr(torch._C.DispatchKey, explicit[0]))
+
+
+def _python_parts(func: Any, kind: str) -> Callable[..., Any] | None:
+    """Return the Python function that a device runs for an operator of `torch.library.custom_op`, or None.
+
+    On meta such an operator runs its fake kernel, which makes the results alone. The function is called once on the arguments of
+    the first call, unseen. If it cannot run without values (it launches kernels, say), the fake kernel serves.
+    """
+    definition = OPDEFS.get(func._schema.name)
+    if definition is None:
+        return None
+    function = definition._backend_fns.get(kind) or definition._backend_fns.get(None)
+    runs: list[bool] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not runs:
+            runs.append(function is not None and _runs_on_meta(function, args, kwargs))
+        return function(*args, **kwargs) if runs[0] else func(*args, **kwargs)
+
+    return run
+
+
+def _runs_on_meta(function: Callable[..., Any], args: tuple, kwargs: dict) -> bool:
+    try:
+        with _disable_current_modes():
+            copies = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+            function(*copies[0], **copies[1])
+    except Exception:  # of any class: the function is not PyTorch's
+        return False
+    return True
 
 
 def _like(*positions: int) -> Callable[..., Any]:
