@@ -46,6 +46,7 @@ from sizer.tracing.meta import (
     composite,
     ctc,
     dtypes,
+    formulas,
     grouped,
     in_place,
     losses,
@@ -60,7 +61,7 @@ from sizer.tracing.values.handler import Handler
 from sizer.versions import Version
 
 _EVERYWHERE = (
-    stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, norm_shortcuts, quanto,
+    stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, formulas, norm_shortcuts, quanto,
     shortcuts,
 )  # fmt: skip
 # The modules whose tables are a device's rules.
@@ -87,6 +88,7 @@ class Rules:
     """
 
     kernels: Mapping[Any, Callable[..., Any]]  # call, in a composite operator's place, what the device would call
+    formulas: Mapping[Any, Callable[..., Any]]  # call, in an operator's place, what has the gradient that the device would compute
     handlers: Mapping[Any, Handler]  # give results that depend on values, or that have no meta kernel; may decline
     results: Mapping[Any, Callable[[tuple, Any], Any]]  # correct a meta kernel's result
     held: Mapping[Any, Held]  # what a kernel holds beside its results
@@ -115,6 +117,7 @@ def _rules(kind: str, version: Version) -> Rules:
     results, held, shortcuts = join(joined("RESULTS"), by_version), joined("HELD"), joined("SHORTCUTS")
     return Rules(
         kernels=joined("KERNELS"),
+        formulas=joined("FORMULAS"),
         handlers=joined("HANDLERS"),
         results=results,
         held=held,
@@ -127,13 +130,14 @@ def _rules(kind: str, version: Version) -> Rules:
 
 @contextmanager
 def kernels_installed(device: Device) -> Iterator[None]:
-    """Within the context, meta tensors take the device's kernels where autograd meets a composite operator.
+    """Within the context, meta tensors take the device's kernels where autograd meets a composite operator, and its formulas.
 
     They stand on the dispatch key AutogradMeta, so that calls from Python and from inside PyTorch's own C++ are treated alike.
     """
     library = torch.library.Library("aten", "IMPL")
     try:
-        for operator, kernel in rules_for(device).kernels.items():
+        rules = rules_for(device)
+        for operator, kernel in (*rules.kernels.items(), *rules.formulas.items()):
             library.impl(operator, partial(kernel, device), "AutogradMeta")
         yield
     finally:

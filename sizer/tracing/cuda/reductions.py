@@ -18,6 +18,7 @@ from sizer.tracing.cuda.reduction_staging import Reduction, staging_bytes
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.tables import listed
+from sizer.tracing.values.handler import HandlerContext
 
 REDUCTION = "CUDA reduction"
 PARTIAL, SEMAPHORES = "partial results", "semaphores"
@@ -113,6 +114,8 @@ def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
 HELD: dict[Any, Held] = {
     **listed("sum", _reducer(_summing, None, sums=True)),
     **listed("sum.dim_IntList nansum", _reducer(_summing, 1, sums=True)),
+    **listed("prod", _reducer(_summing, None, sums=True)),
+    **listed("prod.dim_int", _reducer(_summing, 1, sums=True)),
     **listed("mean", _reducer(_summing, None)),
     **listed("mean.dim", _reducer(_summing, 1)),
     **listed("linalg_vector_norm", _reducer(_summing, 2)),
@@ -123,3 +126,17 @@ HELD: dict[Any, Held] = {
     **listed("any all", _reducer(_boolean, None)),
     **listed("any.dim any.dims all.dim all.dims", _reducer(_boolean, 1)),
 }
+
+
+def in_float32(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> Any:
+    """The gradient of renorm adds in float32 on CUDA, on meta in float64 as on the CPU (FunctionsManual.cpp, renorm_backward)."""
+    if kwargs.get("dtype") != torch.float64 or args[0].dtype != torch.float32:
+        return NotImplemented
+    node = torch._C._current_autograd_node()
+    if node is None or not node.name().startswith("RenormBackward"):
+        return NotImplemented
+    with recorder:
+        return func(*args, **(kwargs | {"dtype": None}))
+
+
+HANDLERS = listed("linalg_vector_norm sum.dim_IntList", in_float32)

@@ -135,7 +135,7 @@ HANDLERS = {
     _aten.masked_fill.Scalar: _on_a_device(_aten.masked_fill_.Scalar, *_LARGER),
     _aten.index_fill.int_Tensor: _on_a_device(_aten.index_fill_.int_Tensor, "TraceBackward"),
     _aten.index_fill.int_Scalar: _on_a_device(_aten.index_fill_.int_Scalar, "TraceBackward"),
-    _aten.mul.Tensor: _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward", "CumprodBackward"),
+    _aten.mul.Tensor: _on_a_device(_aten.mul_.Tensor, "BinaryCrossEntropyBackward"),
     _aten.logical_and.default: _on_a_device(
         _aten.logical_and_.default,
         "MaxBackward",
