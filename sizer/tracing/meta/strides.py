@@ -122,6 +122,26 @@ def iterated(args: tuple, out: Any, *, numbers: bool = False) -> Any:
     return out if wanted == out.stride() else _with_strides(out, wanted)
 
 
+def indexed(args: tuple, out: Tensor) -> Tensor:
+    """index(input, indices): TensorIterator's strides over the input, whose indexed dimensions have none, and the indices, whose
+    strides in dimensions of size 1 count, too (native/TensorAdvancedIndexing.cpp, AdvancedIndex)."""
+    input, given = args[0], [*args[1], *[None] * (args[0].dim() - len(args[1]))]
+    places = [place for place, index in enumerate(given) if index is not None]
+    indices = [given[place] for place in places]
+    masks = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    if 1 not in out.shape or out.device.type != "meta" or masks:
+        return out
+    if places[-1] - places[0] >= len(places):  # not side by side: they come first
+        others = [place for place in range(input.dim()) if place not in places]
+        input, places = input.permute(*places, *others), range(len(places))
+    before, after = input.stride()[: places[0]], input.stride()[places[-1] + 1 :]
+    shape = torch.broadcast_shapes(*[index.shape for index in indices])
+    source = input.as_strided(out.shape, (*before, *[0] * len(shape), *after))
+    spread = [index.expand(shape).reshape(*[1] * len(before), *shape, *[1] * len(after)) for index in indices]
+    wanted = iterated_strides(out.shape, [source, *spread])
+    return out if wanted == out.stride() else _with_strides(out, wanted)
+
+
 def like_first(args: tuple, out: Any) -> Any:
     """Give tensors made like another its strides, if its elements lie dense (native/TensorFactories.cpp, empty_like)."""
     return _like(args[0], out) if isinstance(out, Tensor) else tuple(_like(args[0], made) for made in out)
@@ -208,6 +228,8 @@ def group_norm_backward(args: tuple, out: tuple) -> tuple:
 
 
 RESULTS: Results = {
+    _aten.index.Tensor: indexed,
+    _aten._unsafe_index.Tensor: indexed,
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
     _aten.native_layer_norm_backward.default: layer_norm_backward,

@@ -36,6 +36,9 @@ class HandlerContext(AbstractContextManager, Protocol):
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""
 
+    def corrected(self, func: Any, args: tuple, out: Any) -> Any:
+        """Return an operator's result as the device has it, by the table RESULTS."""
+
     def is_unshared(self, tensor: Tensor) -> bool:
         """Whether nothing but the caller of the running operator holds this tensor's storage."""
 
