@@ -28,6 +28,10 @@ LARGEST_KEPT_INTEGERS, LARGEST_KEPT_FLOATS = 2**16, 2**6  # of a buffer made by 
 
 _KEPT = "_values_of_buffers"  # where a module carries them
 _aten = torch.ops.aten
+# Operators that change a tensor's shape and strides in place, and none of its values.
+_VIEWED = frozenset(
+    {_aten.squeeze_, _aten.unsqueeze_, _aten.t_, _aten.transpose_, _aten.swapaxes_, _aten.swapdims_, _aten.as_strided_}
+)  # fmt: skip
 _UNDEFINED = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
               _aten.new_empty_strided.default, _aten.empty_permuted.default, _aten.resize_.default}  # fmt: skip
 _FILLED = {
@@ -264,7 +268,7 @@ class KnownValues:
         written = _written(func, args, kwargs)
         if not any(t.device.type == "meta" for t in written):
             return
-        if func is _aten.resize_.default and self._still_fits(*written):
+        if func.overloadpacket in _VIEWED or (func is _aten.resize_.default and self._still_fits(*written)):
             return
         inputs = tensors_of(args) + tensors_of(kwargs.values())
         if unpredictable or not self._can_mutate(func, written, inputs):
