@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from sizer.tracing.allocations import Held, Steps, copies
+from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.device import Device
-from sizer.tracing.tables import listed
+from sizer.tracing.meta.strides import in_format
+from sizer.tracing.tables import Results, listed
 from sizer.tracing.values.known import tensors_of
 
 
@@ -61,16 +62,33 @@ def through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> S
 
 
 def gradient_through_contiguous(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The gradient of the input is computed into a contiguous tensor, from a contiguous gradient (AdaptiveMaxPooling2d.cu,
-    UpSampleTrilinear3d.cu)."""
+    """The gradient of the input is computed into a contiguous tensor, from a contiguous gradient and contiguous places
+    (AdaptiveMaxPooling2d.cu, UpSampleTrilinear3d.cu)."""
+    places = [arg for arg in args[2:] if isinstance(arg, Tensor)]
     yield out
-    yield [*copies(out), *copies(args[0])]
+    yield [*copies(out), *copies(args[0], *places)]
+
+
+def over_columns(args: tuple, out: Tensor) -> Tensor:
+    """col2im(columns, ..): made as large as the columns, then resized, which never shrinks a storage (native/cuda/Col2Im.cu)."""
+    columns = args[0]
+    if out.nbytes >= columns.nbytes:
+        return out
+    return torch.empty(columns.numel(), dtype=out.dtype, device=out.device).resize_(out.shape)
 
 
 def col2im(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """The columns once more before the result is made (native/cuda/Col2Im.cu)."""
-    yield [args[0].nbytes]
+    """A result that is larger than the columns is made twice; strided columns are copied (native/cuda/Col2Im.cu)."""
+    columns = args[0]
+    if out.nbytes > columns.nbytes:
+        yield [columns.nbytes, out.nbytes]
     yield out
+    yield copies(columns)
+
+
+def dropout_backward_in_format(args: tuple, out: Tensor) -> Tensor:
+    """native_dropout_backward(gradient, ..): in the format that the gradient's strides suggest (native/cuda/Dropout.cu)."""
+    return in_format(out, suggest_memory_format(args[0]))
 
 
 def glu_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -85,7 +103,44 @@ def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     yield out
 
 
+def between_devices(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """_to_copy(source, ..) from or to the host: a copy that nobody waits for is converted on the device, and a strided one is made
+    contiguous there (cuda/Copy.cu, copy_kernel_cuda)."""
+    return _between(args[0], out, kwargs.get("non_blocking", False))
+
+
+def into_other_device(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """copy_(target, source, non_blocking) from or to the host: the same (cuda/Copy.cu, copy_kernel_cuda)."""
+    return _between(args[1], args[0], args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+
+
+def _between(source: Tensor, target: Tensor, non_blocking: bool) -> Steps:
+    to_host = target.device.type == "cpu"
+    if to_host == (source.device.type == "cpu"):
+        return []
+    same = source.dtype == target.dtype
+    if same and source.stride() == target.stride() and _is_dense(source):
+        return []
+    if to_host:
+        elements = target.numel()  # to which the source is broadcast
+        if not non_blocking or same:
+            strided = not source.is_contiguous() or source.numel() != elements
+            return [[elements * source.itemsize] if strided else []]
+        strided = (_is_dense(source) and not source.is_contiguous()) or source.numel() != elements
+        return [[elements * target.itemsize] * (2 if strided else 1)]
+    if non_blocking and not same:
+        return [[target.numel() * source.itemsize]]
+    return [copies(target)]
+
+
+_is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
+
+
 # Pooling/*.cu, UpSample*.cu, ReflectionPad.cu, TensorTopK.cpp, Sorting.cpp, TensorModeKernel.cpp, ScanKernels.cpp
+RESULTS: Results = {
+    **listed("col2im", over_columns),
+    **listed("native_dropout_backward", dropout_backward_in_format),
+}
 HELD: dict[Any, Held] = {
     **listed(
         "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d max_pool3d_with_indices", after(0, formatted=True)
@@ -102,6 +157,9 @@ HELD: dict[Any, Held] = {
         "adaptive_max_pool2d adaptive_max_pool3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa", through_contiguous
     ),
     **listed("upsample_nearest3d _upsample_nearest_exact3d", through_contiguous),
+    **listed("_to_copy", after_results(between_devices)),
+    **listed("copy_", after_results(into_other_device)),
+    **listed("max_unpool2d max_unpool3d", after(0, 1)),
     **listed("kthvalue median.dim nanmedian.dim", before(0)),
     **listed("im2col", im2col),
     **listed("col2im", col2im),

@@ -98,6 +98,8 @@ class OnMeta(TorchFunctionMode):
         """A copy on the host; one that is large stays on meta, and takes no memory here."""
         if not tensor.is_meta or tensor.nbytes <= LARGE:
             return tensor.cpu()
+        if not torch.ops.aten.is_non_overlapping_and_dense.default(tensor):
+            tensor = tensor.contiguous()  # on the device (cuda/Copy.cu, copy_kernel_cuda)
         with self._host.told(True):
             return Tensor.to(tensor, "meta", copy=True)
 

@@ -108,8 +108,10 @@ def _unknown_shape(recorder: HandlerContext, func: Any, args: tuple, kwargs: dic
     if packet is _aten.masked_select:
         recorder.stand_in("masked_select with an unknown mask was taken to keep every element")
         return empty(tensor.numel(), dtype=tensor.dtype)
-    if packet in (_aten._unique2, _aten.unique_consecutive, _aten.unique_dim):
+    if packet in (_aten._unique, _aten._unique2, _aten.unique_consecutive, _aten.unique_dim):
         recorder.stand_in("unique of unknown values was taken to find no duplicates")
+        if packet is _aten._unique:
+            return torch.empty_like(tensor), empty(*tensor.shape)
         indices = empty(*tensor.shape) if packet is not _aten.unique_dim else empty(tensor.shape[args[1]])
         return torch.empty_like(tensor), indices, torch.empty_like(indices)
     if packet is _aten.bincount:
@@ -130,6 +132,8 @@ def to_host(recorder: HandlerContext, func: Any, args: tuple, kwargs: dict) -> A
         return NotImplemented
     real = _on_host(recorder, tensor)
     note_assumption(recorder, [tensor])
+    if not tensor.is_contiguous() and _aten.is_non_overlapping_and_dense.default(tensor):
+        real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=real.dtype, device="cpu").copy_(real)
     return func(real, **kwargs).clone()
 
 
@@ -196,6 +200,7 @@ HANDLERS: dict[Any, Handler] = {
     _aten.allclose.default: equal,
     _aten.nonzero.default: from_values,
     _aten.masked_select.default: from_values,
+    _aten._unique.default: from_values,
     _aten._unique2.default: from_values,
     _aten.unique_consecutive.default: from_values,
     _aten.unique_dim.default: from_values,
