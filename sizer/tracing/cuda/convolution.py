@@ -116,7 +116,8 @@ def _bias_gradient(grad: Tensor, result: Tensor) -> Iterator:
 def _backward_by_products(call: Call, backend: str, grad: Tensor, results: list[Tensor | None]) -> Iterator:
     """Columns and matrix products; groups one after another, put together at the end."""
     columns = _columns(call, grad, False, even_if_plain=True)
-    parts = [one for one in (results[0], results[1]) if one is not None]
+    # slow_conv_transpose2d_backward_cuda makes the gradient of the bias, too (NaiveConvolutionTranspose2d.cu)
+    parts = [one for one in results[: 3 if backend == "slow transposed" else 2] if one is not None]
     yield tuple(copies(call.input, grad, call.weight))
     if call.groups > 1:
         for _ in range(call.groups):

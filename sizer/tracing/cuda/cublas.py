@@ -32,10 +32,18 @@ LT_WORKSPACE = 2**20  # parseCUDABlasLtWorkspaceSize: 1024 KiB
 
 Capability = tuple[int, int]
 
-_BIASED = frozenset({_aten.addmm.default, _aten._addmm_activation.default})
+_BIASED = frozenset({_aten.addmm.default, _aten.addmm.out, _aten._addmm_activation.default})
+_IN_PLACE = (_aten.addmm_, _aten.baddbmm_, _aten.addmv_, _aten.addbmm_)
+_INTO_RESULTS = (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.addmv, _aten.mv, _aten.dot, _aten.vdot, _aten.addbmm)
 WORKSPACE_USERS = _BIASED | {
     _aten.mm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.addmv.default, _aten.mv.default,
-    _aten.dot.default, _aten.vdot.default, _aten.addbmm.default,
+    _aten.dot.default, _aten.vdot.default, _aten.addbmm.default, *(packet.default for packet in _IN_PLACE),
+    *(
+        getattr(packet, overload)
+        for packet in _INTO_RESULTS
+        for overload in packet.overloads()
+        if overload in ("out", "dtype", "dtype_out")
+    ),
 }  # fmt: skip
 _COPIES_OPERANDS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
 

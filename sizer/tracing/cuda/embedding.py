@@ -14,6 +14,7 @@ import torch
 
 from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, copies, round_up
+from sizer.tracing.cuda.scans import sorted_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.versions import Version, format_version, parse_version
@@ -22,6 +23,10 @@ EMBEDDING = "CUDA embedding's gradient"
 
 _aten = torch.ops.aten
 _UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
+# Indices that CUB sorts in one tile, by the bytes of an index (CUDA 13, capability 9.0).
+_SORTED_AT_ONCE = {8: 2304, 4: 4864}
+_ALWAYS = "always sorted"
+_MAX = 2  # EmbeddingBagMode
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -35,16 +40,36 @@ def forward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
 def dense_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
     """Above 3,072 indices: they are sorted through copies, counted into segments, and partial sums of rows kept in float32; strided
     operands copied (cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
-    grad, indices, rows = args[0], args[1], args[2]
+    grad, indices, rows, scales = args[0], args[1], args[2], args[4]
     yield tuple(copies(grad, indices))
+    yield from _summed_rows(device, grad, indices, rows, out, scales=scales, always=scales)
+
+
+def bag_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """_embedding_bag_backward(gradient, indices, .., rows, scales, mode, ..): as an embedding's gradient, however few the indices
+    (cuda/EmbeddingBag.cu); the largest of a bag are added where they came from."""
+    grad, indices, rows, scales, mode = args[0], args[1], args[6], args[7], args[8]
+    if mode == _MAX or not indices.numel():
+        return [out]
+    return [tuple(copies(grad)), *_summed_rows(device, grad, indices, rows, out, scales=scales, always=True)]
+
+
+def _summed_rows(
+    device: Device, grad: torch.Tensor, indices: torch.Tensor, rows: int, out: Any, *, scales: bool, always: bool
+) -> Steps:
+    """Rows of a gradient summed by their sorted indices; with `scales` indices are counted, too."""
     width = grad.shape[-1] * (4 if grad.dtype in _HALVES else grad.itemsize)
     numbers = indices.numel(), rows, width, indices.itemsize
 
     def blocks(*names: str) -> list[int]:
-        return [DeferredSize(0, EMBEDDING, (name, format_version(device.version)), numbers) for name in names]
+        words = (format_version(device.version), *([_ALWAYS] if always else []))
+        return [DeferredSize(0, EMBEDDING, (name, *words), numbers) for name in names]
 
     yield tuple(blocks("indices", "indices"))
     yield blocks("indices", "sort")
+    if scales:
+        yield tuple(blocks("indices"))
+        yield blocks("scan")
     yield out
     yield tuple(blocks("indices", "count"))
     yield blocks("indices", "scan")
@@ -57,9 +82,9 @@ def dense_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
 def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
     """The bytes of one block by its name and PyTorch's version, and by (indices, rows of the embedding, bytes of a row as
     summed, bytes of an index)."""
-    name, version = words
+    name, version, *always = words
     indices, rows, width, itemsize = numbers
-    if indices <= _UNSORTED:
+    if indices <= _UNSORTED and not always:
         return 0
     segments = min(indices, rows)
     parts = segments + indices // _ROWS_PER_THREAD
@@ -79,10 +104,30 @@ def _sort_bytes(capability: tuple[int, int], count: int, rows: int, itemsize: in
 
     Counts of digits for every pass and for each tile; for several passes keys and values once more.
     """
+    if count <= _SORTED_AT_ONCE.get(itemsize, 0):
+        return 1
     tile = 2816 if capability < (8, 0) else 4608 if capability == (9, 0) else 3840
     passes = 8 if version < (2, 12) else -(-rows.bit_length() // 8)
     copies = 2 * round_up(count * itemsize, 256) if passes > 1 else 0
     return copies + (2 + 8 * passes) * 256 + 1024 * -(-count // tile) - 1
 
 
-HELD: dict[Any, Held] = {_aten.embedding.default: forward, _aten.embedding_dense_backward.default: dense_backward}
+def renorm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """embedding_renorm_(weight, indices, ..): indices, sorted, then without duplicates, with CUB's scratch (cuda/Embedding.cu)."""
+    indices = args[1]
+    count, size = indices.numel(), indices.nbytes
+    if not count:
+        return
+    yield (size, size)
+    for step in sorted_rows(1, count, indices.itemsize):
+        yield [count * 8, *step]
+    yield (size,)
+    yield [8, 1023]
+
+
+HELD: dict[Any, Held] = {
+    _aten.embedding.default: forward,
+    _aten.embedding_renorm_.default: renorm,
+    _aten.embedding_dense_backward.default: dense_backward,
+    _aten._embedding_bag_backward.default: bag_backward,
+}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sizer.tracing.allocations import Held, Steps, after_results
+from sizer.tracing.allocations import Held, Steps, after_results, round_up
 from sizer.tracing.cuda.reductions import staged, summing
 from sizer.tracing.device import Device
 from sizer.tracing.meta.losses import elements_of, is_reduced
@@ -55,6 +55,20 @@ def huber(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     yield (prod(shape) * out.itemsize,)
     yield out
     yield _reduced(shape, out)
+
+
+def multi_margin(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """multi_margin_loss(input, target, p, margin, weight, reduction): a loss for each sample, then their sum
+    (cuda/MultiMarginLoss.cu)."""
+    input = args[0]
+    if input.dim() < 2 or not is_reduced(args, kwargs, 5):
+        return []
+    return [(input.shape[0] * out.itemsize,), _reduced(input.shape[:1], out)]
+
+
+def number_as_tensor(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """pow(number, exponent): the number on the device, unless it is 1 (native/Pow.cpp, pow_Scalar_out)."""
+    return [] if args[0] == 1 else [[8]]
 
 
 def multilabel_margin(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -146,9 +160,13 @@ def pdist_backward(device: Device, args: tuple, kwargs: dict, out: Tensor) -> St
 
 
 def chunk_cat(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """_chunk_cat(tensors, dim, chunks): addresses and places of the tensors (native/cuda/TensorShape.cu); their
-    padding is taken as 64 bytes for each tensor."""
-    return [[64 * len(args[0])]]
+    """_chunk_cat(tensors, dim, chunks): addresses and places of the tensors (native/cuda/TensorShape.cu), taken as 64 bytes for
+    each; of strided tensors copies of those that need padding (native/TensorShape.cpp)."""
+    tensors, dim, chunks = args
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return [out, [64 * len(tensors)]]
+    padded = [(t, round_up(t.shape[dim], chunks)) for t in tensors]
+    return [tuple(t.nbytes // t.shape[dim] * size for t, size in padded if size != t.shape[dim]), out]
 
 
 RESULTS: Results = {
@@ -167,7 +185,9 @@ HELD: dict[Any, Held] = {
     **listed("count_nonzero count_nonzero.dim_IntList", count_nonzero),
     **listed("isin.Tensor_Tensor", after_results(isin)),
     **listed("isinf", isinf),
-    **listed("_chunk_cat", after_results(chunk_cat)),
+    **listed("_chunk_cat", chunk_cat),
+    **listed("multi_margin_loss", after_results(multi_margin)),
+    **listed("pow.Scalar", after_results(number_as_tensor)),
     **listed("_pdist_backward", after_results(pdist_backward)),
     **listed("unfold_backward", after_results(unfold_backward)),
 }

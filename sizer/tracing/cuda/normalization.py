@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from sizer.catalogue.hardware import HARDWARE
@@ -20,6 +21,7 @@ from sizer.tracing.allocations import Held, Steps, after_results, copies
 from sizer.tracing.cuda.reductions import PARTIAL, SEMAPHORES, summed_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
+from sizer.tracing.meta.strides import in_format
 from sizer.tracing.tables import Results
 from sizer.tracing.values.known import tensors_of
 from sizer.versions import version_followed
@@ -34,6 +36,10 @@ _aten = torch.ops.aten
 
 def batch_norm(device: Device, input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
     """aten.batch_norm: cuDNN or PyTorch's own kernel (Normalization.cpp, _batch_norm_impl_index)."""
+    if not input.numel():  # native/Normalization.cpp, batch_norm
+        out = input.clone()
+        out = out if weight is None else out * weight[0]
+        return out if bias is None else out + bias[0]
     by_cudnn = cudnn_enabled and _uses_cudnn(input, weight, bias, running_mean, running_var, training, eps)
     why = f"{str(input.dtype)[6:]}, {'training' if training else 'evaluation'}"
     device.note_choice("batch norm", "cuDNN" if by_cudnn else "PyTorch's own", why)
@@ -181,10 +187,29 @@ def group_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> 
 
 
 def batch_norm_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """native_batch_norm_backward(gradient, input, .., training, ..): in evaluation a strided gradient is computed aside
-    (cuda/Normalization.cu)."""
-    grad, training = args[0], args[7]
-    return [] if training or grad.is_contiguous() else [[grad.nbytes]]
+    """native_batch_norm_backward(gradient, input, .., training, .., mask): gradient and input are made contiguous unless channels
+    are last, then two sums for each channel in float32 are made (cuda/Normalization.cu, batch_norm_backward_cuda)."""
+    grad, input, training, wanted = args[0], args[1], args[7], args[9]
+    if not (training or wanted[1] or wanted[2]):
+        yield from tensors_of(out)
+        return
+    yield (input.shape[1] * 4,) * 2 if _channels_last(input) else tuple(copies(input, grad))
+    yield from tensors_of(out)
+
+
+def batch_norm_gradient(args: tuple, out: tuple) -> tuple:
+    """native_batch_norm_backward(gradient, input, .., training, ..): the input's gradient is contiguous, unless channels are last
+    in training."""
+    input, training = args[1], args[7]
+    last = training and _channels_last(input)
+    return (in_format(out[0], suggest_memory_format(input) if last else torch.contiguous_format), *out[1:])
+
+
+def _channels_last(input: Tensor) -> bool:
+    """Return True if kernels for channels last take the input (batch_norm_use_channels_last_kernels)."""
+    if input.is_contiguous():
+        return input.dim() > 1 and input.stride(1) == 1
+    return suggest_memory_format(input) != torch.contiguous_format
 
 
 def group_norm_in_format(args: tuple, out: tuple) -> tuple:
@@ -197,7 +222,10 @@ def group_norm_in_format(args: tuple, out: tuple) -> tuple:
 
 
 KERNELS = {_aten.batch_norm.default: batch_norm, _aten.rms_norm.default: rms_norm}
-RESULTS: Results = {_aten.native_group_norm.default: group_norm_in_format}
+RESULTS: Results = {
+    _aten.native_batch_norm_backward.default: batch_norm_gradient,
+    _aten.native_group_norm.default: group_norm_in_format,
+}
 HELD: dict[Any, Held] = {
     _aten.native_batch_norm.default: after_results(batch_norm_of_strided),
     _aten.native_layer_norm.default: norm,
@@ -206,5 +234,5 @@ HELD: dict[Any, Held] = {
     _aten._fused_rms_norm_backward.default: norm_backward,
     _aten.native_group_norm.default: group_norm,
     _aten.native_group_norm_backward.default: group_norm_backward,
-    _aten.native_batch_norm_backward.default: after_results(batch_norm_backward),
+    _aten.native_batch_norm_backward.default: batch_norm_backward,
 }

@@ -63,22 +63,25 @@ def _sorting(input: Tensor, values: Tensor, places: Tensor, dim: int) -> Steps:
     if not input.dim() or not input.numel():
         return []
     row = input.shape[dim]
-    if row <= _SMALL:
-        return [[row * 8]]
     rows, steps = input.numel() // row, []
+    if row <= _SMALL:
+        return sorted_rows(rows, row, values.itemsize)
     if input.stride(dim) != 1 or not torch.ops.aten.is_non_overlapping_and_dense.default(input):
         steps.append((input.nbytes, values.nbytes, places.nbytes))
-    return [*steps, *_sorted_rows(rows, row, values)]
+    return [*steps, *sorted_rows(rows, row, values.itemsize)]
 
 
-def _sorted_rows(rows: int, row: int, values: Tensor) -> Steps:
-    """By CUB: row after row, all at once with the row as a second key, or in segments (SortStable.cu)."""
+def sorted_rows(rows: int, row: int, itemsize: int) -> Steps:
+    """Return what sorting rows of so many values holds: places of one row if a row is short, else CUB's work row after row, all at
+    once with the row as a second key, or in segments (SortStable.cu)."""
     elements = rows * row
+    if row <= _SMALL:
+        return [[row * 8]]
     if rows == 1 or row >= _LARGE:
-        return [[row * 8, radix_sorted(row, values.itemsize)]]
+        return [[row * 8, radix_sorted(row, itemsize)]]
     if rows < _SEGMENTS:
-        return [[elements * 8, values.nbytes, radix_sorted(elements, values.itemsize)]]
-    segmented = round_up(values.nbytes, _ALIGNED) + round_up(elements * 8, _ALIGNED) + _ALIGNED - 1
+        return [[elements * 8, elements * itemsize, radix_sorted(elements, itemsize)]]
+    segmented = round_up(elements * itemsize, _ALIGNED) + round_up(elements * 8, _ALIGNED) + _ALIGNED - 1
     return [[elements * 8, segmented]]
 
 
