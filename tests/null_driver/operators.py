@@ -4,10 +4,14 @@
 
 MODE is no_grad, inference or backward. For every operator COUNT samples from the FIRST on; of all operators each EVERY-th. The last
 line printed is JSON: for each sample its bytes, strides and shapes, or why it did not run.
+
+The names of samples include the shapes of their tensors and their words, since PyTorch draws some samples from a set, in another
+order in each process.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -39,6 +43,12 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def is_counted(sample: Any) -> bool:
+    """Return True unless a boolean mask selects elements within an operator: the null driver's kernels count none of them."""
+    masks = [leaf for value in sample.args if isinstance(value, (list, tuple)) for leaf in tensors(value)]
+    return not any(mask.dtype == torch.bool for mask in masks)
+
+
 def cases(mode: str, dtype: torch.dtype, first: int, count: int, every: int) -> Iterator[Case]:
     """Yield the name of a sample, its operator and its arguments on the CPU."""
     from torch.testing._internal.common_methods_invocations import op_db
@@ -58,13 +68,21 @@ def cases(mode: str, dtype: torch.dtype, first: int, count: int, every: int) -> 
         except (RuntimeError, NotImplementedError, ValueError, TypeError):  # the CPU cannot make samples in this dtype
             continue
         for number, sample in enumerate(samples[first:], first):
-            name = ".".join(part for part in (op.name, op.variant_test_name) if part)
-            yield f"{name}|{number}", op, sample.input, sample.args, sample.kwargs
+            if is_counted(sample):
+                name = ".".join(part for part in (op.name, op.variant_test_name) if part)
+                shapes = [tuple(tensor.shape) for tensor in tensors((sample.input, sample.args, sample.kwargs))]
+                words = [value for value in sample.kwargs.values() if isinstance(value, str)]
+                yield f"{name}|{number}|{shapes}{words}", op, sample.input, sample.args, sample.kwargs
 
 
 def moved(case: Case, mode: str) -> tuple[Any, tuple, dict]:
-    """Return a sample's arguments on the device; floating-point tensors require gradients in a backward pass."""
+    """Return a sample's arguments on the device; floating-point tensors require gradients in a backward pass.
+
+    The input may be a function that makes it there.
+    """
     made = tree_map(lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, case[2:])
+    if callable(made[0]):
+        made = made[0]().detach(), *made[1:]
     if mode == "backward":
         for tensor in tensors(made):
             if tensor.is_floating_point():
@@ -99,12 +117,25 @@ def measured(case: Case, mode: str) -> list[Any]:
         return [torch.cuda.max_memory_allocated() - before, layout(out)]
     except Exception as error:  # of any class: Triton's own is no RuntimeError, and it launches nothing over the null driver
         return [type(error).__name__]
+    finally:
+        arguments = out = None
+        gc.collect()  # what a cycle holds would be freed during the next sample
+        torch.cuda.empty_cache()  # new memory holds zeros: code that reads a result finds no leftover of an earlier sample
 
 
-if __name__ == "__main__":
+def print_measured(cases: Callable[..., Iterator[Case]]) -> None:
+    """Print what the cases that the command line names take on the device. Ends the process."""
     warnings.simplefilter("ignore")
     mode, dtype, *numbers = sys.argv[1:]
     torch.cuda.init()
-    found = {case[0]: measured(case, mode) for case in cases(mode, getattr(torch, dtype), *map(int, numbers))}
+    found = {}
+    for case in cases(mode, getattr(torch, dtype), *map(int, numbers)):
+        if not found:
+            gc.freeze()  # PyTorch and its list of operators, which no collection need look at
+        found[case[0]] = measured(case, mode)
     print(json.dumps(found), flush=True)
     os._exit(0)
+
+
+if __name__ == "__main__":
+    print_measured(cases)

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Iterable
 
 import pytest
 import torch
 
 import sizer
 from sizer.errors import SizerError
-from tests.null_driver.operators import MODES, cases, layout, moved, work
-
-pytest.importorskip("expecttest", reason="PyTorch's operator samples need the package expecttest")
+from tests.null_driver import layouts, operators
+from tests.null_driver.operators import MODES, Case, layout, moved, work
 
 GPU = "h100-80gb"
-EQUAL = 0.98  # of samples; the differences are named in README's limits
+EQUAL = 0.99  # of samples; the differences are named in README's limits
 BLAS = 32 * 2**20  # cuBLAS' workspace, which an earlier sample of the same process may have made
-COUNTED = torch.__version__ >= "2.15"
+OF_2_15 = pytest.mark.skipif(torch.__version__ < "2.15", reason="the kernels' rules are those of PyTorch 2.15")
+# SIZER_OPERATORS=3:8 takes eight samples from the fourth on, of every operator in every dtype.
+FIRST, COUNT = os.environ.get("SIZER_OPERATORS", "0:3").split(":")
+WHOLE = "SIZER_OPERATORS" in os.environ
 
 
-def traced(case: tuple, mode: str) -> list:
+def traced(case: Case, mode: str) -> list:
     """Return the peak bytes and layout of a sample in a trace, or the class of the error alone."""
     found: list = []
 
     def setup():
         arguments = moved(case, mode)
+        torch.empty(0, device="cuda")  # for samples that compute with the host alone
 
         def step():
             found[:] = [layout(work(case, mode, *arguments))]
@@ -39,39 +44,61 @@ def traced(case: tuple, mode: str) -> list:
     return [peak - estimate.phases[0].allocated_bytes, found[0]]
 
 
-def differences(run_on_null, mode: str, dtype: str, first: int, count: int, every: int) -> tuple[int, dict[str, tuple]]:
+def differences(truth: dict[str, list], cases: Iterable[Case], mode: str) -> tuple[int, dict[str, tuple]]:
     """Return how many samples ran on the device, and those that a trace answers differently."""
-    numbers = (str(first), str(count), str(every))
-    truth = run_on_null("tests.null_driver.operators", mode, dtype, *numbers, gpu=GPU)
     ran, differing = 0, {}
-    for case in cases(mode, getattr(torch, dtype), first, count, every):
-        right = truth[case[0]]
-        if len(right) == 1:
-            continue
-        ran += 1
-        answer = traced(case, mode)
-        if answer != right and not (answer[1:] == right[1:] and abs(answer[0] - right[0]) == BLAS):
-            differing[case[0]] = (right, answer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in cases:
+            right = truth.get(case[0], [])
+            if len(right) < 2:
+                continue
+            ran += 1
+            answer = traced(case, mode)
+            if answer != right and not (answer[1:] == right[1:] and abs(answer[0] - right[0]) == BLAS):
+                differing[case[0]] = (right, answer)
     return ran, differing
 
 
-@pytest.mark.skipif(not COUNTED, reason="the kernels' rules are those of PyTorch 2.15")
+def compared(run_on_null, survey, mode: str, dtype: str, *numbers: int) -> tuple[int, dict[str, tuple]]:
+    """Return how many of a survey's samples ran on the device, and those that a trace answers differently."""
+    truth = run_on_null(survey.__name__, mode, dtype, *map(str, numbers), gpu=GPU)
+    return differences(truth, survey.cases(mode, getattr(torch, dtype), *numbers), mode)
+
+
+@OF_2_15
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sample_of_operators_allocates_as_on_a_device(run_on_null, mode: str):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ran, differing = differences(run_on_null, mode, "float32", 0, 1, 6)
+    ran, differing = compared(run_on_null, operators, mode, "float32", 0, 1, 6)
     assert ran > 40
     assert len(differing) <= 0.05 * ran, differing  # one sample of each sixth operator: fewer than in the whole survey
 
 
+@OF_2_15
+@pytest.mark.parametrize("mode", ["no_grad", "backward"])
+def test_a_sample_of_layouts_allocates_as_on_a_device(run_on_null, mode: str):
+    ran, differing = compared(run_on_null, layouts, mode, "bfloat16", 3, 11)
+    assert ran > 60
+    assert not differing
+
+
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not COUNTED, reason="the kernels' rules are those of PyTorch 2.15")
+@OF_2_15
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mode", MODES)
 def test_operators_allocate_as_on_a_device(run_on_null, mode: str, dtype: str):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ran, differing = differences(run_on_null, mode, dtype, 0, 3, 1)
-    assert ran > 900
+    every = 1 if dtype == "float32" or WHOLE else 2
+    ran, differing = compared(run_on_null, operators, mode, dtype, int(FIRST), int(COUNT), every)
+    assert ran > 400
+    assert len(differing) <= (1 - EQUAL) * ran, differing
+
+
+@pytest.mark.exhaustive
+@OF_2_15
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["no_grad", "backward"])
+def test_layouts_allocate_as_on_a_device(run_on_null, mode: str, dtype: str):
+    every = 1 if WHOLE or (mode, dtype) == ("backward", "bfloat16") else 3
+    ran, differing = compared(run_on_null, layouts, mode, dtype, 0, every)
+    assert ran > 250
     assert len(differing) <= (1 - EQUAL) * ran, differing
