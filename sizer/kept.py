@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from dataclasses import replace
 from typing import Protocol
@@ -13,7 +14,8 @@ from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.family import TapeFamily
 from sizer.memory.loop_choices import decide_outputs
 from sizer.memory.tape import Tape
-from sizer.request import Request, format_query
+from sizer.request import Request
+from sizer.scopes import choices_of
 from sizer.tracing.capability import decide_alike
 from sizer.tracing.cuda.by_capability import sized
 from sizer.tracing.depth import Depths
@@ -39,6 +41,32 @@ class NothingKept:
 
     def put(self, name: str, data: bytes) -> None:
         """Do nothing."""
+
+
+class ScopedResults:
+    """Results of one scope (`sizer.scopes`). The scope is the first line of each name.
+
+    Each value begins with its name's digest, which binds it to its question: bytes that come from another name are no result.
+    """
+
+    def __init__(self, kept: Kept, scope: str) -> None:
+        self._kept, self._scope = kept, scope
+
+    def get(self, name: str) -> bytes | None:
+        """Return the value of a name, None if there is none."""
+        full = f"{self._scope}\n{name}"
+        data, bound = self._kept.get(full), digest_name(full)
+        return data[len(bound) :] if data is not None and data.startswith(bound) else None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep a value."""
+        full = f"{self._scope}\n{name}"
+        self._kept.put(full, digest_name(full) + data)
+
+
+def digest_name(name: str) -> bytes:
+    """Return the digest that a value begins with."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
 
 
 class KeptTapes:
@@ -128,14 +156,6 @@ def read_tape(kept: Kept, name: str) -> Tape | None:
             (tape,) = unpack(data).family.exact
             return tape
     return None
-
-
-def choices_of(request: Request) -> str:
-    """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
-    plain = Request(source=request.source)
-    same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus", "outputs")
-    asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
-    return "&".join(item for item in format_query(asked).split("&") if not item.startswith("arch="))
 
 
 def read_kept(kept: Kept, name: str, kind: type, path: str) -> object | None:

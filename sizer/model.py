@@ -21,6 +21,7 @@ from sizer.kept import Kept, keep_depths, read_depths
 from sizer.memory.archive import Traced
 from sizer.memory.census import Census
 from sizer.request import Request
+from sizer.scopes import module_choices_of
 from sizer.tracing.batch_lines import FITTED_AT
 from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
@@ -59,7 +60,7 @@ class Model:
     def __init__(
         self, request: Request, loaded: Loaded, device: Device, *, config: dict | None, kept: Kept, progress: Progress
     ) -> None:
-        self.choices = _choices_of(request)
+        self.choices = module_choices_of(request)
         self.unpacked: dict[str, Traced] = {}
         self._request, self._loaded, self._device, self._config = request, loaded, device, config
         self._kept, self._progress = kept, progress
@@ -132,12 +133,3 @@ class Model:
     @cached_property
     def _repeated(self) -> tuple[Repeated, ...]:
         return find_repeated(self.module(COUNTED_IN))
-
-
-def _choices_of(request: Request) -> str:
-    """What the module of a request depends on."""
-    architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing", "classes")
-    inputs = ("mode", "sequence_length", "image_size")
-    weights = ("parallel", "weights", "compute", "prepare", "train", "trainable_layers")
-    adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
-    return repr([getattr(request, name) for name in (*architecture, *inputs, *weights, *adapters)])

@@ -17,7 +17,7 @@ from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.errors import TraceError
-from sizer.kept import Kept, KeptTapes, NothingKept, choices_of, keep, keep_tape, read_kept, read_tape
+from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
@@ -29,6 +29,7 @@ from sizer.memory.tape import Tape
 from sizer.model import Counted, Model, Progress
 from sizer.query_values import DTYPES
 from sizer.request import Request
+from sizer.scopes import as_traced, choices_of, module_scope_of, work_scope_of
 from sizer.tracing.batch_lines import trace_lines
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
@@ -40,7 +41,7 @@ from sizer.tracing.stages import StageTraces
 from sizer.tracing.steps import EACH, Work
 from sizer.tracing.trace import trace
 from sizer.versions import parse_version
-from sizer.work import as_traced, work_of
+from sizer.work import work_of
 
 BY_ITSELF = "traced at each batch size by itself, because "  # begins the note of work that is not affine in the batch
 
@@ -65,10 +66,12 @@ class Tracer:
             check_installed(request.optimizer)
         self.loaded = as_loaded(request, gpu, config)
         self.request, self.gpu = as_traced(self.loaded.request), gpu
-        self._kept = NothingKept() if kept is None else kept
+        kept = NothingKept() if kept is None else kept
+        self._kept = ScopedResults(kept, work_scope_of(request))
+        of_module = ScopedResults(kept, module_scope_of(request))
         self._progress = progress or (lambda text: None)
         self._model = Model(
-            self.request, self.loaded, self.device(), config=config, kept=self._kept, progress=self._progress
+            self.request, self.loaded, self.device(), config=config, kept=of_module, progress=self._progress
         )
         self._alike: Tracer | None = None  # one of the same work on devices of other rules
         self._exceptional: dict[str, bool] = {}  # by kind of device, whether batch 1 is off the line, once known

@@ -12,7 +12,7 @@ import torch
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.tape_folder import FOLDER_VARIABLE
 
 FOLDER = Path(__file__).parent
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).

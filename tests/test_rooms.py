@@ -24,7 +24,7 @@ PROJECT = Path(sizer.__file__).parent.parent
 GROUND = ("errors", "units", "versions")
 QUERY = (*GROUND, "config_json", "catalogue", "query_values", "query_keys", "request")
 BUILT = (*QUERY, "memory", "architecture")
-TRACED = (*BUILT, "distributed", "tracing", "kept", "work", "cautions", "model", "tracer")
+TRACED = (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "cautions", "model", "tracer")
 ESTIMATED = (*TRACED, "estimator")
 PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
 SHOWS = (*QUERY, "memory", "questions", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
@@ -46,11 +46,12 @@ ROOMS = {
     "architecture": (*QUERY, "memory"),
     "distributed": (*GROUND, "catalogue", "architecture"),
     "tracing": (*GROUND, "catalogue", "memory", "architecture", "distributed"),
-    "kept": (*QUERY, "memory", "tracing"),
+    "scopes": (*QUERY, "memory"),
+    "kept": (*QUERY, "memory", "tracing", "scopes"),
     "work": (*QUERY, "distributed", "tracing"),
     "cautions": (*QUERY, "memory", "tracing"),
-    "model": (*BUILT, "distributed", "tracing", "kept", "work"),
-    "tracer": (*BUILT, "distributed", "tracing", "kept", "work", "model"),
+    "model": (*BUILT, "distributed", "tracing", "scopes", "kept", "work"),
+    "tracer": (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "model"),
     "estimator": TRACED,
     "decision": TRACED,
     "custom": ESTIMATED,

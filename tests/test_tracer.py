@@ -10,6 +10,7 @@ from sizer import tracer
 from sizer.config_json import encode_config
 from sizer.errors import RequestError, TraceError
 from sizer.estimator import Estimator, estimate
+from sizer.kept import digest_name
 from sizer.memory.report import Focus, Report
 from sizer.request import parse_query
 from tests.architecture.oldest import needs_sam2_video
@@ -134,12 +135,23 @@ def test_a_failure_is_kept_too(monkeypatch):
     assert tried == [2]
 
 
-def test_bytes_that_cannot_be_read_are_traced_again(traces):
+@pytest.mark.parametrize("bound", [True, False])
+def test_bytes_that_cannot_be_read_are_traced_again(traces, bound):
     query, shelf = f"{RESNET}&dtype=float32&batch=2", Shelf()
     first = estimate(parse_query(query), kept=shelf)
     for name in shelf:
-        shelf[name] = b"something else"
+        shelf[name] = (digest_name(name) if bound else b"") + b"something else"
     assert plain(estimate(parse_query(query), kept=shelf)) == plain(first)
+
+
+def test_bytes_of_another_question_are_traced_again(traces):
+    query, small, large = f"{RESNET}&dtype=float32&batch=2", Shelf(), Shelf()
+    first = estimate(parse_query(query), kept=small)
+    estimate(parse_query(with_keys(query, "image=96")), kept=large)
+    moved = Shelf({name: large[name.replace("image=64", "image=96").replace("(64, 64)", "(96, 96)")] for name in small})
+    traces.clear()
+    assert plain(estimate(parse_query(query), kept=moved)) == plain(first)
+    assert traces
 
 
 def test_a_report_grows_from_the_counts_on():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sizer.commands.job import MakeClient
 from sizer.commands.text import print_list
-from sizer.service.tapes import FOLDER_VARIABLE, default_folder
+from sizer.service.tape_folder import FOLDER_VARIABLE, default_folder
 from sizer.units import format_bytes
 
 

@@ -21,7 +21,7 @@ from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.service.kept_reports import KeptReports
-from sizer.service.tapes import default_folder
+from sizer.service.tape_folder import default_folder
 from sizer.units import counted, format_bytes, format_count, format_more
 
 

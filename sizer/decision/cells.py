@@ -17,9 +17,9 @@ from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
 from sizer.model import Counted, Progress
 from sizer.request import Request, format_query, gpu_of, parse_query
+from sizer.scopes import as_traced
 from sizer.tracer import Traced, Tracer, answers_of
 from sizer.tracing.cuda.size_oracle import size_oracle_of
-from sizer.work import as_traced
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
 

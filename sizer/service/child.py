@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -50,8 +49,9 @@ def run_forked(settings: Settings, source: int, sink: int, *, parent: int, group
 
 
 def _read(file: BinaryIO) -> dict:
+    """Read a job's line, and behind it the results that were kept, whose names and sizes the line tells."""
     job = from_line(file.readline())
-    job["kept"] = {name: b64decode(data) for name, data in job["kept"].items()}
+    job["kept"] = {name: file.read(size) for name, size in job["kept"]}
     return job
 
 

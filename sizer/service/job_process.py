@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from base64 import b64encode
+from collections.abc import Iterator
 
 from sizer.processes.process import kill, kill_group, python_command, signal_group
 from sizer.processes.wire import to_line
@@ -28,7 +28,7 @@ class ForkedJob:
         self._transport: asyncio.ReadTransport | None = None
         try:
             with tempfile.TemporaryFile() as work:
-                work.write(_line_of(job))
+                work.writelines(_work_of(job))
                 work.seek(0)
                 self.id = template.fork(work.fileno(), sink)
         finally:
@@ -86,7 +86,7 @@ class SpawnedJob:
             start_new_session=os.name == "posix",
         )
         self.id = self._process.pid
-        self._process.stdin.write(_line_of(self._job))
+        self._process.stdin.writelines(_work_of(self._job))
         self._process.stdin.close()
         return self._process.stdout
 
@@ -110,6 +110,8 @@ class SpawnedJob:
         return await self._process.wait()
 
 
-def _line_of(job: dict) -> bytes:
-    kept = {name: b64encode(data).decode("ascii") for name, data in job["kept"].items()}
-    return to_line({**job, "kept": kept})
+def _work_of(job: dict) -> Iterator[bytes]:
+    """Yield a job's line, and behind it the results that were kept."""
+    kept = job["kept"]
+    yield to_line({**job, "kept": [[name, len(data)] for name, data in kept.items()]})
+    yield from kept.values()

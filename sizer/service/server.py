@@ -17,12 +17,13 @@ It reads requests and writes answers as JSON lines, and ends, with its children,
 Who runs next, and who is paused for it, is the queue's business (`sizer.service.fair_queue`). A job that was paused goes on where
 it was; one that was stopped for others, or that crashed for the first time, is started again, and goes on from what was kept.
 
-What a child asks to be kept ("keep") stays here: the next job on the same architecture is given it, as are the "tapes" that the
-client has from elsewhere. A client that shares tapes (`Settings.sharing`) is told of each. Children are forked from
+What a child asks to be kept ("keep") stays here, under a name that its question may write (`sizer.service.access`). The next job
+on the same architecture is given what its question can use of that, and of the "tapes" that the client has from elsewhere. A
+client that shares tapes (`Settings.sharing`) is told of each. Children are forked from
 the template (`sizer.service.template`), which sees none of this; "missing" are the layers of their wall that the system lacks.
 A job's number is a random one that no child is told: it is the token by which the client knows an answer.
 
-One thread and one event loop, because forking a process with threads is not safe. Where there is no fork, on
+One event loop, and one thread that reads and writes what is kept. The template, which forks, has neither. Without fork, on
 Windows, each job is a fresh process, which imports torch again: slower, the same protocol.
 
 *Known limitations*: the "spawn" way is tested on Linux only. While it imports torch, the server answers nothing.
@@ -36,8 +37,8 @@ import os
 import shutil
 import signal
 import sys
-from base64 import b64decode
-from collections.abc import AsyncIterator, Callable, Iterator
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from sizer.errors import JobError, SizerError
@@ -45,6 +46,7 @@ from sizer.processes.child import write
 from sizer.processes.environment import HOME_VARIABLE
 from sizer.processes.wall import LAYERS, raise_wall, readable_folders
 from sizer.processes.wire import clip_progress, error_to_wire, from_line, to_line
+from sizer.service.access import Access, access_of
 from sizer.service.cost import cells_of
 from sizer.service.edition import edition_of
 from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow, without_memory
@@ -57,7 +59,7 @@ from sizer.service.preload import preload
 from sizer.service.question import texts_of
 from sizer.service.settings import UNWALLED_VARIABLE, Settings
 from sizer.service.stdin import read_pipe, read_thread
-from sizer.service.tapes import TapeStore, architecture_of
+from sizer.service.tapes import TapeStore
 from sizer.service.template import Template
 
 LOOK_SECONDS = 0.25  # between two looks for jobs whose turn is over
@@ -102,6 +104,7 @@ class Server:
                     if not task.cancelling():
                         task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                self._tapes.close()
 
     def _handle(self, line: bytes | None) -> None:
         try:
@@ -114,34 +117,27 @@ class Server:
                 self._send(to_line({"pong": 0}))
             else:
                 number, job, visitor = _to_number(message), texts_of(message), _to_visitor(message)
-                self._take_tapes(job, message.get("tapes", {}))
-                self._submit(number, job, visitor)
+                self._submit(number, job, visitor, _to_tapes(message.get("tapes", {})))
         except ValueError as error:
             self._send(to_line({"refused": str(error)[:200]}))
 
-    def _submit(self, number: int, job: dict, visitor: Visitor) -> None:
+    def _submit(self, number: int, job: dict, visitor: Visitor, tapes: Mapping[str, bytes]) -> None:
         if number in self._jobs:
             raise ValueError(f"job {number} exists already")
         try:
             self._queue.put(number, visitor, cells_of(job), self._now())
         except JobError as error:
             return self._reply(number, error=error_to_wire(error))
-        self._jobs[number] = HeldJob(asyncio.get_running_loop().create_task(self._run(number, job)))
+        self._jobs[number] = HeldJob(asyncio.get_running_loop().create_task(self._run(number, job, tapes)))
         self._jobs[number].task.add_done_callback(lambda _: self._forget(number))
         self._give_turns()
 
-    def _take_tapes(self, job: dict, tapes: object) -> None:
-        """Keep what others have traced of a job's architecture beside what is known of it. Raises ValueError for no tape."""
-        if not isinstance(tapes, dict):
-            raise ValueError('"tapes" must be an object')
-        architecture = self._architecture_of(job) if tapes else None
-        if architecture is not None:
-            known = self._tapes.of(architecture)
-            for name in tapes.keys() - known.keys():
-                self._tapes.put(architecture, name, _to_bytes(tapes[name]))
-
-    def _architecture_of(self, job: dict) -> str | None:
-        return architecture_of(job["query"], job["config_text"], self._versions) if job["query"] else None
+    async def _take_tapes(self, architecture: str, tapes: Mapping[str, bytes]) -> None:
+        """Keep what others have traced of an architecture beside what is known of it."""
+        await self._tapes.load(architecture)
+        known = self._tapes.of(architecture)
+        for name in tapes.keys() - known.keys():
+            self._tapes.put(architecture, name, tapes[name])
 
     def _cancel(self, number: object) -> None:
         job = self._jobs.get(number) if isinstance(number, int) else None
@@ -201,10 +197,13 @@ class Server:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _run(self, number: int, job: dict) -> None:
+    async def _run(self, number: int, job: dict, tapes: Mapping[str, bytes]) -> None:
         """Run a job from its place in the queue to its one answer; a cancelled job has been answered already."""
         try:
-            while not await self._run_child(number, job):
+            access = access_of(job["task"], job["query"], job["config_text"], self._versions)
+            if access is not None:
+                await self._take_tapes(access.architecture, tapes)
+            while not await self._run_child(number, job, access):
                 pass
         except SizerError as error:
             self._reply(number, error=error_to_wire(error))
@@ -212,7 +211,7 @@ class Server:
             failure = JobError(f"the job could not be run ({type(error).__name__}: {error})", todo="try again")
             self._reply(number, error=error_to_wire(failure))
 
-    async def _run_child(self, number: int, job: dict) -> bool:
+    async def _run_child(self, number: int, job: dict, access: Access | None) -> bool:
         """Wait for a turn, start the child, forward its lines and stop it; whether it has answered, or is to be started again.
 
         That is where it was stopped for others, and where it crashed for the first time. Raises JobError where it ended badly.
@@ -220,14 +219,15 @@ class Server:
         held = self._jobs[number]
         while not held.turn.is_set():
             await held.turn.wait()
-        architecture = self._architecture_of(job)
-        kept = self._tapes.of(architecture) if architecture else {}
+            if access is not None:  # it may have been dropped from memory while the job waited
+                await self._tapes.load(access.architecture)
+        kept = access.readable(self._tapes.of(access.architecture)) if access else {}
         child = self._launch({**job, "kept": kept}, self._settings, self._template)
         try:
             async with asyncio.timeout(self._settings.wall_seconds) as limit:
                 held.hold(child, limit)
                 try:
-                    answered = await self._relay(number, await child.open(), architecture)
+                    answered = await self._relay(number, await child.open(), access)
                 finally:
                     held.end_time()
         except TimeoutError:
@@ -253,7 +253,7 @@ class Server:
         self._give_turns()
         return False
 
-    async def _relay(self, number: int, reader: asyncio.StreamReader, architecture: str | None) -> bool:
+    async def _relay(self, number: int, reader: asyncio.StreamReader, access: Access | None) -> bool:
         """Sends on what the child says, and keeps what it asks to keep; False where it ended without a result or an error."""
         left = self._settings.result_bytes
         while True:
@@ -265,21 +265,17 @@ class Server:
                 raise too_large(self._settings) from None
             if (left := left - len(line)) < 0:
                 raise too_large(self._settings)
-            if self._take(number, line, architecture) in ("result", "error"):
+            if self._take(number, line, access) in ("result", "error"):
                 return True
 
-    def _take(self, number: int, line: bytes, architecture: str | None) -> str:
+    def _take(self, number: int, line: bytes, access: Access | None) -> str:
         """Forwards a child's line under the job's number, or keeps what it holds; the one key it has."""
         try:
             ((key, value),) = from_line(line).items()
             if key == "keep":
-                if architecture is not None:
-                    name, data = str(value["name"]), b64decode(value["data"], validate=True)
-                    if not self._tapes.put(architecture, name, data):
-                        logging.getLogger(__name__).warning("a job's value of %d bytes was not kept: it is too large", len(data))
-                    self._queue.keep(number, self._now())
-                if architecture is None or self._settings.sharing == "no":
-                    return key
+                if access is not None:
+                    self._keep(number, str(value["name"]), b64decode(value["data"], validate=True), access)
+                return key
             elif key not in ("progress", "partial", "result", "error"):
                 raise ValueError
             if key == "progress":
@@ -288,6 +284,15 @@ class Server:
             raise JobError("the job wrote something that is not an answer", todo="try again") from None
         self._send(b'{"id":%d,%s' % (number, line.lstrip()[1:]))
         return key
+
+    def _keep(self, number: int, name: str, data: bytes, access: Access) -> None:
+        """Keep a result of a job under a name that its question may write, and tell a client that shares it."""
+        name = access.stored_name(name)
+        if not self._tapes.put(access.architecture, name, data):
+            logging.getLogger(__name__).warning("a job's value of %d bytes was not kept: it is too large", len(data))
+        self._queue.keep(number, self._now())
+        if self._settings.sharing == "yes":
+            self._reply(number, keep={"name": name, "data": b64encode(data).decode("ascii")})
 
     def _reply(self, number: int, **content: object) -> None:
         self._send(to_line({"id": number, **content}))
@@ -299,10 +304,10 @@ def _to_number(message: dict) -> int:
     return number
 
 
-def _to_bytes(data: object) -> bytes:
-    if not isinstance(data, str):
-        raise ValueError("a tape must be a text")
-    return b64decode(data, validate=True)
+def _to_tapes(tapes: object) -> dict[str, bytes]:
+    if not isinstance(tapes, dict) or not all(isinstance(data, str) for data in tapes.values()):
+        raise ValueError('"tapes" must be an object of texts')
+    return {name: b64decode(data, validate=True) for name, data in tapes.items()}
 
 
 def _to_visitor(message: dict) -> Visitor:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sizer.errors import RequestError, quote
 from sizer.processes.child import Channel
+from sizer.scopes import digest_scope
 
 PARTIAL_SECONDS = 0.2  # between two partial results
 
@@ -25,7 +26,8 @@ def run(job: dict, channel: Channel) -> dict:
 class KeptByServer:
     """Read traces that earlier jobs kept for this architecture, and keep the traces of this job.
 
-    Names travel as digests: they say all that a value depends on, a whole config too, and may be of any length.
+    Names travel as digests, that of their scope first (`sizer.kept.ScopedResults`): they say all that a value depends on, a whole
+    config too, and may be of any length.
     """
 
     def __init__(self, job: dict, channel: Channel) -> None:
@@ -33,7 +35,8 @@ class KeptByServer:
 
     def get(self, name: str) -> bytes | None:
         """What was put under a name, None where there is nothing."""
-        return self._known.get(_digest(name))
+        data = self._known.get(_digest(name))
+        return None if data is None else bytes(data)
 
     def put(self, name: str, data: bytes) -> None:
         """Keep something for this job and for later ones."""
@@ -43,7 +46,8 @@ class KeptByServer:
 
 
 def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    scope, _, _ = name.partition("\n")
+    return f"{digest_scope(scope)}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def _estimate(job: dict, channel: Channel) -> dict:

@@ -27,7 +27,7 @@ from sizer.estimator import Estimator
 from sizer.memory import allocator
 from sizer.request import parse_query
 from sizer.service.client import PROBE, JobClient
-from sizer.service.tapes import FOLDER_VARIABLE
+from sizer.service.tape_folder import FOLDER_VARIABLE
 
 # By name: the view, and the cell whose levers and devices are asked for, None where that takes minutes.
 QUESTIONS = {

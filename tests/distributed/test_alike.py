@@ -7,9 +7,10 @@ import pytest
 from sizer.architecture import make_blueprint
 from sizer.memory.tape import Tape
 from sizer.request import Request, parse_query
+from sizer.scopes import as_traced
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
-from sizer.work import as_traced, work_of
+from sizer.work import work_of
 from tests.decision.questions import TWO_LAYERS
 
 LANGUAGE = f"{TWO_LAYERS}&seq=16&batch=2&gpu=h100-80gb"

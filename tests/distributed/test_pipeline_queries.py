@@ -9,7 +9,8 @@ import pytest
 from sizer.catalogue.gpus import GPUS
 from sizer.errors import RequestError
 from sizer.request import DEFAULT_BATCHES, format_query, gpu_of, parse_query
-from sizer.work import as_traced, plan_of
+from sizer.scopes import as_traced
+from sizer.work import plan_of
 
 LLAMA = "arch=hf:llama-3.1-8b"
 

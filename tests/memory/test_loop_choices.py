@@ -20,9 +20,10 @@ from sizer.memory.tape import CATEGORIES, Tape
 from sizer.memory.timeline import live_by_category, peak_bytes
 from sizer.memory.unbounded import peak_reserved_bytes
 from sizer.request import gpu_of, parse_query
+from sizer.scopes import as_traced
 from sizer.tracer import Tracer
 from sizer.tracing.trace import trace
-from sizer.work import as_traced, work_of
+from sizer.work import work_of
 
 PARAMETER, ACTIVATION = CATEGORIES.index("parameter"), CATEGORIES.index("activation")
 LOOPS = [

@@ -62,10 +62,22 @@ def test_a_question_is_its_workers_alone(board):
 
 def test_tapes_of_one_architecture_are_bounded(board, monkeypatch):
     monkeypatch.setattr("sizer.service.broker.board.TAPES_BYTES", 100)
+    monkeypatch.setattr("sizer.service.broker.board.BLOCK_BYTES", 1)
     board.keep("architecture", "first", b"x" * 60)
     board.keep("architecture", "second", b"x" * 60)
     board.keep("architecture", "first", b"y" * 90)
-    assert board.tapes("architecture") == {"first": b"y" * 90}
+    assert board.tapes("architecture", lambda name: True) == {"first": b"y" * 90}
+
+
+def test_a_tape_counts_for_a_block_and_an_architecture_has_so_many(board):
+    for number in range(300):
+        board.keep("architecture", str(number), b"")
+        board.keep("architecture", "0", b"again")
+    assert len(board.tapes("architecture", lambda name: True)) == 256
+    assert board.tapes("architecture", lambda name: name in ("0", "7")) == {"0": b"again", "7": b""}
+    for number in range(300):
+        board.keep("large", str(number), bytes(2**17))
+    assert len(board.tapes("large", lambda name: True)) == 64  # 8 MiB
 
 
 def test_routes_go_by_what_the_same_work_took():

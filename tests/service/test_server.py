@@ -15,6 +15,7 @@ from sizer.processes.environment import environment
 from sizer.processes.wire import error_from_wire, to_line
 from sizer.service.settings import PUBLIC_VARIABLE, UNWALLED_VARIABLE, Settings
 from tests.processes.running import TESTS, is_running, template_of, wait_until
+from tests.service import poisoner
 
 FUNCTION = "tests.service.scripted:run"
 LAUNCHES = ("fork", "spawn")
@@ -479,6 +480,35 @@ def test_server_ends_in_order_although_nobody_reads_its_answers(start):
     server.process.stdin.close()
     assert server.process.wait(30) == 0
     assert not is_running(process)
+
+
+# ------------------------------------------------------------------------------------------------- what jobs leave behind
+
+SQUEEZENET = "arch=torchvision:squeezenet1_1&mode=inference&dtype=float32"
+
+
+def peaks_of(server: RawServer, query: str) -> list[int]:
+    """Return the peaks of an estimate in bytes."""
+    number = next(server.numbers)
+    server.write(to_line({"run": number, "task": "estimate", "query": query, "config_text": None}))
+    result = server.read_until(number, "result", "error")
+    return [row["peak_allocated_bytes"] for row in result["estimates"]]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_job_cannot_answer_another_question(start, tmp_path, restarted):
+    settings = {"preload": ("torch", "torchvision", "sizer.estimator"), "launch": "fork"}
+    asked = f"{SQUEEZENET}&{poisoner.LARGE}&batch=2"
+    honest = peaks_of(start(**settings, function="sizer.service.tasks:run"), asked)
+    settings |= {"function": "tests.service.poisoner:run", "tapes": str(tmp_path / "tapes")}
+    server = start(**settings)
+    small = peaks_of(server, f"{SQUEEZENET}&{poisoner.SMALL}&{poisoner.HOSTILE}")
+    if restarted:
+        server.process.stdin.close()
+        assert server.process.wait(30) == 0
+        server = start(**settings)
+    assert peaks_of(server, asked) == honest
+    assert peaks_of(server, f"{SQUEEZENET}&{poisoner.SMALL}&{poisoner.HOSTILE}") == small
 
 
 # ---------------------------------------------------------------------------------------------------------- the start

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
-from sizer.service import tapes
-from sizer.service.tapes import TapeStore, architecture_of, default_folder
+from sizer.service import tape_folder
+from sizer.service.tape_folder import default_folder
+from sizer.service.tapes import TapeStore
 from sizer.units import MIB
 
 A, B = "a" * 64, "b" * 64
+
+
+def reopened(folder: Path, *architectures: str) -> TapeStore:
+    """Another server's store, with what is on disk of some architectures."""
+    store = TapeStore(str(folder))
+
+    async def load() -> None:
+        await asyncio.gather(*(store.load(architecture) for architecture in architectures))
+
+    asyncio.run(load())
+    return store
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
@@ -23,8 +38,12 @@ def test_an_architecture_is_given_its_own(tmp_path, on_disk):
     assert store.of(A) == {"one": b"1\n1", "two": b"4"}
     assert store.of(B) == {"one": b"3"}
     assert store.of("c" * 64) == {}
-    again = TapeStore(str(tmp_path / "kept") if on_disk else "")
-    assert again.of(A) == ({"one": b"1\n1", "two": b"4"} if on_disk else {})
+    store.close()
+    if on_disk:
+        again = reopened(tmp_path / "kept", A, A, "c" * 64)
+        assert again.of(A) == {"one": b"1\n1", "two": b"4"}
+        assert again.of("c" * 64) == {}
+        again.close()
 
 
 def test_memory_drops_the_architecture_that_was_used_longest_ago():
@@ -38,18 +57,19 @@ def test_memory_drops_the_architecture_that_was_used_longest_ago():
 
 def test_the_disk_is_bounded(tmp_path):
     for number in range(20):
-        TapeStore(str(tmp_path), disk_bytes=20_000).put(f"{number:064}", "x", bytes(190))
-        for path in tmp_path.glob("*/*"):
+        store = TapeStore(str(tmp_path), disk_bytes=20_000)
+        store.put(f"{number:064}", "x", bytes(190))
+        store.close()
+        for path in (tmp_path / "tapes").iterdir():
             os.utime(path, (number, number))
-    assert 2 <= len([*tmp_path.glob("*/*")]) <= 20_000 // 4096
-    assert TapeStore(str(tmp_path)).of(f"{19:064}") == {"x": bytes(190)}
-    assert len(list(tmp_path.iterdir())) <= 6  # emptied folders are gone
+    assert 2 <= len([*(tmp_path / "tapes").iterdir()]) <= 20_000 // 4096
+    assert reopened(tmp_path, f"{19:064}").of(f"{19:064}") == {"x": bytes(190)}
 
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("x" * 1001, b""), ("a\nb", b""), ("x", bytes(tapes.ITEM_BYTES + 1))],
-    ids=["name", "line", "data"],
+    [("x" * 1001, b""), ("x", bytes(tape_folder.ITEM_BYTES + 1))],
+    ids=["name", "data"],
 )
 def test_what_is_too_large_or_has_no_name_is_not_kept(name, data):
     store = TapeStore()
@@ -65,26 +85,11 @@ def test_a_folder_that_cannot_be_written_is_as_if_there_were_none(tmp_path):
 
 
 def test_only_this_user_may_read_the_folder(tmp_path):
-    TapeStore(str(tmp_path / "kept")).put(A, "one", b"1")
-    assert (tmp_path / "kept" / A).stat().st_mode & 0o077 == 0
-
-
-def test_an_architecture_is_its_name_config_and_versions():
-    def of(query, config=None, versions="1"):
-        return architecture_of(query, config, versions)
-
-    resnet = of("arch=torchvision:resnet50&gpu=t4&batch=1")
-    assert resnet == of("arch=torchvision:resnet50&dtype=float32")
-    different = {
-        of("arch=torchvision:resnet18"),
-        of("arch=timm:resnet50"),
-        of("arch=torchvision:resnet50", versions="2"),
-        of("arch=hub:a/b", "{}"),
-        of("arch=hub:a/b@main", "{}"),
-        of("arch=hub:a/b", '{"a": 1}'),
-    }
-    assert len(different | {resnet}) == 7
-    assert of("arch=nothing:at-all") is None
+    store = TapeStore(str(tmp_path / "kept"))
+    store.put(A, "one", b"1")
+    store.close()
+    (file,) = (tmp_path / "kept" / "tapes").iterdir()
+    assert (tmp_path / "kept").stat().st_mode & 0o077 == file.stat().st_mode & 0o077 == 0
 
 
 def test_the_folder_is_the_users_cache_unless_said_otherwise(monkeypatch):
@@ -100,9 +105,69 @@ def test_one_architecture_keeps_so_many_names_and_bytes(tmp_path, on_disk):
     store = TapeStore(str(tmp_path) if on_disk else "")
     for number in range(1_000):
         store.put(A, str(number), b"")
-    assert list(store.of(A)) == [str(number) for number in range(1_000 - tapes.ARCHITECTURE_NAMES, 1_000)]
+    assert list(store.of(A)) == [str(number) for number in range(1_000 - tape_folder.ARCHITECTURE_NAMES, 1_000)]
     for number in range(5):
         store.put(B, str(number), bytes(2 * MIB))
     assert list(store.of(B)) == ["1", "2", "3", "4"]
+    store.close()
     if on_disk:
-        assert len([*tmp_path.glob("*/*")]) == tapes.ARCHITECTURE_NAMES + 4
+        assert len([*(tmp_path / "tapes").iterdir()]) == 2
+        again = reopened(tmp_path, A, B)
+        assert (again.of(A), again.of(B)) == (store.of(A), store.of(B))
+
+
+def test_a_file_is_written_anew_before_it_grows_too_long(tmp_path):
+    store = TapeStore(str(tmp_path))
+    for number in range(30):
+        store.put(A, "x", bytes([number]) * 2 * MIB)
+    store.close()
+    (file,) = (tmp_path / "tapes").iterdir()
+    assert file.stat().st_size <= tape_folder.FILE_BYTES
+    assert reopened(tmp_path, A).of(A) == {"x": bytes([29]) * 2 * MIB}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "left"),
+    [
+        (lambda text: text[:-1], {"one": b"1"}),
+        (lambda text: text + b"half a record", {"one": b"1", "two": b"22"}),
+        (lambda text: text.replace(b'"size": 2', b'"size": []'), {"one": b"1"}),
+        (lambda text: text.replace(b'"size": 2', b'"size": -2'), {"one": b"1"}),
+        (lambda text: text.replace(A.encode(), B.encode()), {}),  # the file of another architecture
+    ],
+)
+def test_of_a_spoiled_file_what_is_whole_is_left(tmp_path, spoil, left):
+    store = TapeStore(str(tmp_path))
+    store.put(A, "one", b"1")
+    store.put(A, "two", b"22")
+    store.close()
+    (file,) = (tmp_path / "tapes").iterdir()
+    file.write_bytes(spoil(file.read_bytes()))
+    again = reopened(tmp_path, A)
+    assert again.of(A) == left
+    again.put(A, "three", b"3")
+    again.close()
+    assert reopened(tmp_path, A).of(A) == {**left, "three": b"3"}
+
+
+def test_the_loop_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    reading, go_on = threading.Event(), threading.Event()
+
+    def read(folder: object, architecture: str) -> dict[str, bytes]:
+        reading.set()
+        assert go_on.wait(30)
+        return {"one": b"1"}
+
+    monkeypatch.setattr(tape_folder.TapeFolder, "read", read)
+    store = TapeStore(str(tmp_path))
+
+    async def load() -> None:
+        first, second = (asyncio.create_task(store.load(A)) for _ in range(2))
+        while not reading.is_set():
+            await asyncio.sleep(0.001)
+        store.put(A, "two", b"2")  # while the file is read
+        go_on.set()
+        await asyncio.gather(first, second)
+
+    asyncio.run(load())
+    assert store.of(A) == {"one": b"1", "two": b"2"}

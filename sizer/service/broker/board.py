@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from redis import Redis
@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError, TimeoutError
 from redis.retry import Retry
 
 from sizer.service.broker import scripts
-from sizer.service.tapes import ITEM_BYTES, LONGEST_NAME
+from sizer.service.tape_folder import ARCHITECTURE_NAMES, BLOCK_BYTES, ITEM_BYTES, LONGEST_NAME
 from sizer.units import MIB
 
 PREFIX = "sizer:"
@@ -161,15 +161,18 @@ class Board:
 
     # ------------------------------------------------------------------------------------------------- tapes and their pace
 
-    def tapes(self, architecture: str) -> dict[str, bytes]:
-        """The tapes of an architecture, by name."""
-        return {name.decode(): data for name, data in self._redis.hgetall(_key("tapes", architecture)).items()}
+    def tapes(self, architecture: str, is_wanted: Callable[[str], bool]) -> dict[str, bytes]:
+        """The tapes of an architecture whose names are wanted, by name."""
+        key = _key("tapes", architecture)
+        names = [name for data in self._redis.hkeys(key) if is_wanted(name := data.decode("utf-8", "replace"))]
+        found = self._redis.hmget(key, names) if names else []
+        return {name: data for name, data in zip(names, found, strict=True) if data is not None}
 
     def keep(self, architecture: str, name: str, data: bytes) -> None:
         """Keep a tape; nothing where it, or all of its architecture, is too large."""
         if len(name) <= LONGEST_NAME and len(data) <= ITEM_BYTES:
             keys = [_key("tapes", architecture), _key("held", architecture)]
-            self._scripts["KEEP"](keys, [name, data, TAPES_BYTES, TAPES_SECONDS])
+            self._scripts["KEEP"](keys, [name, data, TAPES_BYTES, TAPES_SECONDS, BLOCK_BYTES, ARCHITECTURE_NAMES])
 
     def pace(self, work: str) -> float | None:
         """The seconds for each cell that some work took last; None where nobody has done it lately."""

@@ -17,12 +17,12 @@ from redis.exceptions import RedisError, ResponseError
 
 from sizer.errors import JobError, quote
 from sizer.processes.wire import error_to_wire, from_line
+from sizer.service.access import access_of
 from sizer.service.broker.board import ENDS, Board, connect, digest_of, unpack
 from sizer.service.broker.turns import NEXT, cost_of, line_of, make_celery, queue_of, work_of
 from sizer.service.edition import code_digest, edition_of
 from sizer.service.question import texts_of
 from sizer.service.settings import Settings
-from sizer.service.tapes import architecture_of
 
 LOOK_SECONDS, BLOCK_MS, IDLE_SECONDS = 1.0, 50, 0.05
 MOST_PUTS = 3  # in its line: a question that has lost so many workers is given up
@@ -154,8 +154,8 @@ class BrokerConnection:
     def _put(self, question: _Question) -> None:
         """Put a question in the line for its cost, unless somebody has; whoever does sends a turn."""
         asked = question.message
-        known = asked["query"] and architecture_of(asked["query"], asked["config_text"], self._versions)
-        cost = cost_of(asked, self._board.pace(work_of(asked["task"], known)) if known else None)
+        access = access_of(asked["task"], asked["query"], asked["config_text"], self._versions)
+        cost = cost_of(asked, self._board.pace(work_of(asked["task"], access.architecture)) if access else None)
         question.line = line_of(queue_of(cost), self._edition)
         if self._board.put(
             question.digest, question.line, asked, cost=cost, visitor=question.visitor, reader=self._reader

@@ -70,8 +70,12 @@ GIVE_BACK = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEY
 # Keep a tape beside those of its architecture, of which there may be so many bytes.
 KEEP = """
 local tapes, held = unpack(KEYS)
-local name, data, most, seconds = unpack(ARGV)
-local more = string.len(data) - redis.call('HSTRLEN', tapes, name)
+local name, data, most, seconds, least, names = unpack(ARGV)
+least = tonumber(least)
+local there = redis.call('HEXISTS', tapes, name)
+if there == 0 and redis.call('HLEN', tapes) >= tonumber(names) then return 0 end
+local more = math.max(string.len(data), least)
+if there == 1 then more = more - math.max(redis.call('HSTRLEN', tapes, name), least) end
 if tonumber(redis.call('GET', held) or '0') + more > tonumber(most) then return 0 end
 redis.call('HSET', tapes, name, data)
 redis.call('INCRBY', held, more)

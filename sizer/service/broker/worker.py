@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 
 from sizer.errors import JobError
 from sizer.processes.wire import error_to_wire, to_line
+from sizer.service.access import Access, access_of
 from sizer.service.broker.board import ENDS, Board, Worker, connect, digest_of
 from sizer.service.broker.turns import NEXT, QUEUES, line_of, make_celery, work_of
 from sizer.service.connection import Connection
@@ -33,7 +34,6 @@ from sizer.service.logs import set_up_logging
 from sizer.service.question import texts_of
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Supervisor
-from sizer.service.tapes import architecture_of
 from sizer.service.variables import BROKER_VARIABLE, broker_url
 
 BEAT_SECONDS, ANNOUNCE_SECONDS = 0.5, 2.0
@@ -104,12 +104,13 @@ class Answering:
         connection = self._supervisor.connection()
         if connection is None:  # it is started again in a moment; the question is put again by who asks it
             return
-        known = self._architecture_of(question)
+        access = access_of(question["task"], question["query"], question["config_text"], self._versions)
+        known = access and access.architecture
         number = secrets.randbits(128)
         inbox = self._inboxes[number] = queue.SimpleQueue()
         try:
             began = time.monotonic()
-            connection.send(self._with_tapes({"run": number, **question}, known))
+            connection.send(self._with_tapes({"run": number, **question}, access))
             if self._relay(digest, inbox, known) and known:
                 seconds = time.monotonic() - began
                 self._board.set_pace(work_of(question["task"], known), seconds / cells_of(question))
@@ -117,14 +118,11 @@ class Answering:
             del self._inboxes[number]
             connection.send({"cancel": number})  # nothing where it has ended
 
-    def _with_tapes(self, message: dict, architecture: str | None) -> dict:
-        """A message with what others have traced of its architecture; without, where the job server would not read it all."""
-        tapes = self._board.tapes(architecture) if architecture else {}
+    def _with_tapes(self, message: dict, access: Access | None) -> dict:
+        """A message with the tapes of others that its question can use; without, where the job server would not read it all."""
+        tapes = self._board.tapes(access.architecture, access.reads) if access else {}
         sent = message | {"tapes": {name: b64encode(data).decode("ascii") for name, data in tapes.items()}}
         return sent if len(to_line(sent)) <= self._settings.request_bytes else message
-
-    def _architecture_of(self, question: dict) -> str | None:
-        return question["query"] and architecture_of(question["query"], question["config_text"], self._versions)
 
     def _relay(self, digest: str, inbox: queue.SimpleQueue[dict], architecture: str | None) -> bool:
         """Hand on what the job server says until it has answered, or nobody wants it any more; whether there is a result."""
