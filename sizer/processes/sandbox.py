@@ -5,7 +5,7 @@ audit hook then refuses, by name, what Python code could try: sockets, programs,
 helpfully downloads, caches or compiles, and says so in words; code that means harm lifts it, and is stopped by `wall`.
 
 *Known limitations*: macOS does not enforce RLIMIT_AS; Windows has none of the limits of `resource` (the parent's wall
-clock and the audit hook remain). RLIMIT_NPROC does not bind root: there the audit hook alone refuses new processes.
+clock and the audit hook remain). RLIMIT_NPROC does not bind root: `wall` refuses root's threads and processes, if there is seccomp.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""The system calls that a job has no use for, by number on x86-64 and on 64-bit ARM, and the filter program that refuses them.
+"""The system calls that a job may make, by number on x86-64 and on 64-bit ARM, and the filter program that refuses all others.
 
 Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h, Linux 6.12. What 64-bit ARM does not have
-(fork, rename: there they are clone, renameat2) is None there. From number 424 on all architectures count alike.
+(open, pause: there they are openat, ppoll) is None there. From number 424 on all architectures count alike. A call of a newer
+kernel is in no table, and fails with ENOSYS, as on a kernel without it.
+
+A job has one thread: `clone` is refused to root and to others alike, because RLIMIT_NPROC binds others alone.
 """
 
 from __future__ import annotations
@@ -14,57 +17,59 @@ import struct
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000  # the bit of x86-64's other table of calls
 
-_REFUSED: dict[str, tuple[int | None, int | None]] = {
-    # The network, and other ways to talk to processes.
-    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
-    "accept": (43, 202), "accept4": (288, 242), "sendto": (44, 206), "recvfrom": (45, 207), "sendmsg": (46, 211),
-    "recvmsg": (47, 212), "sendmmsg": (307, 269), "recvmmsg": (299, 243), "shmget": (29, 194), "shmat": (30, 196),
-    "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193), "msgget": (68, 186), "msgsnd": (69, 189),
-    "msgrcv": (70, 188), "mq_open": (240, 180),
-    # Other processes: what they hold, what they do, when they end. `kill` and `tgkill` are below.
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "process_madvise": (440, 440),
-    "process_mrelease": (448, 448), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118), "sched_setattr": (314, 274), "migrate_pages": (256, 238), "move_pages": (279, 239),
-    "setpgid": (109, 154), "setsid": (112, 157), "setrlimit": (160, 164),
-    # New processes and programs. `clone` is below; glibc takes it where `clone3` is not there.
-    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
-    # Files: what Landlock does not cover, and where it is missing.
-    "creat": (85, None), "mknod": (133, None), "mknodat": (259, 33), "mkdir": (83, None), "mkdirat": (258, 34),
-    "rmdir": (84, None), "unlink": (87, None), "unlinkat": (263, 35), "rename": (82, None), "renameat": (264, 38),
-    "renameat2": (316, 276), "link": (86, None), "linkat": (265, 37), "symlink": (88, None), "symlinkat": (266, 36),
-    "truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47), "chmod": (90, None), "fchmod": (91, 52),
-    "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None), "lchown": (94, None), "fchown": (93, 55),
-    "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
-    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463), "removexattr": (197, 14),
-    "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466), "inotify_init": (253, None),
-    "inotify_init1": (294, 26), "fanotify_init": (300, 262), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
-    # The kernel itself: mounts, namespaces, modules, keys, the clock, and interfaces in which holes were found.
-    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
-    "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
-    "mount_setattr": (442, 442), "unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "init_module": (175, 105),
-    "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104), "kexec_file_load": (320, 294),
-    "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89), "quotactl": (179, 60),
-    "syslog": (103, 116), "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266), "personality": (135, 92), "modify_ldt": (154, None), "iopl": (172, None),
-    "ioperm": (173, None),
+_Numbers = tuple[int | None, int | None]
+
+# Recorded by strace from jobs of every source, mode and task: newfstatat, mmap, munmap, read, openat, lseek, close, write, ioctl,
+# getdents64, brk, futex, exit_group, getpid and madvise. The others are what glibc, Python and torch take for the same purposes on
+# other kernels and in other versions. An issue that runs a new library in a job extends this table in the same commit.
+ALLOWED: dict[str, _Numbers] = {
+    # Memory of the process's own. mseal is for glibc 2.41 and later.
+    "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226), "brk": (12, 214),
+    "mincore": (27, 232), "membarrier": (324, 283), "get_mempolicy": (239, 236), "mseal": (462, 462),
+    # Files that Landlock lets it read, and descriptors.
+    "newfstatat": (262, 79), "read": (0, 63), "openat": (257, 56), "lseek": (8, 62), "close": (3, 57), "write": (1, 64),
+    "getdents64": (217, 61), "open": (2, None), "stat": (4, None), "fstat": (5, 80), "lstat": (6, None), "statx": (332, 291),
+    "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None), "readlinkat": (267, 78),
+    "getdents": (78, None), "getcwd": (79, 17), "statfs": (137, 43), "fstatfs": (138, 44), "pread64": (17, 67), "readv": (19, 65),
+    "preadv": (295, 69), "preadv2": (327, 286), "writev": (20, 66), "fadvise64": (221, 223), "close_range": (436, 436),
+    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59), "poll": (7, None),
+    "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20), "epoll_ctl": (233, 21),
+    "epoll_wait": (232, None), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441), "eventfd2": (290, 19),
+    # Waiting and signals of its own. A job that was paused in a sleep goes on with restart_syscall.
+    "futex": (202, 98), "futex_waitv": (449, 449), "futex_wake": (454, 454), "futex_wait": (455, 455), "futex_requeue": (456, 456),
+    "set_robust_list": (273, 99), "rseq": (334, 293), "set_tid_address": (218, 96), "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137),
+    "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132), "pause": (34, None), "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115), "restart_syscall": (219, 128), "exit": (60, 93), "exit_group": (231, 94),
+    # What it is, and what the machine is. No timer: the alarm that ends a job stays as it is.
+    "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "getuid": (102, 174), "geteuid": (107, 175),
+    "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148), "getresgid": (120, 150), "getgroups": (115, 158),
+    "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156), "getpriority": (140, 141), "getrlimit": (97, 163),
+    "getrusage": (98, 165), "times": (100, 153), "sysinfo": (99, 179), "uname": (63, 160), "getcpu": (309, 168),
+    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "sched_getparam": (143, 121), "sched_getscheduler": (145, 120),
+    "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126), "getrandom": (318, 278),
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "gettimeofday": (96, 169), "time": (201, None),
+    "arch_prctl": (158, None),
 }  # fmt: skip
-_CLONE3 = 435
-# The first number that this table does not know: a newer kernel's open_tree_attr, file_getattr, file_setattr and all after them.
-_UNKNOWN = 467
-_IOCTL = (16, 29)
+# Refused with EPERM, which says more than ENOSYS to whoever reads the error: programs, processes, threads, and the network.
+_FORBIDDEN: dict[str, _Numbers] = {
+    "clone": (56, 220), "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "socket": (41, 198),
+    "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
+}  # fmt: skip
 # What of `ioctl` a job may ask: whether a file is a terminal, how wide that is, and how a descriptor is passed on and waits
 # (TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; asm-generic/ioctls.h). Flags and versions of files are set by others.
-_ASKED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-_CLONE, _KILL, _TGKILL, _PRCTL, _PRLIMIT = (56, 220), (62, 129), (234, 131), (157, 167), (302, 261)
-_CLONE_THREAD = 0x00010000  # linux/sched.h
-_SET_PDEATHSIG, _SET_DUMPABLE = 1, 4  # linux/prctl.h
+_IOCTL, _IOCTL_REQUESTS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# And of `fcntl`: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC (linux/fcntl.h). Others lock files and signal owners.
+_FCNTL, _FCNTL_COMMANDS = (72, 25), (0, 1, 2, 3, 4, 1030)
+# And of `prctl`: PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS,
+# PR_GET_THP_DISABLE, and PR_SET_VMA, by which glibc names its memory (linux/prctl.h).
+_PRCTL, _PRCTL_OPTIONS = (157, 167), (3, 15, 16, 21, 23, 39, 42, 0x53564D41)
+# From this advice on (MADV_HWPOISON, asm-generic/mman-common.h) root takes the machine's own pages away.
+_MADVISE, _HWPOISON = (28, 233), 100
+_KILL, _TGKILL, _PRLIMIT = (62, 129), (234, 131), (302, 261)
 
 # Instructions of linux/filter.h, and what linux/seccomp.h lets them return.
-_LOAD, _EQUAL, _GREATER_OR_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _GREATER_OR_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _KILL_PROCESS, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
@@ -74,38 +79,48 @@ _Check = tuple[int, int, int, bool]  # argument's offset, comparison, value, whe
 def filter_program(process_id: int, machine: str = "") -> bytes:
     """The instructions (struct sock_filter, 8 bytes each) of a seccomp filter for a job with this process id.
 
-    A refused call fails with EPERM (clone3, and what no table knew when this was written, with ENOSYS; ioctl with ENOTTY, as for a
-    file that is no terminal), one of another architecture ends the process. Threads may be started, a
-    process may signal itself and read its limits. Raises OSError for a machine without a table of numbers.
+    An unknown call fails with ENOSYS, one that starts programs, processes, threads or connections with EPERM; other requests of
+    ioctl and fcntl fail with ENOTTY and EINVAL. A call of another architecture ends the process. The process may signal itself and
+    read its limits. Raises OSError for a machine without a table of numbers.
     """
-    machine = machine or platform.machine()
-    if machine not in _ARCHITECTURES:
-        raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
-    column, architecture = _ARCHITECTURES[machine]
+    column, architecture = _architecture_of(machine)
     program = [
         _step(_LOAD, _ARCHITECTURE),
         _step(_EQUAL, architecture, 1, 0),
         _step(_RETURN, _KILL_PROCESS),
         _step(_LOAD, _NUMBER),
     ]
-    if machine == "x86_64":
+    if column == 0:
         program += [_step(_GREATER_OR_EQUAL, _X32, 0, 1), _step(_RETURN, _KILL_PROCESS)]
-    program += [_step(_GREATER_OR_EQUAL, _UNKNOWN, 0, 1), _step(_RETURN, _ERROR | errno.ENOSYS)]
-    for numbers in _REFUSED.values():
-        if (number := numbers[column]) is not None:
-            program += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _ERROR | errno.EPERM)]
-    program += [_step(_EQUAL, _CLONE3, 0, 1), _step(_RETURN, _ERROR | errno.ENOSYS)]
-    program += _only_among(_IOCTL[column], _ASKED)
+    for calls, answer in ((ALLOWED, _ALLOW), (_FORBIDDEN, _ERROR | errno.EPERM)):
+        for numbers in calls.values():
+            if (number := numbers[column]) is not None:
+                program += [_step(_EQUAL, number, 0, 1), _step(_RETURN, answer)]
+    program += _only_among(_IOCTL[column], 1, _IOCTL_REQUESTS, errno.ENOTTY)
+    program += _only_among(_FCNTL[column], 1, _FCNTL_COMMANDS, errno.EINVAL)
+    program += _only_among(_PRCTL[column], 0, _PRCTL_OPTIONS, errno.EPERM)
+    program += _only_if(_MADVISE[column], (_argument(2), _GREATER_OR_EQUAL, _HWPOISON, False))
     itself: _Check = (_argument(0), _EQUAL, process_id, True)
-    program += _only_if(_CLONE[column], (_argument(0), _ANY_BIT, _CLONE_THREAD, True))
     program += _only_if(_KILL[column], itself)
     program += _only_if(_TGKILL[column], itself)
-    program += _only_if(
-        _PRCTL[column], *((_argument(0), _EQUAL, option, False) for option in (_SET_PDEATHSIG, _SET_DUMPABLE))
-    )
     nothing_new = ((_argument(2) + half, _EQUAL, 0, True) for half in (0, 4))
     program += _only_if(_PRLIMIT[column], (_argument(0), _EQUAL, 0, True), *nothing_new)
-    return b"".join([*program, _step(_RETURN, _ALLOW)])
+    return b"".join([*program, _step(_RETURN, _ERROR | errno.ENOSYS)])
+
+
+def usable_numbers(machine: str = "") -> frozenset[int]:
+    """Return the numbers of the calls that a job may make, with some arguments at least."""
+    column, _ = _architecture_of(machine)
+    rows = (*ALLOWED.values(), _IOCTL, _FCNTL, _PRCTL, _MADVISE, _KILL, _TGKILL, _PRLIMIT)
+    return frozenset(number for row in rows if (number := row[column]) is not None)
+
+
+def _architecture_of(machine: str) -> tuple[int, int]:
+    """Return a machine's column in the tables and its AUDIT_ARCH; this machine's if none is named."""
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
+    return _ARCHITECTURES[machine]
 
 
 def _only_if(number: int, *checks: _Check) -> list[bytes]:
@@ -118,12 +133,12 @@ def _only_if(number: int, *checks: _Check) -> list[bytes]:
     return [_step(_EQUAL, number, 0, len(body)), *body]
 
 
-def _only_among(number: int, requests: tuple[int, ...]) -> list[bytes]:
-    """Allow a call whose second argument is one of some requests; any other fails with ENOTTY."""
-    body = [_step(_LOAD, _argument(1))]
+def _only_among(number: int, index: int, requests: tuple[int, ...], error: int) -> list[bytes]:
+    """Allow a call if an argument is one of some requests; any other fails with an error."""
+    body = [_step(_LOAD, _argument(index))]
     for left, request in enumerate(reversed(requests)):
         body.insert(1, _step(_EQUAL, request, left + 1, 0))
-    body += [_step(_RETURN, _ERROR | errno.ENOTTY), _step(_RETURN, _ALLOW)]
+    body += [_step(_RETURN, _ERROR | error), _step(_RETURN, _ALLOW)]
     return [_step(_EQUAL, number, 0, len(body)), *body]
 
 

@@ -23,7 +23,7 @@ from sizer.processes.syscalls import filter_program
 LAYERS = {
     "namespaces": "a network and shared memory of the job's own, empty",
     "landlock": "files: the interpreter's and the packages' folders, read-only, and nothing else",
-    "seccomp": "no system calls for sockets, programs, new processes, or other processes",
+    "seccomp": "a list of system calls, without sockets, programs, threads, new processes, or other processes",
 }
 
 _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 4, 22, 38  # linux/prctl.h

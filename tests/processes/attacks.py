@@ -9,6 +9,7 @@ The process that starts the attackers stands for the job server: it holds a secr
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -225,7 +226,6 @@ def leave_namespaces(victim: Victim) -> object:
     return checked(libc.unshare(0x10000000)) == 0
 
 
-# Not attacks: what model code needs. These must succeed behind the wall, too.
 def start_a_thread(victim: Victim) -> object:
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(1))
@@ -234,6 +234,21 @@ def start_a_thread(victim: Victim) -> object:
     return found
 
 
+def put_off_its_end(victim: Victim) -> object:
+    signal.setitimer(signal.ITIMER_REAL, 3600.0)
+    return "put off"
+
+
+def have_its_pipe_signal_another(victim: Victim) -> object:
+    return fcntl.fcntl(0, fcntl.F_SETOWN, victim.process_id) == 0
+
+
+def lock_a_file(victim: Victim) -> object:
+    fcntl.lockf(os.open("/dev/zero", os.O_RDONLY), fcntl.LOCK_SH)
+    return "locked"
+
+
+# Not attacks: what model code needs. These must succeed behind the wall, too.
 def read_a_package(victim: Victim) -> object:
     return len(Path(sandbox.__file__).read_bytes()) and len(Path(json.__file__).read_bytes())
 
@@ -248,12 +263,15 @@ def signal_itself(victim: Victim) -> object:
     return "raised"
 
 
-NEEDED = (start_a_thread, read_a_package, read_own_limits, signal_itself)
+NEEDED = (read_a_package, read_own_limits, signal_itself)
 ATTACKS = tuple(
     value
     for value in list(globals().values())
     if callable(value) and getattr(value, "__code__", None) and value.__code__.co_varnames[:1] == ("victim",)
 )
+
+
+UNLIMITED = (start_a_process, start_a_thread)  # RLIMIT_NPROC stops them too, but not root's
 
 
 def run(attack: Callable[[Victim], object], victim: Victim, *, walled: bool) -> object:
@@ -265,7 +283,7 @@ def run(attack: Callable[[Victim], object], victim: Victim, *, walled: bool) -> 
             sink = os.dup2(sink, 100)
             if walled:
                 os.closerange(3, 100)  # as `sizer.service.child` does it
-            sandbox.confine(20, limits=None if attack is start_a_process else LIMITS, parent=victim.process_id)
+            sandbox.confine(20, limits=None if attack in UNLIMITED else LIMITS, parent=victim.process_id)
             missing = raise_wall(READABLE) if walled else {}
             if missing.keys() - {"namespaces"}:  # which a container may refuse; the other two hold without them
                 os.write(sink, json.dumps({"missing": missing}).encode())
