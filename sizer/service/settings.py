@@ -91,7 +91,7 @@ class Settings:
     """
 
     max_jobs: int = field(default_factory=lambda: read_limit(JOBS, usable_cpus()))
-    max_waiting: int = field(default_factory=lambda: read_limit(WAITING, 64))
+    max_waiting: int = field(default_factory=lambda: read_limit(WAITING, 128))
     wall_seconds: float = field(default_factory=lambda: float(read_limit(JOB_SECONDS, 120)))
     cpu_seconds: int = field(default_factory=lambda: read_limit(JOB_SECONDS, 120) + 30)
     memory_bytes: int = field(default_factory=lambda: read_limit(JOB_MEMORY, 8) * GIB)

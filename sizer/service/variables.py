@@ -37,7 +37,7 @@ class Limit:
 
 
 JOBS = Limit(name="SIZER_JOBS", what="jobs that run at once", default="one for each CPU", most=256)
-WAITING = Limit(name="SIZER_WAITING", what="jobs that wait; more are refused", default="64")
+WAITING = Limit(name="SIZER_WAITING", what="jobs that wait; more are refused", default="128")
 JOB_SECONDS = Limit(name="SIZER_JOB_SECONDS", what="seconds that a job may run", default="120")
 JOB_MEMORY = Limit(name="SIZER_JOB_MEMORY_GIB", what="address space of a job, in GiB", default="8", least=4, most=4096)
 MEMORY = Limit(

@@ -49,14 +49,14 @@ def capacity_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
             tooltip=[alt.Tooltip("part:N"), alt.Tooltip("size:N"), alt.Tooltip("bytes:Q", format=",")],
         )
     )
-    return (
-        alt.layer(bars, *_range(estimate, scale), _capacity(gpu, scale))
-        .properties(
-            height=BOTTOM,
-            description=f"The process against the memory of {gpu.name}, in {scale.name}",
-            padding={"top": 2, "left": 4, "right": 12, "bottom": 2},
-        )
-        .configure_view(stroke=None)
+    return alt.layer(
+        bars,
+        *_range(estimate, scale),
+        _capacity(gpu, scale),
+        height=BOTTOM,
+        description=f"The process against the memory of {gpu.name}, in {scale.name}",
+        padding={"top": 2, "left": 4, "right": 12, "bottom": 2},
+        config=alt.Config(view=alt.ViewConfig(stroke=None)),
     )
 
 

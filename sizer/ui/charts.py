@@ -108,7 +108,8 @@ def size_axis(scale: Scale, top_bytes: float, **options: object) -> alt.Y:
 
 
 def _category_colours(present: pd.Series) -> alt.Color:
-    names = [name for name in COLOURS if name in set(present)]
+    found = set(present)
+    names = [name for name in COLOURS if name in found]
     return alt.Color("category:N", scale=alt.Scale(domain=names, range=[COLOURS[name] for name in names]), legend=None)
 
 
@@ -180,8 +181,6 @@ def _peak(position: int, tallest: int, scale: Scale) -> alt.Chart:
 
 def finish(layers: list[alt.Chart], description: str) -> alt.LayerChart:
     """The layers as one chart of the usual height, with a description for who does not see it."""
-    return (
-        alt.layer(*layers)
-        .properties(height=HEIGHT, description=description, padding={"top": 18, "left": 4, "right": 8, "bottom": 4})
-        .configure_view(stroke=None)
-    )
+    padding = {"top": 18, "left": 4, "right": 8, "bottom": 4}
+    config = alt.Config(view=alt.ViewConfig(stroke=None))
+    return alt.layer(*layers, height=HEIGHT, description=description, padding=padding, config=config)

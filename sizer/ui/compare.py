@@ -25,6 +25,7 @@ from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.question import model_name, slug
 from sizer.ui.remarks import show_error, show_lines
 from sizer.ui.service import LINE_HEIGHT, POLL_SECONDS, Answer, Watch, held
+from sizer.ui.turns import give_back
 from sizer.units import counted
 
 ENDED = "compared_answers"  # session state: by query, the answers that have ended
@@ -100,9 +101,13 @@ def _wait(running: Mapping[str, Answer], count: int) -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop, args=(running,))
             line = st.empty()
+        give_back()
         share, watches = POLL_SECONDS / len(running), {query: Watch() for query in running}
         while not any(answer.job.waited(share) or answer.job.parts != answer.parts for answer in running.values()):
-            said = ((answer.job.progress or "waiting") + watches[query].stalled(answer.job) for query, answer in running.items())
+            said = (
+                (answer.job.progress or "waiting") + watches[query].stalled(answer.job)
+                for query, answer in running.items()
+            )
             progress = ", ".join(dict.fromkeys(said))
             line.text(f"{count - len(running)} of {counted(count, 'question')} · {progress}")
 

@@ -9,7 +9,12 @@ WORDS = {"light": "#565E67", "dark": "#B4BCC5"}  # Streamlit's own axis labels h
 
 
 def draw(chart: alt.Chart | alt.LayerChart, key: str) -> None:
-    """Show a chart with its axes' labels, legends and texts in the colour for words."""
+    """Show a chart with its axes' labels, legends and texts in the colour for words. The chart is changed."""
     colour = WORDS.get(st.context.theme.type or "", WORDS["light"])
     named = {"labelColor": colour, "titleColor": colour}
-    st.altair_chart(chart.configure_axis(**named).configure_legend(**named).configure_text(color=colour), key=key)
+    if chart.config is alt.Undefined:
+        chart.config = alt.Config()
+    # In place: each method of Altair that configures a chart copies it, and all layers of it.
+    chart.config.axis, chart.config.legend = alt.AxisConfig(**named), alt.LegendConfig(**named)
+    chart.config.text = alt.MarkConfig(color=colour)
+    st.altair_chart(chart, key=key)

@@ -17,12 +17,13 @@ from sizer.service.client import JobClient, shared_client
 from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job
 from sizer.ui.focus import Cell
-from sizer.ui.turns import result_of
+from sizer.ui.turns import give_back, result_of
 from sizer.units import counted
 
 LINE_HEIGHT = 40  # pixels of the progress line, the same while there is something to say and when it has ended
 AT_ONCE_SECONDS = 0.15  # a report that comes this fast needs no progress box
-POLL_SECONDS = 0.2
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.2, 0.5  # each poll of a waiting page is a message to its browser
+REDRAW_SECONDS = 1.0  # before which a page waits for its whole answer, rather than draw a part of it
 MODELS_SECONDS = 20.0
 STALLED_SECONDS = 30.0  # without a new sign of a job, after which the page says what it waits for
 REPORTED = "reported"  # session state: the last query and its report
@@ -182,12 +183,23 @@ def _follow(answer: Answer) -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Stop", key="stop", on_click=_stop_answer, args=(answer,))
             line = st.empty()
-        watch = Watch()
-        while not answer.job.waited(POLL_SECONDS) and answer.job.parts == answer.parts:
+        give_back()
+        watch, drawn = Watch(), time.monotonic()
+        while not answer.job.waited(_poll_seconds(drawn)) and not _has_more(answer, drawn):
             line.text(f"{how_far(answer, time.monotonic() - since)}{watch.stalled(answer.job)}")
     if (settled := answer.settled()).job is None:
         _remember(settled)
     st.rerun()
+
+
+def _poll_seconds(since: float) -> float:
+    """Return the seconds to wait for a job before the page says how far it is: more of them, the longer it has waited."""
+    return min(max(POLL_SECONDS, (time.monotonic() - since) / 10), LONGEST_POLL_SECONDS)
+
+
+def _has_more(answer: Answer, drawn: float) -> bool:
+    """Return True if the job has more to show than the page, which was drawn long enough ago."""
+    return answer.job.parts != answer.parts and time.monotonic() - drawn >= REDRAW_SECONDS
 
 
 def proposed_focus(request: Request) -> Cell | None:

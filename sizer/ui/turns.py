@@ -51,6 +51,11 @@ def result_of(job: Awaited, timeout: float | None = None) -> object:
         _take()
 
 
+def give_back() -> None:
+    """Give this page's turn to others: all that is left of its run is to wait for a job, and to say how far that is."""
+    _give()
+
+
 def _take() -> None:
     _own.taken = _turns.acquire(timeout=PATIENCE_SECONDS)
 

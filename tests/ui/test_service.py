@@ -22,6 +22,28 @@ def test_job_is_given_up_at_once_where_its_reader_has_gone(ending, given_up):
     assert [(job.cancelled, job.left) for job in jobs] == [(given_up, True)] * 2
 
 
+@pytest.mark.parametrize(("seconds", "redrawn"), [(0.2, False), (1.2, True)])
+def test_a_page_is_drawn_again_for_a_part_of_its_answer_once_a_second(monkeypatch, seconds, redrawn):
+    now = [100.0]
+    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
+    job = ScriptedJob(dict)
+    answer = service.Answer(query="asked", job=job)
+    now[0] += seconds
+    assert not service._has_more(answer, 100.0)
+    job.parts = 1
+    assert service._has_more(answer, 100.0) is redrawn
+
+
+def test_a_page_that_waits_long_says_less_often_how_far_its_answer_is(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
+    assert service._poll_seconds(100.0) == service.POLL_SECONDS
+    now[0] += 3
+    assert service.POLL_SECONDS < service._poll_seconds(100.0) < service.LONGEST_POLL_SECONDS
+    now[0] += 60
+    assert service._poll_seconds(100.0) == service.LONGEST_POLL_SECONDS
+
+
 def test_outside_of_a_page_nobody_in_particular_asks():
     assert service._visitor() == Visitor()
 

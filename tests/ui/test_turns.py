@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sizer.processes.outcome import Outcome
-from sizer.ui import turns
+from sizer.ui import compare, service, turns
+from tests.ui.clients import ScriptedJob
 
 LONG_SECONDS = 60.0
 
@@ -59,6 +60,29 @@ def test_who_waits_for_a_job_lets_others_draw(one_at_a_time: None):
         assert threads.submit(drawn, lambda: "drawn").result(LONG_SECONDS) == "drawn"
         job.finish("answer")
         assert waiting.result(LONG_SECONDS) == "answer"
+    assert turns._turns.acquire(blocking=False)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda job: service._follow(service.Answer(query="asked", job=job)),
+        lambda job: compare._wait({"asked": service.Answer(query="asked", job=job)}, 1),
+    ],
+    ids=["estimate", "compare"],
+)
+def test_a_page_that_waits_for_its_answer_lets_others_draw(one_at_a_time: None, wait: Callable[[ScriptedJob], object]):
+    drawn_meanwhile = []
+
+    class Job(ScriptedJob):
+        def waited(self, timeout: float) -> bool:
+            with ThreadPoolExecutor(1) as threads:
+                drawn_meanwhile.append(threads.submit(drawn, lambda: True).result(5))
+            return super().waited(timeout)
+
+    with turns.drawing():
+        wait(Job(dict, ["working", "working"]))
+    assert drawn_meanwhile == [True] * 3
     assert turns._turns.acquire(blocking=False)
 
 
