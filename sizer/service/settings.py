@@ -18,7 +18,7 @@ from sizer.service.tape_folder import default_folder
 from sizer.service.variables import JOB_MEMORY, JOB_SECONDS, JOBS, SPARES, WAITING, read_limit
 from sizer.units import GIB, MIB
 
-PREPARE_CUDNN = "sizer.tracing.cuda.cudnn_convolution:prepare"
+PREPARE_CUDNN, WARM = "sizer.tracing.cuda.cudnn_convolution:prepare", "sizer.service.warm:warm"
 
 Launch = Literal["fork", "spawn"]
 Wall = Literal["wanted", "required"]
@@ -58,9 +58,9 @@ def preloaded() -> tuple[str, ...]:
     caches = ("sizer.memory.cuda_cache", "sizer.memory.expandable_cache", "sizer.memory.heaps")
     sizers = ("sizer.estimator", "sizer.cautions:versions", "sizer.service.tasks", *caches)
     decisions = (f"sizer.decision.{name}" for name in ("devices", "levers", "limits", "ranks"))
-    return tuple(
-        dict.fromkeys(("torch", *chain.from_iterable(of_sources), *adapters, *sizers, *decisions, PREPARE_CUDNN))
-    )
+    warm = (WARM,) if is_public() else ()  # some two seconds, which a spare spends beforehand
+    names = ("torch", *chain.from_iterable(of_sources), *adapters, *sizers, *decisions, PREPARE_CUDNN, *warm)
+    return tuple(dict.fromkeys(names))
 
 
 def usable_cpus() -> int:

@@ -140,7 +140,7 @@ class Recorder(TorchDispatchMode):
             if plan.correct is not None:
                 out = plan.correct(args, out)
             self.values.follow(func, args, kwargs, out)
-        on_host = bool(self.host) and self.host.makes(tensors_of(args))
+        on_host = bool(self.host) and self.host.makes(args)
         if plan.held is not None and not on_host:
             self._follow(plan, plan.held(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
@@ -301,9 +301,9 @@ class Recorder(TorchDispatchMode):
             and any(tensor.untyped_storage()._cdata == t.untyped_storage()._cdata for t in tensors_of(args))
         ):
             return  # a view of a tensor that was there before the step
-        if self.host.makes(tensors_of(args)) and tensor not in self.host:
+        if self.host.makes(args) and tensor not in self.host:
             self.host.take(tensor)
-        if self.deferred.makes(tensors_of(args)):
+        if self.deferred.makes(args):
             self.deferred.take(tensor)
         self._enter(tensor, plan.name, self.paths.current(), "temporary")
 

@@ -96,6 +96,6 @@ def test_a_result_under_its_own_scope_goes_before_one_beside():
 def test_scopes_are_those_of_the_request_that_the_job_reads():
     request = parse_query(RESNET)
     assert access().scopes == (digest_scope(work_scope_of(request)), digest_scope(module_scope_of(request)))
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError, match="nothing:at-all"):
         parse_query("arch=nothing:at-all")
     assert access("arch=nothing:at-all") is None and access("") is None

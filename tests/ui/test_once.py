@@ -36,5 +36,5 @@ def test_checks_are_left_out_within_the_context_alone():
     wrong = {"mark": "nothing of Vega-Lite's", "data": {"values": []}}
     with done_once():
         alt.Chart.validate(wrong)
-    with pytest.raises(schemapi.jsonschema.ValidationError):
+    with pytest.raises(schemapi.jsonschema.ValidationError, match="nothing of Vega-Lite's"):
         alt.Chart.validate(wrong)

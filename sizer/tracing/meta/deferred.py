@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext, _device_constructors
 
+from sizer.tracing.values.known import tensors_of
+
 
 class Deferred:
     """The tensors that were made on meta and stand for nothing yet. `making` says whether what is made now is one of them, None
@@ -31,11 +33,11 @@ class Deferred:
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._storages
 
-    def makes(self, inputs: list[Tensor]) -> bool:
-        """Whether what an operator makes of these tensors is on no device."""
+    def makes(self, arguments: tuple) -> bool:
+        """Return True if the results of an operator with these arguments are on no device."""
         if not self._setting_up or self.making is not None:
             return bool(self._setting_up and self.making)
-        on_meta = [tensor for tensor in inputs if tensor.device.type == "meta"]
+        on_meta = [tensor for tensor in tensors_of(arguments) if tensor.device.type == "meta"]
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
 
     def take(self, tensor: Tensor) -> None:

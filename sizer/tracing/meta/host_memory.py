@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.architecture.subclasses import parts_of
+from sizer.tracing.values.known import tensors_of
 
 # Operators that take tensors of the device and of the host at once.
 _OF_BOTH = frozenset(("copy_", "_foreach_copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_"))
@@ -48,13 +49,13 @@ class HostMemory:
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._storages
 
-    def makes(self, inputs: list[Tensor]) -> bool:
-        """Whether what an operator makes of these tensors is on the host."""
+    def makes(self, arguments: tuple) -> bool:
+        """Return True if the results of an operator with these arguments are on the host."""
         if self.making is not None:
             return self.making
         if not self._storages:
             return False
-        on_meta = [tensor for tensor in inputs if tensor.device.type == "meta"]
+        on_meta = [tensor for tensor in tensors_of(arguments) if tensor.device.type == "meta"]
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
 
     def check(self, operator: str, inputs: list[Tensor]) -> None:
@@ -65,9 +66,13 @@ class HostMemory:
         """
         if self.making is not None or self.offloads or operator.split(".")[1] in _OF_BOTH:
             return
-        places = {tensor in self for tensor in inputs if tensor.is_meta and tensor.dim() and not torch._is_zerotensor(tensor)}
+        places = {
+            tensor in self for tensor in inputs if tensor.is_meta and tensor.dim() and not torch._is_zerotensor(tensor)
+        }
         if len(places) == 2:
-            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!")
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+            )
 
     @contextmanager
     def told(self, making: bool, *, pinned: bool = False) -> Iterator[None]:

@@ -1,0 +1,46 @@
+"""A process that has answered other questions before gives the same answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sizer.processes.environment import own_environment
+from sizer.service.settings import PUBLIC_VARIABLE, WARM, preloaded
+
+ANSWER = """
+import json, sys
+from sizer.estimator import estimate
+from sizer.request import parse_query
+from sizer.service.preload import preload
+preload(("torch", *sys.argv[2:]))
+report = estimate(parse_query(sys.argv[1])).to_dict()
+print(json.dumps(report, sort_keys=True))
+"""
+
+
+def answer(query: str, *preloaded_before: str) -> dict:
+    command = [sys.executable, "-c", ANSWER, query, *preloaded_before]
+    done = subprocess.run(command, env=own_environment(), check=True, capture_output=True, timeout=300)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "arch=torchvision:shufflenet_v2_x0_5&dtype=float32,amp-float16&batch=1,2&image=64",
+        "arch=hf:gpt2&dtype=bfloat16&batch=1,2&seq=32&train=adapter",
+    ],
+)
+def test_answers_are_the_same_after_others(query: str) -> None:
+    assert answer(query, WARM) == answer(query)
+
+
+def test_a_server_for_strangers_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PUBLIC_VARIABLE, raising=False)
+    assert WARM not in preloaded()
+    monkeypatch.setenv(PUBLIC_VARIABLE, "1")
+    assert preloaded()[-1] == WARM
