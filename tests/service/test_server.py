@@ -530,7 +530,7 @@ def test_module_that_is_not_installed_is_told(tmp_path):
     with RawServer(tmp_path / "home", preload=("no_such_library",)) as server:
         error = error_from_wire(server.read()["fatal"])
     assert "no_such_library could not be imported (ModuleNotFoundError" in str(error)
-    assert str(error).endswith("install what requirements.txt names")
+    assert str(error).endswith("reinstall Sizer with its requirements")
 
 
 def test_what_a_library_prints_at_import_stays_out_of_the_answers(tmp_path, monkeypatch):
