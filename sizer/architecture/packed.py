@@ -87,7 +87,7 @@ def pack(module: nn.Module, dtype: str, quantization: Quantization) -> nn.Module
     """
     half = dtype.removeprefix("amp-")
     module.to(torch.float32 if dtype != half else getattr(torch, half))
-    layers = list(quantized_layers(module, quantization))
+    layers = quantized_layers(module, quantization)
     if not layers:
         given = f"{quote(quantization.method)} with {type(module).__name__}"
         raise BuildError(

@@ -14,6 +14,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from sizer.architecture.compressed_layouts import group_of, is_target
 from sizer.architecture.layouts import layout_of
+from sizer.architecture.patterns import many_patterns
 from sizer.architecture.quantization_settings import Quantization, checked_pattern
 from sizer.architecture.quark_settings import check_known, layer_config
 from sizer.architecture.torchao_layouts import config_of, is_divisible, is_named
@@ -33,10 +34,15 @@ _BLOCK_NAMES = (
 _MOST_BITS = 8  # of a weight that AutoRound calls quantised
 
 
-def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Module]]:
+def quantized_layers(module: nn.Module, quantization: Quantization) -> list[tuple[str, nn.Module]]:
     """Paths and layers of a transformers model that its checkpoint has quantised. Raises ConfigError where a name is no pattern,
     and where no layout of what quark did is known, or of Gemma's embeddings.
     """
+    with many_patterns():
+        return list(_quantized_layers(module, quantization))
+
+
+def _quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Module]]:
     method, settings = quantization.method, quantization.settings
     names = _names_left_out(module, quantization)
     if method == "quark":
@@ -44,7 +50,7 @@ def quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[
     if method == "gemma" and settings.get("quantize_embeddings"):
         given = "quantize_embeddings = true"
         raise ConfigError("no layout of these weights is known", given=given, allowed="false")
-    for path, child in list(module.named_modules()):
+    for path, child in module.named_modules():
         linear, experts = isinstance(child, (nn.Linear, Conv1D)), sides_of(child) is not None
         if not (experts if method == "mxfp4" else linear or experts):
             continue

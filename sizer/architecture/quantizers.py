@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from unittest import mock
 
 import torch
 from torch import nn
@@ -22,11 +19,11 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 from sizer.architecture.compilation import compiled_when_called
 from sizer.architecture.layouts import BLOCK, SCALE_BLOCK, layout_of
+from sizer.architecture.patterns import many_patterns
 from sizer.architecture.quantization import FP8_LAYERS, is_replaced
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.errors import BuildError, ConfigError, quote
 
-MOST_PATTERNS = 20_000  # a config holds no more values (sizer.config_json)
 STANDARD_DEVIATION = 0.02  # of the random weights, where a device holds values
 _CHATTY = "bitsandbytes.autograd._functions"  # says at each layer of each pass that LLM.int8() casts its input
 
@@ -119,17 +116,6 @@ def _packed_experts(module: nn.Module) -> Iterator[nn.Parameter]:
     for layer in module.modules():
         if type(layer).__module__.startswith(FP8_LAYERS):
             yield from (one for one in layer._parameters.values() if one is not None and one.dtype == torch.int8)
-
-
-@contextmanager
-def many_patterns() -> Iterator[None]:
-    """Within the context `re` keeps all compiled patterns of a config.
-
-    transformers matches every layer with every name that is left out; of the 712 of GLM-5-FP8 `re` forgets all but 512, and
-    compiles each anew for each layer.
-    """
-    with mock.patch.object(re, "_MAXCACHE", MOST_PATTERNS):
-        yield
 
 
 def _computed(config: Mapping[str, object], dtype: object) -> dict[str, object]:

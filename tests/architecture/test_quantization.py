@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,9 @@ from torch import nn
 from sizer.architecture import make_blueprint
 from sizer.architecture.census import take_census, unregistered_tensors
 from sizer.architecture.compilation import compiled_when_called
+from sizer.architecture.packed import checkpoint_bytes, pack
 from sizer.architecture.quantization import elements_of, quantization_states, unquantized_part
+from sizer.architecture.quantization_settings import Quantization
 from sizer.config_json import encode_config
 from sizer.errors import BuildError
 from sizer.estimator import estimate
@@ -213,3 +216,22 @@ def test_fp8_checkpoints_are_split_too():
     whole, half = (estimate(parse_query(f"{asked}{more}")) for more in ("", "&tp=2"))
     assert not [text for text in half.cautions if "unquantised" in text]
     assert half.estimates[0].weights_bytes < 0.52 * whole.estimates[0].weights_bytes
+
+
+# GLM-5-FP8 leaves out 712 names; `re` keeps 512 patterns, and then compiled each of them anew for each layer: 70 s.
+@pytest.mark.parametrize("count", [checkpoint_bytes, pack])
+def test_more_names_than_re_keeps_are_compiled_once(monkeypatch, count):
+    names = [f"model.layers.{number}.mlp.gate" for number in range(712)]
+    settings = {"weight_block_size": [128, 128], "activation_scheme": "dynamic", "modules_to_not_convert": names}
+    quantization = Quantization(method="fp8", settings=settings, dtype="bfloat16")
+    config = encode_config(json.dumps({**LLAMA, "num_hidden_layers": 3}))
+    module = build(make_blueprint(parse_query(f"arch=config:{config}&mode=inference")))
+    compiled = []
+    compile_pattern = re._compiler.compile
+    monkeypatch.setattr(re._compiler, "compile", lambda *told: compiled.append(told) or compile_pattern(*told))
+    re.purge()
+    if count is pack:
+        pack(module, "bfloat16", quantization)
+    else:
+        checkpoint_bytes(module, quantization, torch.bfloat16)
+    assert len(names) <= len(compiled) < 2 * len(names)
