@@ -127,9 +127,10 @@ class Model:
             possible = plan is None or (plan.splits and plan.pp == 1)
             name = f"depths {kind} {self.choices}"
             shown, show = read_depths(self._kept, name), partial(keep_depths, self._kept, name)
-            self._deep_traces[kind] = DeepTraces(self._repeated if possible else (), shown=shown, show=show)
+            self._deep_traces[kind] = DeepTraces(self.repeated if possible else (), shown=shown, show=show)
         return self._deep_traces[kind]
 
     @cached_property
-    def _repeated(self) -> tuple[Repeated, ...]:
+    def repeated(self) -> tuple[Repeated, ...]:
+        """The lists of the module's layers that are worth being traced with fewer."""
         return find_repeated(self.module(COUNTED_IN))

@@ -210,7 +210,8 @@ class Tracer:
         try:
             module, loading = self._model.built(dtype)
             work = work_of(self.request, dtype)
-            found = trace_kv_cache(self._model.blueprint, module, work, device=self.device(), loading=loading)
+            told = {"device": self.device(), "loading": loading, "repeated": self._model.repeated}
+            found = trace_kv_cache(self._model.blueprint, module, work, **told)
         except TraceError:  # the estimate of the dtype says why
             found = ()
         keep(self._kept, name, found)
@@ -243,7 +244,7 @@ class Tracer:
         if MODES[self.request.mode].generates and block_notes is not None:
             return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
         if MODES[self.request.mode].generates:
-            return trace_generation(blueprint, module, work, **told)
+            return trace_generation(blueprint, module, work, **told, deep=self._model.deep_traces(work.plan))
 
         at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
         return at() if block_notes is not None else self._model.deep_traces(work.plan).trace(module, at, device)

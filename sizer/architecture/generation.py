@@ -13,12 +13,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import QuantizedCache
+from transformers.cache_utils import DynamicCache, QuantizedCache
 
 from sizer.architecture.blueprint import Example
 from sizer.architecture.examples.example_spec import CACHE
 from sizer.architecture.subclasses import parts_of
-from sizer.catalogue.modes import QUANTIZED, QUANTO
+from sizer.catalogue.modes import OFFLOADED, QUANTIZED, QUANTO
 from sizer.errors import RequestError
 
 # Told the number of tokens that each sequence has got (0 when the prompt was read), and the cache; returns True to go on.
@@ -150,6 +150,13 @@ def compress_rates(cache: object) -> tuple[int, ...]:
     """
     rates = {getattr(layer, "compress_rate", 1) for layer in getattr(cache, "layers", None) or ()}
     return tuple(sorted(rate for rate in rates if isinstance(rate, int) and rate > 1))
+
+
+def compress_rates_of(module: PreTrainedModel, cache: str) -> tuple[int, ...]:
+    """Return `compress_rates` of the cache that `generate` makes for a model; `cache` is transformers' name of its kind."""
+    if cache not in ("dynamic", OFFLOADED[0]) or not module._supports_default_dynamic_cache():
+        return ()
+    return compress_rates(DynamicCache(config=module.config.get_text_config(decoder=True)))
 
 
 @contextmanager

@@ -9,13 +9,13 @@ times, and what stands around the third comes again as often as needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import check_cache
+from sizer.architecture.generation import check_cache, compress_rates_of
 from sizer.errors import RequestError, TraceError
 from sizer.memory.allocator import replay
 from sizer.memory.block_notes import BlockNotes
@@ -31,10 +31,11 @@ from sizer.memory.loops import (
 from sizer.memory.tape import KV_CACHE, Loop, Tape
 from sizer.memory.windows import ALIKE as WINDOWS_ALIKE
 from sizer.memory.windows import append_windows, kept_blocks
+from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
 from sizer.tracing.steps import Work, weight_dtype
-from sizer.tracing.tokens import TokenTrace, trace_tokens
+from sizer.tracing.tokens import TokenTrace, trace_deep_tokens, trace_tokens
 
 UNUSUAL = 2 + DEPTH  # the first tokens: the prompt makes one, the steps after it release what it has left
 ALIKE = 3  # steps that show a line: two growths, which must be the same
@@ -51,28 +52,41 @@ WRITTEN_AT_MOST = 8_000_000  # events of steps that no loop holds
 
 
 def trace_generation(
-    blueprint: Blueprint, module: nn.Module, work: Work, *, batch: int, device: Device, loading: Loading | None = None
+    blueprint: Blueprint,
+    module: nn.Module,
+    work: Work,
+    *,
+    batch: int,
+    device: Device,
+    loading: Loading | None = None,
+    deep: DeepTraces | None = None,
 ) -> Tape:
     """The tape (bytes as requested) of a generation at one batch size, by the rules of `device`.
 
     Its phases are "prefill", which ends with the first token, and "decode". Steps that follow from those that were traced are
-    the tape's loops. Raises TraceError where PyTorch gives up, and where steps follow no rule and are too many to be traced.
+    the tape's loops. `deep` traces fewer layers if the cache grows in steps of several tokens: many steps are traced then.
+    Raises TraceError where PyTorch gives up, and where steps follow no rule and are too many to be traced.
     """
     check_cache(module, work.cache)
     _check_positions(blueprint, module, work)
     if loading is None and blueprint.replace_layers is None:
         module.to("meta").to(weight_dtype(work.dtype))
 
-    def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
-        told = {"batch": batch, "device": device, "tokens": tokens, "after": after, "quantized": quantized}
-        traced = trace_tokens(blueprint, module, work, loading, **told)
-        if (whole := math.lcm(PERIODS[-1], _growth_period(traced, work.new))) not in periods:
-            periods.append(whole)
-        return traced
+    rates = compress_rates_of(module, work.cache)
 
-    refusal, periods = None, [*PERIODS]
-    for period in periods:
-        lead = UNUSUAL if period in PERIODS else UNUSUAL + period  # the first step of a cache releases what the prompt has made
+    def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
+        def trace(count: int) -> TokenTrace:
+            told = {"batch": batch, "device": device, "tokens": count, "after": after, "quantized": quantized}
+            return trace_tokens(blueprint, module, work, loading, **told)
+
+        return trace(tokens) if deep is None or not rates else trace_deep_tokens(deep, module, device, trace, tokens)
+
+    prompt = blueprint.sequence_length or 1
+    whole = _growth_period([(rate, rate - prompt % rate) for rate in rates], work.new)
+    refusal = None
+    for period in dict.fromkeys(math.lcm(whole, usual) for usual in PERIODS):
+        # the first entry that a cache makes releases what the prompt has left
+        lead = UNUSUAL if period in PERIODS else UNUSUAL + period
         first = lead + period * ALIKE + (work.new - lead) % period
         if first >= work.new:
             break
@@ -150,8 +164,6 @@ def _extended(run: Callable[..., TokenTrace], first: int, new: int, period: int)
     Raises NotRepeatedError where steps do not follow from those before.
     """
     traced = run(first)
-    if period % (whole := _growth_period(traced, new)):
-        raise NotRepeatedError(f"the cache grows by the same bytes in each {whole} tokens")
     if (every := traced.requantized) is not None and every <= AROUND + UNUSUAL:
         raise NotRepeatedError(
             f"the cache is quantised anew after {every} tokens, in the midst of the steps around that"
@@ -183,9 +195,13 @@ def _extended(run: Callable[..., TokenTrace], first: int, new: int, period: int)
     return _with_loop(tape, ends[::-period][::-1], (new - done) // period)
 
 
-def _growth_period(traced: TokenTrace, new: int) -> int:
-    """Return the number of tokens in which the cache grows by the same bytes, as far as a generation of `new` tokens goes."""
-    return math.lcm(*(rate for rate, left in traced.rates if left < new))
+def _growth_period(rates: Iterable[tuple[int, int]], new: int) -> int:
+    """Return the number of tokens in which the cache grows by the same bytes, as far as a generation of `new` tokens goes.
+
+    Args:
+        rates: How many tokens make one entry, and how many are left of them after the prompt.
+    """
+    return math.lcm(*(rate for rate, left in rates if left < new))
 
 
 def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace) -> dict[int, int]:

@@ -12,6 +12,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.generation import check_cache, is_text
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED
 from sizer.memory.kv_cache import KvSegment
+from sizer.tracing.depth import Repeated
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
 from sizer.tracing.steps import Work, weight_dtype
@@ -23,11 +24,17 @@ SHORT_QUANTIZED = 64  # tokens, which are whole groups whatever a token's keys a
 
 
 def trace_kv_cache(
-    blueprint: Blueprint, module: nn.Module, work: Work, *, device: Device, loading: Loading | None = None
+    blueprint: Blueprint,
+    module: nn.Module,
+    work: Work,
+    *,
+    device: Device,
+    loading: Loading | None = None,
+    repeated: Sequence[Repeated] = (),
 ) -> tuple[KvSegment, ...]:
     """What one sequence's cache holds by its length, and has on the host, read from transformers' own dynamic cache: a line for
     what comes before each window that fills, and one beyond the last. Of a quantised cache what a prompt of that length is
-    quantised to.
+    quantised to. If the cache grows in steps of several tokens, its bytes follow from models with fewer of the `repeated` layers.
 
     Empty for models whose prompt is more than text, or read by an encoder. Raises TraceError where PyTorch gives up.
     """
@@ -43,18 +50,22 @@ def trace_kv_cache(
     kind = OFFLOADED[0] if work.cache in OFFLOADED else "dynamic"
     plain = replace(work, cache=kind, new=TOKENS_OF_A_LINE + 1)
 
+    def traced(context: int) -> TokenTrace:
+        told = {"batch": 1, "device": device, "tokens": TOKENS_OF_A_LINE, "after": context - _MADE - prompt}
+        return trace_tokens(blueprint, module, plain, loading, **told)
+
+    def bytes_at(context: int) -> tuple[int, int]:
+        """The bytes of the cache, and those on the host, with so many tokens."""
+
+        def last() -> tuple[int, int]:
+            run = traced(context)
+            return run.cache_bytes[-1], run.host_bytes[-1]
+
+        return _of_all_layers(last, module, repeated)
+
     def held(context: int) -> tuple[TokenTrace, dict[int, tuple[int, int]]]:
         """The bytes of the cache, and those on the host, by its length: with so many tokens and with one less."""
-        run = trace_tokens(
-            blueprint,
-            module,
-            plain,
-            loading,
-            batch=1,
-            device=device,
-            tokens=TOKENS_OF_A_LINE,
-            after=context - _MADE - prompt,
-        )
+        run = traced(context)
         lengths = context - 1, context
         return run, dict(zip(lengths, zip(run.cache_bytes[-2:], run.host_bytes[-2:], strict=True), strict=True))
 
@@ -66,7 +77,22 @@ def trace_kv_cache(
             _line(0, first),
             *(_line(window, held(window + 2 + _MADE)[1]) for window in starts),
         )
-    return _periodic_lines(lambda context: held(context)[1][context], starts, math.lcm(*(rate for rate, _ in run.rates)))
+    return _periodic_lines(bytes_at, starts, math.lcm(*(rate for rate, _ in run.rates)))
+
+
+def _of_all_layers(
+    held: Callable[[], tuple[int, int]], module: nn.Module, repeated: Sequence[Repeated]
+) -> tuple[int, int]:
+    """Return what `held` returns of a module, from two models with fewer layers if a third one is on their line."""
+    for layers in repeated:
+        depths = []
+        for more in range(3):
+            with layers.shortened(module, more):
+                depths.append(held())
+        sizes = [first + (second - first) * layers.periods for first, second, _ in zip(*depths, strict=True)]
+        if all(second - first == third - second for first, second, third in zip(*depths, strict=True)):
+            return sizes[0], sizes[1]
+    return held()
 
 
 def _periodic_lines(

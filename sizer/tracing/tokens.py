@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from unittest import mock
@@ -19,9 +19,11 @@ from sizer.architecture.generation import (
     residual_length,
     window_lengths,
 )
+from sizer.memory.affine import beginning
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.loops import NotRepeatedError
 from sizer.memory.tape import KV_CACHE, Tape
+from sizer.tracing.depth import DeepTraces
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
 from sizer.tracing.meta.offloading import is_on_host, layers_offloaded
@@ -29,6 +31,8 @@ from sizer.tracing.rank import world_of_work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.steps import Work, autocast, place, weight_dtype
 from sizer.tracing.trace import bring, explained, on_rank, recording, repeatable, unchanged
+
+_TOKEN = "token"  # the mark of a token's end, in a tape that is unfolded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,36 @@ def trace_tokens(
         host_bytes=tuple(host_bytes),
         rates=tuple((rate, rate - prompt % rate) for rate in rates),
     )
+
+
+def trace_deep_tokens(
+    deep: DeepTraces, module: nn.Module, device: Device, trace: Callable[[int], TokenTrace], tokens: int
+) -> TokenTrace:
+    """Return `trace(tokens)`, whose tape is unfolded from models with fewer layers if their tapes repeat each other.
+
+    Args:
+        deep: The lists of layers of the module that are alike.
+        module: The model that generates.
+        device: The device that the generation is traced for.
+        trace: Returns the generation of a number of tokens by the module as it is when called.
+        tokens: The number of tokens.
+
+    Returns:
+        The trace. The bytes of its cache are those of a model with fewer layers if the tape is unfolded.
+    """
+    found: list[TokenTrace] = []
+
+    def trace_tape(*, forward_alone: bool = False) -> Tape:
+        found.append(traced := trace(1 if forward_alone else tokens))
+        load, prefill, decode = traced.tape.marks
+        if forward_alone:
+            return beginning(traced.tape, replace(traced.tape, marks=(load, prefill)))
+        return replace(traced.tape, marks=(load, prefill, *((end, _TOKEN) for end in traced.ends[1:]), decode))
+
+    tape = deep.trace(module, trace_tape, device)
+    load, prefill, *later, decode = tape.marks
+    ends = (prefill[0], *(end for end, _ in later))
+    return replace(found[-1], tape=replace(tape, marks=(load, prefill, decode)), ends=ends)
 
 
 def _end_phase(recorder: Recorder, phase: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,8 @@ from sizer.memory.codec import decode, encode
 from sizer.memory.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
 from sizer.memory.loops import written
 from sizer.request import parse_query
+from sizer.tracing import generation as generation_tape
+from sizer.tracing.depth import DeepTraces, find_repeated
 from sizer.tracing.generation import UNUSUAL, trace_generation
 from sizer.tracing.kv_cache import trace_kv_cache
 from sizer.tracing.tokens import trace_tokens
@@ -122,16 +125,16 @@ def test_a_window_ends_the_growth_of_its_layers() -> None:
     ]  # fmt: skip
 
 
-def deepseek_v4(rate: int, more: str = "") -> tuple:
-    """One layer of DeepSeek V4 with a window of 128 tokens that compresses each `rate` tokens into one entry."""
+def deepseek_v4(rate: int, more: str = "", layers: int = 1) -> tuple:
+    """A few layers of DeepSeek V4 with a window of 128 tokens that compress each `rate` tokens into one entry."""
     pytest.importorskip("transformers.models.deepseek_v4")
     config = {
         "model_type": "deepseek_v4", "hidden_size": 64, "head_dim": 32 if rate == 4 else 64,
         "num_attention_heads": 2, "num_key_value_heads": 1,
-        "num_hidden_layers": 1, "num_hash_layers": 0, "n_routed_experts": 2, "num_experts_per_tok": 1,
+        "num_hidden_layers": layers, "num_hash_layers": 0, "n_routed_experts": 2, "num_experts_per_tok": 1,
         "moe_intermediate_size": 32, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "o_groups": 2,
         "o_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 16, "sliding_window": 128, "vocab_size": 128,
-        "max_position_embeddings": 1_048_576, "compress_ratios": [rate, 0],
+        "max_position_embeddings": 1_048_576, "compress_ratios": [rate] * layers + [0],
     }  # fmt: skip
     blueprint = make_blueprint(parse_query(f"arch=config:{encode_config(json.dumps(config))}&mode=generate&seq=512{more}"))
     return blueprint, build(blueprint)
@@ -162,6 +165,31 @@ def test_the_steps_of_a_cache_that_grows_in_steps_come_again(rate: int, new: int
     tape = written(trace_generation(blueprint, module, work(new), batch=1, device=device()))
     plain = trace_tokens(blueprint, module, work(new), batch=1, device=device(), tokens=new, after=0).tape
     assert (tape.order.tolist(), tape.sizes.tolist()) == (plain.order.tolist(), plain.sizes.tolist())
+
+
+# A job of DeepSeek-V4-Flash, which has 43 layers, ended after 120 s: 270 s of CPU time for 128 tokens, and 59 s with fewer layers.
+def test_a_deep_model_with_such_a_cache_is_traced_with_fewer_layers() -> None:
+    blueprint, module = deepseek_v4(4, layers=12)
+    repeated = find_repeated(module)
+    assert repeated
+    whole = trace_generation(blueprint, module, work(10), batch=1, device=device())
+    traced = []
+
+    def noted(*told: object, **more: object) -> object:
+        traced.append(len(module.model.layers))
+        return trace_tokens(*told, **more)
+
+    with mock.patch.object(generation_tape, "trace_tokens", noted):
+        deep = trace_generation(blueprint, module, work(10), batch=1, device=device(), deep=DeepTraces(repeated))
+    assert deep == whole
+    assert traced == [2, 3, 4, 12]  # three depths, and the prompt of the whole model
+
+
+@pytest.mark.exhaustive
+def test_the_lines_of_such_a_cache_follow_from_fewer_layers() -> None:
+    blueprint, module = deepseek_v4(4, layers=12)
+    lines = trace_kv_cache(blueprint, module, work(8), device=device())
+    assert trace_kv_cache(blueprint, module, work(8), device=device(), repeated=find_repeated(module)) == lines
 
 
 def test_of_an_offloaded_cache_all_layers_but_one_are_on_the_host() -> None:
