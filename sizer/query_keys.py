@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import MODES, OUTPUTS
+from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
 from sizer.catalogue.schedules import SCHEDULES
@@ -63,6 +63,7 @@ from sizer.query_values import (
     read_cache,
     read_head,
     read_image_size,
+    read_inputs,
     read_new,
     read_rank,
     read_reshard,
@@ -201,6 +202,12 @@ KEYS: dict[str, Key] = {
         format_image_size,
         allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
         otherwise="the model's usual size",
+    ),
+    "inputs": _field(
+        "inputs",
+        read_inputs,
+        allowed=f"{', '.join(INPUTS)}: what a model that reads images or sound within its text is given",
+        otherwise=ALL,
     ),
     "new": _field(
         "new",

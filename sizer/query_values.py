@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
-from sizer.catalogue.modes import OFFLOADED, QUANTIZED
+from sizer.catalogue.modes import ALL, INPUTS, OFFLOADED, QUANTIZED
 from sizer.errors import RefusedValueError, letters, suggest
 from sizer.versions import OLDEST, format_version, parse_version
 
@@ -124,6 +124,11 @@ def read_new(text: str) -> int:
 def read_cache(text: str) -> str:
     """A cache of transformers that can be traced."""
     return choice(CACHES)(text)
+
+
+def read_inputs(text: str) -> str | None:
+    """What a model that reads images or sound is given: None for all that it reads."""
+    return None if choice(INPUTS)(text) == ALL else text
 
 
 def read_image_size(text: str) -> tuple[int, int]:

@@ -43,7 +43,8 @@ class Request:
     for the question's own), `prepare` whether `prepare_model_for_kbit_training` makes the other weights float32. `classes` is how
     many a model tells apart (None for its own number), `trainable_layers` how many layers of a detection model's backbone train (0
     to 5, None for all). `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `accumulate` is how many forward and backward
-    passes an optimizer's step has.
+    passes an optimizer's step has. `inputs` is "text" if a model that reads images or sound is given text alone, None if it is
+    given all that it reads.
     `outputs` is one of OUTPUTS (sizer.catalogue.modes), None if the question leaves open whether the loop keeps them.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
@@ -64,6 +65,7 @@ class Request:
     batches: tuple[int, ...] = DEFAULT_BATCHES
     sequence_length: int | None = None
     image_size: tuple[int, int] | None = None
+    inputs: str | None = None
     optimizer: str = "adamw"
     optimizer_impl: str | None = None
     attention: str = "sdpa"

@@ -42,7 +42,7 @@ def choices_of(request: Request) -> str:
 def module_choices_of(request: Request) -> str:
     """What the module of a request depends on."""
     architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing", "classes")
-    inputs = ("mode", "sequence_length", "image_size")
+    inputs = ("mode", "sequence_length", "image_size", "inputs")
     weights = ("parallel", "weights", "compute", "prepare", "train", "trainable_layers")
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
     return repr([getattr(request, name) for name in (*architecture, *inputs, *weights, *adapters)])

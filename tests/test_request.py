@@ -335,13 +335,22 @@ def test_the_complete_form_writes_defaults_too():
         "&batch=1,2,4,8,16,32,64,128&optimizer=adamw&attention=sdpa&checkpointing=0&gpu=a100-80gb&expandable=0"
         "&train=all&weights=checkpoint&cudnn_benchmark=0&accumulate=1"
     )
-    most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&optimizer_impl=loop&torch=2.15&focus=float32:2"
+    most = f"{LLAMA}&head=LlamaModel&seq=5&image=64&inputs=text&optimizer_impl=loop&torch=2.15&focus=float32:2"
     adapters = "train=adapter&alpha=8&outputs=kept&weights=nf4&compute=float32"
     asked = [f"{most}&{more}" for more in ("mode=generate", adapters, "parallel=hsdp&tp=2&rank=0", "pp=2")]
     asked.append(f"{RESNET}&classes=10&trainable_layers=3")
     written = [[field.partition("=")[0] for field in format_query(parse_query(one), complete=True).split("&")] for one in asked]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)
+
+
+def test_text_alone_is_a_key_that_its_default_leaves_out():
+    assert parse_query(f"{LLAMA}&inputs=all") == parse_query(LLAMA)
+    assert format_query(parse_query(f"{LLAMA}&inputs=text")).endswith("&inputs=text")
+    with pytest.raises(RequestError, match=r"inputs"):
+        parse_query(f"{RESNET}&inputs=text")
+    with pytest.raises(RequestError, match=r"inputs: given 'image', allowed all, text"):
+        parse_query(f"{LLAMA}&inputs=image")
 
 
 def test_expandable_segments_are_asked_for_by_a_key_of_their_own():

@@ -34,6 +34,7 @@ class Blueprint:
 
     `build` is called under `torch.device("meta")` and returns a float32 module; it reads no weights and no network.
     `example(batch, training)` returns the inputs of one step, deterministic, with `batch` samples.
+    `text_example(batch, training)` returns inputs of text alone, for a model that reads images or sound within its text; else None.
     `loss(module, example)` returns the scalar a user would train with; `predict(module, example)` runs inference.
     `checkpoint(module)` switches gradient checkpointing on; None where the architecture does not support it.
     `replace_layers(module, dtype)` puts layers that hold quantised weights in a module for a dtype of the contract, and
@@ -53,6 +54,7 @@ class Blueprint:
     example: Callable[[int, bool], Example]
     loss: Callable[[nn.Module, Example], Tensor]
     predict: Callable[[nn.Module, Example], object]
+    text_example: Callable[[int, bool], Example] | None = None
     checkpoint: Callable[[nn.Module], None] | None = None
     replace_layers: Callable[[nn.Module, str], nn.Module] | None = None
     load_quantized: Callable[[nn.Module, str], nn.Module] | None = None

@@ -8,6 +8,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.guard import clean_config
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.architecture.quantization_settings import PLACES
+from sizer.catalogue.modes import TEXT
 from sizer.catalogue.presets import find_preset
 from sizer.config_json import read_config
 from sizer.errors import ConfigError
@@ -37,6 +38,7 @@ def from_config(request: Request, config: dict | None) -> Blueprint:
         image_size=request.image_size,
         attention=request.attention,
         mode=request.mode,
+        text_alone=request.inputs == TEXT,
         classes=request.classes,
     )
     unread = tuple(key for key in clean.dropped if key.rpartition(".")[2] not in PLACES)

@@ -19,6 +19,7 @@ from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.calls import REPAIRED, REPAIRS, call
 from sizer.architecture.examples import has_own_loss, make_example, multimodal_input_of
 from sizer.architecture.examples.example_spec import ExampleSpec, takes, text_config
+from sizer.architecture.examples.multimodal_inputs import MultimodalInput
 from sizer.architecture.examples.multimodal_text import TEXT_BESIDE
 from sizer.architecture.generation import generates
 from sizer.architecture.heads import choose_head, choose_part
@@ -35,7 +36,7 @@ from sizer.architecture.sizes import (
 )
 from sizer.architecture.special_tokens import with_special_tokens
 from sizer.architecture.stand_in_loss import stand_in_loss
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import MODES, TEXT
 from sizer.errors import BuildError, ConfigError, RequestError, SizerError, TraceError, quote
 
 ERROR_LIMIT = 400
@@ -55,12 +56,14 @@ def huggingface_blueprint(
     attention: str = "sdpa",
     mode: str = "training",
     classes: int | None = None,
+    text_alone: bool = False,
 ) -> Blueprint:
     """How to build and run the transformers class that this config describes.
 
     `config` is a clean config.json with its `model_type`; `head` the class to build, by default the config's own or the usual
     one of its type (`choose_head`); lengths and sizes by default the model's usual ones (`sizes`); `attention` "sdpa" or
-    "eager"; `classes` how many a classifier tells apart, by default the config's own. Nothing is downloaded, no remote code runs.
+    "eager"; `classes` how many a classifier tells apart, by default the config's own. With `text_alone` a model that reads
+    images or sound is given none. Nothing is downloaded, no remote code runs.
     Raises ConfigError where transformers refuses the config, RequestError where a choice does not fit the model.
     """
     parsed = choose_part(read_architecture(config), head)
@@ -76,8 +79,10 @@ def huggingface_blueprint(
     if MODES[mode].generates and sequence_length is None and has_position_table(parsed) and length:
         length = max(1, length // 2)  # the other half is for what is generated
     parsed, size, image_notes = _image(parsed, cls, image_size)
+    text_example = None
     try:
-        spec, more = plan(parsed, cls, length=length, image_size=size, exact=sequence_length is not None, mode=mode)
+        told = {"length": length, "image_size": size, "exact": sequence_length is not None, "mode": mode}
+        spec, more = plan(parsed, cls, **told, text_alone=text_alone)
     except RequestError:
         raise
     except TraceError as error:
@@ -86,11 +91,14 @@ def huggingface_blueprint(
         example, more = partial(_no_example, f"{cls.__name__} has no example inputs: {_short(error)}"), ()
     else:
         length, example = spec.length, partial(_example, spec)
+        if spec.features is not None:
+            text_example = partial(_example, replace(spec, features=None, text_alone=True))
     return Blueprint(
         name=name,
         class_name=cls.__name__,
         build=partial(_build, cls, parsed, attention),
         example=example,
+        text_example=text_example,
         loss=_loss,
         predict=call,
         checkpoint=_checkpoint if cls.supports_gradient_checkpointing else None,
@@ -131,11 +139,13 @@ def plan(
     image_size: tuple[int, int] | None,
     exact: bool,
     mode: str,
+    text_alone: bool = False,
 ) -> tuple[ExampleSpec, tuple[str, ...]]:
     """The spec of the examples (for a batch of one, without labels) and the notes about them.
 
     A text with an image or audio inside is made longer than `length` where its placeholders need it, unless `exact`.
-    Raises RequestError where an exact length is too short for them, TraceError where the class has no step that could be
+    With `text_alone` there is none inside.
+    Raises RequestError where an exact length is too short for them, or the model reads nothing but text, TraceError where the class has no step that could be
     traced, BuildError where the config lacks what they need, and whatever a recipe raises on a config that it was not made for.
     """
     reason = no_step(config, cls)
@@ -146,7 +156,11 @@ def plan(
         spec = replace(spec, interpolate=config_image(config) not in (None, image_size))
     notes: tuple[str, ...] = ()
     multimodal_input = multimodal_input_of(spec)
-    if multimodal_input is not None:
+    if text_alone:
+        _check_reads_more(cls, multimodal_input)
+        spec = replace(spec, text_alone=True)
+        notes += (f"The texts hold no {multimodal_input.kind}.",)
+    elif multimodal_input is not None:
         longer = length if exact else max(length, multimodal_input.count + TEXT_BESIDE)
         spec = replace(spec, length=longer, features=multimodal_input.count)
         notes += (
@@ -155,6 +169,17 @@ def plan(
     if MODES[mode].trains and not has_own_loss(replace(spec, training=True)):
         notes += (f"{cls.__name__} has no loss of its own; the sum of the means of its outputs stands in for it.",)
     return spec, notes
+
+
+def _check_reads_more(cls: type[PreTrainedModel], multimodal_input: MultimodalInput | None) -> None:
+    """Raise RequestError if a class reads no images or sound within its text."""
+    if multimodal_input is None:
+        raise RequestError(
+            f"inputs: {cls.__name__} reads no images or sound within its text",
+            given=quote(TEXT),
+            allowed="a model such as Qwen3VLForConditionalGeneration",
+            todo="leave inputs out",
+        )
 
 
 def _example(spec: ExampleSpec, batch: int, training: bool) -> Example:

@@ -9,6 +9,7 @@ GENERATION_KEYS = ("new", "cache")
 OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host but for the layer that is at work
 QUANTIZED = "quantized"  # a cache in 4 bits but for the last tokens
 FREED, KEPT = OUTPUTS = ("freed", "kept")  # what a training loop does with the model's outputs during the backward pass
+ALL, TEXT = INPUTS = ("all", "text")  # what a model that reads images or sound is given: all that it reads, or text alone
 QUANTO = "optimum-quanto"  # the package that quantises it, which transformers takes where no other is asked for
 
 

@@ -147,7 +147,7 @@ def _read_config(value: str) -> dict[str, str | None]:
         raise RefusedValueError(error.allowed or "base64url(zlib(JSON))", error.todo or EXAMPLE, given) from error
 
 
-_OF_TRANSFORMERS = ("tp", "cp", "pp", "head", "seq", "attention", "weights")
+_OF_TRANSFORMERS = ("tp", "cp", "pp", "head", "seq", "inputs", "attention", "weights")
 _OF_TORCHVISION = ("trainable_layers",)
 _GENERATES = ("generate",)
 

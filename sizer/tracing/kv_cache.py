@@ -36,11 +36,15 @@ def trace_kv_cache(
     what comes before each window that fills, and one beyond the last. Of a quantised cache what a prompt of that length is
     quantised to. If the cache grows in steps of several tokens, its bytes follow from models with fewer of the `repeated` layers.
 
-    Empty for models whose prompt is more than text, or read by an encoder. Raises TraceError where PyTorch gives up.
+    A model that reads images or sound is given text alone. Empty for models whose prompt is read by an encoder, or is more than
+    text in another way. Raises TraceError where PyTorch gives up.
     """
     if loading is None and blueprint.replace_layers is None:
         module.to("meta").to(weight_dtype(work.dtype))
     example = blueprint.example(1, False)
+    if blueprint.text_example is not None:
+        blueprint = replace(blueprint, example=blueprint.text_example)
+        example = blueprint.example(1, False)
     if module.config.is_encoder_decoder or not is_text(example):
         return ()
     prompt = example.kwargs["input_ids"].shape[1]

@@ -14,7 +14,7 @@ import streamlit as st
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.gpu_keys import CAPABILITIES, CUSTOM, EXAMPLE, format_capability, is_custom, split_custom
 from sizer.catalogue.gpus import GPUS
-from sizer.catalogue.modes import MODES, OUTPUTS, Mode
+from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.schedules import SCHEDULES
@@ -52,6 +52,7 @@ def fill(request: Request) -> None:
     state["targets"] = ",".join(request.adapter_targets)
     state["adapter_dropout"], state["accumulate"] = f"{request.adapter_dropout:g}", str(request.accumulate)
     state["weights"], state["outputs"] = request.weights, request.outputs or EITHER
+    state["inputs"] = request.inputs or ALL
     state["attention"], state["checkpointing"] = request.attention, request.checkpointing
     state["gpu"] = CUSTOM if is_custom(request.gpu) else request.gpu
     state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
@@ -163,6 +164,8 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
             values["outputs"] = "" if chosen == EITHER or values.get("pp", "1") not in ("", "1") else chosen
         if "attention" not in source.refuses:
             values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
+        if "inputs" not in source.refuses:
+            values["inputs"] = _choose("Inputs", INPUTS, key="inputs", help=INPUTS_HELP)
         if "head" not in source.refuses:
             values["head"] = _text("Head", "A transformers class, for example LlamaForCausalLM.", key="head")
         if for_device:
@@ -294,6 +297,7 @@ OUTPUTS_HELP = (
     "freed: no variable keeps the model's outputs, as in transformers' Trainer. kept: out = model(**batch); out.loss.backward(). "
     "either: figures as freed, and a range that covers both."
 )
+INPUTS_HELP = "text: a model that reads images or sound within its text is given text alone."
 EXPANDABLE_HELP = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True: segments that grow, so that less is lost to fragmentation."
 )

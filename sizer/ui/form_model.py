@@ -22,7 +22,7 @@ SIZES = {
     "seq": ("Sequence length", "Tokens of each sample, or frames for audio models."),
     "image": ("Image size", "Pixels: 224, or height x width as in 224x320."),
 }
-SIZES_OF_MODALITY = {"text": ("seq",), "seq2seq": ("seq",), "audio": ("seq",), "image": ("image",)}
+SIZES_OF_MODALITY = {"text": ("seq",), "seq2seq": ("seq",), "audio": ("seq",), "image": ("image",), "series": ()}
 KEEP = {"persist_state": "session"}  # a hidden widget, or one of another page, keeps its value
 
 

@@ -10,7 +10,7 @@ import streamlit as st
 
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.catalogue.modes import MODES
+from sizer.catalogue.modes import MODES, TEXT
 from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES
@@ -97,6 +97,8 @@ def _facts(request: Request) -> Iterator[str]:
         yield counted(request.sequence_length, "token")
     if request.image_size is not None:
         yield f"{request.image_size[0]} × {request.image_size[1]} pixels"
+    if request.inputs == TEXT:
+        yield "text alone"
     if mode.generates:
         yield f"{counted(request.new, 'new token')}, {request.cache} cache"
     if "optimizer" not in mode.unused:

@@ -6,6 +6,7 @@ from transformers import AutoConfig
 
 from sizer.architecture.examples.example_spec import ExampleSpec, forward_parameters, read, text_config
 from sizer.architecture.examples.tensors import floats, integers, special_tokens, words
+from sizer.architecture.generation import is_text
 from sizer.architecture.heads import choose_head
 from sizer.architecture.huggingface import huggingface_blueprint
 from sizer.architecture.sizes import (
@@ -17,6 +18,7 @@ from sizer.architecture.sizes import (
     usual_image,
     usual_length,
 )
+from sizer.errors import RequestError
 from tests.architecture.oldest import has_model
 from tests.architecture.rare_configs import RARE
 from tests.architecture.tiny_configs import BERT, LLAMA, TINY, VISION
@@ -192,6 +194,24 @@ def test_a_text_grows_to_hold_its_picture():
     # LLaMA's 2048 tokens hold 24 x 24 = 576 placeholders; a 64-token one is made 16 + 256 tokens long
     assert huggingface_blueprint({"model_type": "llava"}, name="x").sequence_length == 2048
     assert huggingface_blueprint(TINY["llava"], name="x").sequence_length == 272
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "idefics3"])
+def test_a_model_that_reads_images_can_be_given_text_alone(family):
+    blueprint = huggingface_blueprint(TINY[family], name=family, sequence_length=8, text_alone=True)
+    inputs = blueprint.example(2, False).kwargs
+    assert is_text(blueprint.example(2, False))
+    assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (2, 8)
+    assert blueprint.text_example is None
+    assert "The texts hold no image." in blueprint.notes
+    beside = huggingface_blueprint(TINY[family], name=family).text_example(1, False)
+    assert is_text(beside) and beside.kwargs["input_ids"].shape[1] > 8
+
+
+@pytest.mark.parametrize("family", ["llama", "clip", "vit", "t5"])
+def test_a_model_without_images_in_its_text_is_refused_text_alone(family):
+    with pytest.raises(RequestError, match=r"^inputs: .* reads no images or sound within its text"):
+        huggingface_blueprint(TINY[family], name=family, text_alone=True)
 
 
 def test_whisper_reads_thirty_seconds_and_writes_as_many_tokens_as_it_has_positions():

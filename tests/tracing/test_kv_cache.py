@@ -22,6 +22,7 @@ from sizer.tracing.generation import UNUSUAL, trace_generation
 from sizer.tracing.kv_cache import trace_kv_cache
 from sizer.tracing.tokens import trace_tokens
 from sizer.tracing.trace import build
+from tests.architecture.tiny_configs import TINY
 from tests.tracing.generations import device, generation, work
 
 # Bytes a token in bfloat16: 60 layers of 128 heads of 64, keys and values, which transformers caches for every head; 32 layers
@@ -211,6 +212,15 @@ def test_a_state_that_does_not_grow_is_a_constant() -> None:
 def test_a_model_that_reads_its_prompt_in_an_encoder_has_no_line() -> None:
     blueprint, module = generation("T5ForConditionalGeneration")
     assert trace_kv_cache(blueprint, module, work(8), device=device()) == ()
+
+
+@pytest.mark.parametrize("more", ["", "&inputs=text"])
+def test_a_model_that_reads_images_has_the_lines_of_its_text(more: str) -> None:
+    # 2 layers of keys and values of 2 heads of 8 elements of 2 bytes: 128 bytes a token
+    config = encode_config(json.dumps(TINY["llava"]))
+    blueprint = make_blueprint(parse_query(f"arch=config:{config}&mode=generate{more}"))
+    (line,) = trace_kv_cache(blueprint, build(blueprint), work(8), device=device())
+    assert (line.token_bytes, line.constant_bytes) == (128, 0)
 
 
 def test_what_a_paged_server_holds_is_counted_in_blocks() -> None:

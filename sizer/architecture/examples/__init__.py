@@ -93,7 +93,9 @@ def inputs_of(spec: ExampleSpec) -> dict[str, object]:
 
 def _plain_inputs(spec: ExampleSpec) -> dict[str, object]:
     recipe = _family(spec)
-    if recipe is not None:
+    if spec.text_alone:
+        inputs = multimodal_text.text_alone(spec)
+    elif recipe is not None:
         inputs = recipe(spec)
     else:
         multimodal_input = multimodal_text.multimodal_input_of(spec)
@@ -110,7 +112,7 @@ def _plain_inputs(spec: ExampleSpec) -> dict[str, object]:
 
 def multimodal_input_of(spec: ExampleSpec) -> MultimodalInput | None:
     """The image or audio that the example's texts hold; None where they hold none."""
-    return None if _family(spec) else multimodal_text.multimodal_input_of(spec)
+    return None if spec.text_alone or _family(spec) else multimodal_text.multimodal_input_of(spec)
 
 
 def _family(spec: ExampleSpec) -> Recipe | None:

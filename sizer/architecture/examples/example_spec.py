@@ -19,6 +19,7 @@ class ExampleSpec:
     `length` counts tokens (mel frames or audio samples for a model that takes nothing else), `image_size` is (height, width);
     each is None where the model has no such input. `features` is how many placeholder tokens an image or audio takes in each
     text; None where that has not been counted yet. `interpolate`: the images have another size than the model's positions.
+    `text_alone`: the texts hold no image or audio.
     """
 
     config: PreTrainedConfig
@@ -29,6 +30,7 @@ class ExampleSpec:
     image_size: tuple[int, int] | None
     features: int | None = None
     interpolate: bool = False
+    text_alone: bool = False
 
     @property
     def class_name(self) -> str:

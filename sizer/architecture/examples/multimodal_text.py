@@ -72,6 +72,13 @@ def _names_token(spec: ExampleSpec, kind: str) -> bool:
     return any(hasattr(spec.config, f"{kind}_token_{end}") for end in ("id", "index"))
 
 
+def text_alone(spec: ExampleSpec) -> dict[str, object]:
+    """Return a text (batch, length) without images or audio, and a mask as processors return it."""
+    ids = sentence(inner(spec))
+    types = {name: torch.zeros_like(ids) for name in ("mm_token_type_ids", "token_type_ids") if spec.takes(name)}
+    return {"input_ids": ids, "attention_mask": ones(spec.batch, spec.length), **types}
+
+
 def text_with_placeholders(spec: ExampleSpec, multimodal_input: MultimodalInput) -> dict[str, object]:
     """A text (batch, length) with the input's placeholders after its first token, a mask as processors return it, the input itself.
 
