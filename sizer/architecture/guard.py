@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sizer.architecture.domain import check_value
+from sizer.architecture.foreign_configs import as_transformers
 from sizer.architecture.schema import (
     BACKBONE_KEYS,
     class_of_part,
@@ -78,8 +79,9 @@ def clean_config(raw: dict) -> CleanConfig:
     *Known limitations*: a key that only a model's code reads, not its config class, is dropped; whether the whole fits
     together (heads that divide the hidden size) is checked later, when the config object is made.
     """
+    raw, read = as_transformers(raw)
     raw, renamed = renamed_type(_name_timm_type(raw))
-    work = _Cleaning(notes=[*renamed])
+    work = _Cleaning(notes=[*read, *renamed])
     cls = class_of_type(raw.get("model_type"))
     config = work.clean(raw, cls, "")
     _check_sizes(raw, config, cls, work.dropped)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sizer.architecture import make_blueprint
+from sizer.catalogue.presets import PRESETS
 from sizer.config_json import encode_config
 from sizer.errors import ConfigError
 from sizer.request import parse_query
@@ -66,6 +67,54 @@ def test_sizes_under_other_names_are_refused_with_those_that_are_read(config, ex
         blueprint_of(config)
     assert expected in refused.value.allowed
     assert "dim" in refused.value.given or "n_audio" in refused.value.given or "hidden" in refused.value.given
+
+
+# The parameters are those of the presets, or of the papers, with Meta's own output layer.
+WHISPER = {"n_mels": 128, "n_audio_ctx": 1500, "n_audio_state": 1280, "n_audio_head": 20, "n_audio_layer": 32, "n_vocab": 51866}
+WHISPER |= {"n_text_ctx": 448, "n_text_state": 1280, "n_text_head": 20, "n_text_layer": 4}
+MISTRAL = {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8, "norm_eps": 1e-05}
+META = {"dim": 8192, "multiple_of": 256, "n_heads": 64, "n_layers": 80, "norm_eps": 1e-05, "vocab_size": -1}
+META_70B = META | {"multiple_of": 4096, "ffn_dim_multiplier": 1.3, "n_kv_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "parameters"),
+    [
+        (META, "LlamaForCausalLM", 65_285_660_672),
+        ({**META, "model_type": "llama"}, "LlamaForCausalLM", 65_285_660_672),
+        (META_70B, "LlamaForCausalLM", PRESETS["llama-3-70b"].expected_parameters),
+        (META_70B | {"use_scaled_rope": True}, "LlamaForCausalLM", PRESETS["llama-3.1-70b"].expected_parameters),
+        ({**MISTRAL, "vocab_size": 32768, "rope_theta": 1e6}, "MistralForCausalLM", PRESETS["mistral-7b-v0.3"].expected_parameters),
+        (
+            {**MISTRAL, "vocab_size": 32000, "moe": {"num_experts_per_tok": 2, "num_experts": 8}},
+            "MixtralForCausalLM",
+            PRESETS["mixtral-8x7b"].expected_parameters,
+        ),
+        ({**WHISPER, "model_type": "whisper"}, "WhisperForConditionalGeneration", 808_878_080),  # large-v3-turbo, as MLX writes it
+    ],
+)
+def test_other_formats_are_read_if_they_determine_the_model(config, name, parameters):
+    blueprint = blueprint_of(config)
+    assert blueprint.class_name == name
+    assert any(note.startswith("This is ") and "it was read as" in note for note in blueprint.notes)
+    assert sum(parameter.numel() for parameter in build(blueprint).parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {key: value for key, value in META.items() if key != "multiple_of"},  # the inner width is not determined
+        {**META, "model_type": "bert"},
+        {**META, "q_lora_rank": 512},
+        {**MISTRAL, "vocab_size": 32000, "moe": {"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1}},
+        {**MISTRAL, "vocab_size": 131072, "vision_encoder": {"hidden_size": 1024}},
+        {**WHISPER, "n_text_state": 768},
+        {**META, "dim": "8192"},
+    ],
+)
+def test_other_formats_that_do_not_are_refused(config):
+    with pytest.raises(ConfigError):
+        blueprint_of(config)
 
 
 @pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "llama", "_pad": 1}, {"model_type": "bert", "eos": 7}])
