@@ -13,7 +13,15 @@ import zlib
 from collections.abc import Iterator
 
 from sizer.errors import ConfigError, quote
-from sizer.pasted_json import adapter_query, check_kind, check_text, relax
+from sizer.pasted_json import (
+    adapter_query,
+    check_kind,
+    check_text,
+    is_quantization,
+    relax,
+    two_objects,
+    with_quantization,
+)
 
 MAX_CONFIG_BYTES = 2 * 2**20
 MAX_DEPTH = 16
@@ -38,15 +46,26 @@ _Json = dict | list | str | int | float | bool | None
 def read_config(data: bytes | str) -> dict:
     """The JSON object in `data` as a dict of plain values.
 
-    Also reads what people paste: Markdown fences, Python dicts, printed configs, comments, trailing commas (`pasted_json`).
+    A hf_quant_config.json before or behind the config is read with it. Also reads what people paste: Markdown fences, Python dicts, printed configs, comments, trailing commas (`pasted_json`).
     NaN and Infinity, which Python's and transformers' readers take, become transformers' own `{"__float__": "Infinity"}`.
     Raises ConfigError for another file of a model's folder, by its name, and for anything but one JSON object in UTF-8 of at
     most 2 MiB: repeated keys, lone surrogates,
     depth over 16, more than 20,000 values, strings or lists over 10,000, integers over 2**53.
     """
-    value = read_object(data)
+    value = _read_pair(data) or read_object(data)
     check_kind(value)
     return value
+
+
+def _read_pair(data: bytes | str) -> dict | None:
+    """Return the config of a text that holds config.json and hf_quant_config.json behind each other; None for another text."""
+    text = "" if isinstance(data, bytes) and data.startswith(b"GGUF") else _decode(data)
+    if '"quantization"' not in text or (parts := two_objects(text)) is None:
+        return None
+    first, second = map(read_object, parts)
+    if is_quantization(first):
+        first, second = second, first
+    return with_quantization(first, second) if is_quantization(second) else None
 
 
 def read_object(data: bytes | str) -> dict:

@@ -22,6 +22,8 @@ _TOKEN = re.compile(
     r"|(?P<word>[A-Za-z_][\w.]*+)|(?P<number>-?[\d.][\w.+-]*+|-(?:Infinity|inf)\b)|(?P<space>\s++)|(?P<other>.)",
     re.DOTALL,
 )
+# A brace, or a whole string: to the end of the text if its closing quote is missing.
+_PART = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
 _WORDS = {"True": "true", "False": "false", "None": "null", "inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
 _BRACKETS = {"(": "[", ")": "]"}  # a tuple is a list
 _ESCAPE = re.compile(r"\\(.)|\"", re.DOTALL)
@@ -32,10 +34,7 @@ def relax(text: str) -> str:
 
     What cannot be read stays as it is: the JSON reader then says where.
     """
-    fences = [match.span() for match in _FENCE.finditer(text)]
-    if fences:
-        end = fences[1][0] if len(fences) > 1 else len(text)
-        text = text[fences[0][1] : end]
+    text = first_fence(text)
     if head := _HEAD.match(text):
         text = text[head.end() :]
     found: list[str] = []
@@ -52,6 +51,43 @@ def relax(text: str) -> str:
             found.pop()
         found.append(token)
     return " ".join(found)
+
+
+def first_fence(text: str) -> str:
+    """Return the text inside the first Markdown fence; the text itself if it has none."""
+    fences = [match.span() for match in _FENCE.finditer(text)]
+    if not fences:
+        return text
+    end = fences[1][0] if len(fences) > 1 else len(text)
+    return text[fences[0][1] : end]
+
+
+def two_objects(text: str) -> tuple[str, str] | None:
+    """Return the two parts of a text that holds two JSON objects behind each other, as two files are pasted; None for another text.
+
+    A name of a file or a Markdown fence may be before each object.
+    """
+    depth, ends = 0, []
+    for match in _PART.finditer(text):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if match[0] == "}" and depth == 0:
+            ends.append(match.end())
+    if len(ends) != 2:
+        return None
+    first, second = text[: ends[0]], text[ends[0] : ends[1]]
+    return first[first.index("{") :], second[second.index("{") :]
+
+
+def is_quantization(value: dict) -> bool:
+    """Return True for a hf_quant_config.json of ModelOpt."""
+    settings = value.get("quantization")
+    return "model_type" not in value and isinstance(settings, dict) and ("producer" in value or "quant_algo" in settings)
+
+
+def with_quantization(config: dict, quantization: dict) -> dict:
+    """Return a config with what a hf_quant_config.json says, as newer checkpoints have it in their config."""
+    producer = {key: value for key, value in quantization.items() if key == "producer"}
+    return {**config, "quantization_config": {"quant_method": "modelopt", **producer, **quantization["quantization"]}}
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -94,7 +130,11 @@ OTHER_FILES = (
         matches=lambda value: isinstance(value.get("model_cfg"), dict) or {"embed_dim", "vision_cfg", "text_cfg"} <= value.keys(),
         todo="paste the config.json of the transformers version of this CLIP model",
     ),
-    OtherFile(name="hf_quant_config.json", matches=_has("producer", "quantization")),
+    OtherFile(
+        name="hf_quant_config.json",
+        matches=is_quantization,
+        todo="paste the config.json of the same folder before it, in one text, or give the folder with --config",
+    ),
     OtherFile(name="config_sentence_transformers.json", matches=_has("__version__")),
     OtherFile(name="sentence_bert_config.json", matches=_has("max_seq_length", "do_lower_case")),
     OtherFile(name="the config of a pooling layer (1_Pooling)", matches=_has("word_embedding_dimension")),

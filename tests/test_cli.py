@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from argparse import ArgumentParser
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import sizer
 from sizer.__main__ import COMMANDS, main
+from sizer.commands.arguments import add_query, query_of
 from sizer.commands.estimate import format_explanation, format_report
 from sizer.commands.levers import format_levers
 from sizer.commands.limits import format_limits
@@ -181,6 +183,31 @@ def test_config_file_replaces_arch_and_need_not_be_told(run, tmp_path):
     assert {query.source for query in queries} == {"config"}
     assert {query.config for query in queries} == {'{"model_type":"gpt2","n_embd":64}'}
     assert [len(query.batches) for query in queries] == [8, 1, 1]
+
+
+ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 32, "lora_alpha": 64}
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+
+
+def test_a_folder_takes_the_place_of_its_config(run, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type":"gpt2","n_embd":64}')
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
+    for path in (tmp_path, tmp_path / "config.json"):
+        status, out, err = run("estimate", "batch=2", "--config", str(path), "--json")
+        assert (status, err) == (0, "")
+        config = json.loads(parse_query(json.loads(out)["query"]).config)
+        assert config["quantization_config"] == {"quant_method": "modelopt", "producer": {"name": "modelopt"}, "quant_algo": "FP8"}
+    status, out, err = run("estimate", "batch=2", "--config", str(tmp_path / "hf_quant_config.json"))
+    assert status == 2 and "give the folder with --config" in err
+
+
+def test_an_adapters_folder_asks_for_its_base_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    parser = ArgumentParser()
+    add_query(parser, "")
+    request = parse_query(query_of(parser.parse_args(["batch=2&r=8", "--config", str(tmp_path)])))
+    assert (request.source, request.name, request.train) == ("hub", "Qwen/Qwen3-8B", "adapter")
+    assert (request.adapter_rank, request.adapter_alpha) == (8, 64)
 
 
 def test_some_dtypes_fail_and_the_rest_is_shown(run):

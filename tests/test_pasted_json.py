@@ -8,10 +8,15 @@ import time
 
 import pytest
 
-from sizer.config_json import canonical_config, read_config, read_object
+from sizer.architecture import make_blueprint
+from sizer.catalogue.presets import PRESETS
+from sizer.config_json import canonical_config, encode_config, read_config, read_object
 from sizer.errors import ConfigError
 from sizer.pasted_json import OTHER_FILES, adapter_query
+from sizer.request import parse_query
+from sizer.tracing.trace import build
 
+MINILM = PRESETS["all-minilm-l6-v2"].config
 CONFIG = {"model_type": "llama", "hidden_size": 64, "tie": True, "pad": None, "eps": 1e-06, "ids": [1, 2], "name": "it's \"a\""}
 JSON = json.dumps(CONFIG, indent=1)
 
@@ -98,3 +103,68 @@ def test_an_adapters_config_asks_for_its_base_model():
     with pytest.raises(ConfigError, match=r"adapter_config\.json") as refused:
         read_config(json.dumps(adapter))
     assert query in refused.value.todo
+
+
+QUANTIZED = {"producer": {"name": "modelopt", "version": "0.42"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["{"]}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{JSON}\n{json.dumps(QUANTIZED)}",
+        f"{json.dumps(QUANTIZED)} {JSON}",
+        f"config.json\n```json\n{JSON}\n```\nhf_quant_config.json:\n```json\n{json.dumps(QUANTIZED, indent=1)}\n```\n",
+    ],
+)
+def test_a_config_and_its_hf_quant_config_are_read_together(text: str):
+    settings = {"quant_method": "modelopt", "producer": QUANTIZED["producer"], "quant_algo": "NVFP4", "exclude_modules": ["{"]}
+    assert read_config(text) == {**CONFIG, "quantization_config": settings}
+    assert read_config(canonical_config(text)) == read_config(text)
+
+
+def test_a_hf_quant_config_alone_says_which_file_to_add():
+    with pytest.raises(ConfigError, match=r"hf_quant_config\.json") as refused:
+        read_config(json.dumps(QUANTIZED))
+    assert "config.json of the same folder" in refused.value.todo
+
+
+@pytest.mark.parametrize("text", [f"{JSON}\n{JSON}", f"{JSON}{json.dumps(QUANTIZED)}{JSON}", f"{JSON} }}" + json.dumps(QUANTIZED)])
+def test_other_texts_of_several_objects_are_refused(text: str):
+    with pytest.raises(ConfigError):
+        read_config(text)
+
+
+TIMM = """{"architecture": "resnet18", "num_classes": 10, "num_features": 512, "pretrained_cfg": {"tag": "a1_in1k", "custom_load": false,
+ "input_size": [3, 224, 224], "classifier": "fc", "first_conv": "conv1", "license": "apache-2.0"}}"""
+SENTENCES = {  # the files of a sentence-transformers folder; all but the first say which one to paste
+    "config.json": json.dumps({"_name_or_path": "nreimers/MiniLM-L6-H384-uncased", **MINILM}),
+    "modules.json": '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]',
+    "config_sentence_transformers.json": '{"__version__": {"sentence_transformers": "2.0.0", "transformers": "4.6.1"}}',
+    "sentence_bert_config.json": '{"max_seq_length": 256, "do_lower_case": false}',
+    "1_Pooling/config.json": '{"word_embedding_dimension": 384, "pooling_mode_cls_token": false}',
+    "tokenizer_config.json": '{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}',
+    "special_tokens_map.json": '{"unk_token": "[UNK]", "sep_token": "[SEP]"}',
+}
+
+
+def parameters_of(text: str) -> int:
+    module = build(make_blueprint(parse_query(f"arch=config:{encode_config(text)}&mode=inference")))
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_timms_config_of_the_hub_is_read():
+    # ResNet-18 has 11,689,512 parameters with 1,000 classes; 990 of 513 each are left out
+    pytest.importorskip("timm")
+    assert parameters_of(TIMM) == 11_689_512 - 990 * 513
+
+
+def test_of_a_sentence_transformers_folder_the_config_is_read():
+    assert parameters_of(SENTENCES["config.json"]) == PRESETS["all-minilm-l6-v2"].expected_parameters
+
+
+@pytest.mark.parametrize("file", [name for name in SENTENCES if name != "config.json"])
+def test_of_a_sentence_transformers_folder_other_files_name_the_config(file: str):
+    with pytest.raises(ConfigError) as refused:
+        read_config(SENTENCES[file])
+    assert "config.json" in refused.value.todo
+    assert file.rpartition("/")[2] in refused.value.what or "1_Pooling" in refused.value.what

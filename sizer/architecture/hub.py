@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from sizer.catalogue.sources import REPO_ID, REVISION
-from sizer.config_json import MAX_CONFIG_BYTES, read_config
+from sizer.config_json import MAX_CONFIG_BYTES, query_of_adapter, read_config
 from sizer.errors import ConfigError, HubError
 from sizer.errors import quote as quote_given
 
@@ -25,6 +25,7 @@ CONNECT_SECONDS = 5.0
 TOTAL_SECONDS = 10.0
 
 _CHUNK_BYTES = 64 * 2**10
+_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _PASTE = "paste its config.json instead"
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "sizer", "Connection": "close"}
 
@@ -42,7 +43,8 @@ def fetch_config(
     repo_id: "org/name"; revision: branch, tag or commit, None for "main"; endpoint: None for HF_ENDPOINT, else the
     public hub. The whole exchange, name look-up and redirects included, ends within `total_seconds` of wall-clock time.
 
-    Raises HubError: malformed name, not found, gated or private, redirected elsewhere, too slow, too large, not JSON.
+    Raises HubError: malformed name, not found, an adapter instead (with the query that asks for it), gated or private,
+    redirected elsewhere, too slow, too large, not JSON.
     *Known limitations*: proxies of the environment are not used; where there is no direct way out, paste the config.
     """
     if not REPO_ID.fullmatch(repo_id):
@@ -51,9 +53,12 @@ def fetch_config(
     if revision is not None and not REVISION.fullmatch(revision):
         raise HubError("revision is malformed", given=quote_given(revision), allowed="a branch, tag or commit")
     base = _read_endpoint(endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
-    url = urlsplit(f"{base.geturl()}/{repo_id}/resolve/{quote(revision or 'main', safe='')}/config.json")
+    url = urlsplit(f"{base.geturl()}/{repo_id}/resolve/{quote(revision or 'main', safe='')}/{_CONFIG}")
     data = _Exchange(repo_id, url, connect_seconds).finish(total_seconds)
     try:
+        if (query := query_of_adapter(data)) is not None:
+            what = f"{repo_id} holds an adapter, which is asked for by its base model"
+            raise HubError(what, given=_ADAPTER, allowed=f"the {_CONFIG} of a model", todo=f"ask for {query}")
         read_config(data)
     except ConfigError as error:
         what = f"config.json of {repo_id} is refused: {error.what}"
@@ -142,6 +147,8 @@ class _Exchange:
             with connection.getresponse() as response:
                 if response.status in (301, 302, 303, 307, 308):
                     return _Answer(location=response.headers.get("Location", ""))
+                if _lacks_entry(response) and url.path.endswith(f"/{_CONFIG}"):
+                    return _Answer(location=url.path.removesuffix(_CONFIG) + _ADAPTER)
                 if response.status != 200:
                     raise _status_error(self._repo_id, response)
                 return _Answer(body=self._read(response))
@@ -184,6 +191,10 @@ def _connect(url: SplitResult, seconds: float) -> http.client.HTTPConnection:
         context = ssl.create_default_context()
         return http.client.HTTPSConnection(url.hostname, url.port, timeout=seconds, context=context)
     return http.client.HTTPConnection(url.hostname, url.port, timeout=seconds)
+
+
+def _lacks_entry(response: http.client.HTTPResponse) -> bool:
+    return response.status == 404 and response.headers.get("X-Error-Code") == "EntryNotFound"
 
 
 def _status_error(repo_id: str, response: http.client.HTTPResponse) -> HubError:

@@ -146,7 +146,8 @@ def plan(
     A text with an image or audio inside is made longer than `length` where its placeholders need it, unless `exact`.
     With `text_alone` there is none inside.
     Raises RequestError where an exact length is too short for them, or the model reads nothing but text, TraceError where the
-    class has no step that could be traced, BuildError where the config lacks what they need, and whatever a recipe raises on a config that it was not made for.
+    class has no step that could be traced, BuildError where the config lacks what they need, and whatever a recipe raises on a
+    config that it was not made for.
     """
     reason = no_step(config, cls)
     if reason is not None:

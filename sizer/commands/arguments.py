@@ -12,12 +12,14 @@ from sizer.errors import ConfigError, quote
 from sizer.questions.query import with_keys
 from sizer.request import QueryKey, format_query, parse_query, query_keys
 
+QUANTIZATION = "hf_quant_config.json"  # beside the config.json of a checkpoint of ModelOpt
+
 
 def add_query(parser: argparse.ArgumentParser, help: str) -> None:
     """Add the query, a flag for each of its keys, and `--config`, all of which `query_of` reads."""
     parser.usage = "%(prog)s QUERY [--KEY VALUE ...] [OPTION ...]"
     parser.add_argument("query", metavar="QUERY", help=help)
-    parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json in the place of arch")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a config.json, or its folder, in the place of arch")
     keys = parser.add_argument_group("keys of QUERY", "each is a flag or a part of QUERY: --seq 2048 is &seq=2048")
     for key in _flags():
         text = f"{key.allowed}{f' (default: {key.default})' if key.default else ''}".replace("%", "%%")
@@ -67,18 +69,35 @@ def describe_keys() -> str:
 
 
 def _with_config(query: str, path: Path) -> str:
-    """The query with a file's config in the place of its arch, which it need not have. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ConfigError("config file cannot be read", given=quote(str(path)), todo=error.strerror) from error
+    """The query with a file's config in the place of its arch, which it need not have. Raises ConfigError.
+
+    The path may be that of a model's folder. A hf_quant_config.json there is read with a config that names no quantization.
+    """
+    data = _read(_file_of(path) if path.is_dir() else path)
     others = [item for item in query.removeprefix("?").split("&") if item and item.partition("=")[0] != "arch"]
     if (adapter := query_of_adapter(data)) is not None:
         asked = {item.partition("=")[0] for item in others}
         return "&".join([*(item for item in adapter.split("&") if item.partition("=")[0] not in asked), *others])
-    read_config(data)
+    config = read_config(data)
+    beside = path.parent / QUANTIZATION if path.is_file() else path / QUANTIZATION
+    if "quantization_config" not in config and path.name != QUANTIZATION and beside.is_file():
+        data += b"\n" + _read(beside)
+        read_config(data)
     return "&".join([f"arch=config:{encode_config(data.decode())}", *others])
+
+
+def _file_of(folder: Path) -> Path:
+    """Return the config.json of a folder, or its adapter_config.json if it holds an adapter alone."""
+    adapter = folder / "adapter_config.json"
+    return adapter if adapter.is_file() and not (folder / "config.json").is_file() else folder / "config.json"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError("config file cannot be read", given=quote(str(path)), todo=error.strerror) from error
 
 
 def minutes(text: str) -> float:

@@ -8,8 +8,9 @@ import streamlit as st
 
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
-from sizer.config_json import MAX_CONFIG_BYTES
-from sizer.errors import ConfigError
+from sizer.config_json import MAX_CONFIG_BYTES, query_of_adapter
+from sizer.errors import ConfigError, SizerError
+from sizer.request import parse_query
 from sizer.ui.focus import look_at
 from sizer.ui.remarks import show_error
 from sizer.units import MIB
@@ -91,7 +92,7 @@ def _ask_config(source: Source, names: Names) -> str:
         key="config_name",
         height=180,
         placeholder='{"model_type": "llama", "hidden_size": 4096, …}',
-        on_change=_forget_upload,
+        on_change=_take_text,
         **KEEP,
     )
     if given := st.session_state.get(UPLOAD_REFUSED):
@@ -111,8 +112,30 @@ def _take_upload() -> None:
             st.session_state[UPLOAD_REFUSED] = f"{upload.size:,} bytes"
         else:
             st.session_state["config_name"] = upload.getvalue().decode("utf-8-sig")
+            _take_adapter()
     except UnicodeDecodeError:
         st.session_state[UPLOAD_REFUSED] = "bytes that are not UTF-8"
+
+
+def _take_text() -> None:
+    _forget_upload()
+    _take_adapter()
+
+
+def _take_adapter() -> None:
+    """Ask for the base model of an adapter_config.json, with its adapter, if the text is one that names a repository."""
+    state = st.session_state
+    try:
+        query = query_of_adapter(state["config_name"])
+        request = parse_query(query) if query else None
+    except SizerError:  # the form then says what is wrong with the text
+        return
+    if request is None:
+        return
+    state["source"], state["hub_name"], state["mode"] = request.source, request.name, request.mode
+    state["train"], state["adapter"] = request.train, request.adapter
+    state["r"], state["alpha"] = str(request.adapter_rank), str(request.adapter_alpha or "")
+    state["targets"], state["adapter_dropout"] = ",".join(request.adapter_targets), f"{request.adapter_dropout:g}"
 
 
 def _forget_upload() -> None:

@@ -157,6 +157,16 @@ def test_the_public_hub_may_redirect_to_its_own_domains_only(location: str, foll
             exchange._redirect(start, location)
 
 
+def test_a_repository_of_an_adapter_says_how_to_ask_for_it(hub: Hub):
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 8}
+    other = PATH.replace("config.json", "adapter_config.json")
+    hub.routes[PATH] = lambda handler: handler.answer(404, **{"X-Error-Code": "EntryNotFound"})
+    hub.routes[other] = lambda handler: handler.answer(200, json.dumps(adapter).encode())
+    with pytest.raises(HubError, match=r"org/name holds an adapter.*ask for arch=hub:org/base&train=adapter&adapter=lora&r=8"):
+        fetch_config(REPO)
+    assert [path for path, _ in hub.asked] == [PATH, other]
+
+
 def test_circles_end(hub: Hub):
     hub.routes[PATH] = lambda handler: handler.answer(302, Location=PATH)
     with pytest.raises(HubError, match="redirects in circles: given org/name, allowed 5 times"):
@@ -180,7 +190,8 @@ def test_circles_end(hub: Hub):
 )
 def test_statuses_say_what_to_do(hub: Hub, status: int, code: str, text: str):
     headers = {"X_Error_Code": code} if code else {}
-    hub.routes[PATH] = lambda handler: handler.answer(status, b"", **headers)
+    for path in (PATH, PATH.replace("config.json", "adapter_config.json")):
+        hub.routes[path] = lambda handler: handler.answer(status, b"", **headers)
     with pytest.raises(HubError, match=text):
         fetch_config(REPO)
 

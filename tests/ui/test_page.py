@@ -486,6 +486,16 @@ def test_pasted_config(client, open_page):
     assert json.loads(again.text_area(key="config_name").value) == {"hidden_size": 64, "model_type": "llama"}
 
 
+def test_a_pasted_adapter_config_asks_for_its_base_model(client, open_page):
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 32, "lora_alpha": 64, "target_modules": ["q_proj"]}
+    page = open_page()
+    page.selectbox(key="source").set_value("config").run()
+    page.text_area(key="config_name").set_value(json.dumps(adapter)).run()
+    request = client.requests[-1]
+    assert (request.source, request.name, request.train, request.adapter) == ("hub", "Qwen/Qwen3-8B", "adapter", "lora")
+    assert (request.adapter_rank, request.adapter_alpha, request.adapter_targets) == (32, 64, ("q_proj",))
+
+
 def test_uploaded_config(monkeypatch, client, open_page):
     page = open_page()
     page.selectbox(key="source").set_value("config").run()
