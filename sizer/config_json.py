@@ -46,7 +46,8 @@ _Json = dict | list | str | int | float | bool | None
 def read_config(data: bytes | str) -> dict:
     """The JSON object in `data` as a dict of plain values.
 
-    A hf_quant_config.json before or behind the config is read with it. Also reads what people paste: Markdown fences, Python dicts, printed configs, comments, trailing commas (`pasted_json`).
+    A hf_quant_config.json before or behind the config is read with it.
+    Also reads what people paste: Markdown fences, Python dicts, printed configs, comments, trailing commas (`pasted_json`).
     NaN and Infinity, which Python's and transformers' readers take, become transformers' own `{"__float__": "Infinity"}`.
     Raises ConfigError for another file of a model's folder, by its name, and for anything but one JSON object in UTF-8 of at
     most 2 MiB: repeated keys, lone surrogates,

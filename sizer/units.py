@@ -5,12 +5,18 @@ from __future__ import annotations
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 _BYTE_UNITS = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+_DECIMAL_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def format_bytes(n: int) -> str:
     """A number of bytes as text in binary units, two decimals: 3242745856 is "3.02 GiB". Below one KiB: "512 B"."""
     return _scale(n, _BYTE_UNITS, " B")
+
+
+def format_both(n: int) -> str:
+    """A number of bytes as text in decimal and binary units: 16060522496 is "16.06 GB (14.96 GiB)". Below one kB: "512 B"."""
+    return format_bytes(n) if abs(n) < KIB else f"{_scale(n, _DECIMAL_UNITS, ' B')} ({format_bytes(n)})"
 
 
 def format_more(n: int) -> str:

@@ -94,13 +94,14 @@ def test_estimate_prints_the_answer_the_table_and_the_peak(run):
     lines = out.splitlines()
     assert lines[0] == "resnet50 (ResNet)"
     assert lines[1] == "25,557,032 parameters (25.56 M), 53,120 buffer elements"
+    assert lines[2] == "weights in float32: 102.23 MB (97.49 MiB) to download"
     first, total = report.find("float32", 32), format_bytes(report.gpu.total_bytes)
     needs = (
         f"{format_bytes(first.peak_allocated_bytes)} allocated ({format_bytes(first.process_bytes)} for the process)"
     )
-    assert lines[3] == f"Training in float32 at batch 32 needs {needs}; it fits one {report.gpu.name} with {total}."
+    assert lines[4] == f"Training in float32 at batch 32 needs {needs}; it fits one {report.gpu.name} with {total}."
     start = next(place for place, line in enumerate(lines) if line.startswith("dtype"))
-    assert lines[5].startswith("It fits: ")
+    assert lines[6].startswith("It fits: ")
     table = [line.split() for line in lines[start : start + 5]]
     assert table[0] == ["dtype", "batch", "allocated", "reserved", "process", "fits"]
     assert [(row[0], row[1], row[-1]) for row in table[1:]] == [

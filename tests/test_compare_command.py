@@ -141,7 +141,7 @@ def test_compare_prints_what_differs_and_the_differences(compare):
     lines = [line.split() for line in out.splitlines()]
     assert ["mode", "training", "inference"] in lines
     assert ["1", "2", "2", "-", "1"] in lines
-    weights = ["97.49", "MiB"]
+    weights = ["102.23", "MB", "(97.49", "MiB)"]
     assert ["weights", *weights, *weights, "0"] in lines
     assert ["gradients", *weights, "0", "B", "-97.49", "MiB"] in lines
     assert any(line[:5] == ["The", "same", "in", "all:", "arch=torchvision:resnet50,"] for line in lines)

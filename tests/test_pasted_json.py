@@ -134,8 +134,8 @@ def test_other_texts_of_several_objects_are_refused(text: str):
         read_config(text)
 
 
-TIMM = """{"architecture": "resnet18", "num_classes": 10, "num_features": 512, "pretrained_cfg": {"tag": "a1_in1k", "custom_load": false,
- "input_size": [3, 224, 224], "classifier": "fc", "first_conv": "conv1", "license": "apache-2.0"}}"""
+TIMM = """{"architecture": "resnet18", "num_classes": 10, "num_features": 512, "pretrained_cfg": {"tag": "a1_in1k",
+ "custom_load": false, "input_size": [3, 224, 224], "classifier": "fc", "first_conv": "conv1", "license": "apache-2.0"}}"""
 SENTENCES = {  # the files of a sentence-transformers folder; all but the first say which one to paste
     "config.json": json.dumps({"_name_or_path": "nreimers/MiniLM-L6-H384-uncased", **MINILM}),
     "modules.json": '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]',

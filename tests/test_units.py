@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sizer.units import GIB, counted, format_bytes, format_count
+from sizer.units import GIB, counted, format_both, format_bytes, format_count
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,21 @@ from sizer.units import GIB, counted, format_bytes, format_count
 )
 def test_bytes_as_text(n: int, text: str):
     assert format_bytes(n) == text
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (1000, "1000 B"),
+        (1024, "1.02 kB (1.00 KiB)"),
+        # Llama 3.1 8B in bfloat16: 16060522496 / 10**9 = 16.0605, / 2**30 = 14.9575
+        (16_060_522_496, "16.06 GB (14.96 GiB)"),
+        (-(10**12), "-1.00 TB (-931.32 GiB)"),
+    ],
+)
+def test_bytes_as_text_in_both_units(n: int, text: str):
+    assert format_both(n) == text
 
 
 @pytest.mark.parametrize(

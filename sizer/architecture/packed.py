@@ -18,7 +18,7 @@ from sizer.architecture.quantization_settings import Quantization
 from sizer.architecture.quantized_layers import quantized_layers, settings_of, sides_of
 from sizer.catalogue.checkpoints import METHODS
 from sizer.errors import BuildError, ConfigError, quote
-from sizer.units import format_bytes
+from sizer.units import format_both
 
 
 class PackedLinear(nn.Module):
@@ -118,7 +118,7 @@ def describe_checkpoint(module: nn.Module, quantization: Quantization) -> tuple[
     except ConfigError:  # what cannot be counted changes nothing of what is
         return ()
     title = METHODS[quantization.method].title
-    return (f"The checkpoint's own tensors take {format_bytes(size)}: {title}, the rest in {quantization.dtype}.",)
+    return (f"The checkpoint's own tensors take {format_both(size)}: {title}, the rest in {quantization.dtype}.",)
 
 
 def checkpoint_bytes(module: nn.Module, quantization: Quantization, dtype: torch.dtype) -> int:

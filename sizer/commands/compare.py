@@ -15,7 +15,7 @@ from sizer.questions.query import read_questions
 from sizer.questions.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
 from sizer.request import Request, format_query
 from sizer.service.client import JobClient
-from sizer.units import format_bytes
+from sizer.units import format_both, format_bytes
 
 LONGEST = 40  # characters of a value: a config has thousands
 
@@ -92,7 +92,7 @@ def _size(side: Side, name: str) -> str:
     value = getattr(side, name)
     if value is None:
         return "-"
-    return format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+    return format_both(value) if name.endswith("_bytes") else f"{value:,}"
 
 
 def _signed(difference: int, name: str) -> str:

@@ -15,6 +15,7 @@ from sizer.commands.text import FITS, format_table, terminal_width, to_printable
 from sizer.errors import TraceError
 from sizer.memory.advice import advise
 from sizer.memory.caveats import caveats
+from sizer.memory.download import describe_download
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
 from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
@@ -100,6 +101,8 @@ def _model(report: Report) -> Iterator[str]:
     if MODES[report.request["mode"]].trains and model.trainable_parameters != model.parameters:
         counts += f", {model.trainable_parameters:,} of them trainable"
     yield f"{counts}, {model.buffers:,} buffer elements"
+    if (focus := _focus(report)) and (download := describe_download(report, focus)):
+        yield f"weights in {focus.dtype}: {download}"
     if model.tied_parameters:
         yield f"tied, counted once: {'; '.join(' = '.join(names) for names in model.tied_parameters[:5])}"
 

@@ -12,7 +12,7 @@ from sizer.questions.side_by_side import FIGURES, Side, SideBySide
 from sizer.ui.palette import MARKS, VERDICTS
 from sizer.ui.quantities import quantity_title
 from sizer.ui.tables import TO_COME, largest_text
-from sizer.units import format_bytes
+from sizer.units import format_both, format_bytes
 
 NONE = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -107,7 +107,7 @@ def _figure(side: Side, name: str) -> str:
     value = getattr(side, name)
     if value is None:
         return _missing(side)
-    return format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
+    return format_both(value) if name.endswith("_bytes") else f"{value:,}"
 
 
 def _verdict(side: Side) -> str:

@@ -8,6 +8,7 @@ from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
 from sizer.memory.caveats import caveats
+from sizer.memory.download import describe_download
 from sizer.memory.estimate import Estimate
 from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.report import Report
@@ -116,7 +117,7 @@ def show_figures(report: Report, estimate: Estimate) -> None:
         _metric("Process", estimate.process_bytes, f"{low} to {high}", PEAK_KINDS["process"].help)
         if estimate.host_bytes:
             _metric("Host", estimate.host_bytes, "of each rank, offloaded", HOST_HELP)
-        _show_parameters(report)
+        _show_parameters(report, describe_download(report, estimate))
 
 
 def show_counts(report: Report) -> None:
@@ -129,10 +130,10 @@ def show_counts(report: Report) -> None:
         _metric("As built", model.parameter_bytes + model.buffer_bytes, "parameters and buffers")
 
 
-def _show_parameters(report: Report) -> None:
+def _show_parameters(report: Report, download: str = "") -> None:
     model = report.model
     if report.request["train"] == "all":
-        _count("Parameters", model.parameters)
+        _say("Parameters", format_count(model.parameters), "; ".join(filter(None, (f"{model.parameters:,}", download))))
     else:
         share = model.trainable_parameters / model.parameters
         _say(

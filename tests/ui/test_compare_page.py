@@ -23,7 +23,7 @@ from sizer.ui.compare_tables import LONGEST, figures_frame, keys_frame
 from sizer.ui.compared import address_of
 from sizer.ui.links import LONGEST_ADDRESS
 from sizer.ui.peak_kinds import PEAK_KINDS
-from sizer.units import format_bytes
+from sizer.units import format_both, format_bytes
 from tests.ui.clients import ScriptedClient, ScriptedJob
 from tests.ui.conftest import install, markup, texts
 from tests.ui.reports import report_for
@@ -129,8 +129,8 @@ def test_tables_hold_the_figures_of_the_reports(client, open_page):
     peak, difference = second.peak_allocated_bytes, first.peak_allocated_bytes - second.peak_allocated_bytes
     share = f"−{100 * difference / first.peak_allocated_bytes:.0f}\N{NO-BREAK SPACE}%"
     assert shown.loc["peak allocated"].tolist() == [
-        format_bytes(first.peak_allocated_bytes),
-        format_bytes(peak),
+        format_both(first.peak_allocated_bytes),
+        format_both(peak),
         f"−{format_bytes(difference)}, {share}",
     ]
     assert shown.loc["weights"].tolist()[2] == "0"
@@ -224,7 +224,7 @@ def test_a_question_without_an_answer_leaves_the_others(monkeypatch, open_page):
     page = open_page("compare", q=[FIRST, SECOND, THIRD])
     assert any(line.startswith("Question 2 has no figures: it cannot be built") for line in texts(page))
     shown = page.dataframe[1].value
-    assert shown.loc["weights", "2"] == "–" and shown.loc["weights", "3"].endswith("MiB")
+    assert shown.loc["weights", "2"] == "–" and shown.loc["weights", "3"] == "51.11 MB (48.75 MiB)"
     assert "x.example" not in markup(page)
     before = len(client.requests)
     page.run()

@@ -487,7 +487,8 @@ def test_pasted_config(client, open_page):
 
 
 def test_a_pasted_adapter_config_asks_for_its_base_model(client, open_page):
-    adapter = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 32, "lora_alpha": 64, "target_modules": ["q_proj"]}
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 32, "lora_alpha": 64}
+    adapter["target_modules"] = ["q_proj"]
     page = open_page()
     page.selectbox(key="source").set_value("config").run()
     page.text_area(key="config_name").set_value(json.dumps(adapter)).run()
