@@ -91,9 +91,20 @@ LOGGED = {
 }
 
 
+# Bytes a token in bfloat16 after the window, by the GiB for 2**20 tokens that others published: of DeepSeek V4 30 (21) layers make an
+# entry of 512 elements and a key of 128 for each 4 tokens, and 31 (20) layers an entry for each 128.
+VLLM = "vLLM's article on DeepSeek V4: vllm.ai/blog/deepseek-v4"
+AT_A_MILLION = {
+    "deepseek-v4-flash": (6.72, "r/LocalLLaMA, The exact KV cache usage of DeepSeek V4"),
+    "deepseek-v4-pro": (9.62, VLLM),
+    "deepseek-v3.2": (83.88, f"{VLLM} (83.9), and r/LocalLLaMA, The exact KV cache usage of DeepSeek V4"),
+}
+
+
 def segments(query: str) -> tuple[KvSegment, ...]:
     blueprint = make_blueprint(parse_query(f"{query}&mode=generate&seq=64"))
-    return trace_kv_cache(blueprint, build(blueprint), work(8), device=device())
+    module = build(blueprint)
+    return trace_kv_cache(blueprint, module, work(8), device=device(), repeated=find_repeated(module))
 
 
 @pytest.mark.parametrize(("preset", "token_bytes"), [(key, size) for key, size in PUBLISHED.items() if key in PRESETS])
@@ -111,6 +122,21 @@ def test_bytes_a_token_are_those_of_servers_logs(preset: str) -> None:
     assert [segment.start for segment in later] == ([window] if window else [])
     assert bool(line.constant_bytes) == bool(window)  # each layer that has a window keeps it as a number
     assert line.token_bytes == pytest.approx(logged, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(one, marks=() if one == "deepseek-v4-flash" else pytest.mark.exhaustive) for one in AT_A_MILLION]
+)
+def test_bytes_a_token_are_those_of_a_million_tokens(preset: str) -> None:
+    million, _ = AT_A_MILLION[preset]
+    *_, last = segments(f"arch=hf:{preset}&weights=full")
+    assert last.token_bytes == pytest.approx(million * GIB / 2**20, rel=0.001)
+
+
+def test_seventeen_models_have_a_source() -> None:
+    known = [preset for preset in {*PUBLISHED, *LOGGED, *AT_A_MILLION} if preset in PRESETS]
+    assert len(known) >= 17
+    assert all(source for _, source in [*LOGGED.values(), *AT_A_MILLION.values()])
 
 
 def test_a_window_ends_the_growth_of_its_layers() -> None:
