@@ -91,8 +91,8 @@ LOGGED = {
 }
 
 
-# Bytes a token in bfloat16 after the window, by the GiB for 2**20 tokens that others published: of DeepSeek V4 30 (21) layers make an
-# entry of 512 elements and a key of 128 for each 4 tokens, and 31 (20) layers an entry for each 128.
+# Bytes a token in bfloat16 after the window, by the GiB for 2**20 tokens that others published. Of DeepSeek V4 30 (21) layers make
+# an entry of 512 elements and a key of 128 for each 4 tokens, and 31 (20) layers an entry for each 128.
 VLLM = "vLLM's article on DeepSeek V4: vllm.ai/blog/deepseek-v4"
 AT_A_MILLION = {
     "deepseek-v4-flash": (6.72, "r/LocalLLaMA, The exact KV cache usage of DeepSeek V4"),

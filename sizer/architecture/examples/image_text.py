@@ -163,6 +163,16 @@ def patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
     return image_input(spec, inputs, inputs["pixel_values"].shape[1] // pool**2)
 
 
+def merged_patches_with_positions(spec: ExampleSpec) -> MultimodalInput:
+    """Gemma 4 without an encoder: merged patches (batch, count, channels * side * side) and their places, a placeholder each."""
+    side = spec.config.vision_config.model_patch_size
+    rows, columns = (max(1, size // side) for size in spec.image_size)
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
+    values = floats(spec.batch, rows * columns, 3 * side * side)
+    inputs = {"pixel_values": values, "image_position_ids": places.repeat(spec.batch, 1, 1)}
+    return image_input(spec, inputs, rows * columns)
+
+
 def fuyu_patches(spec: ExampleSpec) -> MultimodalInput:
     """Fuyu: patches (batch, count, channels * patch * patch), one placeholder each."""
     patch = spec.config.patch_size
@@ -239,6 +249,7 @@ FAMILIES: dict[str, Callable[[ExampleSpec], MultimodalInput]] = {
     "deepseek_vl_hybrid": with_high_resolution,
     "fuyu": fuyu_patches,
     "gemma4": patches_with_positions,
+    "gemma4_unified": merged_patches_with_positions,
     "glm_image": source_and_target,
     "inkling2": merged_grid,
     "inkling_mm_model": patch_cubes,
