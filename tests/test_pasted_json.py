@@ -130,7 +130,7 @@ def test_a_hf_quant_config_alone_says_which_file_to_add():
 
 @pytest.mark.parametrize("text", [f"{JSON}\n{JSON}", f"{JSON}{json.dumps(QUANTIZED)}{JSON}", f"{JSON} }}" + json.dumps(QUANTIZED)])
 def test_other_texts_of_several_objects_are_refused(text: str):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="config is not valid JSON"):
         read_config(text)
 
 

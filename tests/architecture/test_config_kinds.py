@@ -113,7 +113,7 @@ def test_other_formats_are_read_if_they_determine_the_model(config, name, parame
     ],
 )
 def test_other_formats_that_do_not_are_refused(config):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"model_type|none of the sizes|out of range"):
         blueprint_of(config)
 
 
