@@ -36,8 +36,11 @@ REAL = """
     chronos-t5-tiny timesfm-2.0-500m-pytorch rtdetr_v2_r18vd sam2.1-hiera-tiny parakeet-ctc-0.6b
 """
 REAL_SAMPLE = ("smollm2-135m", "bert-base-uncased")
-# What a job says of a case that it does not answer, by the config, or by it and the mode.
-REFUSED: dict[str | tuple[str, str], str] = {}
+# What a job says of a case that it does not answer, by the config and the mode.
+REFUSED = {
+    ("rtdetr_v2_r18vd", "training"): "its own code does not run cast to bfloat16",
+    ("sam2.1-hiera-tiny", "training"): "no step can train it",
+}
 
 
 # What published configs of transformers 4 hold beside the architecture (configuration_utils.py, PretrainedConfig, 4.40).
@@ -89,7 +92,7 @@ def test_the_configs_are_of_published_length():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", kinds())
 def test_a_whole_config_is_answered_by_a_job(client: JobClient, kind: str, mode: str):
-    check(client, f"arch=config:{encode_config(whole_config(TINY[kind]))}&{MODES[mode]}", REFUSED.get((kind, mode), REFUSED.get(kind)), mode)
+    check(client, f"arch=config:{encode_config(whole_config(TINY[kind]))}&{MODES[mode]}", REFUSED.get((kind, mode)), mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -97,7 +100,8 @@ def test_a_whole_config_is_answered_by_a_job(client: JobClient, kind: str, mode:
 def test_a_published_config_is_answered_by_a_job(client: JobClient, key: str, mode: str):
     config = encode_config(whole_config(PRESETS[key].config))
     length = "&seq=32" if PRESETS[key].modality in ("text", "seq2seq") and mode != "generate" else ""
-    check(client, f"arch=config:{config}&head={PRESETS[key].head}&{MODES[mode]}{length}", REFUSED.get((key, mode), REFUSED.get(key)), mode)
+    query = f"arch=config:{config}&head={PRESETS[key].head}&{MODES[mode]}{length}"
+    check(client, query, REFUSED.get((key, mode)), mode)
 
 
 def check(client: JobClient, query: str, refusal: str | None, mode: str) -> None:
