@@ -152,11 +152,11 @@ def compress_rates(cache: object) -> tuple[int, ...]:
     return tuple(sorted(rate for rate in rates if isinstance(rate, int) and rate > 1))
 
 
-def compress_rates_of(module: PreTrainedModel, cache: str) -> tuple[int, ...]:
-    """Return `compress_rates` of the cache that `generate` makes for a model; `cache` is transformers' name of its kind."""
-    if cache not in ("dynamic", OFFLOADED[0]) or not module._supports_default_dynamic_cache():
-        return ()
-    return compress_rates(DynamicCache(config=module.config.get_text_config(decoder=True)))
+def empty_cache(module: PreTrainedModel, kind: str) -> DynamicCache | None:
+    """Return the cache with which `generate` begins, None if it is no dynamic one; `kind` is transformers' name for it."""
+    if kind not in ("dynamic", OFFLOADED[0]) or not module._supports_default_dynamic_cache():
+        return None
+    return DynamicCache(config=module.config.get_text_config(decoder=True))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import replace
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import check_cache, compress_rates_of
+from sizer.architecture.generation import check_cache, compress_rates, empty_cache
 from sizer.errors import RequestError, TraceError
 from sizer.memory.allocator import replay
 from sizer.memory.block_notes import BlockNotes
@@ -72,7 +72,7 @@ def trace_generation(
     if loading is None and blueprint.replace_layers is None:
         module.to("meta").to(weight_dtype(work.dtype))
 
-    rates = compress_rates_of(module, work.cache)
+    rates = compress_rates(empty_cache(module, work.cache))
 
     def run(tokens: int, after: int = 0, quantized: int | None = None) -> TokenTrace:
         def trace(count: int) -> TokenTrace:

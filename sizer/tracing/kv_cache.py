@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from sizer.architecture.blueprint import Blueprint
-from sizer.architecture.generation import check_cache, is_text
+from sizer.architecture.generation import check_cache, compress_rates, empty_cache, is_text, window_lengths
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED
 from sizer.memory.kv_cache import KvSegment
 from sizer.tracing.depth import Repeated
@@ -58,45 +58,60 @@ def trace_kv_cache(
         told = {"batch": 1, "device": device, "tokens": TOKENS_OF_A_LINE, "after": context - _MADE - prompt}
         return trace_tokens(blueprint, module, plain, loading, **told)
 
-    def bytes_at(context: int) -> tuple[int, int]:
-        """The bytes of the cache, and those on the host, with so many tokens."""
-
-        def last() -> tuple[int, int]:
-            run = traced(context)
-            return run.cache_bytes[-1], run.host_bytes[-1]
-
-        return _of_all_layers(last, module, repeated)
-
     def held(context: int) -> tuple[TokenTrace, dict[int, tuple[int, int]]]:
         """The bytes of the cache, and those on the host, by its length: with so many tokens and with one less."""
         run = traced(context)
         lengths = context - 1, context
         return run, dict(zip(lengths, zip(run.cache_bytes[-2:], run.host_bytes[-2:], strict=True), strict=True))
 
+    made = empty_cache(module, kind)
+    if rates := compress_rates(made):
+        starts = [window for window in window_lengths(made) if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
+
+        def last(context: int) -> tuple[int, int]:
+            run = traced(context)
+            return run.cache_bytes[-1], run.host_bytes[-1]
+
+        return _periodic_lines(_DeepBytes(last, module, repeated), starts, math.lcm(*rates))
     run, first = held(SHORT_PROMPT + _MADE)
     windows = [window + SHORT_PROMPT for window in run.windows]
     starts = [window for window in windows if window > SHORT_PROMPT + TOKENS_OF_A_LINE]
-    if not run.rates:
-        return (
-            _line(0, first),
-            *(_line(window, held(window + 2 + _MADE)[1]) for window in starts),
-        )
-    return _periodic_lines(bytes_at, starts, math.lcm(*(rate for rate, _ in run.rates)))
+    return (
+        _line(0, first),
+        *(_line(window, held(window + 2 + _MADE)[1]) for window in starts),
+    )
 
 
-def _of_all_layers(
-    held: Callable[[], tuple[int, int]], module: nn.Module, repeated: Sequence[Repeated]
-) -> tuple[int, int]:
-    """Return what `held` returns of a module, from two models with fewer layers if a third one is on their line."""
-    for layers in repeated:
-        depths = []
-        for more in range(3):
-            with layers.shortened(module, more):
-                depths.append(held())
-        sizes = [first + (second - first) * layers.periods for first, second, _ in zip(*depths, strict=True)]
-        if all(second - first == third - second for first, second, third in zip(*depths, strict=True)):
-            return sizes[0], sizes[1]
-    return held()
+class _DeepBytes:
+    """The bytes of a cache by its length, from models with fewer layers: two of them, once a third was on their line.
+
+    Args:
+        held: The bytes of the cache, and those on the host, with so many tokens, of the module as it is when called.
+        module: The model.
+        repeated: The lists of its layers that are alike.
+    """
+
+    def __init__(
+        self, held: Callable[[int], tuple[int, int]], module: nn.Module, repeated: Sequence[Repeated]
+    ) -> None:
+        self._held, self._module = held, module
+        self._candidates, self._checked = [*repeated], False
+
+    def __call__(self, context: int) -> tuple[int, int]:
+        while self._candidates:
+            layers = self._candidates[0]
+            first, second, *third = (self._at(layers, more, context) for more in range(2 if self._checked else 3))
+            grown = [after - before for before, after in zip(first, second, strict=True)]
+            if not third or [after - before for before, after in zip(second, third[0], strict=True)] == grown:
+                self._checked = True
+                sizes = [size + growth * layers.periods for size, growth in zip(first, grown, strict=True)]
+                return sizes[0], sizes[1]
+            del self._candidates[0]
+        return self._held(context)
+
+    def _at(self, layers: Repeated, more: int, context: int) -> tuple[int, int]:
+        with layers.shortened(self._module, more):
+            return self._held(context)
 
 
 def _periodic_lines(

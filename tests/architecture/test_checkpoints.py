@@ -393,7 +393,7 @@ def test_what_is_not_counted_so_is_still_said():
     found = estimate(parse_query(f"{arch('compressed-tensors')}&{INFERENCE}"))
     full = estimate(parse_query(f"{arch('compressed-tensors')}&{INFERENCE}&weights=full"))
     assert found.estimates == full.estimates
-    assert "The checkpoint's own tensors take 1.56 MiB: compressed-tensors, the rest in bfloat16." in found.notes
+    assert "The checkpoint's own tensors take 1.64 MB (1.56 MiB): compressed-tensors, the rest in bfloat16." in found.notes
     assert not full.cautions
 
 

@@ -26,6 +26,10 @@ from sizer.request import parse_query
 from sizer.tracing.trace import build
 
 ROWS = json.loads(Path(__file__).with_name("published_checkpoints.json").read_text())
+# Presets of quantised checkpoints, of whose bytes no sum was found that others have read.
+UNREAD = {
+    *("deepseek-r1", "deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4-pro", "kimi-k2-instruct", "kimi-k2.5", "minimax-m2.5"),
+}
 ALWAYS = (
     "Qwen/Qwen2.5-7B-Instruct-AWQ",
     "unsloth/Llama-3.2-1B-Instruct-bnb-4bit",
@@ -112,7 +116,8 @@ def file_bytes(tensors: dict[str, tuple[torch.dtype, list[int]]], metadata: dict
 
 def test_presets_are_loaded_as_their_checkpoints_are():
     own = {row["preset"] for row in ROWS if "settings" not in row}
-    assert own == {key for key, preset in PRESETS.items() if "quantization_config" in preset.config}
+    assert own | UNREAD == {key for key, preset in PRESETS.items() if "quantization_config" in preset.config}
+    assert not own & UNREAD
     held = build(make_blueprint(parse_query("arch=hf:gpt-oss-20b&mode=inference&gpu=rtx-4090")), dtype="bfloat16")
     # the biases of 24 layers' 32 experts are float32 as transformers holds them: 2 × 2,880 and 2,880
     biases = 24 * 32 * 3 * 2880

@@ -69,7 +69,7 @@ def test_opens_with_an_answer(client, open_page):
         "Process",
         "Parameters",
     ]
-    assert page.metric[3].delta == f"{PARAMETERS:,}"
+    assert page.metric[3].delta == f"{PARAMETERS:,}; 102.23 MB (97.49 MiB) to download"
     assert not address_of(page), "the address of the default page stays clean"
 
 
