@@ -166,7 +166,7 @@ def test_what_peft_refuses_is_refused_with_its_reason(query: str, message: str):
 
 def test_without_peft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(BuildError, match=r"peft is not installed: given train=adapter; install peft"):
+    with pytest.raises(BuildError, match=r"peft is not installed: given train=adapter; pip install peft"):
         made(f"{arch(LLAMA)}&train=adapter")
 
 
