@@ -174,8 +174,9 @@ async def measure(address: str, process: int, minutes: float) -> dict[str, str]:
     print(f"memory: {first:.0f} MiB at most in the first third of that time, {last:.0f} in the last")
     print(f"/healthz: 99 % of {len(health.seconds):,} within {1000 * healthy:.0f} ms")
     print(f"answers that were another's: {load.crossed} of {load.answers:,}")
+    crowds = ", ".join(map(str, CROWDS))
     return {
-        f"{', '.join(map(str, CROWDS))} people at once, whose answers are known: 95 % have their page within": f"{', '.join(bursts)} s",
+        f"{crowds} people at once, whose answers are known: 95 % have their page within": f"{', '.join(bursts)} s",
         f"{PEOPLE} people who look every {THINK_SECONDS:.0f} seconds, beside strangers who send nonsense: 95 % within": (
             f"{looks:.2f} s"
         ),
