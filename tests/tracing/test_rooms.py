@@ -47,9 +47,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pipelined": (*_BELOW, "steps"),
     "stages": (*_BELOW, "steps", "rank"),
     "trace": (*_BELOW, "loading", "cuda", "cpu", "rules", "recorder", "steps", "rank", "pipelined"),
-    "tokens": (*_BELOW, "loading", "recorder", "steps", "rank", "trace"),
-    "kv_cache": (*_BELOW, "loading", "steps", "tokens"),
-    "generation": (*_BELOW, "loading", "steps", "tokens"),
+    "tokens": (*_BELOW, "loading", "recorder", "depth", "steps", "rank", "trace"),
+    "kv_cache": (*_BELOW, "loading", "depth", "steps", "tokens"),
+    "generation": (*_BELOW, "loading", "depth", "steps", "tokens"),
 }
 
 
