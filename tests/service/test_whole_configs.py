@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 import pytest
@@ -72,14 +72,15 @@ def client() -> Iterator[JobClient]:
         yield made
 
 
-def kinds() -> list:
-    """Return the types, of which a sample is in every run."""
-    return [pytest.param(one, marks=() if one in SAMPLE else pytest.mark.exhaustive) for one in TINY]
-
-
-def real() -> list:
-    """Return the published configs, of which a sample is in every run."""
-    return [pytest.param(one, marks=() if one in REAL_SAMPLE else pytest.mark.exhaustive) for one in REAL.split()]
+def cases(names: Iterable[str], sample: tuple[str, ...]) -> list:
+    """Return each config with each mode. Those of the sample are in every run, one mode of each other config in CI's, all in the
+    full one (.ci/full)."""
+    found = []
+    for place, name in enumerate(names):
+        for number, mode in enumerate(MODES):
+            rare = pytest.mark.exhaustive if (place + number) % len(MODES) == 0 else pytest.mark.full
+            found.append(pytest.param(name, mode, marks=() if name in sample else rare))
+    return found
 
 
 def test_the_configs_are_of_published_length():
@@ -89,14 +90,12 @@ def test_the_configs_are_of_published_length():
     assert min(len(whole_config(PRESETS[key].config)) for key in REAL.split()) > PUBLISHED
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize(("kind", "mode"), cases(TINY, SAMPLE))
 def test_a_whole_config_is_answered_by_a_job(client: JobClient, kind: str, mode: str):
     check(client, f"arch=config:{encode_config(whole_config(TINY[kind]))}&{MODES[mode]}", REFUSED.get((kind, mode)), mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("key", real())
+@pytest.mark.parametrize(("key", "mode"), cases(REAL.split(), REAL_SAMPLE))
 def test_a_published_config_is_answered_by_a_job(client: JobClient, key: str, mode: str):
     config = encode_config(whole_config(PRESETS[key].config))
     length = "&seq=32" if PRESETS[key].modality in ("text", "seq2seq") and mode != "generate" else ""
