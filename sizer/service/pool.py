@@ -190,7 +190,7 @@ class JobPool:
     def set_versions(self, versions: dict[str, str]) -> None:
         """Take note of the versions of a job server, and forget what others have answered."""
         with self._lock:
-            if versions != self.versions:
+            if self.versions and versions != self.versions:
                 self._failures.clear()
                 self._cache.clear()  # a report holds for the versions that it was made with
             self.versions = versions

@@ -72,12 +72,15 @@ def autocast(kind: str, dtype: str) -> Callable[[], AbstractContextManager]:
 @contextmanager
 def backends_of(work: Work) -> Iterator[None]:
     """Within the context PyTorch's backends have the settings that the work asks for."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or work.cudnn_benchmark
+    if not work.cudnn_benchmark:
+        yield
+        return
+    before = torch._C._get_cudnn_benchmark()
+    torch._C._set_cudnn_benchmark(True)
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        torch._C._set_cudnn_benchmark(before)
 
 
 def place(example: Example, dtype: torch.dtype, move: Callable[[Tensor], Tensor]) -> Example:

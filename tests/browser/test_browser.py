@@ -200,7 +200,7 @@ def test_pasted_config(page: Page, context: BrowserContext, app_url: str):
     field.fill(json.dumps(LLAMA))
     field.press("Control+Enter")
     sentence = headline(page, "LlamaForCausalLM")
-    expect(page.get_by_text(f"{LLAMA_PARAMETERS:,}", exact=True)).to_be_visible()
+    expect(page.get_by_text(re.compile(rf"^{LLAMA_PARAMETERS:,}\b"))).to_be_visible()
     link = copied_link(page)
     with context.browser.new_context() as elsewhere:
         other = elsewhere.new_page()

@@ -12,7 +12,8 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.conftest import ANSWER_MS, running_app
 
-QUIET_MS = 8000  # the errors below used to start a job about three times in a second
+QUIET_MS = 8000
+MOST_MESSAGES = 150  # in that time, on a busy machine that still draws; there were 1,200 when the page ran for ever
 SLOW = "arch=torchvision:maskrcnn_resnet50_fpn&dtype=float32,bfloat16&batch=1,2,3,4,5,6,7,8"
 
 
@@ -55,7 +56,7 @@ def check_that_it_ends(page: Page, address: str, reason: str) -> None:
     page.wait_for_timeout(2000)
     before = len(received)
     page.wait_for_timeout(QUIET_MS)
-    assert len(received) - before < 10
+    assert len(received) - before < MOST_MESSAGES
     expect(again).to_be_visible()
 
 
@@ -63,6 +64,7 @@ def test_a_gated_model_is_asked_for_once(context: BrowserContext, tmp_path: Path
     with gated_hub() as (hub, paths), running_app(tmp_path, HF_ENDPOINT=hub) as (address, _):
         first, second = context.new_page(), context.new_page()
         check_that_it_ends(first, f"{address}/?arch=hub:some-org/some-model", "is gated")
+        assert len(paths) == 1
         check_that_it_ends(second, f"{address}/?arch=hub:some-org/some-model", "is gated")
         assert len(paths) == 1  # the server keeps the error for both visitors
         first.get_by_role("button", name="Try again").click()

@@ -53,6 +53,8 @@ def cases(mode: str, dtype: torch.dtype, first: int, count: int, every: int) -> 
     """Yield the name of a sample, its operator and its arguments on the CPU."""
     from torch.testing._internal.common_methods_invocations import op_db
 
+    # torch.testing's internals forbid to set flags of backends for the rest of the process (disable_global_flags).
+    torch.backends.__allow_nonbracketed_mutation_flag = True
     for op in [op for op in op_db if not op.name.startswith(SKIPPED)][::every]:
         if mode == "backward" and not op.supports_autograd:
             continue

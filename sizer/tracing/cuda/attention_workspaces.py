@@ -9,7 +9,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps, after_results, copies, round_up
 from sizer.tracing.device import Device
@@ -120,23 +119,9 @@ def _with_copied_gradient(work: Held) -> Held:
     return steps
 
 
-def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """The gradient in the layout of the output, copied if its strides are others (cudnn/MHA.cpp, same_strides), then what
-    `cudnn_attention_backward` returns."""
-    grad, output = args[0], args[4]
-    yield () if _strides(grad) == _strides(output) else (grad.nbytes,)
-    yield from tensors_of(out)
-    yield from cudnn_attention_backward(device, args, kwargs, out)
-
-
-def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides of dimensions of more than one element."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-
-
 HELD: dict[Any, Held] = {
     _aten._scaled_dot_product_cudnn_attention.default: after_results(cudnn_attention),
     _aten._scaled_dot_product_flash_attention_backward.default: _with_copied_gradient(flash_backward),
     _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied_gradient(efficient_backward),
-    _aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward.default: _with_copied_gradient(cudnn_attention_backward),
 }
