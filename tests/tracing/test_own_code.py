@@ -12,6 +12,9 @@ from sizer.custom import size_module, size_step
 from sizer.errors import TraceError
 from sizer.tracing.cuda.cudnn import version
 
+# torch._dynamo of PyTorch 2.11 calls it at import
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
 
 def compiled_module() -> Callable[[], None]:
     model = nn.Linear(64, 64).cuda()
