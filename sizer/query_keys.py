@@ -233,7 +233,7 @@ KEYS: dict[str, Key] = {
     "gpu": _field(
         "gpu",
         lambda text: find_gpu(text).key,
-        allowed=f"a key that `python -m sizer gpus` lists, or one's own by memory and capability: {CUSTOM_EXAMPLE}",
+        allowed=f"a key that `python -m sizer gpus` lists, or a device of your own by memory and capability: {CUSTOM_EXAMPLE}",
     ),
     "expandable": _field(
         "expandable_segments",
@@ -381,7 +381,7 @@ KEYS: dict[str, Key] = {
         "sp",
         read_switch,
         format_switch,
-        allowed=f"{_SWITCH}: sequence parallel, what is between the matrices lies over the tp ranks by tokens",
+        allowed=f"{_SWITCH}: sequence parallel, which shards activations outside of tensor-parallel layers along the sequence",
         needs=of_split("sp"),
     ),
     "lp": _field(

@@ -127,7 +127,7 @@ def read_cache(text: str) -> str:
 
 
 def read_inputs(text: str) -> str | None:
-    """What a model that reads images or sound is given: None for all that it reads."""
+    """Return "text" if a model that reads images or sound gets text alone, None if it gets all."""
     return None if choice(INPUTS)(text) == ALL else text
 
 

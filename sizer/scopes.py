@@ -32,7 +32,7 @@ def as_traced(request: Request) -> Request:
 
 
 def choices_of(request: Request) -> str:
-    """What the counts and the tapes of an architecture depend on beside the dtype and the device's rules."""
+    """Return the choices that decide an architecture's counts and tapes, except the dtype and the device's rules."""
     plain = Request(source=request.source)
     same_for_all = ("dtypes", "batches", "gpu", "expandable_segments", "torch", "focus", "outputs")
     asked = replace(request, **{name: getattr(plain, name) for name in same_for_all})
@@ -40,7 +40,7 @@ def choices_of(request: Request) -> str:
 
 
 def module_choices_of(request: Request) -> str:
-    """What the module of a request depends on."""
+    """Return the choices that decide the module of a request."""
     architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing", "classes")
     inputs = ("mode", "sequence_length", "image_size", "inputs")
     weights = ("parallel", "weights", "compute", "prepare", "train", "trainable_layers")

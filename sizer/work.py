@@ -1,4 +1,4 @@
-"""What a request asks to be traced: its work by dtype."""
+"""Turn a request into the work to trace, by dtype."""
 
 from __future__ import annotations
 

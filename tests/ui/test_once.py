@@ -1,4 +1,4 @@
-"""What is drawn without the checks of Altair is what is drawn with them."""
+"""Compare charts drawn with and without Altair's checks."""
 
 from __future__ import annotations
 
