@@ -51,7 +51,7 @@ ALLOWED: dict[str, _Numbers] = {
     "clock_gettime": (228, 113), "clock_getres": (229, 114), "gettimeofday": (96, 169), "time": (201, None),
     "arch_prctl": (158, None),
 }  # fmt: skip
-# Refused with EPERM, which says more than ENOSYS to whoever reads the error: programs, processes, threads, and the network.
+# Refused with EPERM, a clearer error than ENOSYS: programs, processes, threads, and the network.
 _FORBIDDEN: dict[str, _Numbers] = {
     "clone": (56, 220), "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "socket": (41, 198),
     "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),

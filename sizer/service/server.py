@@ -19,7 +19,7 @@ it was; one that was stopped for others, or that crashed for the first time, is 
 
 What a child asks to be kept ("keep") stays here, under a name that its question may write (`sizer.service.access`). The next job
 on the same architecture is given what its question can use of that, and of the "tapes" that the client has from elsewhere. A
-client that shares tapes (`Settings.sharing`) is told of each. Children are forked from
+client that shares tapes (`Settings.sharing`) receives each one. Children are forked from
 the template (`sizer.service.template`), which sees none of this; "missing" are the layers of their wall that the system lacks.
 A job's number is a random one that no child is told: it is the token by which the client knows an answer.
 
