@@ -119,9 +119,21 @@ def _with_copied_gradient(work: Held) -> Held:
     return steps
 
 
+def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Return the gradients, a copy of the incoming gradient, and the workspace, in the order of allocation.
+
+    The copy is made if the innermost stride is not 1 (cudnn/MHA.cpp, run_cudnn_SDP_bprop, with cuDNN 9.5.1 or later).
+    """
+    grad = args[0]
+    yield from tensors_of(out)
+    copy = [] if grad.stride(-1) == 1 else [grad.nbytes]
+    for step in cudnn_attention_backward(device, args, kwargs, out):
+        yield [*copy, *step]
+
+
 HELD: dict[Any, Held] = {
     _aten._scaled_dot_product_cudnn_attention.default: after_results(cudnn_attention),
     _aten._scaled_dot_product_flash_attention_backward.default: _with_copied_gradient(flash_backward),
     _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied_gradient(efficient_backward),
-    _aten._scaled_dot_product_cudnn_attention_backward.default: _with_copied_gradient(cudnn_attention_backward),
+    _aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
 }
