@@ -1,4 +1,4 @@
-"""One file from the hub: a model's config.json by an anonymous, bounded GET. No torch, no token, no cache, no proxy."""
+"""A model's config.json from the hub by anonymous, bounded GETs. No torch, no token, no cache, no proxy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
@@ -25,7 +26,7 @@ CONNECT_SECONDS = 5.0
 TOTAL_SECONDS = 10.0
 
 _CHUNK_BYTES = 64 * 2**10
-_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_CONFIG, _ADAPTER, _QUANTIZATION = "config.json", "adapter_config.json", "hf_quant_config.json"
 _PASTE = "paste its config.json instead"
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "sizer", "Connection": "close"}
 
@@ -38,7 +39,10 @@ def fetch_config(
     connect_seconds: float = CONNECT_SECONDS,
     total_seconds: float = TOTAL_SECONDS,
 ) -> bytes:
-    """The bytes (at most 2 MiB, checked to be strict JSON) of config.json in a model repository of the hub.
+    """Return the bytes (at most 2 MiB, checked to be strict JSON) of config.json in a model repository of the hub.
+
+    A config that names no quantization is followed by the repository's hf_quant_config.json, which older checkpoints of ModelOpt
+    have instead; `read_config` reads both.
 
     repo_id: "org/name"; revision: branch, tag or commit, None for "main"; endpoint: None for HF_ENDPOINT, else the
     public hub. The whole exchange, name look-up and redirects included, ends within `total_seconds` of wall-clock time.
@@ -53,13 +57,18 @@ def fetch_config(
     if revision is not None and not REVISION.fullmatch(revision):
         raise HubError("revision is malformed", given=quote_given(revision), allowed="a branch, tag or commit")
     base = _read_endpoint(endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
-    url = urlsplit(f"{base.geturl()}/{repo_id}/resolve/{quote(revision or 'main', safe='')}/{_CONFIG}")
-    data = _Exchange(repo_id, url, connect_seconds).finish(total_seconds)
+    folder = f"{base.geturl()}/{repo_id}/resolve/{quote(revision or 'main', safe='')}"
+    end = time.monotonic() + total_seconds
+    data = _Exchange(repo_id, urlsplit(f"{folder}/{_CONFIG}"), connect_seconds).finish(total_seconds)
     try:
         if (query := query_of_adapter(data)) is not None:
             what = f"{repo_id} holds an adapter, which is asked for by its base model"
             raise HubError(what, given=_ADAPTER, allowed=f"the {_CONFIG} of a model", todo=f"ask for {query}")
-        read_config(data)
+        if not read_config(data).keys() & {"quantization_config", "compression_config"}:
+            exchange = _Exchange(repo_id, urlsplit(f"{folder}/{_QUANTIZATION}"), connect_seconds)
+            if other := exchange.finish(max(end - time.monotonic(), 0)):
+                data += b"\n" + other
+                read_config(data)
     except ConfigError as error:
         what = f"config.json of {repo_id} is refused: {error.what}"
         raise HubError(what, given=error.given, allowed=error.allowed, todo=_PASTE) from None
@@ -93,7 +102,7 @@ class _Exchange:
         self._given_up = threading.Event()
 
     def finish(self, total_seconds: float) -> bytes:
-        """The body. Raises HubError where the exchange failed, or is not over after `total_seconds`."""
+        """Return the body; empty if there is no hf_quant_config.json. Raises HubError if the exchange failed or took longer."""
         thread = threading.Thread(target=self._run, name="sizer-hub", daemon=True)
         thread.start()
         thread.join(total_seconds)
@@ -149,6 +158,8 @@ class _Exchange:
                     return _Answer(location=response.headers.get("Location", ""))
                 if _lacks_entry(response) and url.path.endswith(f"/{_CONFIG}"):
                     return _Answer(location=url.path.removesuffix(_CONFIG) + _ADAPTER)
+                if response.status == 404 and self._url.path.endswith(f"/{_QUANTIZATION}"):
+                    return _Answer(body=b"")
                 if response.status != 200:
                     raise _status_error(self._repo_id, response)
                 return _Answer(body=self._read(response))

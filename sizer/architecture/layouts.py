@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from sizer.architecture.codebook_layouts import aqlm, vptq
-from sizer.architecture.compressed_layouts import NVFP4_BLOCK, Tensors, compressed_tensors
+from sizer.architecture.compressed_layouts import Tensors, compressed_tensors
+from sizer.architecture.modelopt_layouts import modelopt
 from sizer.architecture.quantization_settings import WORD, ceil, groups_of, whole
 from sizer.architecture.quark_layouts import quark
 from sizer.architecture.torchao_layouts import torchao
@@ -73,24 +74,6 @@ def _fp8(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch
     return tensors | (
         {"activation_scale": ((), torch.float32)} if settings.get("activation_scheme") == "static" else {}
     )
-
-
-def _modelopt(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
-    """modelopt/torch/export/quant_utils.py of NVIDIA/Model-Optimizer, 0.40, as vllm/model_executor/layers/quantization/modelopt.py
-    (0.11) loads them: FP8 with a scale for the weight and one for the input; FP4 in bytes with FP8 scales of blocks of 16."""
-    algorithm = str(settings.get("quant_algo") or "FP8").upper()
-    scale = (), torch.float32
-    if algorithm == "FP8":
-        return {"weight": ((outputs, inputs), torch.float8_e4m3fn), "weight_scale": scale, "input_scale": scale}
-    if algorithm in ("NVFP4", "NVFP4_AWQ"):
-        block = whole(settings, "group_size", NVFP4_BLOCK, (NVFP4_BLOCK,))
-        return {
-            "weight": ((outputs, ceil(inputs, 2)), torch.uint8),
-            "weight_scale": ((outputs, ceil(inputs, block)), torch.float8_e4m3fn),
-            "weight_scale_2": scale,
-            "input_scale": scale,
-        }
-    raise ConfigError("no layout of these weights is known", given=f"quant_algo = {quote(algorithm)}", allowed="FP8, NVFP4")
 
 
 def _mxfp4(settings: Mapping[str, object], outputs: int, inputs: int, dtype: torch.dtype) -> Tensors:
@@ -235,7 +218,7 @@ LAYOUTS: dict[str, Layout] = {
     "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
     "mxfp8": _fp8,
-    "modelopt": _modelopt,
+    "modelopt": modelopt,
     "mxfp4": _mxfp4,
     "awq": _awq,
     "gptq": _gptq,

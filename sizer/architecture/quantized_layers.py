@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from sizer.architecture.compressed_layouts import group_of, is_target
 from sizer.architecture.layouts import layout_of
+from sizer.architecture.modelopt_layouts import is_of_modelopt, settings_of_modelopt
 from sizer.architecture.patterns import many_patterns
 from sizer.architecture.quantization_settings import Quantization, checked_pattern
 from sizer.architecture.quark_settings import check_known, layer_config
@@ -39,7 +39,14 @@ def quantized_layers(module: nn.Module, quantization: Quantization) -> list[tupl
     and where no layout of what quark did is known, or of Gemma's embeddings.
     """
     with many_patterns():
-        return list(_quantized_layers(module, quantization))
+        layers = list(_quantized_layers(module, quantization))
+    if not layers and quantization.settings.get("quantized_layers"):
+        raise ConfigError(
+            "quantization_config names no layer of this model",
+            given=f"quantized_layers = {quote(next(iter(quantization.settings['quantized_layers'])))}, ...",
+            allowed="names such as model.layers.0.mlp.down_proj",
+        )
+    return layers
 
 
 def _quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator[tuple[str, nn.Module]]:
@@ -73,7 +80,7 @@ def _quantized_layers(module: nn.Module, quantization: Quantization) -> Iterator
             if linear and should_convert_module(path, names):
                 yield path, child
         elif method == "modelopt":
-            if not is_left_out_of_modelopt(settings, path):
+            if is_of_modelopt(settings, path):
                 yield path, child
         elif method == "hqq":
             if path.rpartition(".")[2] not in names:
@@ -93,23 +100,6 @@ def _names_left_out(module: nn.Module, quantization: Quantization) -> list[str]:
     return HfQuantizer.get_modules_to_not_convert(
         module, names, module._keep_in_fp32_modules, add_default_skips=method in ("auto-round", "awq")
     )
-
-
-def is_left_out_of_modelopt(settings: Mapping[str, object], path: str) -> bool:
-    """Return True if ModelOpt leaves a layer as it was: by its name, or by a shell pattern with `*`.
-
-    vllm/model_executor/layers/quantization/modelopt.py, is_layer_excluded, 0.11: a name also stands for what is inside of it.
-    """
-    names = _plain_strings(settings, "ignore") + _plain_strings(settings, "exclude_modules")
-    return any(path == name or path.startswith(f"{name}.") or fnmatchcase(path, name) for name in names)
-
-
-def _plain_strings(settings: Mapping[str, object], key: str) -> list[str]:
-    """Return a list of names of the settings. Raises ConfigError if it is none."""
-    names = settings.get(key) or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError("quantization_config is malformed", given=f"{key} = {quote(names)}", allowed="a list of names")
-    return names
 
 
 def is_of_auto_round(settings: Mapping[str, object], path: str, names: list[str]) -> bool:
@@ -176,6 +166,8 @@ def settings_of(quantization: Quantization, path: str, layer: nn.Module) -> Mapp
         return group_of(settings, path, type(layer).__name__)
     if method == "auto-round":
         return {**settings, **_own_settings(settings, "extra_config").get(path, {})}
+    if method == "modelopt":
+        return settings_of_modelopt(settings, path)
     if method == "gemma":
         return {**settings, **_first_named(_own_settings(settings, "module_quant_configs"), path)}
     if method == "fp8" and sides_of(layer) is None:

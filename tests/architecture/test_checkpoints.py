@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -490,6 +491,50 @@ def test_modelopts_checkpoints_have_their_bytes(algorithm, eighths, named):
             tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
             size = sum(t.numel() * t.element_size() for t in tensors)
             assert size == sum(p.elements for p in packed) * eighths / 8 + 8
+
+
+# Eighths of a byte per weight, float32 scales for each output, float32 numbers of a layer, and AWQ's factor of two bytes an input.
+MODELOPT = {
+    "FP8": (8, 0, 2, 0),
+    "FP8_PER_CHANNEL_PER_TOKEN": (8, 1, 0, 0),
+    "MXFP8": (8.25, 0, 0, 0),
+    "NVFP4": (4.5, 0, 2, 0),
+    "NVFP4_AWQ": (4.5, 0, 2, 1),
+    "W4A16_NVFP4": (4.5, 0, 1, 0),
+    "W4A8_NVFP4_FP8": (4.5, 0, 2, 0),
+    "W4A8_MXFP4_FP8": (4.25, 0, 1, 0),
+    "W4A16_AWQ": (4.25, 0, 0, 1),
+    "W4A8_AWQ": (4.25, 0, 2, 1),
+    "W8A16": (8, 1, 0, 0),
+    "W8A8_SQ_PER_CHANNEL": (8, 1, 1, 0),
+}
+
+
+@pytest.mark.parametrize("algorithm", MODELOPT)
+def test_modelopts_algorithms_have_their_bytes(algorithm: str):
+    eighths, columns, numbers, factors = MODELOPT[algorithm]
+    outputs, inputs = 512, 256
+    settings = {"quant_algo": algorithm} | ({"group_size": 128} if algorithm.endswith("_AWQ") and algorithm != "NVFP4_AWQ" else {})
+    tensors = layout_of("modelopt", settings, outputs, inputs, torch.bfloat16).values()
+    expected = outputs * inputs * eighths / 8 + 4 * (columns * outputs + numbers) + 2 * factors * inputs
+    assert sum(prod(shape) * dtype.itemsize for shape, dtype in tensors) == expected
+
+
+def test_modelopts_layers_have_algorithms_of_their_own():
+    named = {"model.layers.0.mlp.down_proj": {"quant_algo": "FP8"}, "model.layers.1.mlp.up_proj": {"quant_algo": "NVFP4"}}
+    settings = {"quant_algo": "MIXED_PRECISION", "quantized_layers": named}
+    module = made(f"{arch(None)}&mode=inference")
+    found = checkpoint_bytes(module, Quantization(method="modelopt", settings=settings, dtype="bfloat16"), torch.bfloat16)
+    whole = sum(one.numel() for one in module.parameters()) * 2
+    weights = module.get_submodule("model.layers.0.mlp.down_proj").weight.numel()
+    assert found == whole - weights * (2 - 1) + 8 - weights * 2 + weights * 4.5 / 8 + 8
+
+
+def test_a_config_that_names_no_layer_of_the_model_is_refused():
+    settings = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"decoder.0": {"quant_algo": "FP8"}}}
+    quantization = Quantization(method="modelopt", settings=settings, dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"names no layer of this model: given quantized_layers = \S*decoder.0"):
+        checkpoint_bytes(made(f"{arch(None)}&mode=inference"), quantization, torch.bfloat16)
 
 
 HOSTILE_PATTERN = "(a+)+$"

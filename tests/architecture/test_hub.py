@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from sizer.architecture.hub import _Exchange, fetch_config
+from sizer.config_json import read_config
 from sizer.errors import HubError
 
 CONFIG = json.dumps({"model_type": "gpt2", "n_embd": 768}).encode()
@@ -42,6 +43,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Hub
 
     def do_GET(self):
+        if self.path.endswith("/hf_quant_config.json") and self.path not in self.server.routes:
+            self.answer(404)
+            return
         self.server.asked.append((self.path, dict(self.headers)))
         with suppress(BrokenPipeError, ConnectionResetError):
             self.server.routes[self.path](self)
@@ -103,6 +107,29 @@ def test_the_request_is_anonymous_and_ignores_proxies(hub: Hub, monkeypatch):
     ((_, headers),) = hub.asked
     assert set(headers) == {"Host", "Accept", "Accept-Encoding", "User-Agent", "Connection"}
     assert "hf_secret" not in str(headers)
+
+
+def test_a_config_without_quantization_is_read_with_its_hf_quant_config(hub: Hub):
+    quantization = json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}).encode()
+    hub.routes[PATH] = lambda handler: handler.answer(200, CONFIG)
+    hub.routes[f"/{REPO}/resolve/main/hf_quant_config.json"] = lambda handler: handler.answer(200, quantization)
+    found = read_config(fetch_config(REPO))
+    assert found["quantization_config"] == {"quant_method": "modelopt", "producer": {"name": "modelopt"}, "quant_algo": "FP8"}
+    assert [path for path, _ in hub.asked] == [PATH, f"/{REPO}/resolve/main/hf_quant_config.json"]
+
+
+def test_a_config_with_quantization_is_read_alone(hub: Hub):
+    config = json.dumps({"model_type": "gpt2", "quantization_config": {"quant_method": "fp8"}}).encode()
+    hub.routes[PATH] = lambda handler: handler.answer(200, config)
+    hub.routes[f"/{REPO}/resolve/main/hf_quant_config.json"] = lambda handler: handler.answer(500)
+    assert fetch_config(REPO) == config
+
+
+def test_a_hf_quant_config_that_cannot_be_read_is_an_error(hub: Hub):
+    hub.routes[PATH] = lambda handler: handler.answer(200, CONFIG)
+    hub.routes[f"/{REPO}/resolve/main/hf_quant_config.json"] = lambda handler: handler.answer(500)
+    with pytest.raises(HubError, match="status 500"):
+        fetch_config(REPO)
 
 
 def test_redirects_on_the_same_host_are_followed(hub: Hub):
