@@ -89,7 +89,7 @@ def test_low_bit_layers_are_refused_by_name(make: Callable[[], nn.Module], bits:
         size_module(make, (torch.zeros(2, 64),))
 
 
-def test_cudnns_benchmark_tries_every_plan_in_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnns_benchmark_tries_every_plan_in_the_first_step() -> None:
     """Peaks of both steps, equal to those of PyTorch's own code over the null driver (A100, cuDNN 9.26)."""
 
     def setup() -> Callable[[], None]:
@@ -103,8 +103,7 @@ def test_cudnns_benchmark_tries_every_plan_in_the_first_step(monkeypatch: pytest
         return max(first), second
 
     plain = peaks()
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.backends.cudnn, "benchmark", True)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         tried = peaks()
     assert tried[0] > 2 * plain[0]
     assert tried[1] == plain[1]

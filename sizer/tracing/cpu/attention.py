@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sizer.tracing.allocations import Held, Steps
 from sizer.tracing.cpu import processor
-from sizer.tracing.cpu.products import buffer_bytes
+from sizer.tracing.cpu.products import buffer_bytes, is_small, sum_bytes
 from sizer.tracing.device import Device
 from sizer.tracing.meta.attention import (
     NO_KERNEL,
@@ -71,10 +71,14 @@ def flash_attention_backward(device: Device, args: tuple, kwargs: dict, out: tup
     sizes = [threads * 2 * rows * columns * wide, threads * rows * wide]
     if half:
         sizes += [threads * 2 * rows * columns * query.itemsize]
-        products = (
-            buffer_bytes(columns, rows, query.shape[3], True),
-            buffer_bytes(rows, columns, query.shape[3], False),
-        )
+        if query.dtype == torch.bfloat16 and not processor.multiplies_bfloat16():
+            small = is_small(rows, columns, query.shape[3])
+            products = (0,) if small else (sum_bytes(1, columns, query.shape[3]), sum_bytes(1, rows, query.shape[3]))
+        else:
+            products = (
+                buffer_bytes(columns, rows, query.shape[3], True),
+                buffer_bytes(rows, columns, query.shape[3], False),
+            )
         sizes += [max(products) if processor.onednn_takes(query.dtype) else 0]
     copy = 0 if grad.transpose(1, 2).is_contiguous() else grad.nbytes
     return [[copy], *out, [copy, *sizes]]

@@ -86,6 +86,7 @@ class _Call:
             simd=processor.floats_per_register(),
             threads=torch.get_num_threads(),
             bias=self.bias,
+            emulated=self.input.dtype == torch.bfloat16 and not processor.multiplies_bfloat16(),
         )
 
 

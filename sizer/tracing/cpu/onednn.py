@@ -31,7 +31,8 @@ Sizes = tuple[int, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
     """A convolution over [batch, groups * inputs, *image] with weight [groups * outputs, inputs, *kernel]; `simd` is the number
-    of floats in a vector register, `threads` how many share the work."""
+    of floats in a vector register, `threads` how many share the work. `emulated`: bfloat16 on a processor without instructions for
+    its products."""
 
     batch: int
     groups: int
@@ -47,6 +48,7 @@ class Convolution:
     simd: int = 16
     threads: int = 1
     bias: bool = False
+    emulated: bool = False
 
     @property
     def depthwise(self) -> bool:
@@ -250,6 +252,10 @@ def backward_weights(c: Convolution) -> Layout:
         return replace(layout, scratch=scratch)
     elif _direct_weights(c):
         layout = _blocked(c, 16 if c.simd == 16 else 8, plain_source=c.groups == 1 and c.inputs < c.simd)
+        if c.emulated and c.groups == 1 and c.inputs < c.simd:  # inputs in no pairs, and the bias in float32 (PyTorch 2.15)
+            layout = replace(layout, weight=round_up(c.outputs, c.simd) * c.inputs * prod(c.kernel) * c.itemsize)
+            bias = _entry(round_up(c.outputs, c.simd) * 4) if c.bias else 0
+            return replace(layout, scratch=_entry(2 * layout.weight) + _transposed(c) + bias)
         return replace(layout, scratch=(_entry(2 * layout.weight) + _transposed(c) if sums else 0) + _padded_bias(c))
     elif c.itemsize == 4 and _narrow_weights(c):
         return _blocked(c, 8, plain_source=c.groups == 1 and c.inputs == 3)

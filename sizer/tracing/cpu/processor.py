@@ -21,3 +21,9 @@ def onednn_takes(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype == torch.float16 and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Return True if the processor has instructions for products of bfloat16 (AVX-512 BF16 or AMX)."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

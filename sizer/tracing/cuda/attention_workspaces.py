@@ -120,10 +120,8 @@ def _with_copied_gradient(work: Held) -> Held:
 
 
 def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """Return the gradients, a copy of the incoming gradient, and the workspace, in the order of allocation.
-
-    The copy is made if the innermost stride is not 1 (cudnn/MHA.cpp, run_cudnn_SDP_bprop, with cuDNN 9.5.1 or later).
-    """
+    """Return the gradients, a copy of the incoming gradient if its innermost stride is not 1 (cudnn/MHA.cpp, run_cudnn_SDP_bprop,
+    with cuDNN 9.5.1 or later), and the workspace, in the order of allocation."""
     grad = args[0]
     yield from tensors_of(out)
     copy = [] if grad.stride(-1) == 1 else [grad.nbytes]
