@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.metadata import version
 
 SIZER = "0.1.0"
 
@@ -47,6 +46,8 @@ def format_version(one: Version) -> str:
 @cache
 def installed_version() -> Version:
     """The installed PyTorch's (major, minor)."""
+    from importlib.metadata import version  # slow to import, and a kept answer does not need it
+
     major, minor = version("torch").split(".")[:2]
     return int(major), int(minor)
 

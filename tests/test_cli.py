@@ -16,10 +16,10 @@ import pytest
 import sizer
 from sizer.__main__ import COMMANDS, main
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.estimate import format_explanation, format_report
 from sizer.commands.levers import format_levers
 from sizer.commands.limits import format_limits
 from sizer.commands.ranks import format_ranks
+from sizer.commands.report_text import format_explanation, format_report
 from sizer.commands.text import format_table
 from sizer.commands.which import format_devices
 from sizer.errors import JobError, RequestError

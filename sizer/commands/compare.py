@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Iterator
 
 from sizer.commands.arguments import describe_keys
+from sizer.commands.figures import TITLES
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import FITS, TITLES, format_table, terminal_width, to_printable
+from sizer.commands.text import FITS, format_table, terminal_width, to_printable
 from sizer.errors import SizerError, TraceError
 from sizer.questions.query import read_questions
 from sizer.questions.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from sizer.commands.arguments import query_of
 from sizer.commands.text import print_list, terminal_width, to_printable
 from sizer.errors import SizerError
-from sizer.memory.codec import encode
 from sizer.request import format_query, parse_query
 
 if TYPE_CHECKING:
@@ -62,6 +61,8 @@ def in_focus(client: JobClient, query: str) -> str:
 def print_growing(options: argparse.Namespace, make_client: MakeClient, submit: Submit, lines: Lines) -> int:
     """Print the answer of a job that grows, to the query of a command. What was known of it by then is printed, too, where it ends
     early; raises why."""
+    from sizer.memory.codec import encode
+
     query, ended = query_of(options), None
     with contextlib.closing(make_client()) as client:
         job = submit(client, in_focus(client, query))

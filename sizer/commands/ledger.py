@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sizer.commands.figures import TITLES, percent
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import TITLES, format_table, percent, to_printable
+from sizer.commands.text import format_table, to_printable
 from sizer.device.ledger.exchange import LIMIT_CHARACTERS, ImportItem, read_items
 from sizer.device.ledger.ledger import ImportResult, Ledger
 from sizer.device.ledger.row import LedgerRow

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sizer.catalogue.parallel import PARALLELS
-from sizer.commands.text import TITLES, format_table, percent, size_text, to_printable
+from sizer.commands.figures import TITLES, percent
+from sizer.commands.text import format_table, size_text, to_printable
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.divergence import Scratch
 from sizer.device.comparison.ranks import PEAK, rank_of, worst

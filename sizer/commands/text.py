@@ -1,4 +1,4 @@
-"""Text that a terminal can show: tables, names of figures, errors in percent, lists as JSON or lines."""
+"""Text that a terminal can show: tables, lists as JSON or lines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from sizer.device.comparison.judgement import SMALLEST_PERCENT
-from sizer.device.comparison.row import TENSORS
 from sizer.units import format_bytes
-
-TITLES = TENSORS | {
-    "peak_allocated_bytes": "peak allocated",
-    "peak_reserved_bytes": "peak reserved",
-    "process_bytes": "process",
-    "allocated_bytes": "allocated",
-    "reserved_bytes": "reserved",
-}
 
 FITS = {True: "yes", False: "no", "uncertain": "maybe"}
 
@@ -68,15 +58,6 @@ def terminal_width() -> int | None:
 def size_text(size: int | None) -> str:
     """Bytes as text; "" where they are not known."""
     return "" if size is None else format_bytes(size)
-
-
-def percent(error: float | None) -> str:
-    """A signed error as text."""
-    if error is None:
-        return "nothing measured"
-    if 0 < abs(error) < SMALLEST_PERCENT:
-        return "< 0.01%"
-    return f"{error:+.2%}" if error else "0%"
 
 
 def print_list(options: argparse.Namespace, data: dict, lines: Iterable[str]) -> None:

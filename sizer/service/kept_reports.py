@@ -1,7 +1,8 @@
 """Finished reports, kept in the user's cache folder, so that a question that was answered before starts no job server.
 
 The key of a report holds all that decides it: the complete query, this package's code and data, the installed packages, and the
-processor. The command line reads and writes them. It keeps a report under the query that it asked by itself.
+processor. The command line reads and writes them. It keeps a report under the query that it asked by itself, and the text that it
+printed. Files are compressed; each ends with a checksum.
 """
 
 from __future__ import annotations
@@ -12,73 +13,110 @@ import json
 import os
 import platform
 import sys
-import tempfile
+import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sizer.catalogue.sources import SOURCES
 from sizer.errors import RequestError
-from sizer.memory.codec import DecodeError, encode
-from sizer.memory.report import Report
 from sizer.request import format_query, parse_query
-from sizer.service.edition import code_digest
+from sizer.service.edition import kept_digest, write_whole
 
-MOST_FILES = 500  # a report of 40 cells has some 200 kB
-_SUFFIX = ".report"
+if TYPE_CHECKING:
+    from sizer.memory.report import Report
+
+MOST_FILES, MOST_BYTES = 2_000, 256 * 2**20  # a report of 40 cells has some 60 kB, its text as JSON 90 kB
+_REPORT = "report"
 
 
 class KeptReports:
-    """Reports by query in a folder. Without a folder nothing is kept.
+    """Reports and their texts by query in a folder. Without a folder nothing is kept.
 
     A file that cannot be read or written, or was truncated, counts as absent.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) / "reports" if folder else None
+        self._keys: dict[str, str | None] = {}  # by query: a command asks for the same query several times
 
     def find(self, query: str) -> Report | None:
         """Return the report on a query, None if there is none."""
-        if (path := self._path(query)) is None:
+        if (data := self._read(query, _REPORT)) is None:
             return None
-        with contextlib.suppress(OSError, ValueError, DecodeError):
-            report = Report.from_dict(json.loads(path.read_bytes()))
-            os.utime(path)
-            return report
+        from sizer.memory.codec import DecodeError
+        from sizer.memory.report import Report
+
+        with contextlib.suppress(ValueError, DecodeError):
+            return Report.from_dict(json.loads(data))
         return None
 
     def keep(self, query: str, report: Report) -> None:
         """Keep a whole report without failures: a failure may come from a limit."""
-        path = self._path(query)
-        if path is None or report.pending or report.failures:
+        if _is_whole(report):
+            from sizer.memory.codec import encode
+
+            self._write(query, _REPORT, json.dumps(encode(report)))
+
+    def find_text(self, query: str, form: str) -> str | None:
+        """Return the text of a report in a form, None if there is none."""
+        return self._read(query, form)
+
+    def keep_text(self, query: str, form: str, report: Report, text: str) -> None:
+        """Keep the text of a report in a form, if the report itself is kept."""
+        if _is_whole(report):
+            self._write(query, form, text)
+
+    def _read(self, query: str, form: str) -> str | None:
+        if (path := self._path(query, form)) is None:
+            return None
+        with contextlib.suppress(OSError, ValueError, zlib.error):
+            text = zlib.decompress(path.read_bytes()).decode()
+            os.utime(path)
+            return text
+        return None
+
+    def _write(self, query: str, form: str, text: str) -> None:
+        if (path := self._path(query, form)) is None:
             return
         with contextlib.suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_room(path.parent)
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                    json.dump(encode(report), file)
-                os.replace(temporary, path)
-            except OSError:
-                os.unlink(temporary)
-                raise
+            data = zlib.compress(text.encode("utf-8", "replace"), level=1)
+            self._make_room(len(data))
+            write_whole(path, data)
 
-    def _path(self, query: str) -> Path | None:
-        """Return the file of a query; None if nothing is kept: no folder, a refused query, or a config that the hub may change."""
+    def _path(self, query: str, form: str) -> Path | None:
+        """Return a file of a query; None if nothing is kept: no folder, a refused query, or a config that the hub may change."""
         if self._folder is None:
             return None
-        try:
-            request = parse_query(query)
-        except RequestError:
-            return None
-        if SOURCES[request.source].fetched:
-            return None
-        parts = (format_query(request, complete=True), code_digest(), *_installation())
-        return self._folder / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]}{_SUFFIX}"
+        if query not in self._keys:
+            self._keys[query] = _key_of(query, self._folder.parent)
+        key = self._keys[query]
+        return None if key is None else self._folder / f"{key}.{form}"
 
-    def _make_room(self, folder: Path) -> None:
-        files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
-        for path in files[: max(0, len(files) - MOST_FILES + 1)]:
+    def _make_room(self, size: int) -> None:
+        """Remove the files that were used longest ago, so that `size` bytes more may be written."""
+        found = [(path, path.stat()) for path in self._folder.glob("*")] if self._folder.is_dir() else []
+        number, held = len(found) + 1, sum(state.st_size for _, state in found) + size
+        for path, state in sorted(found, key=lambda one: one[1].st_mtime):
+            if number <= MOST_FILES and held <= MOST_BYTES:
+                break
             path.unlink(missing_ok=True)
+            number, held = number - 1, held - state.st_size
+
+
+def _is_whole(report: Report) -> bool:
+    return not report.pending and not report.failures
+
+
+def _key_of(query: str, folder: Path) -> str | None:
+    """Return a digest of all that the report on a query depends on; None if it is refused or the hub may change it."""
+    try:
+        request = parse_query(query)
+    except RequestError:
+        return None
+    if SOURCES[request.source].fetched:
+        return None
+    parts = (format_query(request, complete=True), kept_digest(folder), *_installation())
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
 def _installation() -> list[str]:
@@ -95,8 +133,8 @@ def _names(folder: str) -> list[str]:
 
 def _processor() -> str:
     """Return the processor's model: the CPU's scratch memory depends on it, and the number of its cores."""
-    model = platform.processor()
+    model = None
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        model = next((line for line in lines if line.startswith("model name")), model)
-    return f"{model} {os.cpu_count()}"
+        model = next((line for line in lines if line.startswith("model name")), None)
+    return f"{model or platform.processor()} {os.cpu_count()}"  # `processor` starts a program

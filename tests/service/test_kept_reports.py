@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +17,15 @@ import pytest
 from sizer.__main__ import main
 from sizer.request import parse_query
 from sizer.service import edition, kept_reports
-from sizer.service.edition import code_digest
+from sizer.service.edition import code_digest, kept_digest
 from sizer.service.kept_reports import KeptReports
 from sizer.service.tape_folder import FOLDER_VARIABLE
 from tests.ui.reports import report_for
 
 QUERY = "arch=torchvision:resnet50&dtype=float32,bfloat16&batch=1,32&gpu=a100-40gb"
 REPORT = report_for(parse_query(QUERY))
+TEXT = REPORT.to_json()
+PROJECT = Path(edition.__file__).parents[2]
 
 
 def written(folder: Path) -> list[Path]:
@@ -53,11 +58,28 @@ def test_nothing_is_kept_without_a_folder(tmp_path, monkeypatch):
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"schema": 1}'])
-def test_a_file_that_is_no_report_counts_as_absent(tmp_path, content):
+def older_format(data: bytes) -> bytes:
+    return zlib.decompress(data)  # reports were written without compression
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: bytes([*data[:100], data[100] ^ 1, *data[101:]]),
+        lambda data: b"\xff",
+        older_format,
+        lambda data: zlib.compress(b"[]"),
+        lambda data: zlib.compress(b"\xff"),
+        lambda data: zlib.compress(b'{"schema": 1}'),
+    ],
+)
+def test_a_file_that_is_no_report_counts_as_absent(tmp_path, spoil):
     KeptReports(str(tmp_path)).keep(QUERY, REPORT)
     (path,) = written(tmp_path)
-    path.write_bytes(content)
+    path.write_bytes(spoil(path.read_bytes()))
     assert KeptReports(str(tmp_path)).find(QUERY) is None
     KeptReports(str(tmp_path)).keep(QUERY, REPORT)
     assert KeptReports(str(tmp_path)).find(QUERY) == REPORT
@@ -106,10 +128,10 @@ def test_the_edition_is_that_of_this_package():
     assert code_digest() == code_digest(Path(edition.__file__).parents[1])
 
 
-@pytest.mark.parametrize("name", ["_installation", "code_digest"])
+@pytest.mark.parametrize("name", ["_installation", "kept_digest"])
 def test_another_installation_has_reports_of_its_own(tmp_path, monkeypatch, name):
     KeptReports(str(tmp_path)).keep(QUERY, REPORT)
-    changed = {"_installation": lambda: ["torch-9.9.dist-info"], "code_digest": lambda: "another"}[name]
+    changed = {"_installation": lambda: ["torch-9.9.dist-info"], "kept_digest": lambda folder: "another"}[name]
     monkeypatch.setattr(kept_reports, name, changed)
     assert KeptReports(str(tmp_path)).find(QUERY) is None
 
@@ -137,25 +159,88 @@ def closing_client(asked: list[str], job: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(submit=lambda query: asked.append(query) or job, close=lambda: None)
 
 
-def test_the_client_of_a_kept_answer_imports_no_torch_and_no_server(tmp_path):
-    KeptReports(str(tmp_path)).keep(QUERY, REPORT)
-    program = (
-        f"import sys; from sizer.__main__ import main; main(['estimate', {QUERY!r}]);"
-        "print(sorted({'torch', 'asyncio', 'sizer.service.client'} & sys.modules.keys()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={FOLDER_VARIABLE: str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "[]"
+@pytest.mark.parametrize("form", ["--json", None])
+def test_the_client_of_a_kept_answer_imports_the_standard_library_and_little_else(tmp_path, form):
+    arguments = ["estimate", QUERY, *([form] if form else [])]
+    prepare = f"from sizer.__main__ import main; from tests.service.test_kept_reports import REPORT, closing_client;\
+from types import SimpleNamespace as Of; job = Of(result=lambda timeout: REPORT, progress='');\
+main({arguments!r}, make_client=lambda: closing_client([], job))"
+    again = f"import sys; from sizer.__main__ import main; main({arguments!r}, make_client=None);\
+print(sorted(name for name in sys.modules if name.startswith({HEAVY!r})))"
+    first, second = (run_python(program, tmp_path) for program in (prepare, again))
+    assert second.removesuffix("[]\n") == first
+    assert second.endswith("\n[]\n")
+
+
+# What the client of a kept answer must not import: each would take longer than all that it does import.
+LIBRARIES = ("torch", "numpy", "pandas", "asyncio", "importlib.metadata", "subprocess")
+HEAVY = (*LIBRARIES, "sizer.memory", "sizer.device", "sizer.estimator")
+
+
+def run_python(program: str, folder: Path) -> str:
+    environment = {FOLDER_VARIABLE: str(folder), "PYTHONPATH": ":".join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_two_processes_that_write_one_entry_leave_a_whole_one(tmp_path):
+    program = f"from tests.service.test_kept_reports import *; kept = KeptReports({str(tmp_path)!r});\
+[(kept.keep(QUERY, REPORT), kept.keep_text(QUERY, 'json', REPORT, TEXT)) for _ in range(40)]"
+    writers = [subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT) for _ in range(2)]
+    seen = 0
+    while any(writer.poll() is None for writer in writers):
+        found, text = KeptReports(str(tmp_path)).find(QUERY), KeptReports(str(tmp_path)).find_text(QUERY, "json")
+        assert found in (None, REPORT) and text in (None, TEXT)
+        seen += text is not None
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen
+    assert len([*(tmp_path / "reports").iterdir()]) == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no limit of a file's size on this system")
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    KeptReports(str(tmp_path)).keep_text(QUERY, "json", REPORT, TEXT)
+    program = f"import resource, signal; from tests.service.test_kept_reports import *; kept = KeptReports({str(tmp_path)!r});\
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10));\
+kept.keep(QUERY, REPORT); kept.keep_text(QUERY, 'json', REPORT, 'another text ' * 100);\
+print(kept.find(QUERY), kept.find_text(QUERY, 'json') == TEXT)"
+    assert run_python(program, tmp_path) == "None True\n"
+    assert len([*(tmp_path / "reports").iterdir()]) == 1
+
+
+def test_the_digest_is_read_again_only_after_an_edit(tmp_path, monkeypatch):
+    package, folder = tmp_path / "package", tmp_path / "kept"
+    package.mkdir()
+    file = package / "gpus.csv"
+    file.write_text("a,1")
+    settled = time.time() - 60
+    os.utime(file, (settled, settled))
+    monkeypatch.setattr(edition, "_SETTLED_SECONDS", 0.0)
+    time.sleep(0.01)
+    before = kept_digest(folder, package)
+    assert before == code_digest(package)
+    monkeypatch.setattr(edition, "code_digest", lambda package: "read again")
+    assert kept_digest(folder, package) == before
+    file.write_text("a,2")  # as many bytes, and a time that is set back
+    os.utime(file, (settled, settled))
+    assert kept_digest(folder, package) == "read again"
+    (folder / "edition" / "code.json").write_text('{"')
+    assert kept_digest(folder, package) == "read again"
+
+
+def test_the_digest_of_files_that_were_just_edited_is_not_kept(tmp_path):
+    (tmp_path / "rule.py").write_text("a = 1")
+    assert kept_digest(tmp_path / "kept", tmp_path) == code_digest(tmp_path)
+    assert not (tmp_path / "kept").exists()
 
 
 def test_the_folder_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     KeptReports(str(tmp_path)).keep(QUERY, REPORT)
-    size_bytes = written(tmp_path)[0].stat().st_size
+    sizes = [path.stat().st_size for path in tmp_path.glob("*/*")]
     assert main(["cache", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path), "files": 1, "bytes": size_bytes}
+    assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path), "files": len(sizes), "bytes": sum(sizes)}
     assert main(["cache", "--clear"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}\n0 files, 0 B\n"
     assert written(tmp_path) == []

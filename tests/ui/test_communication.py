@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sizer.commands.estimate import format_report
+from sizer.commands.report_text import format_report
 from sizer.memory.communication import Volume
 from sizer.memory.report import Report
 from sizer.request import Request, parse_query

@@ -1,0 +1,176 @@
+"""A report as text for a terminal: what the command `estimate` prints without --json and --csv."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sizer.catalogue.adapters import trained_part
+from sizer.catalogue.modes import MODES
+from sizer.commands.text import FITS, format_table, to_printable
+from sizer.memory.advice import advise
+from sizer.memory.caveats import caveats
+from sizer.memory.download import describe_download
+from sizer.memory.estimate import Estimate
+from sizer.memory.explanation import sections
+from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
+from sizer.memory.report import Report
+from sizer.memory.tape import CATEGORIES
+from sizer.units import counted, format_bytes, format_count, format_more
+
+
+def format_report(report: Report, width: int | None = None) -> str:
+    """The report as lines of text: the answer in a sentence, all dtypes and batches, the peak, what was assumed.
+
+    Tables are at most `width` columns wide where that is given.
+    """
+    parts = (
+        _model(report),
+        _headline(report),
+        _advice(report),
+        _estimates(report, width),
+        _peaks(report, width),
+        _largest(report),
+        _communication(report),
+        _loop(report),
+        _kv_cache(report, width),
+        _remarks(report),
+    )
+    return to_printable("\n\n".join("\n".join(lines) for part in parts if (lines := list(part))))
+
+
+def format_explanation(report: Report) -> str:
+    """How a report was computed, as sections of lines; a sentence where the report does not say."""
+    if report.explanation is None:
+        return "This report does not say how it was computed."
+    parts = ("\n".join([f"{one.title}:", *(f"  {line}" for line in one.lines)]) for one in sections(report.explanation))
+    return to_printable("\n\n".join(["How this was computed", *parts]))
+
+
+def _model(report: Report) -> Iterator[str]:
+    model = report.model
+    yield f"{model.name} ({model.class_name})"
+    counts = f"{model.parameters:,} parameters ({format_count(model.parameters)})"
+    if MODES[report.request["mode"]].trains and model.trainable_parameters != model.parameters:
+        counts += f", {model.trainable_parameters:,} of them trainable"
+    yield f"{counts}, {model.buffers:,} buffer elements"
+    if (focus := _focus(report)) and (download := describe_download(report, focus)):
+        yield f"weights in {focus.dtype}: {download}"
+    if model.tied_parameters:
+        yield f"tied, counted once: {'; '.join(' = '.join(names) for names in model.tied_parameters[:5])}"
+
+
+def _headline(report: Report) -> Iterator[str]:
+    if focus := _focus(report):
+        asked, mode = report.request, MODES[report.request["mode"]]
+        part = trained_part(asked["train"], asked["adapter"], asked["adapter_rank"])
+        work = (
+            f"{mode.title} of {counted(asked['new'], 'token')}" if mode.generates else f"{mode.title} {part}".rstrip()
+        )
+        allocated, process = format_bytes(focus.peak_allocated_bytes), format_bytes(focus.process_bytes)
+        verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[focus.fits]
+        yield (
+            f"{work} in {focus.dtype} at batch {focus.batch} needs {allocated} allocated ({process} for the process); "
+            f"{verdict} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
+        )
+        if focus.host_bytes:
+            yield f"The host holds {format_bytes(focus.host_bytes)} of what is offloaded, for each rank."
+    for caveat in caveats(report):
+        yield f"Note: {caveat}"
+    for dtype, reason in report.failures.items():
+        yield f"{dtype} could not be traced: {reason}"
+
+
+def _focus(report: Report) -> Estimate | None:
+    """The estimate to look at first."""
+    return report.focus and report.find(report.focus.dtype, report.focus.batch)
+
+
+def _advice(report: Report) -> Iterator[str]:
+    if focus := _focus(report):
+        yield from advise(report, focus)
+
+
+def _estimates(report: Report, width: int | None) -> Iterator[str]:
+    if report.estimates:
+        header = ("dtype", "batch", "allocated", "reserved", "process", "fits")
+        yield from format_table(header, map(_row, report.estimates), width=width)
+
+
+def _row(row: Estimate) -> tuple[str, ...]:
+    sizes = (row.peak_allocated_bytes, row.peak_reserved_bytes, row.process_bytes)
+    return row.dtype, str(row.batch), *map(format_bytes, sizes), FITS[row.fits]
+
+
+def _peaks(report: Report, width: int | None) -> Iterator[str]:
+    """What is in memory at the peak, per dtype, at the batch size in focus."""
+    focus = _focus(report)
+    if focus is None:
+        return
+    batch = focus.batch
+    columns = [row for row in report.estimates if row.batch == batch]
+    yield f"In memory at the peak, batch {batch}:"
+    rows = [
+        (category, *(format_bytes(row.at_peak.get(category, 0)) for row in columns))
+        for category in CATEGORIES
+        if any(row.at_peak.get(category) for row in columns)
+    ]
+    yield from format_table(("", *(row.dtype for row in columns)), rows, width=width)
+    for place in dict.fromkeys((row.peak_phase, row.peak_op, row.peak_module) for row in columns):
+        phase, op, module = place
+        dtypes = [row.dtype for row in columns if (row.peak_phase, row.peak_op, row.peak_module) == place]
+        yield f"peak of {', '.join(dtypes)}: {op}{f' in {module}' if module else ''} ({phase})"
+
+
+def _largest(report: Report) -> Iterator[str]:
+    if report.max_batch:
+        yield f"Largest batch on one {report.gpu.name}:"
+    for row in report.max_batch:
+        sure = f"{row.batch:,}{' at least' if row.tried else ''}" if row.batch else "none"
+        more = f", perhaps {row.possible_batch:,}" if row.possible_batch and row.possible_batch != row.batch else ""
+        yield f"  {row.dtype}: {sure}{more}{f' ({row.reason})' if row.reason and not row.batch else ''}"
+
+
+def _communication(report: Report) -> Iterator[str]:
+    """What each rank tells the others in a step, at the estimate in focus."""
+    focus = _focus(report)
+    if focus is None or not focus.communication:
+        return
+    yield f"Between the ranks in a step, {focus.dtype} at batch {focus.batch}:"
+    rows = ((row.kind, row.group, f"{row.calls:,}", format_bytes(row.bytes)) for row in focus.communication)
+    yield from format_table(("collective", "over", "calls", "bytes"), rows, left=2)
+
+
+def _loop(report: Report) -> Iterator[str]:
+    """Print the bytes that other training loops would need for the estimate in focus."""
+    if report.loop:
+        cell = f"{report.loop[0].dtype} at batch {report.loop[0].batch}"
+        yield f"Other training loops, {cell}, in reserved memory:"
+        rows = ((row.decision, format_more(row.bytes), "yes" if row.in_range else "no") for row in report.loop)
+        yield from format_table(("the loop", "more or less", "within the range"), rows)
+
+
+def _kv_cache(report: Report, width: int | None) -> Iterator[str]:
+    """What a sequence's cache takes, in the dtype in focus."""
+    for cache in report.kv_caches:
+        if report.focus is None or cache.dtype != report.focus.dtype:
+            continue
+        said = PAGED_NOTE.format(budget=format_bytes(cache.paged_budget_bytes))
+        yield f"KV cache in {cache.dtype}, {describe_growth(cache)}; {said}:"
+        header = ("context", "one sequence", "in blocks", "sequences, paged")
+        rows = (
+            (
+                f"{row.context:,}",
+                format_bytes(row.sequence_bytes),
+                format_bytes(row.paged_bytes),
+                f"{row.paged_sequences:,}",
+            )
+            for row in cache.rows
+        )
+        yield from format_table(header, rows, width=width)
+
+
+def _remarks(report: Report) -> Iterator[str]:
+    notes = [text for text in report.notes if text not in report.cautions]  # those are with the headline
+    for title, texts in (("Note", notes), ("Assumed", report.assumptions), ("Not counted", report.uncounted)):
+        for text in texts:
+            yield f"{title}: {text}"
