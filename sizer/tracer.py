@@ -34,8 +34,6 @@ from sizer.tracing.batch_lines import trace_lines
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
-from sizer.tracing.generation import trace_generation, trace_noted_generation
-from sizer.tracing.kv_cache import trace_kv_cache
 from sizer.tracing.meta.optimizers import check_installed
 from sizer.tracing.stages import StageTraces
 from sizer.tracing.steps import EACH, Work
@@ -211,6 +209,8 @@ class Tracer:
             module, loading = self._model.built(dtype)
             work = work_of(self.request, dtype)
             told = {"device": self.device(), "loading": loading, "repeated": self._model.repeated}
+            from sizer.tracing.kv_cache import trace_kv_cache  # imports transformers, which other work does not need
+
             found = trace_kv_cache(self._model.blueprint, module, work, **told)
         except TraceError:  # the estimate of the dtype says why
             found = ()
@@ -241,9 +241,11 @@ class Tracer:
         told = {"batch": batch, "device": device, "loading": loading}
         if self._compares_stages:
             return self._run_stages(dtype, batch, device, block_notes)
-        if MODES[self.request.mode].generates and block_notes is not None:
-            return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
         if MODES[self.request.mode].generates:
+            from sizer.tracing.generation import trace_generation, trace_noted_generation  # import transformers
+
+            if block_notes is not None:
+                return trace_noted_generation(blueprint, module, work, **told, block_notes=block_notes)
             return trace_generation(blueprint, module, work, **told, deep=self._model.deep_traces(work.plan))
 
         at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)

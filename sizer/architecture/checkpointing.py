@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import GoogLeNet, Inception3
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_BLOCKS_AS_ATTRIBUTES = (GoogLeNet, Inception3)  # they keep their blocks as attributes, not in a container
+_BLOCKS_AS_ATTRIBUTES = ("GoogLeNet", "Inception3")  # of torchvision: they keep their blocks as attributes, not in a container
 
 
 def checkpoint_blocks(module: nn.Module) -> None:
@@ -40,12 +40,17 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
 def _outermost(parent: nn.Module) -> Iterator[nn.Module]:
     """Everything below `parent` that stands where blocks stand, without looking inside it."""
-    in_position = isinstance(parent, (*_CONTAINERS, *_BLOCKS_AS_ATTRIBUTES))
+    in_position = isinstance(parent, _CONTAINERS) or _has_blocks_as_attributes(parent)
     for child in parent.children():
         if in_position and _is_block(child):
             yield child
         else:
             yield from _outermost(child)
+
+
+def _has_blocks_as_attributes(module: nn.Module) -> bool:
+    torchvision = sys.modules.get("torchvision.models")  # not imported for models of other packages
+    return torchvision is not None and isinstance(module, tuple(getattr(torchvision, name) for name in _BLOCKS_AS_ATTRIBUTES))
 
 
 def _is_block(module: nn.Module) -> bool:

@@ -17,7 +17,6 @@ from transformers.cache_utils import DynamicCache, QuantizedCache
 
 from sizer.architecture.blueprint import Example
 from sizer.architecture.examples.example_spec import CACHE
-from sizer.architecture.subclasses import parts_of
 from sizer.catalogue.modes import OFFLOADED, QUANTIZED, QUANTO
 from sizer.errors import RequestError
 
@@ -118,11 +117,6 @@ def lengthened(example: Example, more: int) -> Example:
     return Example(kwargs={name: longer(name, value) for name, value in example.kwargs.items()})
 
 
-def cache_tensors(cache: object) -> list[Tensor]:
-    """The tensors that a cache holds, layer by layer; of the caches of an encoder-decoder those of both."""
-    return [part for tensor in _tensors(cache, set()) for part in parts_of(tensor)]
-
-
 def residual_length(cache: object) -> int | None:
     """After how many tokens a quantised cache quantises its keys and values anew; None of another cache."""
     return (
@@ -194,20 +188,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item, seen)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item, seen)
-    elif type(value).__module__.startswith("transformers.") and not isinstance(value, (nn.Module, type)):
-        for item in vars(value).values():
-            yield from _tensors(item, seen)

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from typing import TYPE_CHECKING
 
 from sizer.commands.arguments import add_query, query_of
-from sizer.commands.job import MakeClient, wait
+from sizer.commands.job import MakeClient, answers_alone, shown_progress, wait
 from sizer.commands.text import terminal_width
 from sizer.errors import TraceError
-from sizer.service.kept_reports import KeptReports
+from sizer.service.kept_reports import REPORT, KeptReports, is_whole
 from sizer.service.tape_folder import default_folder
 
 if TYPE_CHECKING:
     from sizer.memory.report import Report
+
+WORKER = "sizer.commands.estimate_worker"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,40 +39,54 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     Raises:
         TraceError: The model was counted, and no step could be traced.
     """
-    query, form, kept = query_of(options), _form(options), KeptReports(default_folder())
-    if (text := kept.find_text(query, form)) is not None:
+    query, kept, form, width = query_of(options), KeptReports(default_folder()), _form(options), terminal_width()
+    name = f"{form}-{width}"
+    if (text := kept.find_text(query, name)) is not None:
         print(text, end="")
         return 0
-    report = kept.find(query)
-    if report is None:
-        with contextlib.closing(make_client()) as client:
-            report = wait(client.submit(query))
-        kept.keep(query, report)
-    text = _format(report, options)
-    kept.keep_text(query, form, report, text)
+    if (report := kept.find(query)) is not None or not answers_alone(make_client):
+        text, failures = _ask_server(query, report, form, width, kept, make_client)
+    else:
+        text, failures = _ask_worker(query, form, width, kept)
     print(text, end="")
-    if report.failures and not report.estimates:
+    if failures:
         raise TraceError(
             "the model was counted, but no step could be traced",
-            given=", ".join(report.failures),
-            todo=next(iter(report.failures.values())),
+            given=", ".join(failures),
+            todo=next(iter(failures.values())),
         )
     return 0
 
 
 def _form(options: argparse.Namespace) -> str:
-    """Return a name for all that the text of a report depends on except the report."""
     if options.json or options.csv:
         return "json" if options.json else "csv"
-    return f"{'explained' if options.explain else 'text'}-{terminal_width()}"
+    return "explained" if options.explain else "text"
 
 
-def _format(report: Report, options: argparse.Namespace) -> str:
-    if options.json:
-        return f"{json.dumps(report.to_dict(), allow_nan=False)}\n"  # ASCII, whatever the terminal's encoding
-    if options.csv:
-        return report.to_csv().replace("\r\n", "\n")  # stdout writes the platform's own line ends
-    from sizer.commands.report_text import format_explanation, format_report
+def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> tuple[str, dict[str, str]]:
+    """Return the text of a report, and the failures by dtype if no step could be traced. A worker makes both."""
+    from sizer.service.local.asking import ask
 
-    parts = (format_report(report, terminal_width()), *([format_explanation(report)] if options.explain else []))
-    return "\n\n".join(parts) + "\n"
+    with shown_progress() as show:
+        answer = ask(WORKER, query, {"form": form, "width": width}, show)
+    if answer["report"] is not None:
+        kept.keep_text(query, REPORT, answer["report"])
+        kept.keep_text(query, f"{form}-{width}", answer["text"])
+    return answer["text"], answer["failures"]
+
+
+def _ask_server(
+    query: str, report: Report | None, form: str, width: int | None, kept: KeptReports, make_client: MakeClient
+) -> tuple[str, dict[str, str]]:
+    """Return the same of a report that is known in another form, or that a job server makes."""
+    from sizer.commands.report_text import format_as
+
+    if report is None:
+        with contextlib.closing(make_client()) as client:
+            report = wait(client.submit(query))
+        kept.keep(query, report)
+    text = format_as(report, form, width)
+    if is_whole(report):
+        kept.keep_text(query, f"{form}-{width}", text)
+    return text, report.failures if not report.estimates else {}

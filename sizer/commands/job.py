@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +31,31 @@ def start_client() -> JobClient:
     return JobClient()
 
 
-def wait(job: Any) -> Any:
-    """The result of a job; shows its progress where somebody looks on. Raises what the job raises."""
+def answers_alone(make_client: MakeClient) -> bool:
+    """Return True if a worker may answer instead of a job server: no other client was given, and nobody else uses this system."""
+    if make_client is not start_client:
+        return False
+    from sizer.service.local.asking import is_private
+
+    return is_private()
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Callable[[str], None]]:
+    """Give a function that shows a line of progress where somebody looks on, and clear the line at the end."""
     shown = sys.stderr.isatty()
     try:
-        while (result := job.result(timeout=POLL_SECONDS)) is None:
-            if shown:
-                print(f"\r\x1b[K{job.progress}", end="", file=sys.stderr, flush=True)
+        yield lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True) if shown else None
     finally:
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def wait(job: Any) -> Any:
+    """The result of a job; shows its progress where somebody looks on. Raises what the job raises."""
+    with shown_progress() as show:
+        while (result := job.result(timeout=POLL_SECONDS)) is None:
+            show(job.progress)
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from sizer.catalogue.adapters import trained_part
@@ -16,6 +17,16 @@ from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES
 from sizer.units import counted, format_bytes, format_count, format_more
+
+
+def format_as(report: Report, form: str, width: int | None) -> str:
+    """Return the text of a report as "json", "csv", "text" or "explained", the latter two for a terminal of `width` columns."""
+    if form == "json":
+        return f"{json.dumps(report.to_dict(), allow_nan=False)}\n"  # ASCII, whatever the terminal's encoding
+    if form == "csv":
+        return report.to_csv().replace("\r\n", "\n")  # stdout writes the platform's own line ends
+    parts = (format_report(report, width), *([format_explanation(report)] if form == "explained" else []))
+    return "\n\n".join(parts) + "\n"
 
 
 def format_report(report: Report, width: int | None = None) -> str:

@@ -28,7 +28,7 @@ class ForkedJob:
         self._transport: asyncio.ReadTransport | None = None
         try:
             with tempfile.TemporaryFile() as work:
-                work.writelines(_work_of(job))
+                work.writelines(work_of_child(job))
                 work.seek(0)
                 self.id = template.fork(work.fileno(), sink)
         finally:
@@ -86,7 +86,7 @@ class SpawnedJob:
             start_new_session=os.name == "posix",
         )
         self.id = self._process.pid
-        self._process.stdin.writelines(_work_of(self._job))
+        self._process.stdin.writelines(work_of_child(self._job))
         self._process.stdin.close()
         return self._process.stdout
 
@@ -110,7 +110,7 @@ class SpawnedJob:
         return await self._process.wait()
 
 
-def _work_of(job: dict) -> Iterator[bytes]:
+def work_of_child(job: dict) -> Iterator[bytes]:
     """Yield a job's line, and behind it the results that were kept."""
     kept = job["kept"]
     yield to_line({**job, "kept": [[name, len(data)] for name, data in kept.items()]})

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sizer.memory.report import Report
 
 MOST_FILES, MOST_BYTES = 2_000, 256 * 2**20  # a report of 40 cells has some 60 kB, its text as JSON 90 kB
-_REPORT = "report"
+REPORT = "report"
 
 
 class KeptReports:
@@ -41,7 +41,7 @@ class KeptReports:
 
     def find(self, query: str) -> Report | None:
         """Return the report on a query, None if there is none."""
-        if (data := self._read(query, _REPORT)) is None:
+        if (data := self.find_text(query, REPORT)) is None:
             return None
         from sizer.memory.codec import DecodeError
         from sizer.memory.report import Report
@@ -51,22 +51,23 @@ class KeptReports:
         return None
 
     def keep(self, query: str, report: Report) -> None:
-        """Keep a whole report without failures: a failure may come from a limit."""
-        if _is_whole(report):
+        """Keep a whole report."""
+        if is_whole(report):
             from sizer.memory.codec import encode
 
-            self._write(query, _REPORT, json.dumps(encode(report)))
+            self.keep_text(query, REPORT, json.dumps(encode(report)))
+
+    def keep_text(self, query: str, form: str, text: str) -> None:
+        """Keep the text of a whole report in a form; REPORT is the form of its encoded data."""
+        if (path := self._path(query, form)) is None:
+            return
+        with contextlib.suppress(OSError):
+            data = zlib.compress(text.encode("utf-8", "replace"), level=1)
+            self._make_room(len(data))
+            write_whole(path, data)
 
     def find_text(self, query: str, form: str) -> str | None:
         """Return the text of a report in a form, None if there is none."""
-        return self._read(query, form)
-
-    def keep_text(self, query: str, form: str, report: Report, text: str) -> None:
-        """Keep the text of a report in a form, if the report itself is kept."""
-        if _is_whole(report):
-            self._write(query, form, text)
-
-    def _read(self, query: str, form: str) -> str | None:
         if (path := self._path(query, form)) is None:
             return None
         with contextlib.suppress(OSError, ValueError, zlib.error):
@@ -74,14 +75,6 @@ class KeptReports:
             os.utime(path)
             return text
         return None
-
-    def _write(self, query: str, form: str, text: str) -> None:
-        if (path := self._path(query, form)) is None:
-            return
-        with contextlib.suppress(OSError):
-            data = zlib.compress(text.encode("utf-8", "replace"), level=1)
-            self._make_room(len(data))
-            write_whole(path, data)
 
     def _path(self, query: str, form: str) -> Path | None:
         """Return a file of a query; None if nothing is kept: no folder, a refused query, or a config that the hub may change."""
@@ -103,7 +96,8 @@ class KeptReports:
             number, held = number - 1, held - state.st_size
 
 
-def _is_whole(report: Report) -> bool:
+def is_whole(report: Report) -> bool:
+    """Return True if nothing of a report is to come, and nothing failed: a failure may come from a limit."""
     return not report.pending and not report.failures
 
 

@@ -34,7 +34,7 @@ def preload(names: tuple[str, ...]) -> dict[str, str]:
             if function:
                 getattr(imported, function)()
         except Exception as error:
-            raise _explain_import(name, error) from error
+            raise explain_import(name, error) from error
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the children
     gc.enable()
@@ -49,7 +49,8 @@ def _version(name: str) -> str:
     return str(getattr(sys.modules.get(name), "__version__", "unknown"))
 
 
-def _explain_import(name: str, error: Exception) -> JobError:
+def explain_import(name: str, error: Exception) -> JobError:
+    """Return why a module could not be imported, and what to do."""
     text = " ".join(str(error).split())
     if "torchvision::nms" in text:
         return JobError(

@@ -63,7 +63,7 @@ def _estimate(job: dict, channel: Channel) -> dict:
     for report in estimator.reports():
         more = len(report.estimates) > len(sent)
         awaited = more and (not sent or len(report.estimates) == cells)
-        if report.pending and (awaited or time.monotonic() >= last + PARTIAL_SECONDS):
+        if job.get("partials", True) and report.pending and (awaited or time.monotonic() >= last + PARTIAL_SECONDS):
             channel.partial(encode(report.without(sent)))
             sent |= {(row.dtype, row.batch) for row in report.estimates}
             last = time.monotonic()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.caches import cache_tensors
 from sizer.architecture.generation import (
-    cache_tensors,
     compress_rates,
     generate,
     lengthened,

@@ -186,7 +186,7 @@ def run_python(program: str, folder: Path) -> str:
 
 def test_two_processes_that_write_one_entry_leave_a_whole_one(tmp_path):
     program = f"from tests.service.test_kept_reports import *; kept = KeptReports({str(tmp_path)!r});\
-[(kept.keep(QUERY, REPORT), kept.keep_text(QUERY, 'json', REPORT, TEXT)) for _ in range(40)]"
+[(kept.keep(QUERY, REPORT), kept.keep_text(QUERY, 'json', TEXT)) for _ in range(40)]"
     writers = [subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT) for _ in range(2)]
     seen = 0
     while any(writer.poll() is None for writer in writers):
@@ -200,10 +200,10 @@ def test_two_processes_that_write_one_entry_leave_a_whole_one(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="no limit of a file's size on this system")
 def test_a_full_disk_leaves_what_was_there(tmp_path):
-    KeptReports(str(tmp_path)).keep_text(QUERY, "json", REPORT, TEXT)
+    KeptReports(str(tmp_path)).keep_text(QUERY, "json", TEXT)
     program = f"import resource, signal; from tests.service.test_kept_reports import *; kept = KeptReports({str(tmp_path)!r});\
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10));\
-kept.keep(QUERY, REPORT); kept.keep_text(QUERY, 'json', REPORT, 'another text ' * 100);\
+kept.keep(QUERY, REPORT); kept.keep_text(QUERY, 'json', 'another text ' * 100);\
 print(kept.find(QUERY), kept.find_text(QUERY, 'json') == TEXT)"
     assert run_python(program, tmp_path) == "None True\n"
     assert len([*(tmp_path / "reports").iterdir()]) == 1

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Example
-from sizer.architecture.generation import cache_tensors, check_cache, generate
+from sizer.architecture.caches import cache_tensors
+from sizer.architecture.generation import check_cache, generate
 from sizer.tracing.steps import Work, autocast, mover, place, weight_dtype
 
 # Told the number of tokens that each sequence has got, from 1, the inputs on the device and the tensors of the cache.

@@ -2,7 +2,8 @@
 
 Pointwise operators over floating-point tensors of one dtype, contiguous or row by row with gaps (one half of a `chunk`), return a
 contiguous tensor of the largest shape, comparisons one of booleans, in-place operators their first argument, `_foreach_` ones a
-list of such. Where any condition does not hold, the meta kernel runs.
+list of such. Where any condition does not hold, the meta kernel runs. `normal_`, `uniform_` and `erfinv_` fill a model's parameters
+when it is built (torch/nn/init.py); the first meta kernel of a process that makes random numbers imports sympy.
 `tests/tracing/test_shortcuts.py` holds each against its meta kernel.
 """
 
@@ -31,6 +32,7 @@ COMPARISONS = "lt.Scalar gt.Scalar le.Scalar ge.Scalar lt.Tensor gt.Tensor le.Te
 IN_PLACE = """
     add_.Tensor add_.Scalar sub_.Tensor mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar relu_ clamp_ sqrt_ neg_
     addcmul_ addcdiv_ lerp_.Scalar copy_ zero_ fill_.Scalar silu_ sigmoid_ hardtanh_ hardswish_ leaky_relu_
+    normal_ uniform_ erfinv_
 """
 FOREACH = names("""
     add.Scalar add.List add.ScalarList sub.List sub.Scalar mul.Scalar mul.List mul.ScalarList div.Scalar div.List

@@ -1,0 +1,66 @@
+"""The worker of the command `estimate`: make the report on one query, and write it as text in the form that was asked for.
+
+    stdin    {"query": ..., "config_text": null, "form": "json", "width": null}
+    stdout   {"progress": ...}, {"answer": {"text": ..., "report": encoded or null, "failures": {...}}} or {"error": ...}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+
+from sizer.errors import JobError, SizerError
+from sizer.processes.child import write
+from sizer.processes.environment import HOME_VARIABLE
+from sizer.processes.wire import error_to_wire, from_line, to_line
+from sizer.service.local.answering import answer
+from sizer.service.settings import Settings
+
+
+def main() -> None:
+    """Answer the question on stdin, and end without the interpreter's clean-up, which takes longer than some questions."""
+    settings = Settings.from_arguments(sys.argv[1:])
+    output = os.dup(1)
+    os.dup2(2, 1)  # what a library prints goes to stderr, not between the answers
+
+    def say(message: dict) -> None:
+        write(output, to_line(message))
+
+    try:
+        message = from_line(sys.stdin.buffer.readline())
+        data = answer(
+            "estimate", message["query"], message["config_text"], settings, lambda text: say({"progress": text})
+        )
+        say({"answer": _present(data, message["form"], message["width"])})
+    except SizerError as error:
+        say({"error": error_to_wire(error)})
+    except BrokenPipeError:
+        pass  # the client has gone
+    if home := os.environ.get(HOME_VARIABLE):
+        shutil.rmtree(home, ignore_errors=True)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _present(data: dict, form: str, width: int | None) -> dict:
+    """Return a report's text, its encoded data if it is whole, and its failures if no step could be traced."""
+    from sizer.commands.report_text import format_as
+    from sizer.memory.codec import DecodeError
+    from sizer.memory.report import Report
+    from sizer.service.kept_reports import is_whole
+
+    try:
+        report = Report.from_dict(data)
+    except DecodeError as error:
+        raise JobError(f"the job's answer is not what was expected ({str(error)[:200]})") from None
+    return {
+        "text": format_as(report, form, width),
+        "report": json.dumps(data) if is_whole(report) else None,
+        "failures": report.failures if not report.estimates else {},
+    }
+
+
+if __name__ == "__main__":
+    main()

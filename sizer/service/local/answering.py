@@ -1,0 +1,198 @@
+"""The worker's side of the direct path: import what a question needs, fork a confined child for it, keep what the child traces."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import tempfile
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from sizer.catalogue.adapters import PACKAGE
+from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
+from sizer.catalogue.sources import SOURCES, offered_sources
+from sizer.errors import JobError
+from sizer.processes.process import kill_group
+from sizer.processes.wire import error_from_wire, from_line
+from sizer.request import Request, gpu_of, parse_query
+from sizer.service.access import Access, access_of
+from sizer.service.child import run_forked
+from sizer.service.edition import edition_of
+from sizer.service.endings import explain_end, is_crash, over_budget, too_large, too_slow
+from sizer.service.job_process import work_of_child
+from sizer.service.local import placeholders
+from sizer.service.memory_budget import private_bytes
+from sizer.service.preload import explain_import
+from sizer.service.settings import Settings
+from sizer.service.tape_folder import TapeFolder
+
+LOOK_SECONDS = 0.25  # between two looks at the time and the memory of a child
+MOST_RUNS = 2  # a child that something else than its own limits ended is run once more
+_ALWAYS = ("sizer.estimator", "sizer.service.tasks")
+# What Numba has compiled is read from files here: a confined child could not keep what it compiles.
+_COMPILED = {
+    "cuda": ("sizer.memory.cuda_cache", "sizer.tracing.cuda.cudnn_plans"),
+    "mps": ("sizer.memory.heaps", "sizer.tracing.cuda.cudnn_plans"),
+    "cpu": ("sizer.tracing.cuda.cudnn_plans",),
+}
+_EXPANDABLE = "sizer.memory.expandable_cache"
+
+
+def answer(
+    task: str,
+    query: str,
+    config_text: str | None,
+    settings: Settings,
+    show: Callable[[str], None],
+    *,
+    prepares: bool = True,
+) -> dict:
+    """Return the plain data of a task's result (`sizer.service.tasks`) on one question.
+
+    Args:
+        task: The name of the task.
+        query: The query of the question.
+        config_text: The config of an architecture from the hub.
+        settings: Limits, the folder of tapes, and the function that the child calls.
+        show: Called with each line of progress.
+        prepares: False for a function that needs no torch.
+
+    Raises:
+        SizerError: The error of the job, or why it ended without a result.
+    """
+    request = parse_query(query)
+    if prepares:
+        show("importing torch")
+        prepare(request)
+    access = access_of(task, query, config_text, edition_of(_versions()))
+    job = {"task": task, "query": query, "config_text": config_text, "partials": False}
+    folder = TapeFolder(settings.tapes) if settings.tapes else None
+    for run in range(MOST_RUNS):
+        kept = access.readable(folder.read(access.architecture)) if folder and access else {}
+        child = _Child({**job, "kept": kept}, settings)
+        try:
+            for message in child.messages():
+                if "keep" in message and folder and access:
+                    _keep(folder, access, message["keep"])
+                elif "progress" in message:
+                    show(message["progress"])
+                elif "error" in message:
+                    raise error_from_wire(message["error"])
+                elif "result" in message:
+                    return message["result"]
+        finally:
+            status = child.stop()
+        if child.failure is not None or not is_crash(status) or run + 1 == MOST_RUNS:
+            break
+    raise child.failure or explain_end(status, settings)
+
+
+def imports_of(request: Request) -> tuple[str, ...]:
+    """Return the modules that a question needs: the package of its own source, and those of adapters if it trains one."""
+    source = SOURCES[request.source]
+    adapters = (PACKAGE,) if request.train == "adapter" and find_spec(PACKAGE) else ()
+    return (source.package, *adapters, source.blueprint.partition(":")[0], *_ALWAYS)
+
+
+def compiled_for(request: Request) -> tuple[str, ...]:
+    """Return the modules of compiled functions that a question needs."""
+    expandable = (_EXPANDABLE,) if request.expandable_segments else ()
+    return (*_COMPILED[gpu_of(request).backend], *expandable)
+
+
+def prepare(request: Request) -> None:
+    """Import what a question needs. The collector is off meanwhile: it would look at every object of torch again and again.
+
+    Raises:
+        JobError: A module could not be imported.
+    """
+    tempfile.gettempdir()  # writes a file on its first call, which jobs may not
+    gc.disable()
+    name = "torch"
+    try:
+        importlib.import_module(name)
+        placeholders.install()
+        with placeholders.hidden("scipy"):
+            for name in compiled_for(request):
+                importlib.import_module(name)
+        for name in imports_of(request):
+            importlib.import_module(name)
+    except Exception as error:
+        raise explain_import(name, error) from error
+    gc.freeze()  # keeps the collector from touching, and so copying, pages shared with the child
+    gc.enable()
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of all packages that answers depend on."""
+    extras = (name for name in (PACKAGE, BITSANDBYTES, TORCHAO) if find_spec(name))
+    return {name: version(name) for name in ("torch", *(source.package for source in offered_sources()), *extras)}
+
+
+def _keep(folder: TapeFolder, access: Access, kept: dict) -> None:
+    folder.add(access.architecture, access.stored_name(str(kept["name"])), b64decode(kept["data"], validate=True))
+
+
+class _Child:
+    """A forked and confined child that runs one job, and a thread that ends it where it takes too long or holds too much.
+
+    `failure` is why it was ended.
+    """
+
+    def __init__(self, job: dict, settings: Settings) -> None:
+        self.failure: JobError | None = None
+        self._settings = settings
+        source, sink = os.pipe()
+        with tempfile.TemporaryFile() as work:
+            work.writelines(work_of_child(job))
+            work.seek(0)
+            worker = os.getpid()
+            self._id = os.fork()
+            if self._id == 0:
+                run_forked(settings, work.fileno(), sink, parent=worker, group=None)
+        os.close(sink)
+        self._pipe = os.fdopen(source, "rb")
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._keep_limits, daemon=True)
+        self._watch.start()
+
+    def messages(self) -> Iterator[dict]:
+        """Yield what the child says until it ends. Raises JobError if that is too much, or makes no sense."""
+        left = self._settings.result_bytes
+        while line := self._pipe.readline(left + 1):
+            if (left := left - len(line)) < 0:
+                raise too_large(self._settings)
+            if not line.endswith(b"\n"):
+                return  # it was ended in the midst of a line
+            try:
+                yield from_line(line)
+            except ValueError:
+                raise JobError("the job wrote something that is not an answer", todo="try again") from None
+
+    def stop(self) -> int:
+        """End the child with all that it started; its exit status, negative for the signal that ended it."""
+        self._ended.set()
+        while True:
+            kill_group(self._id)  # nothing where it has ended, or has not made its group yet
+            found, status = os.waitpid(self._id, os.WNOHANG)
+            if found:
+                break
+            time.sleep(0.002)
+        self._watch.join()
+        self._pipe.close()
+        return os.waitstatus_to_exitcode(status)
+
+    def _keep_limits(self) -> None:
+        deadline, own = time.monotonic() + self._settings.wall_seconds, private_bytes(os.getpid())
+        while not self._ended.wait(LOOK_SECONDS):
+            if time.monotonic() > deadline:
+                self.failure = too_slow(self._settings)
+            elif self._settings.budget_bytes and (held := private_bytes(self._id) - own) > self._settings.budget_bytes:
+                self.failure = over_budget(held, self._settings)
+            if self.failure is not None:
+                return kill_group(self._id)

@@ -1,0 +1,182 @@
+"""Placeholders for modules that take long to import, of which eager code uses a function or two.
+
+| module | seconds | who imports it (torchvision 0.26, PyTorch 2.15) |
+|---|---|---|
+| torch._dynamo | 1.1 | torchvision/ops/roi_align.py; torch/_compile.py; torch/optim/optimizer.py; transformers/masking_utils.py |
+| torch.fx.experimental.symbolic_shapes | 0.1 | `torch._check`, and meta kernels that compare shapes |
+| sympy | 0.2 | torch/_prims_common/__init__.py, `elementwise_dtypes` |
+| scipy.optimize | 0.3 | transformers/loss/loss_for_object_detection.py, 5.24 |
+
+A placeholder has what is used of plain numbers. Any other attribute, submodule or kind of value loads the real module, which then
+takes its place.
+
+*Known limitations*: a function that was wrapped by the placeholder's `disable` is not hidden from code that is compiled later. The
+worker compiles nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+DYNAMO, SHAPES, SYMPY = "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "sympy"
+OPTIMIZE = "scipy.optimize"
+_UTILS, _MASKS = f"{DYNAMO}.utils", f"{DYNAMO}._trace_wrapped_higher_order_op"
+_PARTS = (DYNAMO, _UTILS, _MASKS)
+
+
+class _Placeholder(ModuleType):
+    """A module that is imported when an attribute is read that it does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__") and name not in ("__all__", "__version__"):
+            raise AttributeError(name)  # what the import system and inspect look for, and may be missing
+        return getattr(load_real(self.__name__), name)
+
+
+class _Loader:
+    """Returns a module that importing its package has imported already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+class _Finder:
+    """Finds a submodule of a placeholder, after it has loaded the real package."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package = next((one for one in (DYNAMO, SYMPY, OPTIMIZE) if name.startswith(f"{one}.")), None)
+        if package is None or not isinstance(sys.modules.get(package), _Placeholder):
+            return None
+        real = load_real(package)
+        if (known := sys.modules.get(name)) is not None:
+            return ModuleSpec(name, _Loader(known), is_package=hasattr(known, "__path__"))
+        return PathFinder.find_spec(name, real.__path__)
+
+
+def install() -> None:
+    """Put placeholders in the place of those modules that are not imported yet. PyTorch is imported here."""
+    import torch
+    import torch.fx.experimental._config  # which the real module of shapes imports, and its users read
+
+    wanted = {
+        DYNAMO: {
+            "disable": _disable,
+            "graph_break": lambda msg="": None,
+            "allow_in_graph": _as_it_is,
+            "assume_constant_result": _as_it_is,
+        },
+        _UTILS: {"is_compile_supported": lambda device_type: load_real(_UTILS).is_compile_supported(device_type)},
+        _MASKS: {"TransformGetItemToIndex": lambda: load_real(_MASKS).TransformGetItemToIndex()},
+        SHAPES: {name: _of_numbers(name, function) for name, function in _SHAPE_FUNCTIONS.items()},
+        SYMPY: {"Basic": type("Basic", (), {})},
+        OPTIMIZE: {"linear_sum_assignment": _assign},
+    }
+    for name, attributes in wanted.items():
+        if name not in sys.modules:
+            _put(name, attributes)
+    if isinstance(torch.__dict__.get("_dynamo", sys.modules[DYNAMO]), _Placeholder):
+        torch._dynamo, sys.modules[DYNAMO].utils = sys.modules[DYNAMO], sys.modules[_UTILS]
+    sys.meta_path.insert(0, _Finder())
+
+
+@contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """Within the context a package that is not imported yet cannot be imported: Numba does without scipy, which takes 0.15 s."""
+    hides = name not in sys.modules
+    if hides:
+        sys.modules[name] = None
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules[name]
+
+
+def load_real(name: str) -> ModuleType:
+    """Return a real module, imported in the place of its placeholder."""
+    for one in _PARTS if name in _PARTS else (name,):
+        if isinstance(sys.modules.get(one), _Placeholder):
+            del sys.modules[one]
+    torch = sys.modules["torch"]
+    if name in _PARTS and isinstance(torch.__dict__.get("_dynamo"), _Placeholder):
+        del torch._dynamo
+    return importlib.import_module(name)
+
+
+def _put(name: str, attributes: Mapping[str, Any]) -> None:
+    parent, _, _ = name.rpartition(".")
+    above = PathFinder.find_spec(parent) if parent == "scipy" else None
+    path = above.submodule_search_locations if above else getattr(sys.modules.get(parent), "__path__", None)
+    inner = name in _PARTS[1:]
+    spec = None if inner else PathFinder.find_spec(name, path)
+    if spec is None and not inner:
+        return  # it is not installed
+    module = _Placeholder(name)
+    module.__spec__ = spec
+    if name in (DYNAMO, SYMPY, OPTIMIZE):
+        module.__path__ = []  # importing a submodule asks `_Finder`
+    module.__dict__.update(attributes)
+    sys.modules[name] = module
+
+
+def _of_numbers(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of numbers, booleans and lists of them, which calls the real one for anything else, such as symbols."""
+
+    def answer(*values: Any, **options: Any) -> Any:
+        known = all(map(_is_plain, values))
+        return function(*values) if known else getattr(load_real(SHAPES), name)(*values, **options)
+
+    return answer
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (int, bool) or (isinstance(value, (list, tuple)) and all(map(_is_plain, value)))
+
+
+def _first(value: Any, *others: Any) -> Any:
+    return value
+
+
+# What torch/fx/experimental/symbolic_shapes.py, 2.15, returns for numbers and booleans that are no symbols
+_SHAPE_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(
+        ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"), _first
+    ),
+    "guarding_hint_or_throw": _first,
+    "has_guarding_hint": lambda value: True,
+    "is_nested_int": lambda value: False,
+    "sym_and": lambda *values: functools.reduce(operator.and_, values),
+    "sym_or": lambda *values: functools.reduce(operator.or_, values),
+    "sym_eq": lambda left, right: (tuple(left) == tuple(right)) if isinstance(left, (list, tuple)) else left == right,
+}
+
+
+def _assign(*values: Any, **options: Any) -> Any:
+    return load_real(OPTIMIZE).linear_sum_assignment(*values, **options)
+
+
+def _disable(
+    fn: Any = None, recursive: bool = True, *, reason: str | None = None, wrapping: bool = True
+) -> Callable[..., Any]:
+    """Return a function as it is: nothing is compiled that it would have to be kept out of."""
+    return (lambda function: function) if fn is None else fn
+
+
+def _as_it_is(function: Any) -> Any:
+    return function

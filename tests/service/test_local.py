@@ -1,0 +1,192 @@
+"""The direct path: one worker, one confined child, and imports that one question needs. Each test runs a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sizer.__main__ import main
+from sizer.estimator import estimate
+from sizer.request import parse_query
+from sizer.service.settings import PUBLIC_VARIABLE
+from sizer.service.tape_folder import FOLDER_VARIABLE
+from tests.processes.running import TESTS
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+SMALL = "arch=torchvision:squeezenet1_1&dtype=float32&batch=2&image=64"
+LANGUAGE = "arch=hf:gpt2&dtype=bfloat16&batch=1&seq=16"
+DETECTION = "arch=torchvision:fasterrcnn_mobilenet_v3_large_320_fpn&mode=inference&dtype=float32&batch=1"  # calls roi_align
+
+
+def run_python(program: str, **variables: str) -> str:
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_prints_what_the_library_returns_and_keeps_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert main(["estimate", SMALL, "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == json.loads(json.dumps(estimate(parse_query(SMALL)).to_dict()))
+    assert len([*tmp_path.glob("reports/*")]) == 2
+    assert len([*tmp_path.glob("tapes/*")]) == 1
+    monkeypatch.setattr(subprocess, "Popen", None)  # a second worker would fail
+    assert main(["estimate", SMALL, "--json"]) == 0
+    assert capsys.readouterr().out == printed
+    assert main(["estimate", SMALL]) == 0  # made of the report that is kept
+    assert "squeezenet1_1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "said"),
+    [
+        ("arch=torchvision:resnet49", 2, "resnet49"),
+        ("arch=torchvision:squeezenet1_1&batch=0", 2, "batch"),
+    ],
+)
+def test_errors_of_a_worker_are_those_of_the_command(monkeypatch, capsys, query, status, said):
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
+    assert main(["estimate", query]) == status
+    assert said in capsys.readouterr().err
+
+
+WHAT_IS_IMPORTED = """
+import sys
+from sizer.request import parse_query
+from sizer.service.local import answering, placeholders
+request = parse_query({query!r})
+answering.prepare(request)
+from sizer.estimator import estimate
+report = estimate(request)
+real = [name for name, one in sys.modules.items() if one is not None and not isinstance(one, placeholders._Placeholder)]
+print(report.to_json())
+print(sorted({heavy!r} & set(real)))
+"""
+HEAVY = {"torch._dynamo", "torch._inductor", "sympy", "scipy.optimize", "transformers", "timm", "peft", "torchvision"}
+
+
+@pytest.mark.parametrize(
+    ("query", "imported"),
+    [
+        (SMALL, ["torchvision"]),
+        (DETECTION, ["torchvision"]),
+        (LANGUAGE, ["sympy", "torchvision", "transformers"]),  # torch.distributed.tensor imports sympy
+    ],
+)
+def test_a_question_imports_its_own_source_and_the_report_is_the_same(query, imported):
+    report, found = run_python(WHAT_IS_IMPORTED.format(query=query, heavy=HEAVY)).splitlines()
+    assert found == str(imported)
+    assert json.loads(report) == json.loads(estimate(parse_query(query)).to_json())
+
+
+def test_a_placeholder_makes_way_for_the_real_module():
+    program = """
+import sys, torch, importlib.util
+from sizer.service.local import placeholders
+placeholders.install()
+for name in ("torch._dynamo", "sympy", "scipy.optimize"):
+    assert isinstance(sys.modules[name], placeholders._Placeholder), name
+    assert importlib.util.find_spec(name).origin
+import torch._dynamo as early
+from torch._dynamo import disable
+assert disable(len) is len and disable(recursive=False)(len) is len
+import torch._dynamo.config as config
+assert config is torch._dynamo.config and not isinstance(torch._dynamo, placeholders._Placeholder)
+assert early.is_compiling is torch._dynamo.is_compiling
+from torch._dynamo.utils import is_compile_supported
+assert is_compile_supported("cpu") in (True, False)
+import sympy.printing
+assert sympy.Integer(2) + 1 == 3 and isinstance(sympy.Integer(1), sympy.Basic)
+from scipy.optimize import linear_sum_assignment
+assert linear_sum_assignment([[1, 2], [2, 1]])[1].tolist() == [0, 1]
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
+assert guard_or_false(True) is True and ShapeEnv.__module__ == "torch.fx.experimental.symbolic_shapes"
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
+print("done")
+"""
+    assert run_python(program) == "done\n"
+
+
+def test_functions_of_shapes_answer_as_the_real_ones():
+    program = """
+import torch
+from sizer.service.local import placeholders
+from torch.fx.experimental import symbolic_shapes as real
+assert not isinstance(real, placeholders._Placeholder)
+values = [(True,), (False,), (3,), (True, False), (True, True), (2, 2), (2, 3), ([1, 2], [1, 2]), ([1, 2], [1, 3]), ([1], [1, 2])]
+compared = 0
+for name in placeholders._SHAPE_FUNCTIONS:
+    stands_in = placeholders._of_numbers(name, placeholders._SHAPE_FUNCTIONS[name])
+    for arguments in values:
+        try:
+            expected = getattr(real, name)(*arguments)
+        except (AssertionError, TypeError, AttributeError):
+            continue  # no such question is asked
+        assert stands_in(*arguments) == expected, (name, arguments)
+        compared += 1
+assert compared > 20, compared
+print("done")
+"""
+    assert run_python(program) == "done\n"
+
+
+ANSWERED = """
+from sizer.errors import SizerError
+from sizer.service.local.answering import answer
+from sizer.service.settings import Settings
+def run(script, argument=None, **limits):
+    settings = Settings(function="tests.service.scripted:run", readable=({tests!r},), tapes={tapes!r}, **limits)
+    try:
+        query = f"arch=hub:script/{{script}}&dtype=float32&batch=1"
+        print(answer("estimate", query, argument, settings, lambda text: None, prepares=False))
+    except SizerError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def answered(call: str, tapes: Path | str = "") -> str:
+    return run_python(ANSWERED.format(tests=TESTS, tapes=str(tapes)) + call)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("run('echo', 'hello')", "hello"),
+        ("run('crash')", "the job crashed (SIGABRT)"),
+        ("run('leave')", "the job ended without an answer"),
+        ("run('hold', wall_seconds=0.5)", "the job was stopped after 0.5 s"),
+        ("run('garbage', 'no JSON\\n')", "the job wrote something that is not an answer"),
+        ("run('large', '100000', result_bytes=10_000)", "the job wrote more than 10,000 bytes"),
+        ("run('fail', 'BuildError')", "BuildError"),
+        ("run('fill_and_hold', '300', budget_bytes=100 * 2**20)", "the job was stopped: it held"),
+        ("run('write_file', '/tmp/written-by-a-job')", "a job may not open files for writing"),
+        ("run('connect', '9')", "a job may not use the network"),
+    ],
+)
+def test_every_end_of_a_child_is_an_answer(call, said):
+    assert said in answered(call)
+
+
+def test_a_cell_that_was_kept_is_not_made_again_after_a_crash_of_the_file(tmp_path):
+    first, again = (answered("run('cells', '2')", tmp_path) for _ in range(2))
+    (path,) = tmp_path.glob("tapes/*")
+    path.write_bytes(path.read_bytes()[:-1])  # truncated: the last cell is missing
+    third = answered("run('cells', '2')", tmp_path)
+    assert [eval(text)["given"] for text in (first, again, third)] == [0, 2, 1]
+
+
+def test_a_public_server_has_no_worker(monkeypatch):
+    from sizer.commands.job import answers_alone, start_client
+
+    assert answers_alone(start_client)
+    assert not answers_alone(lambda: None)
+    monkeypatch.setenv(PUBLIC_VARIABLE, "1")
+    assert not answers_alone(start_client)
