@@ -60,7 +60,7 @@ def answers(checkout: Path, version: str, asked: list[str]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print what differs, and how many reports were compared."""
+    """Print for each query what differs, and how many answers were compared."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--every", type=int, default=10)
@@ -71,8 +71,7 @@ def main() -> int:
     for query, (before, after) in zip(asked, both, strict=True):
         same += before == after
         refused += not before.startswith("{")
-        if before != after:
-            print(f"{query} differs: {differences(before, after)}", flush=True)
+        print(f"{query}: {'equal' if before == after else differences(before, after)}", flush=True)
     print(f"{same} of {len(asked)} answers are equal, {refused} of them errors")
     return 0 if same == len(asked) else 1
 
