@@ -5,6 +5,7 @@
     python -m sizer levers | limits | which | ranks "arch=hf:gpt2&dtype=bfloat16&batch=8&gpu=rtx-4090" [--config FILE] [--json]
     python -m sizer compare "arch=hf:gpt2&batch=8" "arch=hf:gpt2&batch=8&checkpointing=1" [--json | --csv]
     python -m sizer peak "arch=hf:gpt2&dtype=bfloat16&batch=8" [--config FILE] [--json | --snapshot FILE | --script]
+    python -m sizer run [--gpu KEY] [--steps 3] [--world N] [--strict] [--json FILE] -- train.py ARGUMENTS
     python -m sizer measure "arch=torchvision:resnet50&dtype=float32&batch=32" --device cuda:0|mps|cpu [--json]
     python -m sizer ledger [--json | --csv | --path] [--import FILE]
     python -m sizer gpus | models | devices   [--json]
@@ -15,7 +16,8 @@
     python -m sizer suite --device cuda:0 [--record] [--only SUBSTRING] [--minutes 9] [--out FOLDER] [--again] [--list]
 
 Exit status: 0; 1 where the job hit a limit or crashed; 2 for bad input; 3 where the model was counted but no step could
-be traced (the counts are printed); 4 where a device was asked for that is not there. Errors are one line on stderr.
+be traced (the counts are printed); 4 where a device was asked for that is not there; 5 if a run does not fit. Errors are one line
+on stderr.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ COMMANDS = {
     "models": "the architectures known by name",
     "devices": "the devices of this machine",
     "placement": "whether a model's tensors would all be where they must",
+    "run": "run a PyTorch script of yours, unmodified, on a GPU that you do not have",
     "measure": "run the work on a real device and hold the estimate against it",
     "ledger": "every comparison of an estimate with a device, and how far off they were",
     "suite": "measure a list of models on a device, one process each; can be repeated",
@@ -98,9 +101,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"sizer {SIZER}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    named = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
-        if name in arguments:
+        if name in named:
             module = importlib.import_module(f"sizer.commands.{name}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)

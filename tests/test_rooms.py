@@ -64,7 +64,8 @@ ROOMS = {
     "device.trial": (*ESTIMATED, "processes", "device.record", "device.machine", "device.readers"),
     "device.suite": (*ESTIMATED, "processes", "device.record", "device.machine", "device.readers", "device.trial"),
     "service": (*ESTIMATED, "decision", "placement", "processes", "device.record", "device.comparison"),
-    "commands": (*SHOWS, "device.suite"),
+    "running": (*ESTIMATED, "processes"),
+    "commands": (*SHOWS, "device.suite", "running"),
     "ui": SHOWS,
     "__main__": ("errors", "versions", "commands", "service"),
     "__init__": (*ESTIMATED, "custom", "placement", "questions"),
@@ -217,6 +218,8 @@ BRINGS = {
         *(f"sizer.device.trial.{name}" for name in ("launch", "child")),
         *(f"sizer.device.suite.{name}" for name in ("cases", "runner", "suite")),
         *(f"sizer.placement.{name}" for name in ("report", "findings")),
+        *(f"sizer.running.{name}" for name in ("launch", "routes", "outcome", "text", "history", "command_line", "settings")),
+        "sizer.running.driver.*",
     ),
     (*HEAVY, "streamlit"): (
         *("sizer.architecture", "sizer.architecture.hub", "sizer.catalogue.*", "sizer.memory.*", "sizer.service.*"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sizer.catalogue.hardware import HARDWARE
-from tests.null_driver.build import build
+from tests.null_driver.build import null_environment
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 300
@@ -33,30 +33,25 @@ def _buildable() -> None:
 
 
 @pytest.fixture(scope="session")
-def run_on_null(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run_on_null() -> Run:
     """Runs a module of these tests over the null driver of a GPU (a key of the catalogue, and its memory in bytes where it is
     another) and returns what its last line says in JSON."""
     _buildable()
-    built: dict[tuple[str, int | None, bool], dict[str, str]] = {}
 
     def run(
         module: str,
         *arguments: str,
         gpu: str,
         total_bytes: int | None = None,
-        management: bool = False,
         **environment: str,
     ) -> dict:
-        which = gpu, total_bytes, management
-        if which not in built:
-            hardware = HARDWARE[gpu]
-            if total_bytes is not None:
-                hardware = replace(hardware, gpu=replace(hardware.gpu, total_bytes=total_bytes))
-            built[which] = build(tmp_path_factory.mktemp(gpu), hardware, management=management)
+        hardware = HARDWARE[gpu]
+        if total_bytes is not None:
+            hardware = replace(hardware, gpu=replace(hardware.gpu, total_bytes=total_bytes))
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
-            env={**os.environ, **built[which], **environment},
+            env={**os.environ, **null_environment(hardware), **environment},
             capture_output=True,
             text=True,
             timeout=SECONDS,

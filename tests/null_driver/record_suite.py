@@ -12,13 +12,12 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 from sizer.catalogue.hardware import HARDWARE
 from sizer.device.suite.cases import Case, list_cases
-from tests.null_driver.build import build
+from tests.null_driver.build import null_environment
 
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 RECORDED = Path(__file__).parent / "recorded"
@@ -83,30 +82,29 @@ def record(gpu: str) -> None:
     """Records what is missing for a GPU with the installed PyTorch."""
     folder = RECORDED / f"{gpu}-{'.'.join(version('torch').split('.')[:2])}"
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as managed:
-        # the management library is there for the cases that need it alone: what it knows would count as the process
-        usual = {**os.environ, **build(Path(plain), HARDWARE[gpu])}
-        expandable = {**os.environ, **build(Path(managed), HARDWARE[gpu], management=True), **EXPANDABLE}
-        for case in cases_of(gpu):
-            if (folder / f"{case.name}.json").exists():
-                continue
-            command = [
-                sys.executable,
-                "-m",
-                "tests.null_driver.record",
-                f"{case.query}&gpu={gpu}",
-                str(folder),
-                case.name,
-            ]
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=expandable if "expandable=1" in case.query else usual,
-                capture_output=True,
-                text=True,
-            )
-            failure = json.loads(done.stdout.splitlines()[-1])["failure"] if done.stdout else done.stderr[-500:]
-            print(case.name, failure or "recorded", flush=True)
+    # the management library is there for the cases that need it alone: what it knows would count as the process
+    expandable = {**os.environ, **null_environment(HARDWARE[gpu]), **EXPANDABLE}
+    usual = {**os.environ, **null_environment(HARDWARE[gpu]), "NULL_MANAGEMENT": "0"}
+    for case in cases_of(gpu):
+        if (folder / f"{case.name}.json").exists():
+            continue
+        command = [
+            sys.executable,
+            "-m",
+            "tests.null_driver.record",
+            f"{case.query}&gpu={gpu}",
+            str(folder),
+            case.name,
+        ]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=expandable if "expandable=1" in case.query else usual,
+            capture_output=True,
+            text=True,
+        )
+        failure = json.loads(done.stdout.splitlines()[-1])["failure"] if done.stdout else done.stderr[-500:]
+        print(case.name, failure or "recorded", flush=True)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_every_counter_after_every_event_is_pytorchs_own(run_on_null, seed, expa
     events = _events(seed, largest=192 * MIB)
     option = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{expandable}"}
     truth = run_on_null(
-        "tests.null_driver.allocations", json.dumps(events), gpu="h100-80gb", management=expandable, **option
+        "tests.null_driver.allocations", json.dumps(events), gpu="h100-80gb", **option
     )
     assert truth["failed_at"] is None
     tape = _tape(events)
@@ -126,7 +126,7 @@ def test_streams_have_pools_of_their_own(run_on_null, seed, expandable):
     events = _events(seed, largest=192 * MIB, streams=STREAMS)
     option = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{expandable}"}
     truth = run_on_null(
-        "tests.null_driver.allocations", json.dumps(events), gpu="h100-80gb", management=expandable, **option
+        "tests.null_driver.allocations", json.dumps(events), gpu="h100-80gb", **option
     )
     tape = _tape(events)
     assert len(set(tape.streams)) == STREAMS and tape.awaited

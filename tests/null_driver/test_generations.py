@@ -71,7 +71,7 @@ def test_generations_take_what_pytorchs_own_code_does(
     run_on_null: Run, gpu: str, expandable: bool, cases: list[tuple]
 ) -> None:
     setting = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
-    truth = run_on_null("tests.null_driver.generations", json.dumps(cases), gpu=gpu, management=expandable, **setting)
+    truth = run_on_null("tests.null_driver.generations", json.dumps(cases), gpu=gpu, **setting)
     wrong = {}
     for case, theirs in zip(cases, truth, strict=True):
         head, cache, dtype, batch, prompt, new = case

@@ -17,15 +17,15 @@ from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.trace import recording
-from tests.null_driver.build import build
+from tests.null_driver.build import null_environment
 from tests.tracing.convolutions import CASES, most, once, run
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("gpu", ["t4", pytest.param("h100-80gb", marks=pytest.mark.exhaustive)])
-def test_events_are_pytorchs_own(gpu: str, tmp_path: Path) -> None:
-    environment = {**os.environ, **build(tmp_path, HARDWARE[gpu]), "PYTHONPATH": str(ROOT)}
+def test_events_are_pytorchs_own(gpu: str) -> None:
+    environment = {**os.environ, **null_environment(HARDWARE[gpu]), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.tracing.convolutions"]
     answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     by_rules = _by_rules(gpu)

@@ -7,9 +7,13 @@
    not to be trusted, and neither are timings; nothing that runs over this is a measurement of a device.
 
    "Device memory" is reserved address space without pages behind it, so 80 GiB cost nothing. Copies to and from it are made
-   up to COPIED bytes, beyond which the pages would be real.
+   up to a number of bytes, beyond which the pages would be real.
 
-   The device is written into device.h before this is compiled. Types and constants are those of NVIDIA's own headers. */
+   The environment describes the device (device.h) and sets what follows:
+     NULL_CONTEXT_BYTES  bytes of each device that are taken from the start, by the context
+     NULL_COPIED_BYTES   bytes of the largest copy that is made, 64 MiB by default
+     NULL_UNBOUNDED      if 1, allocations succeed beyond the memory of the device
+   Types and constants are those of NVIDIA's own headers. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -25,40 +29,72 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
-#include "device.h" /* static const struct { major, minor, processors, threads, blocks, shared_kib, reserved_kib, l2_kib; total; name; json; } device */
+#include "device.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define MIB ((size_t)1 << 20)
-#define SPACE ((size_t)1 << 42)    /* address space of the device: 4 TiB, never handed out twice */
+#define SPACE ((size_t)1 << 45)    /* address space of all devices: 32 TiB or what the system gives, never handed out twice */
+#define LEAST ((size_t)1 << 38)
 #define SEGMENT (2 * MIB)          /* the driver's own granularity for what the caching allocator asks for */
 #define RISING (20 * MIB)
-#define COPIED (64 * MIB)
 #define CHUNKS 65536
 
 static char *space;
-static size_t above, below, used; /* of the address space, on both sides of its middle; of the device's memory */
+static size_t space_bytes, share;  /* of the address space: all of it, and the part of one device */
+static size_t above[MAX_DEVICES], below[MAX_DEVICES]; /* of a device's share, on both sides of its middle */
+static size_t used[MAX_DEVICES], most_used[MAX_DEVICES]; /* of a device's memory */
+static size_t copied_limit, pinned_bytes, most_pinned;
+static int unbounded;
 static struct { char *at; size_t bytes; } chunks[CHUNKS], pinned[CHUNKS]; /* of the device, of the host */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread cudaError_t last_error;
+static __thread int current; /* the device of this thread */
 
 __attribute__((constructor)) static void begin(void) {
-    space = mmap(NULL, SPACE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (space == MAP_FAILED) { perror("null driver: no address space"); abort(); }
-    space = (char *)(((uintptr_t)space + SEGMENT - 1) & ~(SEGMENT - 1));
+    copied_limit = number_from("NULL_COPIED_BYTES", 64 * MIB), unbounded = (int)number_from("NULL_UNBOUNDED", 0);
+    if (!device.count) return;
+    for (space_bytes = SPACE; space_bytes >= LEAST; space_bytes /= 2) {
+        space = mmap(NULL, space_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (space != MAP_FAILED) break;
+    }
+    if (space_bytes < LEAST) { /* vm.overcommit_memory=2, or a limit on address space */
+        space = NULL, space_bytes = 0, device.count = 0;
+        return;
+    }
+    char *aligned = (char *)(((uintptr_t)space + SEGMENT - 1) & ~(SEGMENT - 1));
+    space_bytes -= SEGMENT, space = aligned, share = space_bytes / device.count / SEGMENT * SEGMENT;
+    for (int i = 0; i < device.count; i++) used[i] = most_used[i] = number_from("NULL_CONTEXT_BYTES", 0);
+}
+
+/* --- for the process that runs a script: sizer/running/child.py ------------------------------------------------------------ */
+
+EXPORT size_t null_space(void) { return space_bytes; }
+EXPORT void null_compiled(int arch) { device.compiled = arch; } /* the kernels of PyTorch that the device runs, 75 for sm_75 */
+EXPORT size_t null_used(int at) { return at >= 0 && at < MAX_DEVICES ? used[at] : 0; }
+EXPORT size_t null_most_used(int at) { return at >= 0 && at < MAX_DEVICES ? most_used[at] : 0; }
+EXPORT size_t null_most_pinned(void) { return most_pinned; }
+
+/* The caller holds the lock. */
+static int has_room(int at, size_t bytes) { return unbounded || used[at] + bytes <= device.total; }
+static void take(int at, size_t bytes) {
+    used[at] += bytes;
+    if (used[at] > most_used[at]) most_used[at] = used[at];
 }
 
 static cudaError_t say(cudaError_t error) { return last_error = error; }
-static int on_device(const void *at) { return (const char *)at >= space && (const char *)at < space + SPACE; }
+static int on_device(const void *at) { return (const char *)at >= space && (const char *)at < space + space_bytes; }
+static int device_of(const void *at) { return (int)((size_t)((const char *)at - space) / share); }
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Address space only; the caller holds the lock. As on a T4 (sizer/memory/cuda.py): from the middle upwards what is of 20 MiB or
+/* Address space of the current device only; the caller holds the lock. As on a T4 (sizer/memory/cuda.py): from the middle upwards what is of 20 MiB or
    less, what is larger from the middle downwards. */
 static char *reserve(size_t bytes) {
-    size_t whole = (bytes + SEGMENT - 1) & ~(SEGMENT - 1), *taken = bytes <= RISING ? &above : &below;
-    if (*taken + whole > SPACE / 2 - SEGMENT) return NULL;
+    size_t whole = (bytes + SEGMENT - 1) & ~(SEGMENT - 1), *taken = bytes <= RISING ? &above[current] : &below[current];
+    if (!share || *taken + whole > share / 2 - SEGMENT) return NULL;
     *taken += whole;
-    return space + SPACE / 2 + (bytes <= RISING ? above - whole : -below);
+    char *middle = space + current * share + share / 2 / SEGMENT * SEGMENT;
+    return bytes <= RISING ? middle + above[current] - whole : middle - below[current];
 }
 
 EXPORT cudaError_t cudaMalloc(void **at, size_t bytes) {
@@ -66,10 +102,10 @@ EXPORT cudaError_t cudaMalloc(void **at, size_t bytes) {
     *at = NULL;
     if (!bytes) return cudaSuccess;
     pthread_mutex_lock(&lock);
-    if (used + bytes <= device.total)
+    if (has_room(current, bytes))
         for (int i = 0; i < CHUNKS; i++)
             if (!chunks[i].at) {
-                if ((*at = chunks[i].at = reserve(bytes))) used += chunks[i].bytes = bytes, error = cudaSuccess;
+                if ((*at = chunks[i].at = reserve(bytes))) take(current, chunks[i].bytes = bytes), error = cudaSuccess;
                 break;
             }
     pthread_mutex_unlock(&lock);
@@ -82,7 +118,7 @@ EXPORT cudaError_t cudaFree(void *at) {
     for (int i = 0; at && i < CHUNKS; i++)
         if (chunks[i].at == at) {
             madvise(at, chunks[i].bytes, MADV_DONTNEED);
-            used -= chunks[i].bytes, chunks[i].at = NULL, error = cudaSuccess;
+            used[device_of(at)] -= chunks[i].bytes, chunks[i].at = NULL, error = cudaSuccess;
             break;
         }
     pthread_mutex_unlock(&lock);
@@ -90,7 +126,7 @@ EXPORT cudaError_t cudaFree(void *at) {
 }
 
 EXPORT cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
-    *total = device.total, *free_bytes = device.total - used;
+    *total = device.total, *free_bytes = used[current] < device.total ? device.total - used[current] : 0;
     return cudaSuccess;
 }
 
@@ -99,7 +135,8 @@ EXPORT cudaError_t cudaHostAlloc(void **at, size_t bytes, unsigned flags) {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < CHUNKS; i++)
         if (!pinned[i].at) {
-            pinned[i].at = *at, pinned[i].bytes = bytes;
+            pinned[i].at = *at, pinned[i].bytes = bytes, pinned_bytes += bytes;
+            if (pinned_bytes > most_pinned) most_pinned = pinned_bytes;
             break;
         }
     pthread_mutex_unlock(&lock);
@@ -109,7 +146,7 @@ EXPORT cudaError_t cudaMallocHost(void **at, size_t bytes) { return cudaHostAllo
 EXPORT cudaError_t cudaFreeHost(void *at) {
     pthread_mutex_lock(&lock);
     for (int i = 0; at && i < CHUNKS; i++)
-        if (pinned[i].at == at) pinned[i].at = NULL;
+        if (pinned[i].at == at) pinned[i].at = NULL, pinned_bytes -= pinned[i].bytes;
     pthread_mutex_unlock(&lock);
     free(at);
     return cudaSuccess;
@@ -122,8 +159,59 @@ static int is_pinned(const char *at) {
     return found;
 }
 
+/* Copies of 8 bytes or fewer to the host, for which PyTorch's own code waits: how many elements a kernel has counted, `item`.
+   With `null_follow(1)` such a copy brings, in this order,
+     the next number of `null_answer`, with which Python says what the kernel would have counted;
+     the bytes of the device, if they are in one of the places of `null_real`, the small tensors that Python hands to the function,
+       or if they came from the host and no kernel was launched since (DDP sends the sizes of its buckets so);
+     0, not what the block held before. `null_blind` counts these copies. */
+#define MAX_ANSWERS 64
+#define MAX_PLACES 16
+static int following;
+static __thread int64_t answers[MAX_ANSWERS];
+static __thread int answer_next, answer_count, place_count;
+static __thread uintptr_t places[2 * MAX_PLACES];
+static unsigned long long blind;
+EXPORT void null_follow(int on) { following = on; }
+EXPORT void null_answer(const int64_t *values, int count) {
+    answer_next = 0, answer_count = count < MAX_ANSWERS ? count : MAX_ANSWERS;
+    if (answer_count) memcpy(answers, values, answer_count * sizeof *answers);
+}
+EXPORT int null_answered(void) { return answer_next; }
+EXPORT void null_real(const uintptr_t *bounds, int count) { /* begin and end of each place */
+    place_count = count < MAX_PLACES ? count : MAX_PLACES;
+    if (place_count) memcpy(places, bounds, 2 * place_count * sizeof *places);
+}
+EXPORT unsigned long long null_blind(void) { return blind; }
+
+#define SENT 64
+static unsigned long long launches;
+static struct { uintptr_t at; size_t bytes; unsigned long long launches; } sent[SENT]; /* the latest copies from the host */
+static int sent_next;
+static void note_sent(const void *at, size_t bytes) { /* threads may overwrite each other's entry: then a value is 0 */
+    int i = __atomic_fetch_add(&sent_next, 1, __ATOMIC_RELAXED) & (SENT - 1);
+    sent[i].at = (uintptr_t)at, sent[i].bytes = bytes, sent[i].launches = launches;
+}
+static int is_real(uintptr_t at) {
+    for (int i = 0; i < SENT; i++)
+        if (sent[i].bytes && sent[i].launches == launches && at >= sent[i].at && at < sent[i].at + sent[i].bytes) return 1;
+    for (int i = 0; i < place_count; i++)
+        if (at >= places[2 * i] && at < places[2 * i + 1]) return 1;
+    return 0;
+}
 static void copy(void *to, const void *from, size_t bytes) {
-    if (bytes <= COPIED && to && from) memmove(to, from, bytes);
+    if (!to || !from) return;
+    if (following && bytes <= 8 && on_device(from) && !on_device(to)) {
+        if (answer_next < answer_count) { memcpy(to, &answers[answer_next++], bytes); return; }
+        if (!is_real((uintptr_t)from)) { blind++; memset(to, 0, bytes); return; }
+    }
+    if (bytes > copied_limit) return;
+    memmove(to, from, bytes);
+    if (following && on_device(to) && !on_device(from)) note_sent(to, bytes);
+}
+EXPORT cudaError_t cudaMemcpyPeerAsync(void *to, int d, const void *from, int e, size_t bytes, cudaStream_t s) {
+    copy(to, from, bytes);
+    return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     copy(to, from, bytes);
@@ -134,7 +222,7 @@ EXPORT cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enu
     return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemset(void *at, int value, size_t bytes) {
-    if (bytes <= COPIED) memset(at, value, bytes);
+    if (bytes <= copied_limit) memset(at, value, bytes);
     return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t s) { return cudaMemset(at, value, bytes); }
@@ -142,6 +230,7 @@ EXPORT cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream
 EXPORT cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *at) {
     memset(out, 0, sizeof *out);
     out->type = on_device(at) ? cudaMemoryTypeDevice : is_pinned(at) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    out->device = on_device(at) ? device_of(at) : 0;
     out->devicePointer = on_device(at) ? (void *)at : NULL;
     return cudaSuccess;
 }
@@ -155,8 +244,13 @@ EXPORT cudaError_t cudaGetSymbolAddress(void **at, const void *symbol) {
 
 /* --- the device ---------------------------------------------------------------------------------------------------- */
 
-EXPORT cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return cudaSuccess; }
-EXPORT cudaError_t cudaGetDevice(int *at) { *at = 0; return cudaSuccess; }
+EXPORT cudaError_t cudaGetDeviceCount(int *count) { *count = device.count; return device.count ? cudaSuccess : say(cudaErrorNoDevice); }
+EXPORT cudaError_t cudaGetDevice(int *at) { *at = current; return cudaSuccess; }
+EXPORT cudaError_t cudaSetDevice(int at) {
+    if (at < 0 || at >= device.count) return say(cudaErrorInvalidDevice);
+    current = at;
+    return cudaSuccess;
+}
 EXPORT cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 EXPORT cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 
@@ -221,7 +315,7 @@ EXPORT cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attrib
 }
 
 EXPORT cudaError_t cudaDeviceGetPCIBusId(char *out, int bytes, int index) {
-    snprintf(out, bytes, "0000:00:00.0");
+    snprintf(out, bytes, "0000:%02x:00.0", index);
     return cudaSuccess;
 }
 EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int one, int other) { *can = 0; return cudaSuccess; }
@@ -331,7 +425,8 @@ EXPORT cudaError_t cudaDeviceSynchronize(void) {
 EXPORT cudaError_t cudaEventCreate(cudaEvent_t *out) { *out = handle(); return cudaSuccess; }
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned f) { *out = handle(); return cudaSuccess; }
 EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
-EXPORT cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) { *ms = 0; return cudaSuccess; }
+/* One millisecond in all cases: scripts divide by it, and of the plans that torch.backends.cudnn.benchmark times the first wins. */
+EXPORT cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) { *ms = 1; return cudaSuccess; }
 
 /* --- kernels --------------------------------------------------------------------------------------------------------- */
 
@@ -344,6 +439,14 @@ EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared
 EXPORT cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream) {
     *grid = configuration.grid, *block = configuration.block, *shared = configuration.shared;
     *(cudaStream_t *)stream = configuration.stream;
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s) {
+    __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **args) {
+    __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
     return cudaSuccess;
 }
 EXPORT void **__cudaRegisterFatBinary(void *binary) { return handle(); }
@@ -424,7 +527,11 @@ EXPORT void *dlsym(void *library, const char *name) {
 EXPORT CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
 EXPORT CUresult cuDriverGetVersion(int *version) { *version = CUDART_VERSION; return CUDA_SUCCESS; }
 EXPORT CUresult cuDeviceGet(CUdevice *out, int index) { *out = index; return CUDA_SUCCESS; }
-EXPORT CUresult cuDeviceGetCount(int *count) { *count = 1; return CUDA_SUCCESS; }
+EXPORT CUresult cuDeviceGetCount(int *count) { *count = device.count; return CUDA_SUCCESS; }
+EXPORT CUresult cuCtxGetDevice(CUdevice *out) { *out = current; return CUDA_SUCCESS; }
+EXPORT CUresult cuDeviceGetName(char *out, int bytes, CUdevice d) { snprintf(out, bytes, "%s", device.name); return CUDA_SUCCESS; }
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice d) { *out = device.total; return CUDA_SUCCESS; }
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { return (CUresult)cudaMemGetInfo(free_bytes, total); }
 EXPORT CUresult cuCtxGetCurrent(CUcontext *out) { *out = (CUcontext)space; return CUDA_SUCCESS; }
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) {
     *flags = 0, *active = 1;
@@ -452,13 +559,14 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) { return CUDA_SUC
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *p, unsigned long long f) {
     CUresult error = CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
-    if (used + bytes <= device.total) used += bytes, *out = bytes, error = CUDA_SUCCESS;
+    int at = p && p->location.id >= 0 && p->location.id < device.count ? p->location.id : current;
+    if (has_room(at, bytes)) take(at, bytes), *out = bytes + at, error = CUDA_SUCCESS; /* bytes are a multiple of SEGMENT */
     pthread_mutex_unlock(&lock);
     return error;
 }
-EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle bytes) { /* the handle of a piece is its size */
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle bytes) { /* the handle of a piece: its size, and its device */
     pthread_mutex_lock(&lock);
-    used -= bytes;
+    used[bytes % SEGMENT] -= bytes - bytes % SEGMENT;
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
@@ -473,7 +581,10 @@ EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option
 EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name) { *out = handle(); return CUDA_SUCCESS; }
 EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) { *out = (CUfunction)kernel; return CUDA_SUCCESS; }
 EXPORT CUresult cuKernelGetAttribute(int *out, CUfunction_attribute a, CUkernel k, CUdevice d) { *out = 0; return CUDA_SUCCESS; }
-EXPORT CUresult cuFuncGetAttribute(int *out, CUfunction_attribute a, CUfunction f) { *out = 0; return CUDA_SUCCESS; }
+EXPORT CUresult cuFuncGetAttribute(int *out, CUfunction_attribute a, CUfunction f) { /* Triton reads them before a launch */
+    *out = a == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : a == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0;
+    return CUDA_SUCCESS;
+}
 EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *code) { *out = handle(); return CUDA_SUCCESS; }
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *code, unsigned n, CUjit_option *o, void **v) {
     *out = handle();
@@ -553,5 +664,43 @@ EXPORT cudnnStatus_t cudnnDestroy(cudnnHandle_t it) { free(it); return CUDNN_STA
 EXPORT cudnnStatus_t cudnnSetStream(cudnnHandle_t it, cudaStream_t s) { return CUDNN_STATUS_SUCCESS; }
 EXPORT cudnnStatus_t cudnnGetStream(cudnnHandle_t it, cudaStream_t *out) { *out = NULL; return CUDNN_STATUS_SUCCESS; }
 
-/* What else runs on a handle returns at once (stubs.c). The sizes that batch norm and recurrent layers ask for are cuDNN's own
-   answers for a handle that knows no device. */
+/* cuDNN's own function reads the device of a handle. NVIDIA does not publish the size; a guess: 16 bytes for each of 2,048 threads. */
+EXPORT cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t h, size_t *out) {
+    *out = (size_t)device.processors * 2048 * 16;
+    return CUDNN_STATUS_SUCCESS;
+}
+/* As above. A model in place of cuDNN's answer: that of sizer/tracing/cuda/recurrent.py. */
+EXPORT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t h, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t trains,
+                                               cudnnRNNDataDescriptor_t data, size_t *work, size_t *reserve) {
+    static const int kept[] = {1, 1, 5, 4}, gates[] = {1, 1, 4, 3}; /* by cudnnRNNMode_t: relu, tanh, LSTM, GRU */
+    cudnnRNNAlgo_t algo;
+    cudnnRNNMode_t mode;
+    cudnnRNNBiasMode_t bias;
+    cudnnDirectionMode_t ways;
+    cudnnRNNInputMode_t input;
+    cudnnDataType_t type, precision;
+    cudnnMathType_t math;
+    cudnnDropoutDescriptor_t dropout;
+    cudnnRNNDataLayout_t layout;
+    int32_t in = 0, hidden = 0, projected = 0, layers = 0;
+    uint32_t flags;
+    int longest = 0, samples = 0, width = 0, *lengths;
+    size_t tokens = 0;
+    double fill;
+    REAL(cudnnGetRNNDescriptor_v8)(rnn, &algo, &mode, &bias, &ways, &input, &type, &precision, &math, &in, &hidden, &projected, &layers,
+                                   &dropout, &flags);
+    REAL(cudnnGetRNNDataDescriptor)(data, &type, &layout, &longest, &samples, &width, 0, NULL, &fill);
+    lengths = calloc(samples + 1, sizeof *lengths);
+    REAL(cudnnGetRNNDataDescriptor)(data, &type, &layout, &longest, &samples, &width, samples, lengths, &fill);
+    for (int i = 0; i < samples; i++) tokens += lengths[i];
+    free(lengths);
+    size_t item = type == CUDNN_DATA_DOUBLE ? 8 : type == CUDNN_DATA_FLOAT ? 4 : 2, both = ways == CUDNN_BIDIRECTIONAL ? 2 : 1;
+    size_t out = projected ? projected : hidden;
+    *work = tokens * hidden * gates[mode] * both * item;
+    if (reserve)
+        *reserve = trains == CUDNN_FWD_MODE_TRAINING ? tokens * both * item * (hidden * kept[mode] * layers + out * (layers - 1)) : 0;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* What else runs on a handle returns at once (stubs.c). The sizes that batch norm asks for are cuDNN's own answers for a handle
+   that knows no device. */

@@ -1,0 +1,6 @@
+"""Dry runs: a PyTorch script, unmodified, on a GPU that this machine does not have.
+
+`driver` is the null driver, which runs PyTorch's own CUDA code without a GPU. `launch` starts a script over it in a child process;
+`child` counts optimizer steps there, `values` follows small values, `ranks` answers for the other ranks. PyTorch's memory history
+becomes a tape (`history`), and its replay the report (`outcome`). Only the child process imports torch.
+"""

@@ -1,0 +1,267 @@
+"""What a dry run found, as a report of the usual form and an exit status. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.memory.census import Census
+from sizer.memory.column import Column
+from sizer.memory.estimate import Estimate, estimate_tape
+from sizer.memory.report import Focus, Report, build_report
+from sizer.memory.tape import Tape
+from sizer.running.history import tape_of
+from sizer.units import format_bytes
+from sizer.versions import SIZER, by_address, format_version, parse_version
+
+DONE, FAILED, NO_FIT = 0, 1, 5
+INTERRUPTED = 130
+NOT_REAL = "nothing was computed on the device: losses and metrics that the script printed are not real"
+_SAME_RULES = ("maker", "capability")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One dry run.
+
+    Attributes:
+        report: The figures, phases and categories, as of `sizer estimate`.
+        tape: The recorded allocations, None if the script used no device.
+        script_status: How the script ended: "stopped" (after the steps asked for), "completed", "failed", "out of memory",
+            "out of time", "interrupted" or "crashed"; `script_message` says more.
+        route, route_reason: How it ran, and why so.
+        assumed_counts: By line, how often a number of elements was assumed.
+        reads: By line, how often the script read a value that nobody computed.
+        host_bytes: Peak host memory of the script, without Python's and PyTorch's own at its start.
+        counters: PyTorch's own counters of each device.
+    """
+
+    report: Report | None
+    tape: Tape | None
+    gpu: Gpu
+    script_status: str
+    script_message: str
+    route: str
+    route_reason: str
+    steps: int
+    seconds: float
+    rank: int
+    world: int
+    expandable: bool
+    assumed_counts: tuple[tuple[str, int], ...] = ()
+    reads: tuple[tuple[str, int], ...] = ()
+    not_saved: tuple[str, ...] = ()
+    host_bytes: int = 0
+    pinned_bytes: int = 0
+    counters: tuple[Mapping[str, int], ...] = ()
+    lines_at_peak: tuple[tuple[str, int], ...] = ()
+    modules_at_peak: tuple[tuple[str, int], ...] = ()
+    fits_on: tuple[str, ...] = field(default=())
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The figures, None if the script used no device."""
+        return self.report.estimates[0] if self.report and self.report.estimates else None
+
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes that the process needs beyond the device's memory; 0 if it fits."""
+        row = self.estimate
+        if row is None or row.out_of_memory is None:
+            return 0
+        return max(1, row.process_bytes - self.gpu.total_bytes)
+
+    def exit_status(self, *, limit_bytes: int | None = None) -> int:
+        """Return the exit status of the command; `limit_bytes` bounds the peak of reserved memory."""
+        row = self.estimate
+        if self.script_status == "interrupted":
+            return INTERRUPTED
+        if self.script_status == "out of memory":
+            return NO_FIT
+        if self.script_status in ("failed", "crashed"):
+            return FAILED
+        if row is not None and row.out_of_memory is not None:
+            return NO_FIT
+        if row is not None and limit_bytes is not None and row.peak_reserved_bytes > limit_bytes:
+            return NO_FIT
+        return DONE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the public JSON: the fields of `estimate`, and those of a run."""
+        found = self.report.to_dict() if self.report else {"schema": 1, "estimates": [], "notes": [NOT_REAL]}
+        return found | {
+            "script_status": self.script_status,
+            "script_message": self.script_message,
+            "route": self.route,
+            "route_reason": self.route_reason,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "rank": self.rank,
+            "world": self.world,
+            "assumed_counts": [{"where": where, "count": count} for where, count in self.assumed_counts],
+            "unknown_reads": [{"where": where, "count": count} for where, count in self.reads],
+            "not_saved": list(self.not_saved),
+            "host_bytes": self.host_bytes,
+            "pinned_bytes": self.pinned_bytes,
+            "missing_bytes": self.missing_bytes,
+            "fits_on": list(self.fits_on),
+            "devices": [dict(row) for row in self.counters],
+            "lines_at_peak": [{"line": line, "bytes": size} for line, size in self.lines_at_peak],
+            "modules_at_peak": [{"module": module, "bytes": size} for module, size in self.modules_at_peak],
+        }
+
+
+def read_outcome(
+    found: Mapping[str, Any], *, gpu: Gpu, route: str, reason: str, notes: tuple[str, ...], expandable: bool
+) -> Outcome:
+    """Return the outcome of what the child process wrote.
+
+    Args:
+        found: The child's report.
+        gpu: The device.
+        route: "driver" or "meta".
+        reason: Why this route was taken.
+        notes: More notes for the report.
+        expandable: Replay with expandable segments; the script may set them itself.
+    """
+    expandable = expandable or found.get("expandable", False)
+    tape = report = None
+    if "columns" in found:
+        version = parse_version(".".join(found["versions"]["torch"].split(".")[:2]))
+        tape = tape_of(found["columns"], by_address=by_address(version), host_bytes=found["host_bytes"])
+        report = _report(found, tape, gpu, notes=(*_notes(found), *notes), expandable=expandable)
+    outcome = Outcome(
+        report=report,
+        tape=tape,
+        gpu=gpu,
+        script_status=found["status"],
+        script_message=found["message"],
+        route=route,
+        route_reason=reason,
+        steps=found.get("steps", 0),
+        seconds=found.get("seconds", 0.0),
+        rank=found.get("rank", 0),
+        world=found.get("world", 1),
+        expandable=expandable,
+        assumed_counts=tuple((where, count) for where, count in found.get("assumed", ())),
+        reads=tuple((where, count) for where, count in found.get("reads", ())),
+        not_saved=tuple(found.get("not_saved", ())),
+        host_bytes=found.get("host_bytes", 0),
+        pinned_bytes=found.get("pinned_bytes", 0),
+        counters=tuple(found.get("devices", ())),
+    )
+    if tape is None:
+        return outcome
+    lines, modules = alive_at_peak(tape)
+    fits_on = tuple(_fits_on(outcome, tape)) if found["status"] != "out of memory" else ()
+    return replace(outcome, lines_at_peak=lines, modules_at_peak=modules, fits_on=fits_on)
+
+
+def alive_at_peak(tape: Tape) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+    """Return the requested bytes alive at the peak by line and by module, the largest first."""
+    alive: dict[int, None] = {}
+    level = most = 0
+    best: list[int] = []
+    risen = False
+    for event in tape.order:
+        if event >= 0:
+            alive[event] = None
+            level += tape.sizes[event]
+            risen = risen or level > most
+            most = max(most, level)
+        else:
+            if risen:
+                best, risen = list(alive), False
+            alive.pop(~event, None)
+            level -= tape.sizes[~event]
+    best = list(alive) if risen else best
+    lines: dict[str, int] = {}
+    modules: dict[str, int] = {}
+    for block in best:
+        line, module = tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]
+        lines[line] = lines.get(line, 0) + tape.sizes[block]
+        modules[module] = modules.get(module, 0) + tape.sizes[block]
+
+    def ranked(sizes: dict[str, int]) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted(sizes.items(), key=lambda row: -row[1]))
+
+    return ranked(lines), ranked(modules)
+
+
+def on_other(outcome: Outcome, gpu: Gpu, *, expandable: bool) -> Estimate:
+    """Return the figures of the recorded run on another device of the same rules, or with another allocator setting."""
+    if outcome.tape is None or outcome.estimate is None:
+        raise ValueError("the run has no tape: the script used no device")
+    return estimate_tape(
+        outcome.tape, dtype=outcome.estimate.dtype, gpu=gpu, mode=_mode(outcome.steps), expandable_segments=expandable
+    )
+
+
+def same_rules(gpu: Gpu) -> Iterator[Gpu]:
+    """Yield the devices of the catalogue with the same compute capability, by memory."""
+    alike = (row for row in GPUS.values() if all(getattr(row, name) == getattr(gpu, name) for name in _SAME_RULES))
+    yield from sorted(alike, key=lambda row: row.total_bytes)
+
+
+def _fits_on(outcome: Outcome, tape: Tape) -> Iterator[str]:
+    for gpu in same_rules(outcome.gpu):
+        if on_other(outcome, gpu, expandable=outcome.expandable).fits is True:
+            yield gpu.key
+
+
+def _mode(steps: int) -> str:
+    return "training" if steps else "inference"
+
+
+def _report(found: Mapping[str, Any], tape: Tape, gpu: Gpu, *, notes: tuple[str, ...], expandable: bool) -> Report:
+    model = found["model"]
+    dtype, mode = model["dtype"], _mode(found["steps"])
+    row = estimate_tape(tape, dtype=dtype, gpu=gpu, mode=mode, expandable_segments=expandable)
+    version = format_version(parse_version(".".join(found["versions"]["torch"].split(".")[:2])))
+    return build_report(
+        query="",
+        versions={"sizer": SIZER, **found["versions"]},
+        census=Census(
+            name=model["name"],
+            class_name=model["name"],
+            parameters=model["parameters"],
+            trainable_parameters=model["trainable_parameters"],
+            buffers=model["buffers"],
+            parameter_bytes=model["parameter_bytes"],
+            buffer_bytes=model["buffer_bytes"],
+        ),
+        columns={dtype: Column(estimates=(row,), first=tape)},
+        gpu=gpu,
+        mode=mode,
+        focus=Focus(dtype=dtype, batch=1),
+        cautions=_cautions(found, gpu),
+        notes=notes,
+        target={"torch": version},
+    )
+
+
+def _cautions(found: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
+    """What to know before the figures are read."""
+    yield NOT_REAL
+    if found["assumed"]:
+        yield f"the figures depend on {sum(count for _, count in found['assumed'])} assumed counts"
+    if found["status"] not in ("stopped", "completed"):
+        yield f"the figures are of the part that ran: the script ended with {found['status']!r}"
+    if found.get("cut"):
+        yield "the run had more events than are recorded, so the figures are of its last part: take fewer steps"
+    if found.get("pools"):
+        yield "CUDA graphs have pools of their own, which a replay does not keep apart"
+    yield from gpu.cautions
+
+
+def _notes(found: Mapping[str, Any]) -> Iterator[str]:
+    others = [row for row in found["devices"] if row["device"] != found["fullest"]]
+    for row in others:
+        peaks = f"{format_bytes(row['peak_allocated_bytes'])} allocated, {format_bytes(row['peak_reserved_bytes'])} reserved"
+        yield f"cuda:{row['device']} has {peaks}; the figures are those of cuda:{found['fullest']}"
+    if found["world"] > 1:
+        yield f"the figures are those of rank {found['rank']} of {found['world']}; NCCL's own memory is not counted"
+    for name in found["not_saved"]:
+        yield f"{name} was not written: its values were not computed"

@@ -1,0 +1,41 @@
+"""What the parent process of a dry run tells its child, as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+NO_KERNELS = 71  # the exit status of a child that cannot run the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run. `kind` is "script", "module" or "code", `target` its path, name or text.
+
+    `steps` is the number of optimizer steps, 0 for all; `seconds` a limit of time, 0 for none. `world` and `rank` are those of
+    torchrun, `local` the ranks of one host. `capability` is that of the device, `out` the file for the report, `snapshot` the file
+    for PyTorch's snapshot, empty for none.
+    """
+
+    kind: str
+    target: str
+    arguments: tuple[str, ...]
+    out: str
+    capability: tuple[int, int]
+    steps: int = 3
+    seconds: int = 0
+    world: int = 1
+    rank: int = 0
+    local: int = 1
+    skip_draws: bool = False
+    snapshot: str = ""
+
+    def to_json(self) -> str:
+        """Return the settings as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Return the settings that `to_json` wrote."""
+        data = json.loads(text)
+        return cls(**{**data, "arguments": tuple(data["arguments"]), "capability": tuple(data["capability"])})

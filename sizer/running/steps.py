@@ -1,0 +1,170 @@
+"""Count the optimizer steps of a script, and note what happens between its allocations. Imports torch.
+
+PyTorch's global hooks for optimizers, modules and autograd see any script. A step ends with the last optimizer that steps before
+the first one steps again, so a GAN's two optimizers are one step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
+
+from sizer.running.history import LOAD, phase_of_step
+
+
+class Stop(BaseException):
+    """The steps asked for are done. No Exception, so that a script's `except Exception` does not catch it."""
+
+
+class Steps:
+    """What a script's modules and optimizers did, by stamps of the memory history (sizer.running.history)."""
+
+    def __init__(self, limit: int, on_stop: Callable[[], None]) -> None:
+        """Stop before step `limit` + 1, never if it is 0; `on_stop` is called if a script goes on after that."""
+        self.limit, self._on_stop = limit, on_stop
+        self.modules: list[tuple[int, str]] = []
+        self.labels: list[tuple[int, int, str, str]] = []
+        self.backwards: list[tuple[int, bool]] = []
+        self.emptied: list[int] = []
+        self.roots: list[nn.Module] = []
+        self._counts: dict[int, int] = {}
+        self._optimizers: list[torch.optim.Optimizer] = []  # kept, so that no other object takes their ids
+        self._leader: int | None = None
+        self._ends: dict[str, int] = {}
+        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._owners = WeakIdKeyDictionary()  # of parameters: the paths of their modules
+        self._stack: list[str] = []
+        self._stamp = self._stops = 0
+
+    @property
+    def done(self) -> int:
+        """The steps of the optimizer that stepped most often."""
+        return max(self._counts.values(), default=0)
+
+    @property
+    def phase_ends(self) -> list[tuple[int, str]]:
+        """The stamps at which "load" and each step end, ascending."""
+        return sorted((stamp, phase) for phase, stamp in self._ends.items())
+
+    def install(self) -> None:
+        """Register the hooks, and set the first stamp: events without one are those of autograd's threads."""
+        self._next()
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        register_module_forward_pre_hook(self._enter)
+        register_module_forward_hook(self._leave, always_call=True)
+        run = torch.autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            self.backwards.append((self._next(), True))
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.backwards.append((self._next(), False))
+
+        for place in (torch.autograd, torch.autograd.graph):
+            place._engine_run_backward = run_backward
+        empty = torch.cuda.empty_cache
+
+        def empty_cache() -> None:
+            empty()
+            self.emptied.append(self._next())
+
+        torch.cuda.empty_cache = torch.cuda.memory.empty_cache = empty_cache
+
+    def stop(self) -> None:
+        """End the run. A script that catches everything and goes on is ended at the third attempt."""
+        self._stops += 1
+        if self._stops > 2:
+            self._on_stop()
+        raise Stop
+
+    def _next(self) -> int:
+        self._stamp += 1
+        torch.cuda.memory._set_memory_metadata(str(self._stamp))
+        return self._stamp
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if module not in self._paths:
+            self._add_root(module)
+        self._stack.append(self._paths.get(module, ""))
+        stamp = self._next()
+        self.modules.append((stamp, self._stack[-1]))
+        if len(self._stack) == 1:
+            if self._holds_device(module):
+                self._ends.setdefault(LOAD, stamp)
+            for leaf in pytree.tree_leaves(args):
+                if (
+                    isinstance(leaf, Tensor)
+                    and leaf.is_cuda
+                    and leaf.grad_fn is None
+                    and not isinstance(leaf, nn.Parameter)
+                ):
+                    self._label(stamp, leaf, "input")
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._stack:
+            return
+        self._stack.pop()
+        self.modules.append((self._next(), self._stack[-1] if self._stack else ""))
+
+    def _add_root(self, root: nn.Module) -> None:
+        inner = {id(module) for module in root.modules()}
+        self.roots = [other for other in self.roots if id(other) not in inner]
+        self.roots.append(root)
+        stamp = self._next()
+        for path, module in root.named_modules():
+            self._paths[module] = path
+            for parameter in module.parameters(recurse=False):
+                self._owners[parameter] = path
+                self._label(stamp, parameter, "parameter" if parameter.requires_grad else "frozen parameter", path)
+            for buffer in module.buffers(recurse=False):
+                self._label(stamp, buffer, "buffer", path)
+
+    @staticmethod
+    def _holds_device(module: nn.Module) -> bool:
+        return any(parameter.is_cuda for parameter in module.parameters())
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        number = id(optimizer)
+        if self.limit and self._counts.get(number, 0) >= self.limit:
+            self.stop()
+        if self._leader is None:
+            self._leader = number
+        stamp = self._next()
+        self._ends.setdefault(LOAD, stamp)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                path = self._owners.get(parameter, "")
+                self._label(stamp, parameter, "parameter", path)
+                self._label(stamp, parameter.grad, "gradient", path)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        number = id(optimizer)
+        if number not in self._counts:
+            self._optimizers.append(optimizer)
+        self._counts[number] = self._counts.get(number, 0) + 1
+        stamp = self._next()
+        for parameter, state in optimizer.state.items():
+            path = self._owners.get(parameter, "") if isinstance(parameter, Tensor) else ""
+            for value in pytree.tree_leaves(state):
+                self._label(stamp, value, "optimizer state", path)
+        self._ends[phase_of_step(self._counts.get(self._leader, 1))] = stamp
+
+    def _label(self, stamp: int, tensor: object, category: str, module: str = "") -> None:
+        if not isinstance(tensor, Tensor):
+            return
+        with torch._C.DisableTorchFunction():
+            local = getattr(tensor, "_local_tensor", tensor)
+            if local.is_cuda and local.layout == torch.strided:
+                self.labels.append((stamp, local.untyped_storage().data_ptr(), category, module))

@@ -1,0 +1,211 @@
+"""`sizer run` over the null driver: what the script prints, what is reported, exit statuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sizer.catalogue.gpus import GPUS
+from tests.running.conftest import ROOT, DryRunner
+
+MIB = 2**20
+WIDTH = 1024
+ELEMENTS = 2 * 4 * WIDTH * WIDTH + 5 * WIDTH  # of train.py's parameters: two weights, two biases
+
+
+def test_a_script_stops_after_its_steps_and_is_reported(dry_run: DryRunner, tmp_path: Path):
+    saved = tmp_path / "model.pt"
+    done = dry_run("--gpu", "rtx-3060-12gb", "--steps", "2", "--", "train.py", "--save", str(saved))
+    assert done.status == 0, done.stderr
+    row = done.figures
+    assert (done.json["script_status"], done.json["steps"], done.json["route"]) == ("stopped", 2, "driver")
+    assert [use["phase"] for use in row["phases"]] == ["load", "step1", "step2", "rest"]
+    assert row["weights_bytes"] == 4 * ELEMENTS
+    assert row["optimizer_bytes"] == 8 * ELEMENTS  # the step counters of AdamW are on the host
+    assert row["gradients_bytes"] == 4 * ELEMENTS
+    # the peak is in the optimizer's step: parameters, gradients, state, and one more copy of all by foreach, at least
+    assert row["peak_allocated_bytes"] > 20 * ELEMENTS
+    assert sum(row["at_peak"].values()) == row["peak_allocated_bytes"]
+    assert not saved.exists() and done.json["not_saved"] == [str(saved)]
+    assert any("nothing was computed on the device" in note for note in done.json["notes"])
+    assert any(read["where"].endswith("train.py:21") for read in done.json["unknown_reads"]), done.json["unknown_reads"]
+    assert any(row["line"].endswith("train.py:20") for row in done.json["lines_at_peak"])
+    assert {row["module"] for row in done.json["modules_at_peak"]} >= {"0", "2"}
+    assert "sizer/running" not in str(done.json["lines_at_peak"])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["", pytest.param("expandable_segments:True", marks=pytest.mark.full)],
+)
+def test_the_replay_is_what_pytorch_counts(dry_run: DryRunner, setting: str):
+    """PyTorch's own counters, which the script prints, are those of the replayed tape; with --strict it runs as on the device."""
+    words = ("--strict", "--steps", "0", "--", "train.py", "--steps", "3")
+    done = dry_run(*words, PYTORCH_ALLOC_CONF=setting)
+    printed = re.search(r"allocated (\d+) reserved (\d+)", done.stdout)
+    row = done.figures
+    assert (row["peak_allocated_bytes"], row["peak_reserved_bytes"]) == tuple(map(int, printed.groups()))
+    assert done.json["script_status"] == "completed"
+
+
+def test_more_than_the_device_has_is_5_and_says_how_much_is_missing(dry_run: DryRunner):
+    # parameters, gradients, two states in float32: 16 bytes an element; 8 * 10,240² elements are 12.5 GiB, more than 11.65
+    done = dry_run("--gpu", "rtx-3060-12gb", "--skip-draws", "--", "train.py", "--width", "10240")
+    assert done.status == 5, done.stderr
+    row = done.figures
+    assert row["fits"] is False and row["out_of_memory"]["phase"] == "step1"
+    assert done.json["missing_bytes"] == row["process_bytes"] - GPUS["rtx-3060-12gb"].total_bytes > 0
+    assert "rtx-a6000" in done.json["fits_on"] and "rtx-3060-12gb" not in done.json["fits_on"]
+    assert done.json["host_bytes"] < 2**30 and "It does not fit" in done.stdout
+
+
+def test_strict_raises_pytorchs_own_error_at_the_scripts_line(dry_run: DryRunner):
+    done = dry_run("--gpu", "rtx-3060-12gb", "--strict", "--skip-draws", "--", "train.py", "--width", "10240")
+    assert done.status == 5
+    assert re.search(
+        r"OutOfMemoryError: CUDA out of memory\. Tried to allocate .* GPU 0 has a total capacity of 11\.65 GiB",
+        done.stderr,
+    )
+    assert re.search(r"train\.py\", line \d+, in <module>", done.stderr) and "sizer/running" not in done.stderr
+    assert done.json["script_status"] == "out of memory"
+
+
+def test_an_error_of_the_script_keeps_its_traceback_and_is_1(dry_run: DryRunner):
+    done = dry_run("--", "failing.py")
+    assert done.status == 1
+    assert 'failing.py", line 9, in <module>' in done.stderr and "ValueError: an error of the script" in done.stderr
+    assert (done.json["script_status"], done.json["steps"]) == ("failed", 1)
+
+
+@pytest.mark.exhaustive
+def test_a_gan_with_a_scaler_steps_both_optimizers(dry_run: DryRunner):
+    done = dry_run("--", "gan.py")
+    assert done.status == 0, done.stderr
+    assert [use["phase"] for use in done.figures["phases"]] == ["load", "step1", "step2", "step3", "rest"]
+    assert "step 2 scale 65536.0" in done.stdout and "step 3" not in done.stdout
+    assert done.figures["optimizer_bytes"] > 0 and done.json["assumed_counts"] == []
+
+
+def test_counts_of_known_masks_are_those_of_the_data(dry_run: DryRunner):
+    done = dry_run("--steps", "0", "--", "tagger.py")
+    assert done.status == 0, done.stderr
+    assert done.json["assumed_counts"] == []
+    assert [use["phase"] for use in done.figures["phases"]] == ["load", *(f"step{n}" for n in range(1, 7)), "rest"]
+
+
+def test_a_script_without_optimizer_reports_what_it_measured(dry_run: DryRunner):
+    done = dry_run("--gpu", "t4", "--", "inference.py")
+    assert done.status == 0, done.stderr
+    assert "shape (32, 64, 256) sure 512" in done.stdout  # an unknown mask selects all of 8 * 64
+    assert (done.json["script_status"], done.json["steps"]) == ("completed", 0)
+    (assumed,) = done.json["assumed_counts"]
+    assert "inference.py:12" in assumed["where"] and assumed["count"] == 4
+    assert "with assumed counts" in done.stdout and done.figures["gradients_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--", "torchrun", "--nproc_per_node=4", "ranks.py"),
+        pytest.param(("--world", "4", "--rank", "2", "--", "ranks.py"), marks=pytest.mark.full),
+        pytest.param(("--", "accelerate", "launch", "--num_processes", "4", "ranks.py"), marks=pytest.mark.exhaustive),
+    ],
+    ids=["torchrun", "world", "accelerate"],
+)
+def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, ...]):
+    done = dry_run("--steps", "0", *words)
+    assert done.status == 0, done.stderr
+    rank = 2 if "--rank" in words else 0
+    assert f"world 4 local {rank} names ['rank {rank}', 'rank {rank}'" in done.stdout
+    assert (done.json["world"], done.json["rank"]) == (4, rank)
+    # DDP's buckets hold the gradients once more
+    assert done.figures["peak_allocated_bytes"] > 4 * 4 * ELEMENTS
+
+
+def test_a_guard_fails_over_a_size(dry_run: DryRunner):
+    done = dry_run("--fail-over", "100MiB", "--", "train.py")
+    assert done.status == 5 and "more than 104,857,600" in done.stderr
+    assert done.figures["peak_reserved_bytes"] > 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--gpu", "rtx-9999", "--", "train.py"), "gpu: given 'rtx-9999'"),
+        (("--", "missing.py"), "script: given 'missing.py', allowed a file that exists"),
+        ((), "run has no script"),
+        (("--fail-over", "20 apples", "--", "train.py"), "is no size: write for example 20GiB"),
+        (("--world", "2", "--rank", "2", "--", "train.py"), "--rank: given 2, allowed 0 to 1"),
+    ],
+)
+def test_bad_input_is_2_and_one_line(dry_run: DryRunner, words: tuple[str, ...], text: str):
+    done = dry_run(*words)
+    assert done.status == 2 and text in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_device_without_kernels_is_4(dry_run: DryRunner):
+    done = dry_run("--gpu", "v100-16gb", "--", "train.py")
+    assert done.status == 4 and "7.0" in done.stderr, done.stderr
+
+
+@pytest.mark.exhaustive
+def test_code_and_modules_run_as_python_runs_them(dry_run: DryRunner, tmp_path: Path):
+    code = "import sys, torch; print(__name__, sys.argv, sys.path[0] == ''); torch.empty(2**20, device='cuda')"
+    done = dry_run("--", "python", "-c", code, "--flag")
+    assert done.status == 0 and "__main__ ['-c', '--flag'] True" in done.stdout, done.stderr
+    assert done.figures["peak_allocated_bytes"] == 4 * MIB
+    (tmp_path / "package.py").write_text("import os, sys; print(__name__, sys.argv[1:], os.getcwd() in sys.path[0])")
+    done = dry_run("--", "-m", "package", "word")
+    assert done.status == 0 and "__main__ ['word'] True" in done.stdout, done.stderr
+    assert "allocated nothing on a device" in done.stdout
+
+
+LOOP = """
+import os, subprocess, sys, time, torch
+torch.empty(2**20, device="cuda")
+subprocess.Popen(["sleep", "1234"])
+if os.fork() == 0:
+    time.sleep(600)
+print("ready", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("to", ["group", pytest.param("parent", marks=pytest.mark.full)])
+def test_ctrl_c_ends_all_processes_and_reports(dry_run: DryRunner, tmp_path: Path, to: str):
+    (tmp_path / "loop.py").write_text(LOOP)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sizer", "run", "--", str(tmp_path / "loop.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    if to == "group":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted after 0 optimizer steps" in stdout and "4.00 MiB allocated" in stdout
+    time.sleep(0.2)
+    with pytest.raises(ProcessLookupError, match="No such process"):  # nobody of the session is left
+        os.killpg(process.pid, 0)
+
+
+@pytest.mark.exhaustive
+def test_a_limit_of_time_reports_where_it_was(dry_run: DryRunner, tmp_path: Path):
+    (tmp_path / "loop.py").write_text(LOOP)
+    done = dry_run("--seconds", "2", "--", str(tmp_path / "loop.py"))
+    assert done.status == 0 and done.json["script_status"] == "out of time"
+    assert "loop.py:9" in done.json["script_message"]
