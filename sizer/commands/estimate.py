@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 WORKER = "sizer.commands.estimate_worker"
 
+NO_FIT = 5  # exit status
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -30,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--csv", action="store_true", help="print the estimates as CSV")
     form.add_argument(
         "--explain", action="store_true", help="say how it was computed: kernels, workspaces, what is modelled"
+    )
+    parser.add_argument(
+        "--fail-unless-fits", action="store_true", help="exit with 5 unless every dtype and batch surely fits"
     )
 
 
@@ -55,7 +60,14 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
             given=", ".join(failures),
             todo=next(iter(failures.values())),
         )
-    return 0
+    return NO_FIT if options.fail_unless_fits and not _all_fit(report) else 0
+
+
+def _all_fit(report: Report) -> bool:
+    """Return True if every dtype and batch of the query surely fits; one without an estimate does not."""
+    cells = [(dtype, batch) for dtype in report.request["dtypes"] for batch in report.request["batches"]]
+    rows = [report.find(*cell) for cell in cells]
+    return all(row is not None and row.fits is True for row in rows)
 
 
 def _form(options: argparse.Namespace) -> str:

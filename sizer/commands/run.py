@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from sizer.errors import RefusedValueError, RequestError, quote
 from sizer.running.command_line import Command, read_command
 from sizer.running.outcome import Outcome
 from sizer.running.routes import ROUTES, run_script
+from sizer.running.sizes import read_size
 from sizer.running.text import format_outcome
 
 MOST_RANKS = 65536
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,11 +93,11 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 
 def size(text: str) -> int:
-    """Return the bytes of a text such as 20GiB. Raises ArgumentTypeError for any other form."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([KMGT]iB)", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is no size: write for example 20GiB or 512MiB")
-    return int(float(found[1]) * UNITS[found[2]])
+    """Return the bytes of a text such as 20GiB. Raises RequestError for any other form."""
+    try:
+        return read_size(text)
+    except ValueError as error:
+        raise RequestError("--fail-over", todo=str(error)) from None
 
 
 def _gpu(key: str) -> Gpu:

@@ -91,6 +91,15 @@ class Run:
             timer.start()
         self._before_bytes = _resident_bytes()
 
+    def restart(self) -> None:
+        """Forget what was recorded, and record again: a test session measures one test after the other."""
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS, stacks="python", clear_history=True)
+        self.steps.restart()
+        for noted in (self.values.reads, self.values.assumed, self.not_saved):
+            noted.clear()
+        self._began = time.monotonic()
+
     def go(self, target: Callable[[], object]) -> None:
         """Call the script and note how it ended."""
         try:
@@ -121,7 +130,7 @@ class Run:
         _flush()
         if os.getpid() != self._pid:
             os._exit(0 if self.status == "completed" else 1)
-        found = self._found()
+        found = self.found()
         if found["devices"] or not os.path.exists(
             self.settings.out
         ):  # else a process that the script started has written one
@@ -170,8 +179,8 @@ class Run:
         if self.settings.steps and self.steps.done >= self.settings.steps:
             self.steps.stop()
 
-    def _found(self) -> dict[str, Any]:
-        """What is written, as JSON has it."""
+    def found(self) -> dict[str, Any]:
+        """Return what was found, as JSON has it."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         found: dict[str, Any] = {
             "status": self.status,

@@ -70,7 +70,7 @@ def run_child(
             capability=hardware.capability,
             **settings,
         )
-        environment = _environment(hardware, gpu, devices=devices, strict=strict) | dict(command.environment)
+        environment = child_environment(gpu, devices=devices, strict=strict) | dict(command.environment)
         arguments = [sys.executable, "-c", _START.format(root=str(ROOT)), told.to_json()]
         with _descendants_ended():
             status, interrupted = _wait(subprocess.Popen(arguments, env=environment))
@@ -86,7 +86,9 @@ def run_child(
     return found, interrupted
 
 
-def _environment(hardware: Hardware, gpu: Gpu, *, devices: int, strict: bool) -> dict[str, str]:
+def child_environment(gpu: Gpu, *, devices: int, strict: bool) -> dict[str, str]:
+    """Return the environment of a process over the null driver of a GPU; the arguments are those of `run_child`."""
+    hardware, _ = hardware_of(gpu)
     environment = dict(os.environ)
     if not strict:  # expandable segments reserve addresses by the memory of the device: they are replayed
         for name in _ALLOCATOR:

@@ -30,6 +30,11 @@ class Steps:
     def __init__(self, limit: int, on_stop: Callable[[], None]) -> None:
         """Stop before step `limit` + 1, never if it is 0; `on_stop` is called if a script goes on after that."""
         self.limit, self._on_stop = limit, on_stop
+        self._stamp = self._stops = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything but the number of the latest stamp."""
         self.modules: list[tuple[int, str]] = []
         self.labels: list[tuple[int, int, str, str]] = []
         self.backwards: list[tuple[int, bool]] = []
@@ -42,7 +47,6 @@ class Steps:
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._owners = WeakIdKeyDictionary()  # of parameters: the paths of their modules
         self._stack: list[str] = []
-        self._stamp = self._stops = 0
 
     @property
     def done(self) -> int:
