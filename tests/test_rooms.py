@@ -218,7 +218,8 @@ BRINGS = {
         *(f"sizer.device.trial.{name}" for name in ("launch", "child")),
         *(f"sizer.device.suite.{name}" for name in ("cases", "runner", "suite")),
         *(f"sizer.placement.{name}" for name in ("report", "findings")),
-        *(f"sizer.running.{name}" for name in ("launch", "routes", "outcome", "text", "history", "command_line", "settings")),
+        *(f"sizer.running.{name}" for name in ("launch", "routes", "outcome", "text", "history", "settings")),
+        *(f"sizer.running.{name}" for name in ("command_line", "difference", "sizes", "program", "kernels", "pytest_plugin")),
         "sizer.running.driver.*",
     ),
     (*HEAVY, "streamlit"): (

@@ -34,6 +34,7 @@ from torch import nn
 from sizer.running import ranks
 from sizer.running.history import columns_of
 from sizer.running.kernels import kernels_for
+from sizer.running.program import main_function
 from sizer.running.settings import NO_KERNELS, Settings
 from sizer.running.steps import Steps, Stop
 from sizer.running.values import Values
@@ -190,6 +191,7 @@ class Run:
             "host_bytes": max(0, usage.ru_maxrss * 1024 - self._before_bytes),
             "pinned_bytes": self.driver.null_most_pinned(),
             "blind_reads": self.driver.null_blind(),
+            "uncounted": self._uncounted(),
             "reads": self.values.reads.most_common(_LINES),
             "assumed": self.values.assumed.most_common(_LINES),
             "not_saved": [*dict.fromkeys(self.not_saved)],
@@ -227,6 +229,11 @@ class Run:
                 library_folders=_LIBRARIES,
             )
         return found
+
+    def _uncounted(self) -> list[str]:
+        """The libraries that were called, and whose workspaces are unknown."""
+        called = self.driver.null_libraries()
+        return [name for bit, name in enumerate(("cuFFT", "cuSOLVER", "cuSPARSE")) if called >> bit & 1]
 
     def _device(self, index: int, counters: dict[str, int]) -> dict[str, int]:
         return {
@@ -287,18 +294,7 @@ def main() -> NoReturn:
     run = Run(settings)
     run.check()
     run.install()
-    sys.argv = [settings.target, *settings.arguments]
-    if settings.kind == "code":
-        sys.argv[0] = "-c"
-        sys.path.insert(0, "")
-        names = {"__name__": "__main__", "__builtins__": __builtins__}
-        run.go(lambda: exec(compile(settings.target, "<string>", "exec"), names))
-    elif settings.kind == "module":
-        sys.path.insert(0, os.getcwd())
-        run.go(lambda: runpy.run_module(settings.target, run_name="__main__", alter_sys=True))
-    else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(settings.target)))
-        run.go(lambda: runpy.run_path(settings.target, run_name="__main__"))
+    run.go(main_function(settings))
     run.finish()
 
 

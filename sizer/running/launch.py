@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE, Hardware
 from sizer.errors import DeviceError
+from sizer.memory.tape import Tape
 from sizer.running.command_line import Command
 from sizer.running.driver.build import built_driver, driver_environment
 from sizer.running.settings import NO_KERNELS, Settings
@@ -26,9 +28,7 @@ ROOT = Path(__file__).parents[2]
 _SITE = Path(__file__).parent / "site"
 _COPIED_BYTES = 16 * 2**20  # of the largest copy that is made
 _WAIT_SECONDS = 2.0  # for a child that got Ctrl-C from the terminal, too
-_START = (
-    "import sys; sys.path.insert(0, {root!r}); from sizer.running.child import main; sys.path.remove({root!r}); main()"
-)
+_START = "import sys; sys.path.insert(0, {root!r}); from sizer.running.{module} import main; sys.path.remove({root!r}); main()"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -59,19 +59,10 @@ def run_child(
     Raises:
         DeviceError: This machine cannot run it, with the reason.
     """
-    hardware, _ = hardware_of(gpu)
     with tempfile.TemporaryDirectory(prefix="sizer-run-") as folder:
         out = Path(folder) / "found.json"
-        told = Settings(
-            kind=command.kind,
-            target=command.target,
-            arguments=command.arguments,
-            out=str(out),
-            capability=hardware.capability,
-            **settings,
-        )
         environment = child_environment(gpu, devices=devices, strict=strict) | dict(command.environment)
-        arguments = [sys.executable, "-c", _START.format(root=str(ROOT)), told.to_json()]
+        arguments = _arguments("child", command, settings, gpu, out)
         with _descendants_ended():
             status, interrupted = _wait(subprocess.Popen(arguments, env=environment))
         if not out.exists():
@@ -84,6 +75,43 @@ def run_child(
     if status == NO_KERNELS or "cannot" in found:
         raise DeviceError("the null driver cannot run this GPU", given=gpu.key, todo=found["cannot"])
     return found, interrupted
+
+
+def run_traced(command: Command, settings: Mapping[str, Any], *, gpu: Gpu) -> tuple[dict[str, Any], Tape | None, bool]:
+    """Run a program under the tracer. Return what the child found, the tape if there is one, and True if Ctrl-C ended it.
+
+    The arguments are those of `run_child`.
+    """
+    with tempfile.TemporaryDirectory(prefix="sizer-run-") as folder:
+        out = Path(folder) / "found.json"
+        environment = os.environ | dict(command.environment)
+        process = subprocess.Popen(_arguments("tracing_child", command, settings, gpu, out), env=environment)
+        with _descendants_ended():
+            status, interrupted = _wait(process)
+        if not out.exists():
+            return (
+                {"status": "interrupted" if interrupted else "crashed", "message": _ended(status), "devices": []},
+                None,
+                interrupted,
+            )
+        found = json.loads(out.read_text())
+        written = Path(f"{out}.tape")
+        # The file is that of this user's own process, in a folder that only this user can write.
+        return found, pickle.loads(written.read_bytes()) if written.exists() else None, interrupted
+
+
+def _arguments(module: str, command: Command, settings: Mapping[str, Any], gpu: Gpu, out: Path) -> list[str]:
+    """The command that starts a child."""
+    told = Settings(
+        kind=command.kind,
+        target=command.target,
+        arguments=command.arguments,
+        out=str(out),
+        capability=gpu.capability or (0, 0),
+        gpu=gpu.key,
+        **settings,
+    )
+    return [sys.executable, "-c", _START.format(root=str(ROOT), module=module), told.to_json()]
 
 
 def child_environment(gpu: Gpu, *, devices: int, strict: bool) -> dict[str, str]:
@@ -137,6 +165,9 @@ def _wait(process: subprocess.Popen) -> tuple[int, bool]:
 @contextlib.contextmanager
 def _descendants_ended() -> Iterator[None]:
     """Kill all processes that were started within the context and still run at its end, orphans included."""
+    if sys.platform != "linux":
+        yield
+        return
     pr_set_child_subreaper = 36
     before = _children_of(os.getpid())
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)

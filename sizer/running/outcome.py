@@ -16,7 +16,7 @@ from sizer.running.history import tape_of
 from sizer.units import format_bytes
 from sizer.versions import SIZER, by_address, format_version, parse_version
 
-DONE, FAILED, NO_FIT = 0, 1, 5
+DONE, FAILED, UNTRACED, NO_FIT = 0, 1, 3, 5
 INTERRUPTED = 130
 NOT_REAL = "nothing was computed on the device: losses and metrics that the script printed are not real"
 _SAME_RULES = ("maker", "capability")
@@ -30,7 +30,7 @@ class Outcome:
         report: The figures, phases and categories, as of `sizer estimate`.
         tape: The recorded allocations, None if the script used no device.
         script_status: How the script ended: "stopped" (after the steps asked for), "completed", "failed", "out of memory",
-            "out of time", "interrupted" or "crashed"; `script_message` says more.
+            "untraced" (route meta), "out of time", "interrupted" or "crashed"; `script_message` says more.
         route, route_reason: How it ran, and why so.
         assumed_counts: By line, how often a number of elements was assumed.
         reads: By line, how often the script read a value that nobody computed.
@@ -82,6 +82,8 @@ class Outcome:
             return NO_FIT
         if self.script_status in ("failed", "crashed"):
             return FAILED
+        if self.script_status == "untraced":
+            return UNTRACED
         if row is not None and row.out_of_memory is not None:
             return NO_FIT
         if row is not None and limit_bytes is not None and row.peak_reserved_bytes > limit_bytes:
@@ -114,7 +116,14 @@ class Outcome:
 
 
 def read_outcome(
-    found: Mapping[str, Any], *, gpu: Gpu, route: str, reason: str, notes: tuple[str, ...], expandable: bool
+    found: Mapping[str, Any],
+    *,
+    gpu: Gpu,
+    route: str,
+    reason: str,
+    notes: tuple[str, ...],
+    expandable: bool,
+    traced: Tape | None = None,
 ) -> Outcome:
     """Return the outcome of what the child process wrote.
 
@@ -125,10 +134,13 @@ def read_outcome(
         reason: Why this route was taken.
         notes: More notes for the report.
         expandable: Replay with expandable segments; the script may set them itself.
+        traced: The tape, if the tracer made it.
     """
     expandable = expandable or found.get("expandable", False)
-    tape = report = None
-    if "columns" in found:
+    tape, report = traced, None
+    if tape is not None:
+        report = _report(found, tape, gpu, notes=(*_notes(found), *notes), expandable=expandable)
+    elif "columns" in found:
         version = parse_version(".".join(found["versions"]["torch"].split(".")[:2]))
         tape = tape_of(found["columns"], by_address=by_address(version), host_bytes=found["host_bytes"])
         report = _report(found, tape, gpu, notes=(*_notes(found), *notes), expandable=expandable)
@@ -239,6 +251,9 @@ def _report(found: Mapping[str, Any], tape: Tape, gpu: Gpu, *, notes: tuple[str,
         cautions=_cautions(found, gpu),
         notes=notes,
         target={"torch": version},
+        uncounted=[
+            f"workspaces of {name}: the script calls it, and only the library knows them" for name in found["uncounted"]
+        ],
     )
 
 
@@ -257,7 +272,7 @@ def _cautions(found: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
 
 
 def _notes(found: Mapping[str, Any]) -> Iterator[str]:
-    others = [row for row in found["devices"] if row["device"] != found["fullest"]]
+    others = [row for row in found["devices"] if row["device"] != found.get("fullest")]
     for row in others:
         peaks = f"{format_bytes(row['peak_allocated_bytes'])} allocated, {format_bytes(row['peak_reserved_bytes'])} reserved"
         yield f"cuda:{row['device']} has {peaks}; the figures are those of cuda:{found['fullest']}"

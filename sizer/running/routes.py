@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sizer.catalogue.gpus import Gpu
 from sizer.errors import DeviceError
 from sizer.running.command_line import Command
-from sizer.running.driver.build import find_obstacle
-from sizer.running.launch import hardware_of, run_child
+from sizer.running.driver.build import find_obstacle, installed_kernels
+from sizer.running.kernels import kernels_for
+from sizer.running.launch import hardware_of, run_child, run_traced
 from sizer.running.outcome import Outcome, read_outcome
 
-AUTO, DRIVER = "auto", "driver"
-ROUTES = (AUTO, DRIVER)
+AUTO, DRIVER, META, BOTH = "auto", "driver", "meta", "both"
+ROUTES = (AUTO, DRIVER, META, BOTH)
 _LOCAL = 8  # ranks of one host, if no launcher says so
 
 
@@ -47,10 +50,6 @@ def run_script(
     Raises:
         DeviceError: This machine cannot run the script.
     """
-    obstacle = find_obstacle()
-    if obstacle is not None:
-        raise DeviceError("this machine cannot run the null driver", todo=obstacle)
-    _, note = hardware_of(gpu)
     local = command.local or min(world, _LOCAL)
     settings = {
         "steps": steps,
@@ -61,21 +60,72 @@ def run_script(
         "skip_draws": skip_draws,
         "snapshot": "" if snapshot is None else os.path.abspath(snapshot),
     }
+    conf = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    expandable = "expandable_segments:True" in conf
+    reason = _meta_reason(gpu, route)
+    if reason is not None:
+        for name, given in (
+            ("--strict", strict),
+            ("--snapshot", snapshot),
+            ("--skip-draws", skip_draws),
+            ("--seconds", seconds),
+        ):
+            if given:
+                raise DeviceError(f"{name} needs the route driver", given="route meta", todo=reason)
+        return _trace(command, settings, gpu=gpu, reason=reason, expandable=expandable)
+    _, note = hardware_of(gpu)
     found, interrupted = run_child(command, settings, gpu=gpu, devices=local, strict=strict)
     if interrupted:
         found["status"] = "interrupted"
-    conf = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     others = [part for part in conf.split(",") if part.strip() and not part.strip().startswith("expandable_segments")]
     notes = [note] if note else []
     if others:
         notes.append(
             f"the allocator's setting {','.join(others)} is in the recorded run, but a replay does not know it"
         )
-    return read_outcome(
-        found,
-        gpu=gpu,
-        route=DRIVER,
-        reason="PyTorch's own CUDA code runs over the null driver",
-        notes=tuple(notes),
-        expandable="expandable_segments:True" in conf,
+    why = "PyTorch's own CUDA code runs over the null driver"
+    outcome = read_outcome(found, gpu=gpu, route=DRIVER, reason=why, notes=tuple(notes), expandable=expandable)
+    if route != BOTH:
+        return outcome
+    other = _trace(command, settings, gpu=gpu, reason="to compare", expandable=expandable)
+    return replace(outcome, route=BOTH, route_reason=_compare(outcome, other))
+
+
+def _meta_reason(gpu: Gpu, route: str) -> str | None:
+    """Why the route meta is taken, or None for the driver. Raises DeviceError if the route asked for is not possible."""
+    if route == META:
+        return "asked for"
+    obstacle = find_obstacle()
+    if obstacle is None and gpu.backend != "cuda":
+        obstacle = f"{gpu.key} is no CUDA device"
+    if obstacle is None:
+        try:
+            kernels_for(gpu.capability or (0, 0), installed_kernels())
+        except ValueError as error:
+            obstacle = str(error)
+    if obstacle is not None and route != AUTO:
+        raise DeviceError(f"this machine cannot run the route {route}", todo=obstacle)
+    return obstacle
+
+
+def _trace(command: Command, settings: dict[str, Any], *, gpu: Gpu, reason: str, expandable: bool) -> Outcome:
+    found, tape, interrupted = run_traced(command, settings, gpu=gpu)
+    if interrupted:
+        found["status"] = "interrupted"
+    notes = (
+        (*tape.stand_ins, "route meta: libraries that ask for the kind of a device may take another way")
+        if tape
+        else ()
     )
+    return read_outcome(found, gpu=gpu, route=META, reason=reason, notes=notes, expandable=expandable, traced=tape)
+
+
+def _compare(driver: Outcome, meta: Outcome) -> str:
+    """How the routes differ, in words."""
+    if driver.estimate is None or meta.estimate is None:
+        return f"route meta has no figures: {meta.script_message or meta.script_status}"
+    pairs = [(driver.estimate.peak_allocated_bytes, meta.estimate.peak_allocated_bytes, "allocated")]
+    pairs.append((driver.estimate.peak_reserved_bytes, meta.estimate.peak_reserved_bytes, "reserved"))
+    said = (f"{name} {ours:,} and {theirs:,} bytes" for ours, theirs, name in pairs)
+    equal = all(ours == theirs for ours, theirs, _ in pairs)
+    return f"the figures are those of the driver; driver and meta {'agree' if equal else 'differ'}: {', '.join(said)}"

@@ -14,7 +14,7 @@ class Settings:
 
     `steps` is the number of optimizer steps, 0 for all; `seconds` a limit of time, 0 for none. `world` and `rank` are those of
     torchrun, `local` the ranks of one host. `capability` is that of the device, `out` the file for the report, `snapshot` the file
-    for PyTorch's snapshot, empty for none.
+    for PyTorch's snapshot, empty for none. `gpu` is the key of the device.
     """
 
     kind: str
@@ -29,6 +29,7 @@ class Settings:
     local: int = 1
     skip_draws: bool = False
     snapshot: str = ""
+    gpu: str = ""
 
     def to_json(self) -> str:
         """Return the settings as one line."""

@@ -24,6 +24,8 @@ def format_outcome(outcome: Outcome) -> Iterator[str]:
     yield f"Route: {outcome.route} ({outcome.route_reason})."
     for caution in outcome.report.cautions if outcome.report else ():
         yield f"Note: {caution}."
+    for text in outcome.report.uncounted if outcome.report else ():
+        yield f"Not counted: {text}."
     yield from _list("Assumed counts", outcome.assumed_counts)
     yield from _list("Lines that read values which nobody computed", outcome.reads)
     for note in outcome.report.notes if outcome.report else ():

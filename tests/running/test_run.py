@@ -36,7 +36,7 @@ def test_a_script_stops_after_its_steps_and_is_reported(dry_run: DryRunner, tmp_
     assert not saved.exists() and done.json["not_saved"] == [str(saved)]
     assert any("nothing was computed on the device" in note for note in done.json["notes"])
     assert any(read["where"].endswith("train.py:22") for read in done.json["unknown_reads"]), done.json["unknown_reads"]
-    assert any(row["line"].endswith("train.py:21") for row in done.json["lines_at_peak"])
+    assert any(row["line"].endswith("train.py:20") for row in done.json["lines_at_peak"])
     assert {row["module"] for row in done.json["modules_at_peak"]} >= {"0", "2"}
     assert "sizer/running" not in str(done.json["lines_at_peak"])
 
@@ -129,6 +129,29 @@ def test_one_rank_of_four_runs_with_nccl(dry_run: DryRunner, words: tuple[str, .
     assert done.figures["peak_allocated_bytes"] > 4 * 4 * ELEMENTS
 
 
+def test_route_meta_counts_as_the_driver_does(dry_run: DryRunner):
+    done = dry_run("--route", "both", "--", "train.py")
+    assert done.status == 0 and "driver and meta agree" in done.json["route_reason"], done.json
+
+
+@pytest.mark.exhaustive
+def test_route_meta_is_taken_where_the_driver_cannot_run(dry_run: DryRunner):
+    done = dry_run("--gpu", "v100-16gb", "--", "train.py")
+    assert done.status == 0, done.stderr
+    assert done.json["route"] == "meta" and "7.0" in done.json["route_reason"]
+    assert [use["phase"] for use in done.figures["phases"]] == ["load", "step1", "step2", "step3", "rest"]
+    done = dry_run("--route", "meta", "--", "failing.py")
+    assert done.status == 1 and "ValueError: an error of the script" in done.stderr
+
+
+@pytest.mark.exhaustive
+def test_other_libraries_run_and_their_workspaces_are_named(dry_run: DryRunner):
+    done = dry_run("--", "libraries.py")
+    assert done.status == 0, done.stderr
+    assert "(2, 201, 41) (300,) (300, 2) [(300, 300), (300, 300), (300, 300)] (300, 300)" in done.stdout
+    assert {text.split(":")[0] for text in done.json["uncounted"]} == {"workspaces of cuFFT", "workspaces of cuSOLVER"}
+
+
 def test_a_guard_fails_over_a_size(dry_run: DryRunner):
     done = dry_run("--fail-over", "100MiB", "--", "train.py")
     assert done.status == 5 and "more than 104,857,600" in done.stderr
@@ -151,7 +174,7 @@ def test_bad_input_is_2_and_one_line(dry_run: DryRunner, words: tuple[str, ...],
 
 
 def test_a_device_without_kernels_is_4(dry_run: DryRunner):
-    done = dry_run("--gpu", "v100-16gb", "--", "train.py")
+    done = dry_run("--gpu", "v100-16gb", "--route", "driver", "--", "train.py")
     assert done.status == 4 and "7.0" in done.stderr, done.stderr
 
 

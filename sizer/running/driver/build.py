@@ -24,9 +24,10 @@ from pathlib import Path
 
 from sizer.catalogue.hardware import Hardware
 from sizer.errors import DeviceError
+from sizer.running.driver.libraries import null_libraries
 
 SOURCES = Path(__file__).parent
-_FILES = ("runtime.c", "nccl.c", "nvml.c", "device.h")
+_FILES = ("runtime.c", "nccl.c", "nvml.c", "device.h", "libraries.py")
 _CALLERS = (
     "libc10_cuda.so",
     "libtorch_cuda.so",
@@ -116,6 +117,21 @@ def find_obstacle() -> str | None:
     return f"{' and '.join(tools)} cannot be found: install gcc and binutils" if tools else None
 
 
+def installed_kernels() -> str:
+    """Return the kernels of the installed PyTorch, such as "sm_80 sm_90", as `torch._C._cuda_getArchFlags()` does.
+
+    A process of its own imports PyTorch once; the answer is kept with the driver.
+    """
+    kept = built_driver() / "kernels"
+    if not kept.exists():
+        code = "import torch; print(torch._C._cuda_getArchFlags())"
+        flags = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        partial = kept.with_name(f"kernels.{os.getpid()}")
+        partial.write_text(flags.strip())
+        partial.replace(kept)
+    return kept.read_text()
+
+
 def driver_environment(folder: Path, hardware: Hardware, *, compiled: int | None = None) -> dict[str, str]:
     """Return the environment in which `import torch` finds the null driver in a folder, with a device of this hardware.
 
@@ -196,7 +212,11 @@ def build(folder: Path, pytorch: PyTorch) -> None:
     objects = [folder / f"{name}.o" for name in ("runtime", "nccl")]
     for compiled in objects:
         _gcc("-c", "-O2", *includes, SOURCES / f"{compiled.stem}.c", "-o", compiled)
-    stubs, runtime = folder / "stubs.c", folder / _RUNTIME
+    generated, runtime = folder / "libraries.c", folder / _RUNTIME
+    generated.write_text(null_libraries(_called(pytorch), pytorch.headers[0]))
+    objects.append(folder / "libraries.o")
+    _gcc("-c", "-O2", *includes, generated, "-o", objects[-1])
+    stubs = folder / "stubs.c"
     stubs.write_text(_stubs(set().union(*(_symbols("--defined-only", one) for one in objects)), pytorch))
     _gcc("-shared", stubs, *objects, f"-Wl,-soname,{_RUNTIME}", "-lpthread", "-ldl", "-o", runtime)
     _gcc("-shared", "-Wl,--no-as-needed,-soname,libcuda.so.1", runtime, "-o", folder / "libcuda.so.1")
@@ -219,8 +239,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _stubs(defined: set[str], pytorch: PyTorch) -> str:
     """C functions that return success for what is called and not defined, and the table of the driver's functions by name."""
-    headers, libraries = pytorch.headers[0], pytorch.folder / "lib"
-    called = set().union(*(_symbols("--undefined-only", libraries / name, "-D") for name in _CALLERS))
+    headers = pytorch.headers[0]
+    called = _called(pytorch)
     called |= _symbols("--defined-only", headers.parent / "lib" / _RUNTIME, "-D")
     declared = set(_DECLARED.findall((headers / "cuda.h").read_text()))
     called |= declared | {re.sub(r"_v\d+$", "", name) for name in declared}
@@ -235,6 +255,12 @@ def _stubs(defined: set[str], pytorch: PyTorch) -> str:
         "    {0, 0}};\n",
     )
     return "\n".join(lines)
+
+
+def _called(pytorch: PyTorch) -> set[str]:
+    """The functions that PyTorch's own libraries call."""
+    libraries = pytorch.folder / "lib"
+    return set().union(*(_symbols("--undefined-only", libraries / name, "-D") for name in _CALLERS))
 
 
 def _symbols(which: str, library: Path, *options: str) -> set[str]:

@@ -1,0 +1,217 @@
+"""Run a script under Sizer's tracer, on meta tensors, and write what was found. Imports torch; `sizer.running.launch` starts it.
+
+This is the route without CUDA libraries: it needs no Linux and no CUDA build of PyTorch. `torch.cuda` answers for the described
+device, and tensors of the device are meta tensors.
+
+*Known limitations*: `tensor.is_cuda` is False and `tensor.device.type` is "meta", so that libraries which ask may take another way.
+Values on the device are unknown: what reads them goes by the tracer's stand-ins.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import pickle
+import sys
+import time
+import traceback
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from sizer.architecture.census import take_census
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.hardware import HARDWARE
+from sizer.distributed.devices import Accelerator, devices_answer
+from sizer.distributed.world import world_of
+from sizer.errors import TraceError
+from sizer.memory.tape import Tape
+from sizer.running.history import LOAD, REST, phase_of_step
+from sizer.running.program import main_function
+from sizer.running.settings import Settings
+from sizer.tracing.cuda.size_oracle import size_oracle_of
+from sizer.tracing.device import Device
+from sizer.tracing.meta.accelerators import OnMeta, devices_told
+from sizer.tracing.meta.checkpoints import checkpoints_read_at_once
+from sizer.tracing.recorder import Recorder
+from sizer.tracing.trace import recording, repeatable
+from sizer.tracing.watch import StepWatcher
+
+
+class Stop(BaseException):
+    """The steps asked for are done."""
+
+
+class Steps:
+    """Tell the tracer what `size_step` would tell it, by what modules and optimizers do."""
+
+    def __init__(self, recorder: Recorder, limit: int, setup: ExitStack, steps: ExitStack) -> None:
+        """Trace up to `limit` steps; `setup` is closed when the first step begins, from when on `steps` is open."""
+        self.watcher, self._recorder, self._limit = StepWatcher(recorder), recorder, limit
+        self._setup, self._steps = setup, steps
+        self.counts: dict[int, int] = {}
+        self.ends: dict[str, int] = {}
+        self.not_saved: list[str] = []
+        self._leader: int | None = None
+        self.began = False
+
+    def begin(self) -> None:
+        """End the setup."""
+        if self.began:
+            return
+        self.began = True
+        self._setup.close()
+        self._recorder.host.setting_up = False
+        self._steps.enter_context(OnMeta(self._recorder.host))
+        self._steps.enter_context(devices_told(self._recorder.host, self._recorder.deferred))
+        self.watcher.loaded()
+        self.ends[LOAD] = self._position()
+        self.watcher.begin_step()
+
+    def forward(self, module: nn.Module, args: Any) -> None:
+        """A module runs: the first one to do so ends the setup."""
+        if any(parameter.is_meta for parameter in module.parameters()):
+            self.begin()
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer will step."""
+        self.begin()
+        self._leader = id(optimizer) if self._leader is None else self._leader
+        if self._limit and self.counts.get(id(optimizer), 0) >= self._limit:
+            raise Stop
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped."""
+        number = self.counts[id(optimizer)] = self.counts.get(id(optimizer), 0) + 1
+        if id(optimizer) == self._leader:
+            self.watcher.end_step("optimizer" if number == 1 else "")
+            self.watcher.begin_step()
+        self.ends[phase_of_step(self.counts.get(self._leader, 1))] = self._position()
+
+    def tape(self) -> Tape:
+        """End the trace and return its tape, with the phases of a run."""
+        self.begin()
+        self.watcher.end_step("step2" if self.counts else "optimizer")
+        tape = self._recorder.log.tape(
+            batch=1, stand_ins=tuple(self._recorder.notes), host_bytes=self._recorder.host.peak_bytes
+        )
+        marks = sorted((position, phase) for phase, position in self.ends.items())
+        return replace(tape, marks=(*marks, (len(tape.order), REST)), second_forward=None)
+
+    def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        """Stand in for torch.save: values on the device are unknown."""
+        self.not_saved.append(os.fspath(f) if isinstance(f, (str, os.PathLike)) else "a file object")
+
+    def _position(self) -> int:
+        return len(self._recorder.log.order)
+
+
+def main() -> NoReturn:
+    """Trace the script that the settings name."""
+    settings = Settings.from_json(sys.argv[1])
+    gpu = find_gpu(settings.gpu)
+    recorder = Recorder(Device(gpu.backend, gpu.capability, version=None))
+    began, status, message = time.monotonic(), "completed", ""
+    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters keep their identity in `.to("cuda")`
+    with ExitStack() as stack:
+        setup = ExitStack()
+        steps = Steps(recorder, settings.steps, setup, stack.enter_context(ExitStack()))
+        stack.enter_context(_answers(settings, recorder))
+        for context in (repeatable(), checkpoints_read_at_once(), recording(recorder), steps.watcher.watching()):
+            stack.enter_context(context)
+        for handle in (
+            register_optimizer_step_pre_hook(steps.before),
+            register_optimizer_step_post_hook(steps.after),
+            register_module_forward_pre_hook(steps.forward),
+        ):
+            stack.callback(handle.remove)
+        stack.enter_context(mock.patch.object(torch, "save", steps.save))
+        recorder.host.setting_up = True
+        setup.enter_context(OnMeta(recorder.host, recorder.deferred))
+        setup.enter_context(devices_told(recorder.host, recorder.deferred))
+        setup.enter_context(recorder.deferred.setting_up())
+        torch.manual_seed(torch.default_generator.initial_seed())
+        try:
+            main_function(settings)()
+        except Stop:
+            status = "stopped"
+        except SystemExit as left:
+            if left.code not in (None, 0):
+                status, message = "failed", f"SystemExit: {left.code}"
+        except KeyboardInterrupt:
+            status = "interrupted"
+        except BaseException as error:
+            traceback.print_exc()
+            status, message = "untraced" if _is_tracers(error) else "failed", f"{type(error).__name__}: {error}"[:2000]
+        found = _found(settings, steps, gpu)
+    found |= {"status": status, "message": message, "seconds": round(time.monotonic() - began, 1)}
+    Path(settings.out).write_text(json.dumps(found))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _is_tracers(error: BaseException) -> bool:
+    """Return True if the tracer caused an error; the script's own errors do not speak of meta tensors."""
+    return isinstance(error, (TraceError, NotImplementedError)) or "meta" in str(error)
+
+
+def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
+    """What is written beside how the script ended. The tape is a file of its own."""
+    found: dict[str, Any] = {
+        "steps": max(steps.counts.values(), default=0),
+        "versions": {"torch": importlib.metadata.version("torch")},
+        "rank": settings.rank,
+        "world": settings.world,
+        "not_saved": [*dict.fromkeys(steps.not_saved)],
+        "assumed": [],
+        "reads": [],
+        "uncounted": [],
+        "devices": [],
+    }
+    try:
+        tape = steps.tape().resolve(size_oracle_of(gpu))
+        roots = steps.watcher.roots()
+        census = take_census(nn.ModuleList(roots), name=", ".join(dict.fromkeys(type(root).__name__ for root in roots)))
+    except Exception as error:  # a trace that ended in the middle may have no tape
+        return found | {"no_tape": f"{type(error).__name__}: {error}"}
+    dtypes = (p.dtype for root in roots for p in root.parameters() if p.is_floating_point())
+    names = ("parameters", "trainable_parameters", "buffers", "parameter_bytes", "buffer_bytes")
+    model = {"name": census.name or "no module", "dtype": str(next(dtypes, torch.float32)).removeprefix("torch.")}
+    Path(f"{settings.out}.tape").write_bytes(pickle.dumps(tape))
+    return found | {
+        "host_bytes": tape.host_bytes,
+        "model": model | {name: getattr(census, name) for name in names},
+        "traced": True,
+    }
+
+
+@contextmanager
+def _answers(settings: Settings, recorder: Recorder) -> Any:
+    """Within the context torch.cuda answers for the device and torch.distributed for the world."""
+    gpu = find_gpu(settings.gpu)
+    hardware = HARDWARE.get(gpu.key)
+    device = Accelerator(
+        capability=gpu.capability,
+        total_bytes=gpu.total_bytes,
+        name=hardware.name if hardware else gpu.name,
+        processors=hardware.processors if hardware else None,
+    )
+    with ExitStack() as stack:
+        if settings.world > 1:
+            on_no_device = recorder.deferred.__contains__
+            stack.enter_context(world_of(settings.world, settings.rank, device, on_no_device=on_no_device))
+        else:
+            stack.enter_context(devices_answer(device, count=1))
+        free = (gpu.total_bytes, gpu.total_bytes)
+        stack.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda device=None: free))
+        stack.enter_context(mock.patch("torch.utils.data._utils.pin_memory.pin_memory", lambda data, device=None: data))
+        yield
