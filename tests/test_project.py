@@ -41,15 +41,20 @@ def third_party(*folders: str) -> set[str]:
 IMPORTED_AS = {"PIL": "pillow"}  # packages whose modules have another name
 NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name when they run
 
+OF_THE_PLUGIN = {"pytest"}  # sizer.running's plugin is loaded by pytest alone
 NEEDED_BY_STREAMLIT = {"python-multipart"}  # reads uploads; its floor is ours, because it is above what Streamlit asks
 
 
 def test_what_is_required_is_what_is_imported():
     imported = {IMPORTED_AS.get(name, name) for name in third_party("app.py", "pages", "sizer")}
     of_broker = set(requirements("deploy/requirements-broker.txt"))
-    assert (
-        set(requirements("requirements.txt")) == (imported | NEEDED_BY_TRANSFORMERS | NEEDED_BY_STREAMLIT) - of_broker
-    )
+    needed = (imported | NEEDED_BY_TRANSFORMERS | NEEDED_BY_STREAMLIT) - of_broker - OF_THE_PLUGIN
+    assert set(requirements("requirements.txt")) == needed
+
+
+def test_pytest_is_imported_by_the_plugin_alone():
+    others = [path for path in (PROJECT / "sizer").rglob("*.py") if not path.name.startswith("pytest_")]
+    assert not third_party(*map(str, others)) & OF_THE_PLUGIN
 
 
 def test_what_a_broker_requires_is_imported_by_its_own_modules_alone():

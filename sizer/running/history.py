@@ -65,7 +65,8 @@ def columns_of(
     for event in trace:
         written = event.get("user_metadata") or ""
         stamp = max(stamp, int(written)) if written.isdigit() else stamp
-        while following < len(actions) and actions[following][0] <= stamp:
+        until = stamp if written or writer.backward_runs else _next_backward(actions, following, stamp)
+        while following < len(actions) and actions[following][0] <= until:
             writer.act(*actions[following][1:])
             following += 1
         if event["action"] == "alloc":
@@ -76,6 +77,12 @@ def columns_of(
         writer.act(kind, value)
     writer.end_phase(REST)
     return writer.columns()
+
+
+def _next_backward(actions: Sequence[tuple[int, int, Any]], following: int, stamp: int) -> int:
+    """Return the stamp at which the next backward pass begins: an event without a stamp shows that autograd's thread is at work."""
+    begins = (at for at, kind, value in actions[following:] if kind == 1 and value)
+    return max(stamp, next(begins, stamp))
 
 
 def tape_of(columns: Mapping[str, Any], *, by_address: bool, host_bytes: int = 0) -> Tape:
@@ -115,7 +122,7 @@ class _Writer:
         self._living: dict[int, int] = {}
         self._labelled: set[int] = set()
         self._in_backward: set[int] = set()
-        self._backward_runs = False
+        self.backward_runs = False
         self._step_began = 0
 
     def allocate(self, event: Mapping[str, Any], stamp: int | None) -> None:
@@ -126,11 +133,11 @@ class _Writer:
             BACKWARD if stamp is None else self._line(event.get("frames", ())),
             event["stream"],
         )
-        if stamp is not None and not self._backward_runs:
+        if stamp is not None and not self.backward_runs:
             place = bisect_right(self._stamps, stamp) - 1
             path = self._paths[place] if place >= 0 else ""
             self._modules[block] = self._module_number(path)
-        if self._backward_runs:
+        if self.backward_runs:
             self._in_backward.add(block)
         self._living[event["addr"]] = block
 
@@ -149,7 +156,7 @@ class _Writer:
                 if path:
                     self._modules[block] = self._module_number(path)
         elif kind == 1:
-            self._backward_runs = value
+            self.backward_runs = value
             if value:
                 self._find_activations()
         elif kind == 2:
