@@ -225,7 +225,6 @@ class Run:
                 labels=self.steps.labels,
                 backwards=self.steps.backwards,
                 phase_ends=self.steps.phase_ends,
-                emptied=self.steps.emptied,
                 library_folders=_LIBRARIES,
             )
         return found

@@ -21,6 +21,7 @@ from sizer.memory.tape import CATEGORIES, EMPTY_CACHE, Tape
 LOAD, REST = "load", "rest"
 BACKWARD = "backward pass"  # the line of blocks that autograd's own thread allocates
 _NO_LINE = "no Python line"
+_GIVEN_BACK = ("segment_free", "segment_unmap")
 _OURS = str(Path(__file__).parent) + os.sep
 
 
@@ -36,7 +37,6 @@ def columns_of(
     labels: Iterable[tuple[int, int, str, str]],
     backwards: Iterable[tuple[int, bool]],
     phase_ends: Sequence[tuple[int, str]],
-    emptied: Iterable[int],
     library_folders: tuple[str, ...],
 ) -> dict[str, Any]:
     """Return the columns of a tape, as lists that JSON can hold, for one device's events in the memory history.
@@ -47,7 +47,6 @@ def columns_of(
         labels: (stamp, address, category, path of the module) of tensors.
         backwards: (stamp, begins): backward passes that begin or end.
         phase_ends: (stamp, phase): the phases, each up to its stamp, ascending. What follows is "rest".
-        emptied: The stamps after calls of `torch.cuda.empty_cache()`.
         library_folders: Folders whose lines are not the script's.
     """
     actions = sorted(
@@ -55,13 +54,12 @@ def columns_of(
             *((stamp, 0, (address, CATEGORIES.index(category), path)) for stamp, address, category, path in labels),
             *((stamp, 1, begins) for stamp, begins in backwards),
             *((stamp, 2, phase) for stamp, phase in phase_ends),
-            *((stamp, 3, None) for stamp in emptied),
         ],
         key=lambda action: action[0],
     )
     writer = _Writer(modules, library_folders)
-    following = 0
-    stamp = 0
+    following = stamp = 0
+    previous = ""
     for event in trace:
         written = event.get("user_metadata") or ""
         stamp = max(stamp, int(written)) if written.isdigit() else stamp
@@ -73,6 +71,9 @@ def columns_of(
             writer.allocate(event, stamp if written else None)
         elif event["action"] == "free_completed":
             writer.free(event["addr"])
+        elif event["action"] in _GIVEN_BACK and previous not in _GIVEN_BACK:
+            writer.empty()
+        previous = event["action"]
     for _, kind, value in actions[following:]:
         writer.act(kind, value)
     writer.end_phase(REST)
@@ -159,12 +160,14 @@ class _Writer:
             self.backward_runs = value
             if value:
                 self._find_activations()
-        elif kind == 2:
+        else:
             self.end_phase(value)
             self._step_began = len(self._sizes)
-        else:
-            block = self._add(0, "temporary", EMPTY_CACHE, 0)
-            self._order.append(~block)
+
+    def empty(self) -> None:
+        """Give back what no block uses, as `torch.cuda.empty_cache()` and cuDNN's benchmark do."""
+        block = self._add(0, "temporary", EMPTY_CACHE, 0)
+        self._order.append(~block)
 
     def end_phase(self, phase: str) -> None:
         """End a phase here."""

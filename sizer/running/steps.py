@@ -38,7 +38,6 @@ class Steps:
         self.modules: list[tuple[int, str]] = []
         self.labels: list[tuple[int, int, str, str]] = []
         self.backwards: list[tuple[int, bool]] = []
-        self.emptied: list[int] = []
         self.roots: list[nn.Module] = []
         self._counts: dict[int, int] = {}
         self._optimizers: list[torch.optim.Optimizer] = []  # kept, so that no other object takes their ids
@@ -76,13 +75,6 @@ class Steps:
 
         for place in (torch.autograd, torch.autograd.graph):
             place._engine_run_backward = run_backward
-        empty = torch.cuda.empty_cache
-
-        def empty_cache() -> None:
-            empty()
-            self.emptied.append(self._next())
-
-        torch.cuda.empty_cache = torch.cuda.memory.empty_cache = empty_cache
 
     def stop(self) -> None:
         """End the run. A script that catches everything and goes on is ended at the third attempt."""

@@ -9,6 +9,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--width", type=int, default=1024)
 parser.add_argument("--save", default="")
+parser.add_argument("--empty", action="store_true")
 options = parser.parse_args()
 model = nn.Sequential(
     nn.Linear(options.width, 4 * options.width), nn.ReLU(), nn.Linear(4 * options.width, options.width)
@@ -19,6 +20,8 @@ for number in range(options.steps):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    if options.empty:
+        torch.cuda.empty_cache()
     print("step", number, loss.item())
     if options.save:
         torch.save(model.state_dict(), options.save)

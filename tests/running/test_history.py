@@ -1,0 +1,69 @@
+"""PyTorch's memory history as a tape: events by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sizer.memory.tape import CATEGORIES, EMPTY_CACHE
+from sizer.running.history import BACKWARD, columns_of, tape_of
+from sizer.running.outcome import alive_at_peak
+
+
+def event(action: str, address: int, size: int, stamp: str, line: int = 1) -> dict[str, Any]:
+    frames = [{"filename": "/lib/torch/nn.py", "line": 9}, {"filename": "train.py", "line": line}]
+    return {
+        "action": action,
+        "addr": address,
+        "size": size,
+        "stream": 0,
+        "user_metadata": stamp,
+        "frames": frames if stamp else [],
+    }
+
+
+TRACE = [
+    event("alloc", 1, 100, "1"),  # a parameter
+    event("alloc", 2, 10, "3", line=2),  # an activation
+    event("alloc", 3, 100, ""),  # a gradient, by autograd's thread
+    event("free_completed", 2, 10, ""),
+    event("segment_free", 7, 512, "5"),
+    event("segment_free", 8, 512, "5"),
+    event("alloc", 2, 300, "6", line=3),
+    event("free_completed", 2, 300, "6"),
+    event("free_completed", 99, 5, "6"),  # from before the recording
+]
+
+
+def tape():
+    columns = columns_of(
+        TRACE,
+        modules=[(2, "layer"), (3, "layer.0"), (4, "")],
+        labels=[(2, 1, "parameter", "layer"), (6, 3, "gradient", "layer")],
+        backwards=[(4, True), (5, False)],
+        phase_ends=[(2, "load"), (7, "step1")],
+        library_folders=("/lib/torch/",),
+    )
+    return tape_of(columns, by_address=False, host_bytes=3)
+
+
+def test_events_are_blocks_with_categories_lines_and_modules():
+    found = tape()
+    # blocks: parameter, activation, gradient, the call of empty_cache, the last one; a call of empty_cache is released at once
+    assert list(found.order) == [0, 1, 2, ~1, 3, ~3, 4, ~4]
+    assert list(found.sizes) == [100, 10, 100, 0, 300]
+    assert [CATEGORIES[kind] for kind in found.categories] == [
+        "parameter",
+        "activation",
+        "gradient",
+        "temporary",
+        "temporary",
+    ]
+    assert [found.op_names[op] for op in found.ops] == ["train.py:1", "train.py:2", BACKWARD, EMPTY_CACHE, "train.py:3"]
+    assert [found.module_names[module] for module in found.modules] == ["layer", "layer.0", "layer", "", ""]
+    assert found.marks == ((1, "load"), (8, "step1"), (8, "rest")) and found.host_bytes == 3
+
+
+def test_what_is_alive_at_the_peak_is_by_line_and_module():
+    lines, modules = alive_at_peak(tape())  # 100 + 100 + 300
+    assert lines == (("train.py:3", 300), ("train.py:1", 100), (BACKWARD, 100))
+    assert modules == (("", 300), ("layer", 200))
