@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 from sizer.memory.tape import CATEGORIES, EMPTY_CACHE
@@ -67,3 +69,12 @@ def test_what_is_alive_at_the_peak_is_by_line_and_module():
     lines, modules = alive_at_peak(tape())  # 100 + 100 + 300
     assert lines == (("train.py:3", 300), ("train.py:1", 100), (BACKWARD, 100))
     assert modules == (("", 300), ("layer", 200))
+
+
+def test_the_recorded_public_scripts_replay_as_pytorch_counted():
+    with Path(__file__).with_name("scripts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 20 and len({row["name"] for row in rows}) == len(rows)
+    for row in rows:
+        for figure in ("allocated", "reserved"):
+            assert int(row[f"replay_{figure}_bytes"]) == int(row[f"pytorch_{figure}_bytes"]) > 0, row["name"]
