@@ -115,7 +115,7 @@ def test_a_script_without_optimizer_reports_what_it_measured(dry_run: DryRunner)
     [
         ("--", "torchrun", "--nproc_per_node=4", "ranks.py"),
         pytest.param(("--world", "4", "--rank", "2", "--", "ranks.py"), marks=pytest.mark.full),
-        pytest.param(("--", "accelerate", "launch", "--num_processes", "4", "ranks.py"), marks=pytest.mark.exhaustive),
+        pytest.param(("--", "accelerate", "launch", "--num_processes", "4", "ranks.py"), marks=pytest.mark.full),
     ],
     ids=["torchrun", "world", "accelerate"],
 )
@@ -178,7 +178,7 @@ def test_a_device_without_kernels_is_4(dry_run: DryRunner):
     assert done.status == 4 and "7.0" in done.stderr, done.stderr
 
 
-@pytest.mark.exhaustive
+@pytest.mark.full
 def test_code_and_modules_run_as_python_runs_them(dry_run: DryRunner, tmp_path: Path):
     code = "import sys, torch; print(__name__, sys.argv, sys.path[0] == ''); torch.empty(2**20, device='cuda')"
     done = dry_run("--", "python", "-c", code, "--flag")
@@ -226,7 +226,7 @@ def test_ctrl_c_ends_all_processes_and_reports(dry_run: DryRunner, tmp_path: Pat
         os.killpg(process.pid, 0)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.full
 def test_a_limit_of_time_reports_where_it_was(dry_run: DryRunner, tmp_path: Path):
     (tmp_path / "loop.py").write_text(LOOP)
     done = dry_run("--seconds", "2", "--", str(tmp_path / "loop.py"))
