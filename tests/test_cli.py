@@ -97,18 +97,18 @@ def test_estimate_prints_the_answer_the_table_and_the_peak(run):
     assert lines[2] == "weights in float32: 102.23 MB (97.49 MiB) to download"
     first, total = report.find("float32", 32), format_bytes(report.gpu.total_bytes)
     needs = (
-        f"{format_bytes(first.peak_allocated_bytes)} allocated ({format_bytes(first.process_bytes)} for the process)"
+        f"{format_bytes(first.process_bytes)} for the process ({format_bytes(first.peak_allocated_bytes)} allocated)"
     )
     assert lines[4] == f"Training in float32 at batch 32 needs {needs}; it fits one {report.gpu.name} with {total}."
     start = next(place for place, line in enumerate(lines) if line.startswith("dtype"))
     assert lines[6].startswith("It fits: ")
     table = [line.split() for line in lines[start : start + 5]]
-    assert table[0] == ["dtype", "batch", "allocated", "reserved", "process", "fits"]
+    assert table[0] == ["dtype", "batch", "process", "allocated", "reserved", "verdict"]
     assert [(row[0], row[1], row[-1]) for row in table[1:]] == [
-        ("float32", "1", "yes"),
-        ("float32", "32", "yes"),
-        ("bfloat16", "1", "yes"),
-        ("bfloat16", "32", "yes"),
+        ("float32", "1", "fits"),
+        ("float32", "32", "fits"),
+        ("bfloat16", "1", "fits"),
+        ("bfloat16", "32", "fits"),
     ]
     assert "In memory at the peak, batch 32:" in lines
     parameters = next(line.split() for line in lines if line.startswith("parameter "))
@@ -458,7 +458,7 @@ def test_the_name_alone_is_understood(run):
 def test_the_headline_and_the_advice_are_those_of_the_focus(run):
     out = run("estimate", f"{QUERY}&focus=bfloat16:1")[1]
     estimate = report_for(parse_query(QUERY)).find("bfloat16", 1)
-    assert f"in bfloat16 at batch 1 needs {format_bytes(estimate.peak_allocated_bytes)} allocated" in out
+    assert f"in bfloat16 at batch 1 needs {format_bytes(estimate.process_bytes)} for the process" in out
     assert "It fits: " in out and " stay free on the A100 (40 GB)." in out
     assert "In memory at the peak, batch 1:" in out
 

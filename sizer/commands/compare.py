@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from sizer.commands.arguments import describe_keys
 from sizer.commands.figures import TITLES
 from sizer.commands.job import MakeClient, wait
-from sizer.commands.text import FITS, format_table, terminal_width, to_printable
+from sizer.commands.text import format_table, terminal_width, to_printable
 from sizer.errors import SizerError, TraceError
 from sizer.questions.query import read_questions
 from sizer.questions.side_by_side import FIGURES, Side, SideBySide, side_by_side, side_of
@@ -75,7 +75,7 @@ def _figures(found: SideBySide) -> Iterator[list[str]]:
     yield ["batch", *_cells(found, lambda side: "-" if side.batch is None else str(side.batch))]
     for name in FIGURES[:-1]:
         yield [TITLES.get(name, name), *_cells(found, lambda side, name=name: _size(side, name), name)]
-    yield ["fits", *_cells(found, lambda side: "-" if side.fits is None else FITS[side.fits])]
+    yield ["verdict", *_cells(found, lambda side: side.verdict or "-")]
     yield ["largest batch", *_cells(found, _largest, FIGURES[-1])]
 
 

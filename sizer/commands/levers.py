@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
-from sizer.commands.text import FITS, format_table
+from sizer.commands.text import format_table
 from sizer.memory.decision import LeverReport, LeverRow
 from sizer.units import format_bytes
 
@@ -26,11 +26,11 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 def format_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:
     """The levers as a table, the smallest set, what does not help, and the code of those that save something."""
     base = found.base
-    yield f"{base.dtype} at batch {base.batch}: process {format_bytes(base.process_bytes)}, fits: {FITS[base.fits]}"
+    yield f"{base.dtype} at batch {base.batch}: process {format_bytes(base.process_bytes)}, {base.verdict}"
     yield ""
     rows = sorted(found.rows, key=lambda row: row.cell.process_bytes if row.cell else base.process_bytes)
     yield from format_table(
-        ("change", "process", "saves", "fits", "costs"), (_cells(row, base.process_bytes) for row in rows), width=width
+        ("change", "process", "saves", "verdict", "costs"), (_cells(row, base.process_bytes) for row in rows), width=width
     )
     yield ""
     if found.smallest is not None:
@@ -56,4 +56,4 @@ def _cells(row: LeverRow, base_bytes: int) -> tuple[str, ...]:
         return row.title, "-", "-", "-", "see below"
     saved = base_bytes - row.cell.process_bytes
     text = format_bytes(saved) if saved >= 0 else f"-{format_bytes(-saved)}"
-    return row.title, format_bytes(row.cell.process_bytes), text, FITS[row.cell.fits], row.cost
+    return row.title, format_bytes(row.cell.process_bytes), text, row.cell.verdict, row.cost

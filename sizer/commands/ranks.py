@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
-from sizer.commands.text import FITS, format_table
+from sizer.commands.text import format_table
 from sizer.memory.decision import RankReport, RankRow, describe_fewest
 from sizer.units import format_bytes
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 def format_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
     """A row for each way of training on each number of GPUs, every figure of one of them; then the fewest that do."""
-    header = ("GPUs", "by", "allocated", "process", "fits", "largest at the peak")
+    header = ("GPUs", "by", "process", "allocated", "verdict", "largest at the peak")
     yield from format_table(header, map(_cells, found.rows), left=2, width=width)
     yield ""
     yield from describe_fewest(found)
@@ -37,5 +37,5 @@ def _cells(row: RankRow) -> tuple[str, ...]:
     if row.cell is None:
         return f"{row.gpus}", row.title, "-", "-", "-", row.reason[:60]
     most = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(row.at_peak.items())[:2])
-    sizes = (format_bytes(size) for size in (row.cell.peak_allocated_bytes, row.cell.process_bytes))
-    return f"{row.gpus}", row.title, *sizes, FITS[row.cell.fits], most
+    sizes = (format_bytes(size) for size in (row.cell.process_bytes, row.cell.peak_allocated_bytes))
+    return f"{row.gpus}", row.title, *sizes, row.cell.verdict, most

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
-from sizer.commands.text import FITS, format_table, to_printable
-from sizer.memory.advice import advise
+from sizer.commands.text import format_table, to_printable
+from sizer.memory.advice import PHRASES, advise
 from sizer.memory.caveats import caveats
 from sizer.memory.download import describe_download
 from sizer.memory.estimate import Estimate
@@ -78,10 +78,9 @@ def _headline(report: Report) -> Iterator[str]:
             f"{mode.title} of {counted(asked['new'], 'token')}" if mode.generates else f"{mode.title} {part}".rstrip()
         )
         allocated, process = format_bytes(focus.peak_allocated_bytes), format_bytes(focus.process_bytes)
-        verdict = {True: "it fits", False: "it does not fit", "uncertain": "it may or may not fit"}[focus.fits]
         yield (
-            f"{work} in {focus.dtype} at batch {focus.batch} needs {allocated} allocated ({process} for the process); "
-            f"{verdict} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
+            f"{work} in {focus.dtype} at batch {focus.batch} needs {process} for the process ({allocated} allocated); "
+            f"it {PHRASES[focus.verdict]} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
         )
         if focus.host_bytes:
             yield f"The host holds {format_bytes(focus.host_bytes)} of what is offloaded, for each rank."
@@ -103,13 +102,13 @@ def _advice(report: Report) -> Iterator[str]:
 
 def _estimates(report: Report, width: int | None) -> Iterator[str]:
     if report.estimates:
-        header = ("dtype", "batch", "allocated", "reserved", "process", "fits")
+        header = ("dtype", "batch", "process", "allocated", "reserved", "verdict")
         yield from format_table(header, map(_row, report.estimates), width=width)
 
 
 def _row(row: Estimate) -> tuple[str, ...]:
-    sizes = (row.peak_allocated_bytes, row.peak_reserved_bytes, row.process_bytes)
-    return row.dtype, str(row.batch), *map(format_bytes, sizes), FITS[row.fits]
+    sizes = (row.process_bytes, row.peak_allocated_bytes, row.peak_reserved_bytes)
+    return row.dtype, str(row.batch), *map(format_bytes, sizes), row.verdict
 
 
 def _peaks(report: Report, width: int | None) -> Iterator[str]:

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sizer.units import format_bytes
 
-FITS = {True: "yes", False: "no", "uncertain": "maybe"}
-
 
 def to_printable(text: str) -> str:
     """Text without control characters but line ends: a config's names must not move the cursor."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
-from sizer.commands.text import FITS, format_table
+from sizer.commands.text import format_table
 from sizer.memory.decision import DeviceReport, DeviceRow, describe_fitting
 from sizer.units import format_bytes
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 def format_devices(found: DeviceReport, width: int | None = None) -> Iterator[str]:
     """A row for each device, smallest memory first, and the smallest that it fits."""
-    header = ("gpu", "memory", "process", "fits", "left", "largest batch")
+    header = ("gpu", "memory", "process", "verdict", "left", "largest batch")
     yield from format_table(header, map(_cells, found.rows), width=width)
     yield ""
     reasons: dict[str, list[str]] = {}
@@ -48,7 +48,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
         row.gpu,
         format_bytes(row.total_bytes),
         format_bytes(row.cell.process_bytes),
-        FITS[row.cell.fits],
+        row.cell.verdict,
         room,
         _largest(row),
     )

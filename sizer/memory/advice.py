@@ -1,34 +1,62 @@
-"""Whether an estimate fits its device, in plain lines. What to change is answered by traces: see sizer.decision."""
+"""Whether an estimate fits, in plain lines. What to change is answered by traces: see sizer.decision."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.memory.estimate import Estimate
+from sizer.catalogue.gpus import Gpu
+from sizer.memory.estimate import Estimate, has_range
+from sizer.memory.fit import Verdict
 from sizer.memory.report import Report
 from sizer.units import counted, format_bytes
 
+# The verdict as the verb of a sentence: "it only just fits one A100 (80 GB)".
+PHRASES: dict[Verdict, str] = {
+    "fits": "fits",
+    "tight": "only just fits",
+    "may not fit": "may not fit",
+    "does not fit": "does not fit",
+}
+
 
 def advise(report: Report, estimate: Estimate) -> tuple[str, ...]:
-    """Lines on one estimate of a report, with its numbers (bytes as text): whether it fits and by how much, or where it fails."""
-    return tuple(_room(report, estimate)) if estimate.fits is True else (_lack(report, estimate),)
+    """Return lines on one estimate of a report: whether it fits and by how much, or where it fails. Sizes are text."""
+    return tuple(_advise(report.gpu, estimate))
 
 
-def _lack(report: Report, estimate: Estimate) -> str:
-    low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
-    total = format_bytes(report.gpu.total_bytes)
-    if estimate.fits == "uncertain":
-        return f"It may or may not fit: the process needs {low} to {high}, the {report.gpu.name} has {total}."
-    failed = estimate.out_of_memory
-    where = f"; it stops in {failed.phase} at {failed.op} ({failed.module or 'root'})" if failed else ""
-    return f"It does not fit: the process needs {low} to {high}, the {report.gpu.name} has {total}{where}."
-
-
-def _room(report: Report, estimate: Estimate) -> Iterator[str]:
-    left = report.gpu.total_bytes - estimate.process_bytes
-    yield f"It fits: {format_bytes(left)} of {format_bytes(report.gpu.total_bytes)} stay free on the {report.gpu.name}."
+def _advise(gpu: Gpu, estimate: Estimate) -> Iterator[str]:
+    if estimate.verdict == "fits":
+        yield f"It fits: {describe_room(estimate, gpu)} of {format_bytes(gpu.total_bytes)} stay free on the {gpu.name}."
+        return
+    has = f"the {gpu.name} has {format_bytes(gpu.total_bytes)}"
+    if estimate.verdict == "does not fit":
+        failed = estimate.out_of_memory
+        stops = f"; it stops in {failed.phase} at {failed.op} ({failed.module or 'root'})" if failed else ""
+        yield f"It does not fit: the process needs {describe_process(estimate)}, {has}{stops}."
+        return
+    would = f"the process would take {describe_process(estimate)} on a larger device, {has}"
+    if estimate.verdict == "tight":
+        returned = format_bytes(estimate.returned_bytes)
+        yield f"It is tight: it fits only if the allocator returns up to {returned} of its cache, which is slow; {would}."
+    else:
+        short = estimate.process_low_bytes - gpu.total_bytes
+        only = f", and the allocator has to return {format_bytes(short)} of its cache at least" if short > 0 else ""
+        yield f"It may not fit: {would}{only}."
     if estimate.retries:
         yield (
-            "It fits only because the allocator gives cached memory back and tries again "
-            f"({counted(estimate.retries, 'time')}), which is slow."
+            f"Already by the middle of the range the allocator returns cache and tries again "
+            f"({counted(estimate.retries, 'time')})."
         )
+
+
+def describe_process(estimate: Estimate) -> str:
+    """Return the range of the process as text, one size if no range is known."""
+    if not has_range(estimate):
+        return format_bytes(estimate.process_bytes)
+    return f"{format_bytes(estimate.process_low_bytes)} to {format_bytes(estimate.process_high_bytes)}"
+
+
+def describe_room(estimate: Estimate, gpu: Gpu) -> str:
+    """Return as text how much of the device work that fits leaves free, from the least to the most."""
+    least, most = gpu.total_bytes - estimate.process_high_bytes, gpu.total_bytes - estimate.process_low_bytes
+    return f"{format_bytes(least)} to {format_bytes(most)}" if has_range(estimate) else format_bytes(least)

@@ -118,10 +118,12 @@ def _decoder(kind: object) -> _Decoder:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layout:
-    """Of a dataclass: by key its field and what decodes it, the keys that must be there, and the schema that is known."""
+    """Of a dataclass: by key its field and what decodes it, the keys that must be there, the fields that the class computes itself,
+    and the schema that is known."""
 
     fields: dict[str, tuple[str, _Decoder]]
     required: frozenset[str]
+    computed: frozenset[str]
     schema: object
 
 
@@ -131,6 +133,7 @@ def _layout(kind: type) -> _Layout:
     return _Layout(
         {_key(field): (field.name, _decoder(hints[field.name])) for field in fields},
         frozenset(_key(field) for field in fields if _is_required(field)),
+        frozenset(field.name for field in fields if not field.init),
         next((field.default for field in fields if field.name == "schema"), None),
     )
 
@@ -149,7 +152,9 @@ def _decode_dataclass(kind: type, value: object) -> object:
                 found[name] = decoder(value[key])
             except _Refused as refused:
                 raise refused.under(f".{key}") from None
-    made = kind(**found)
+    made = kind(**{name: item for name, item in found.items() if name not in layout.computed})
+    for name in layout.computed & found.keys():
+        _require(found[name] == getattr(made, name), found[name], f"{getattr(made, name)!r} for {name}")
     if layout.schema is not None and made.schema != layout.schema:
         raise _Refused(f".schema was {made.schema}; allowed is {layout.schema}: read it with another version")
     return made
@@ -275,4 +280,4 @@ def _key(field: dataclasses.Field) -> str:
 
 
 def _is_required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

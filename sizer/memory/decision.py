@@ -6,19 +6,19 @@ Every figure is that of an estimate (sizer.memory.estimate), traced or replayed 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 from sizer.memory.communication import Volume
 from sizer.memory.estimate import Estimate
-from sizer.memory.fit import Fits
+from sizer.memory.fit import Fits, Verdict, verdict_of
 from sizer.memory.largest_batch import MaxBatch
 from sizer.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The figures of one dtype and batch size: bytes as in an Estimate."""
+    """The figures of one dtype and batch size: bytes and verdict as in an Estimate."""
 
     dtype: str
     batch: int
@@ -28,11 +28,16 @@ class Cell:
     process_low_bytes: int
     process_high_bytes: int
     fits: Fits
+    returned_bytes: int = 0
+    verdict: Verdict = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", verdict_of(self.fits, self.returned_bytes))
 
 
 def cell_of(estimate: Estimate) -> Cell:
     """The figures of an estimate without its curve and phases."""
-    return Cell(**{name: getattr(estimate, name) for name in Cell.__dataclass_fields__})
+    return Cell(**{spec.name: getattr(estimate, spec.name) for spec in fields(Cell) if spec.init})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +139,15 @@ SMALLEST_NAMED = 3  # of the devices that the work fits
 
 
 def describe_fitting(found: DeviceReport) -> str:
-    """On how many of the devices so far the work surely fits, and which of these have the least memory."""
+    """Return a sentence: the number of devices so far that the work fits, and those of them with the least memory."""
     fitting = sorted(
-        (row.total_bytes, row.name) for row in found.rows if row.cell is not None and row.cell.fits is True
+        (row.total_bytes, row.name, row.cell.verdict == "tight")
+        for row in found.rows
+        if row.cell is not None and row.cell.fits is True
     )
-    said = f"It surely fits {counted(len(fitting), 'device')} of {len(found.rows):,}"
-    return (
-        f"{said}; the smallest: {', '.join(name for _, name in fitting[:SMALLEST_NAMED])}." if fitting else f"{said}."
-    )
+    said = f"It fits {counted(len(fitting), 'device')} of {len(found.rows):,}"
+    names = ", ".join(f"{name} (tight)" if tight else name for _, name, tight in fitting[:SMALLEST_NAMED])
+    return f"{said}; the smallest: {names}." if fitting else f"{said}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +199,7 @@ class RankReport:
 def describe_fewest(found: RankReport) -> Iterator[str]:
     """A line for each way of training on the fewest GPUs on which the work surely fits, once the largest batch there is known."""
     if found.fewest is None and found.rows and not found.pending:
-        yield f"It surely fits on none of up to {max(row.gpus for row in found.rows)} GPUs."
+        yield f"It fits on none of up to {max(row.gpus for row in found.rows)} GPUs."
     for row in found.rows:
         if row.searched:
             batch = f"{row.batch:,}" if row.batch else "none"

@@ -9,7 +9,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.memory.bounds import Margin
 from sizer.memory.communication import Volume, volumes_of_step
-from sizer.memory.fit import Fits, fit
+from sizer.memory.fit import Fits, Verdict, fit, verdict_of
 from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE, Tape
 from sizer.memory.timeline import Curve, OutOfMemory, PhaseUse, live_by_category, peak_bytes
 from sizer.memory.unbounded import Unbounded
@@ -26,7 +26,8 @@ class Estimate:
     part of. `peak_*` are the allocator's counters, rounding and library workspaces included. `process_bytes` is what nvidia-smi
     would show for the process, `process_low_bytes` to `process_high_bytes` its range, whose parts are `margins` (see
     sizer.memory.fit); `communication` is what one of several ranks tells the others in a step. Where `out_of_memory` is not None it
-    says what would fail on this device; all else is for a device large enough.
+    says what would fail on this device; all else is for a device large enough. `verdict` follows from `fits` and `returned_bytes`
+    (see sizer.memory.fit).
     """
 
     dtype: str
@@ -57,6 +58,11 @@ class Estimate:
     kv_cache_bytes: int = 0
     communication: tuple[Volume, ...] = ()
     host_bytes: int = 0
+    returned_bytes: int = 0
+    verdict: Verdict = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", verdict_of(self.fits, self.returned_bytes))
 
 
 def estimate_tape(
@@ -104,6 +110,7 @@ def estimate_tape(
         at_peak=timeline.at_peak,
         phases=timeline.phases,
         fits=result.fits,
+        returned_bytes=result.returned_bytes,
         curve=timeline.curve,
         reserved_at_peak_bytes=timeline.reserved_at_peak_bytes,
         retries=timeline.retries,
@@ -130,8 +137,8 @@ def describe_range(estimates: Iterable[Estimate]) -> Iterator[str]:
             for margin in row.margins
         )
         told = "; ".join(parts) or "no range is known for this device"
-        if row.process_high_bytes < row.process_bytes + sum(margin.more_bytes for margin in row.margins):
-            told += "; it ends at the device's memory, where cached memory is given back"
+        if row.returned_bytes:
+            told += f"; up to {format_bytes(row.returned_bytes)} of it is cache that the allocator returns to the device"
         yield f"{row.dtype} at batch {row.batch}: {ends}; {told}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,12 +27,27 @@ from sizer.memory.timeline import Timeline, peak_bytes, read_failure, read_timel
 from sizer.memory.unbounded import Unbounded, replay_unbounded
 
 Fits = bool | Literal["uncertain"]
+Verdict = Literal["fits", "tight", "may not fit", "does not fit"]
+VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "may not fit", "does not fit")  # the best first
+
+
+def verdict_of(fits: Fits, returned_bytes: int) -> Verdict:
+    """Return the verdict that every page, table and command shows.
+
+    Args:
+        fits: True, False or "uncertain", as in a Fit.
+        returned_bytes: the most cached bytes that the allocator has to return to the device. Work that fits is `tight` if there
+            are any.
+    """
+    if fits is True:
+        return "tight" if returned_bytes else "fits"
+    return "may not fit" if fits == "uncertain" else "does not fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """One piece of work on one device: its memory, what the process holds in bytes as a range, whose parts are `margins`, and
-    whether it fits."""
+    """One piece of work on one device: its memory, the range of its process in bytes, whose parts are `margins`, and whether it
+    fits. `returned_bytes` are the most cached bytes that the allocator has to return for that."""
 
     timeline: Timeline
     process_bytes: int
@@ -39,6 +55,12 @@ class Fit:
     process_high_bytes: int
     margins: tuple[Margin, ...]
     fits: Fits
+    returned_bytes: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on this work."""
+        return verdict_of(self.fits, self.returned_bytes)
 
 
 def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: Unbounded | None = None) -> Fit:
@@ -51,8 +73,9 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: U
     cuDNN, and by replays modelled workspaces, gradients that live through the next forward pass, outputs that live through the
     backward pass and blocks that wait for other streams.
     `fits` is True where the work with all that makes it large runs on the device, False where the work with all that makes it
-    small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would. Where
-    that is what makes it fit, the range ends at the device's memory: the process takes all of it and no more.
+    small does not, else "uncertain"; both are replays that may give cached memory back and try again, as the device would.
+    The upper end of the range is that of a device with enough room. If work fits although that end is past the device's memory,
+    the allocator has to return the cached bytes in between: at most `returned_bytes`.
 
     The timeline is the one on this device where the work fits. Where it does not, it is that of a device large enough,
     with `out_of_memory` saying what would fail on this one. Where the tape's `unbounded` memory is known, it is replayed only on a
@@ -62,16 +85,30 @@ def fit(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: U
     margins = _margins(unbounded, gpu)
     timeline = _timeline_on(tape, gpu, unbounded.timeline, expandable_segments)
     process = timeline.peak_reserved_bytes + gpu.context_bytes
-    more = sum(margin.more_bytes for margin in margins)
     fits = fits_in(tape, gpu, expandable_segments=expandable_segments, unbounded=unbounded)
+    high = _high_end(unbounded, margins, gpu, fits)
     return Fit(
         timeline=timeline,
         process_bytes=process,
         process_low_bytes=process - sum(margin.less_bytes for margin in margins),
-        process_high_bytes=min(process + more, gpu.total_bytes) if fits is True else process + more,
+        process_high_bytes=high,
         margins=margins,
         fits=fits,
+        returned_bytes=max(0, high - gpu.total_bytes) if fits is True else 0,
     )
+
+
+def _high_end(unbounded: Unbounded, margins: Iterable[Margin], gpu: Gpu, fits: Fits) -> int:
+    """Return the most bytes that the process takes on a device with enough room.
+
+    The parts of the range are added up. One replay with all of them can take more or less than that sum, and decides whether the
+    work fits. Its figure is the end of the range if the sum is on the other side of the device's memory.
+    """
+    added = unbounded.timeline.peak_reserved_bytes + gpu.context_bytes + sum(margin.more_bytes for margin in margins)
+    large = unbounded.large_bytes
+    together = large + engines_margin(unbounded.engines_limit_bytes, large) + gpu.context_high_bytes
+    decides = fits is not False and (added > gpu.total_bytes) != (together > gpu.total_bytes)
+    return together if decides else added
 
 
 def fits_in(tape: Tape, gpu: Gpu, *, expandable_segments: bool = False, unbounded: Unbounded | None = None) -> Fits:

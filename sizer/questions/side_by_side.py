@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sizer.memory.codec import encode
-from sizer.memory.fit import Fits
+from sizer.memory.fit import Fits, Verdict
 from sizer.memory.report import Report
 from sizer.memory.table import write_csv
 from sizer.questions.query import key_differences
@@ -46,6 +46,7 @@ class Side:
     peak_reserved_bytes: int | None = None
     process_bytes: int | None = None
     fits: Fits | None = None
+    verdict: Verdict | None = None
     largest_batch: int | None = None
     possible_batch: int | None = None
     searched: bool = False
@@ -121,6 +122,7 @@ def side_of(request: Request, report: Report | None, error: str = "") -> Side:
         dtype=focus.dtype,
         batch=focus.batch,
         fits=focus.fits,
+        verdict=focus.verdict,
         largest_batch=largest and largest.batch,
         possible_batch=largest and largest.possible_batch,
         tried=largest is not None and largest.tried,

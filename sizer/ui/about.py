@@ -62,7 +62,8 @@ LIMITS = f"""
   Under each answer, "How this was computed" names the kernels that were assumed, and why.
 - **The context is a range.** It grows with the card's multiprocessors ({BYTES_PER_THREAD // 2**10} KiB for each thread that can be
   resident) and with the kernels that get loaded. The range holds nineteen of twenty of {ANY.messages} processes that others
-  published; "may or may not fit" means that the device's memory lies inside it. Windows, and libraries that allocate beside
+  published; "may not fit" means that the device's memory lies inside it, and "tight" that work fits only because the allocator
+  returns cached memory to the device. Windows, and libraries that allocate beside
   PyTorch, may take more.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
 - **Generation** is transformers' own, token by token: what a server with paged attention holds is another matter.

@@ -7,6 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from sizer.catalogue.gpus import Gpu
+from sizer.memory.advice import describe_process
 from sizer.memory.estimate import Estimate, has_range
 from sizer.memory.report import Report
 from sizer.ui.charts import legend
@@ -102,15 +103,16 @@ def _capacity(gpu: Gpu, scale: Scale) -> alt.Chart:
 
 
 def balance(estimate: Estimate, gpu: Gpu) -> str:
-    """What the device has left over, or lacks, in one sentence."""
-    needs, holds = format_bytes(estimate.process_bytes), format_bytes(gpu.total_bytes)
-    left = gpu.total_bytes - estimate.process_bytes
-    rest = f"{format_bytes(left)} stay free" if left >= 0 else f"{format_bytes(-left)} too much"
-    spread = ""
-    if has_range(estimate):
-        low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
-        spread = f" (the mark above the bar: {low} to {high})"
-    return f"The process takes {needs}{spread} of the {holds} that one {gpu.name} holds: {rest}."
+    """Return a sentence: the process, its range, and its share of the device's memory."""
+    needs = format_bytes(estimate.process_bytes)
+    spread = f" (the mark above the bar: {describe_process(estimate)})" if has_range(estimate) else ""
+    return f"The process takes {needs}{spread}, {share_of(estimate, gpu)} of one {gpu.name}."
+
+
+def share_of(estimate: Estimate, gpu: Gpu) -> str:
+    """Return the process as a share of the device's memory ("16 % of 79.14 GiB")."""
+    percent = 100 * estimate.process_bytes / gpu.total_bytes
+    return f"{percent:,.{0 if percent >= 1 else 1}f}\N{NO-BREAK SPACE}% of {format_bytes(gpu.total_bytes)}"
 
 
 @drawn_once

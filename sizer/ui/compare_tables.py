@@ -9,7 +9,7 @@ import streamlit as st
 
 from sizer.memory.largest_batch import MaxBatch
 from sizer.questions.side_by_side import FIGURES, Side, SideBySide
-from sizer.ui.palette import MARKS, VERDICTS
+from sizer.ui.palette import marked
 from sizer.ui.quantities import quantity_title
 from sizer.ui.tables import TO_COME, largest_text
 from sizer.units import format_both, format_bytes
@@ -111,7 +111,7 @@ def _figure(side: Side, name: str) -> str:
 
 
 def _verdict(side: Side) -> str:
-    return _missing(side) if side.fits is None else f"{MARKS[side.fits]} {VERDICTS[side.fits]}"
+    return _missing(side) if side.verdict is None else marked(side.verdict)
 
 
 def _largest(side: Side) -> str:

@@ -12,10 +12,11 @@ from pandas.io.formats.style import Styler
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory
+from sizer.memory.advice import PHRASES
 from sizer.ui import remarks
 from sizer.ui.comparison_details import HEADINGS, format_seconds, show_details
 from sizer.ui.drawing import draw
-from sizer.ui.palette import TINTS
+from sizer.ui.palette import HELD, TINTS
 from sizer.ui.phases import PHASE_TITLES, inside
 from sizer.ui.quantities import (
     PEAKS,
@@ -52,10 +53,8 @@ def headline(comparison: Comparison) -> str:
     if measurement.out_of_memory is not None:
         phase = measurement.out_of_memory.phase
         where_in = inside(phase) if phase in PHASE_TITLES else "a step"
-        said = {True: "that it fits", False: "that it does not fit"}.get(
-            comparison.estimate.fits, "that it may not fit"
-        )
-        return f"Measured on {where}: out of memory in {where_in}, the estimate said {said}"
+        said = PHRASES[comparison.estimate.verdict]
+        return f"Measured on {where}: out of memory in {where_in}, the estimate said that it {said}"
     if measurement.failure is not None:
         return f"Measured on {where}: the steps ended early"
     if row is None:
@@ -179,7 +178,7 @@ def style_rows(rows: list[Row]) -> Styler:
     tints = pd.DataFrame("text-align: right !important; white-space: nowrap", index=frame.index, columns=frame.columns)
     for title, row in zip(frame.index, rows, strict=True):
         if row.holds is not None:
-            tints.loc[title] += f"; background-color: {TINTS[row.holds]}"
+            tints.loc[title] += f"; background-color: {TINTS[HELD[row.holds]]}"
     return frame.style.apply(lambda _: tints, axis=None).set_table_styles(HEADINGS)
 
 

@@ -14,12 +14,13 @@ from sizer.catalogue.modes import MODES
 from sizer.errors import SizerError
 from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LeverRow, Limit, LimitReport, describe_fitting
 from sizer.memory.estimate import Estimate
+from sizer.memory.fit import VERDICTS
 from sizer.request import Request, format_query
 from sizer.service.job import Job
 from sizer.ui import service
 from sizer.ui.charts import finish
 from sizer.ui.offers import offer, rerun_if_applied
-from sizer.ui.palette import MARKS, VERDICTS
+from sizer.ui.palette import MARKS, VERDICT_COLOURS, marked
 from sizer.ui.ranks import show_ranks
 from sizer.ui.remarks import show_error
 from sizer.ui.scale import GIBIBYTES
@@ -150,7 +151,7 @@ def _show_lever(row: LeverRow, base: int, request: Request) -> None:
     title, saves, comes_to, costs, code, apply = st.columns([3, 1.3, 1.5, 4, 1.1, 1], vertical_alignment="center")
     title.markdown(f"**{row.title}**")
     saves.text(f"−{format_bytes(base - row.cell.process_bytes)}")
-    comes_to.text(f"{MARKS[row.cell.fits]} {format_bytes(row.cell.process_bytes)}")
+    comes_to.text(f"{MARKS[row.cell.verdict]} {format_bytes(row.cell.process_bytes)}")
     costs.caption(f"{row.cost[0].upper()}{row.cost[1:]}.")
     with code.popover("Code"):
         st.code(row.code, language="python")
@@ -218,11 +219,11 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
 def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
     """The devices as a table, those that the work fits first; sizes are in GiB, the column for a price is empty."""
     verdicts = [*VERDICTS, None]
-    rows = tuple(sorted(rows, key=lambda row: verdicts.index(row.cell.fits if row.cell else None)))
+    rows = tuple(sorted(rows, key=lambda row: verdicts.index(row.cell.verdict if row.cell else None)))
     return pd.DataFrame(
         {
             "Device": [row.name for row in rows],
-            "Fits": [_verdict(row) for row in rows],
+            "Verdict": [_verdict(row) for row in rows],
             "Memory": [GIBIBYTES.of(row.total_bytes) for row in rows],
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
             "Left": [GIBIBYTES.of(row.total_bytes - row.cell.process_bytes) if row.cell else None for row in rows],
@@ -233,14 +234,14 @@ def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
 
 
 def _verdict(row: DeviceRow) -> str:
-    return f"{MARKS[row.cell.fits]} {VERDICTS[row.cell.fits]}" if row.cell else row.reason
+    return marked(row.cell.verdict) if row.cell else row.reason
 
 
 def costs_of(table: pd.DataFrame) -> pd.DataFrame:
-    """What each device with a price costs that the work surely fits, by the hour and by the sample of its largest batch; the
-    cheapest first."""
+    """What each device with a price costs that the work fits, by the hour and by the sample of its largest batch; the cheapest
+    first."""
     priced = table[table[PRICE].notna() & table["Largest batch"].notna()]
-    priced = priced[priced["Fits"].str.startswith(MARKS[True])]
+    priced = priced[priced["Verdict"].str.startswith((MARKS["fits"], MARKS["tight"]))]
     costs = priced[["Device", "Largest batch", PRICE]].assign(
         **{EACH: priced[PRICE] / priced["Largest batch"].astype("Float64")}
     )
@@ -265,7 +266,7 @@ def devices_chart(rows: tuple[DeviceRow, ...]) -> alt.LayerChart:
             "device": row.name,
             "memory": GIBIBYTES.of(row.total_bytes),
             "left": GIBIBYTES.of(row.total_bytes - row.cell.process_bytes),
-            "verdict": VERDICTS[row.cell.fits],
+            "verdict": row.cell.verdict,
         }
         for row in rows
         if row.cell is not None
@@ -279,9 +280,9 @@ def devices_chart(rows: tuple[DeviceRow, ...]) -> alt.LayerChart:
             color=alt.Color(
                 "verdict:N",
                 title=None,
-                scale=alt.Scale(domain=list(VERDICTS.values()), range=["#009E73", "#E69F00", "#D55E00"]),
+                scale=alt.Scale(domain=list(VERDICT_COLOURS), range=list(VERDICT_COLOURS.values())),
             ),
-            shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=list(VERDICTS.values()))),
+            shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=list(VERDICTS))),
             tooltip=[
                 "device:N",
                 "verdict:N",

@@ -54,7 +54,7 @@ def ask_peak_kind() -> PeakKind:
     """The kind of peak chosen with one control; its label is for screen readers only."""
     titles = {key: kind.title for key, kind in PEAK_KINDS.items()}
     key = choose(
-        "Memory", list(titles), "allocated", key="focus_measure", format_func=titles.get, label_visibility="collapsed"
+        "Memory", list(titles), "process", key="focus_measure", format_func=titles.get, label_visibility="collapsed"
     )
     return PEAK_KINDS[key]
 

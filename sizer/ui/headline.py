@@ -7,18 +7,22 @@ import streamlit as st
 from sizer.catalogue.adapters import trained_part
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES
+from sizer.memory.advice import PHRASES, describe_process
 from sizer.memory.caveats import caveats
 from sizer.memory.download import describe_download
 from sizer.memory.estimate import Estimate
 from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
+from sizer.ui.capacity import share_of
 from sizer.ui.drawn import drawn_once
+from sizer.ui.palette import marked
 from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.phases import inside
 from sizer.ui.remarks import show_lines
 from sizer.units import counted, format_bytes, format_count
 
+BADGES = {"fits": "green", "tight": "blue", "may not fit": "orange", "does not fit": "red"}  # Streamlit's names
 HOST_HELP = (
     "The most that the host's memory holds of parameters, gradients and optimizer state at once, for each rank. What is pinned "
     "comes in powers of two."
@@ -29,7 +33,7 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     """The headline on one estimate: what is done, what it needs, whether it fits. Holds no text a stranger wrote."""
     by_smi = report.gpu.maker == "NVIDIA" and not report.gpu.unified
     seen = "as nvidia-smi shows it" if by_smi else "for the whole process"
-    needs = f"{format_bytes(estimate.peak_allocated_bytes)} allocated ({format_bytes(estimate.process_bytes)} {seen})"
+    needs = f"{format_bytes(estimate.process_bytes)} {seen} ({format_bytes(estimate.peak_allocated_bytes)} allocated)"
     if request.world > 1:
         needs = f"{needs} on each of {request.world:,} GPUs"
     return f"{work(request, report, estimate)} in {estimate.dtype} needs {needs}; {verdict(report, estimate)}."
@@ -67,11 +71,12 @@ def subject(request: Request, report: Report) -> str:
 def verdict(report: Report, estimate: Estimate) -> str:
     """Whether the estimate fits the report's GPU, and the largest batch that does."""
     what = "a rank" if "parallel" in report.request else "it"
+    said = f"{what} {PHRASES[estimate.verdict]} one {report.gpu.name}"
     if estimate.fits is True:
-        return f"{what} fits one {report.gpu.name}{_up_to(largest_batch(report, estimate.dtype))}"
+        return f"{said}{_up_to(largest_batch(report, estimate.dtype))}"
     if estimate.fits == "uncertain":
-        return f"{what} may or may not fit one {report.gpu.name}"
-    return f"{what} does not fit one {report.gpu.name}{_instead(report, largest_batch(report, estimate.dtype))}"
+        return said
+    return f"{said}{_instead(report, largest_batch(report, estimate.dtype))}"
 
 
 def largest_batch(report: Report, dtype: str) -> MaxBatch | None:
@@ -102,11 +107,17 @@ def show_headline(request: Request, report: Report, estimate: Estimate) -> None:
 
 
 @drawn_once
+def show_badge(report: Report, estimate: Estimate) -> None:
+    """Show the verdict with its mark and colour, and the share of the device's memory."""
+    st.badge(f"{marked(estimate.verdict)} · {share_of(estimate, report.gpu)}", color=BADGES[estimate.verdict])
+
+
+@drawn_once
 def show_figures(report: Report, estimate: Estimate) -> None:
     """Show the numbers that the sentence rests on."""
-    low, high = format_bytes(estimate.process_low_bytes), format_bytes(estimate.process_high_bytes)
     cache = estimate.peak_reserved_bytes - estimate.peak_allocated_bytes
     with st.container(horizontal=True, gap="medium"):
+        _metric("Process", estimate.process_bytes, describe_process(estimate), PEAK_KINDS["process"].help)
         _metric(
             "Allocated",
             estimate.peak_allocated_bytes,
@@ -114,7 +125,6 @@ def show_figures(report: Report, estimate: Estimate) -> None:
             PEAK_KINDS["allocated"].help,
         )
         _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", PEAK_KINDS["reserved"].help)
-        _metric("Process", estimate.process_bytes, f"{low} to {high}", PEAK_KINDS["process"].help)
         if estimate.host_bytes:
             _metric("Host", estimate.host_bytes, "of each rank, offloaded", HOST_HELP)
         _show_parameters(report, describe_download(report, estimate))

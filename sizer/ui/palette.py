@@ -6,6 +6,8 @@ allocator and the driver hold besides. Seven are those of Okabe and Ito (Color U
 
 from __future__ import annotations
 
+from sizer.memory.fit import Verdict
+
 COLOURS: dict[str, str] = {
     "parameter": "#0072B2",
     "frozen parameter": "#0B2F4F",
@@ -24,10 +26,22 @@ FREE = "free"  # what no process has; it has no colour
 INK = "#7D8792"  # rules and labels inside charts: readable on white and on near-black
 
 # Behind a table's cell, on either theme; the mark says the same without colour.
-TINTS: dict[object, str] = {
-    True: "rgba(0, 158, 115, 0.18)",
-    "uncertain": "rgba(230, 159, 0, 0.26)",
-    False: "rgba(213, 94, 0, 0.18)",
+TINTS: dict[Verdict, str] = {
+    "fits": "rgba(0, 158, 115, 0.18)",
+    "tight": "rgba(86, 180, 233, 0.24)",
+    "may not fit": "rgba(230, 159, 0, 0.26)",
+    "does not fit": "rgba(213, 94, 0, 0.18)",
 }
-MARKS: dict[object, str] = {True: "✓", "uncertain": "?", False: "✕"}
-VERDICTS: dict[object, str] = {True: "fits", "uncertain": "may fit", False: "does not fit"}
+VERDICT_COLOURS: dict[Verdict, str] = {
+    "fits": "#009E73",
+    "tight": "#56B4E9",
+    "may not fit": "#E69F00",
+    "does not fit": "#D55E00",
+}
+MARKS: dict[Verdict, str] = {"fits": "✓", "tight": "!", "may not fit": "?", "does not fit": "✕"}
+HELD: dict[bool, Verdict] = {True: "fits", False: "does not fit"}  # whose colours a figure has that was checked
+
+
+def marked(verdict: Verdict) -> str:
+    """Return a verdict with its mark."""
+    return f"{MARKS[verdict]} {verdict}"

@@ -1,4 +1,4 @@
-"""The three ways to state a peak, each a part of the next: tensors, the allocator's cache around them, the whole process."""
+"""The three ways to state a peak: the whole process, which decides whether work fits, allocated memory and reserved memory."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ PEAK_KINDS: dict[str, PeakKind] = {
     kind.key: kind
     for kind in (
         PeakKind(
+            key="process",
+            title="Process",
+            help="What nvidia-smi shows for the process: reserved memory, and the driver's context with the loaded kernels.",
+            of=lambda estimate: estimate.process_bytes,
+            extra=(CACHE, OUTSIDE),
+        ),
+        PeakKind(
             key="allocated",
             title="Allocated",
             help="torch.cuda.max_memory_allocated: tensors, rounded as the allocator rounds them, and library workspaces.",
@@ -37,13 +44,6 @@ PEAK_KINDS: dict[str, PeakKind] = {
             help="torch.cuda.max_memory_reserved: what PyTorch's allocator holds of the device, its cache included.",
             of=lambda estimate: estimate.peak_reserved_bytes,
             extra=(CACHE,),
-        ),
-        PeakKind(
-            key="process",
-            title="Process",
-            help="What nvidia-smi shows for the process: reserved memory, and the driver's context with the loaded kernels.",
-            of=lambda estimate: estimate.process_bytes,
-            extra=(CACHE, OUTSIDE),
         ),
     )
 }

@@ -76,7 +76,7 @@ def _draw_bar(draw: ImageDraw.ImageDraw, estimate: Estimate, gpu: Gpu) -> None:
             draw.rectangle((left, BAR_TOP, right - 1, BAR_BOTTOM), fill=COLOURS[name])
         start += size
     end = EDGE + round(room * gpu.total_bytes / whole)
-    draw.line((end, BAR_TOP - 10, end, BAR_BOTTOM + 10), fill=INK if estimate.fits is True else WARNING, width=3)
+    draw.line((end, BAR_TOP - 10, end, BAR_BOTTOM + 10), fill=INK if estimate.verdict == "fits" else WARNING, width=3)
     text = f"{gpu.name}: {format_bytes(gpu.total_bytes)}"
     length = _font(18, False).getlength(text)
     _write(draw, (round(max(EDGE, min(end - length, WIDTH - EDGE - length))), BAR_BOTTOM + 14), text, 18, colour=FAINT)

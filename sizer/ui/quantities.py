@@ -6,7 +6,7 @@ import re
 
 from sizer.device.comparison.row import TENSORS, Row
 from sizer.device.record.measurement import DeviceFacts
-from sizer.ui.palette import MARKS
+from sizer.ui.palette import HELD, MARKS
 from sizer.ui.phases import PHASE_TITLES
 
 PEAKS = {
@@ -56,5 +56,5 @@ def format_difference(size_bytes: int) -> str:
 
 def marked_error(row: Row) -> str:
     """A row's error with the mark of what it was promised to be: ✓ holds, ✕ does not, no mark where nothing is promised."""
-    mark = "" if row.holds is None else f"{MARKS[row.holds]}\N{NO-BREAK SPACE}"
+    mark = "" if row.holds is None else f"{MARKS[HELD[row.holds]]}\N{NO-BREAK SPACE}"
     return f"{mark}{'exact' if row.error == 0 else format_error(row.error)}"

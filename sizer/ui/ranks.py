@@ -16,7 +16,7 @@ from sizer.ui import service
 from sizer.ui.charts import finish
 from sizer.ui.exports import offer_download
 from sizer.ui.offers import offer
-from sizer.ui.palette import INK, MARKS, VERDICTS
+from sizer.ui.palette import INK, marked
 from sizer.ui.question import file_stem
 from sizer.ui.scale import GIBIBYTES
 from sizer.units import format_bytes
@@ -74,7 +74,7 @@ def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
         {
             "GPUs": [row.gpus for row in rows],
             "By": [row.title for row in rows],
-            "Fits": [f"{MARKS[row.cell.fits]} {VERDICTS[row.cell.fits]}" if row.cell else row.reason for row in rows],
+            "Verdict": [marked(row.cell.verdict) if row.cell else row.reason for row in rows],
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
             "Allocated": [GIBIBYTES.of(row.cell.peak_allocated_bytes) if row.cell else None for row in rows],
             "Most of it": [
@@ -95,7 +95,7 @@ def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> alt.LayerChart:
             "gpus": row.gpus,
             "by": row.title,
             "process": GIBIBYTES.of(row.cell.process_bytes),
-            "verdict": VERDICTS[row.cell.fits],
+            "verdict": row.cell.verdict,
         }
         for row in rows
         if row.cell is not None

@@ -22,7 +22,7 @@ from sizer.ui.drawing import draw
 from sizer.ui.drawn import drawn_once
 from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
-from sizer.ui.headline import show_counts, show_figures, show_headline
+from sizer.ui.headline import show_badge, show_counts, show_figures, show_headline
 from sizer.ui.links import show_link, show_measure_link
 from sizer.ui.peak import show_peak
 from sizer.ui.peak_kinds import PeakKind
@@ -53,6 +53,7 @@ def show_report(request: Request, report: Report, *, growing: bool) -> None:
 
 def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
     show_headline(request, report, focus)
+    show_badge(report, focus)
     show_capacity(report, focus)
     show_figures(report, focus)
     remarks.show_advice(report, focus)

@@ -26,7 +26,7 @@ from sizer.units import format_bytes, format_more
 
 LARGEST = "Largest batch"
 LEGEND = (
-    "✓ fits, ? may or may not fit, ✕ does not fit. "
+    "✓ fits, ! tight: it fits only if the allocator returns cached memory, ? may not fit, ✕ does not fit. "
     "The largest batch: the first number fits at either end of the range, the second at its low end."
 )
 NOT_TRACED, TO_COME = "not traced", "…"
@@ -61,7 +61,7 @@ def _fits_row(dtype: str, batches: Sequence[int], report: Report, kind: PeakKind
 
 
 def _fits_cell(estimate: Estimate, kind: PeakKind) -> str:
-    return f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{GIBIBYTES.of(kind.of(estimate)):,.2f}"
+    return f"{MARKS[estimate.verdict]}\N{NO-BREAK SPACE}{GIBIBYTES.of(kind.of(estimate)):,.2f}"
 
 
 def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakKind:
@@ -102,7 +102,7 @@ def _take_cell(dtypes: tuple[str, ...]) -> None:
 
 def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> Styler:
     """The dtype × batch table tinted by what fits, with the focus in bold."""
-    tints = {(row.dtype, str(row.batch)): f"background-color: {TINTS[row.fits]}" for row in report.estimates}
+    tints = {(row.dtype, str(row.batch)): f"background-color: {TINTS[row.verdict]}" for row in report.estimates}
     if focus is not None:
         tints[focus.dtype, str(focus.batch)] += "; font-weight: 700"
     cells = [[tints.get((dtype, column), "") for column in frame.columns] for dtype in frame.index]

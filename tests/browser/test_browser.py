@@ -89,7 +89,7 @@ def test_opens_with_an_answer(page: Page, app_url: str):
     page.goto(app_url)
     sentence = headline(page, "Training resnet50 at batch 128")
     assert re.search(
-        r"needs \d+\.\d\d GiB allocated \(\d+\.\d\d GiB as nvidia-smi shows it\); it fits one A100", sentence
+        r"needs \d+\.\d\d GiB as nvidia-smi shows it \(\d+\.\d\d GiB allocated\); it fits one A100", sentence
     )
     rows = table(page)
     assert rows[0][1:-1] == ["1", "2", "4", "8", "16", "32", "64", "128"]

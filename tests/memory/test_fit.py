@@ -77,7 +77,10 @@ def test_the_process_is_reserved_memory_and_context():
     ],
 )
 def test_the_verdict_turns_at_the_ends_of_the_range(total, fits):
-    assert fit(work(), card(total)).fits == fits
+    found = fit(work(), card(total))
+    assert found.fits == fits
+    assert found.verdict == {True: "fits", "uncertain": "may not fit", False: "does not fit"}[fits]
+    assert (found.process_high_bytes <= card(total).total_bytes) == (found.verdict == "fits")
     assert fits_in(work(), card(total)) == fits
 
 
@@ -101,9 +104,11 @@ def test_work_that_fits_by_giving_cached_memory_back_counts_what_it_holds_then()
     roomy, tight = fit(tape, card(1000)), fit(tape, card(400))
     assert (roomy.process_bytes, roomy.timeline.retries) == (630 * MIB, 0)
     assert (tight.process_bytes, tight.timeline.retries, tight.fits) == (330 * MIB, 1, True)
-    # the roomy 610 and the largest context would reach past the device, whose process holds at most all of it
+    # the range is that of a device with room, up to 610 and the largest context of 40: what is past this device is returned
+    assert (tight.process_high_bytes, tight.returned_bytes, tight.verdict) == (650 * MIB, 250 * MIB, "tight")
     barely = fit(tape, card(640))
-    assert (barely.process_bytes, barely.process_high_bytes, barely.fits) == (630 * MIB, 640 * MIB, True)
+    assert (barely.process_bytes, barely.process_high_bytes, barely.fits) == (630 * MIB, 650 * MIB, True)
+    assert (barely.returned_bytes, barely.verdict, roomy.verdict) == (10 * MIB, "tight", "fits")
     assert tight.process_low_bytes <= tight.process_bytes <= tight.process_high_bytes
 
 
@@ -252,13 +257,13 @@ def test_the_range_says_where_it_ends_and_where_there_is_none():
     def row(tape: Tape, gpu: Gpu) -> Estimate:
         return estimate_tape(tape, dtype="float32", gpu=gpu)
 
-    # 610 MiB where there is room, at most 640 on this device; no context and no range on the CPU
+    # 610 MiB and a context of up to 40 where there is room, 640 on this device; no context and no range on the CPU
     barely = row(make_tape([("a", 300 * MIB), "-a", ("b", 310 * MIB)]), card(640))
     assert next(iter(describe_range([barely]))).endswith(
-        "it ends at the device's memory, where cached memory is given back"
+        "up to 10.00 MiB of it is cache that the allocator returns to the device"
     )
     without = row(make_tape([("a", MIB)]), card(1000, low=0, point=0, high=0, backend="cpu"))
     roomy = row(work(), card(1000))
-    assert "it ends at" not in next(iter(describe_range([roomy])))
+    assert "cache" not in next(iter(describe_range([roomy])))
     assert [has_range(one) for one in (barely, roomy, without)] == [True, True, False]
     assert next(iter(describe_range([without]))).endswith("no range is known for this device")

@@ -53,8 +53,8 @@ def test_the_balance_in_words():
     )
     gpu = replace(report.gpu, total_bytes=12 * GIB)
     assert balance(estimate, gpu) == (
-        "The process takes 4.00 GiB (the mark above the bar: 3.00 GiB to 5.00 GiB) of the 12.00 GiB that one "
-        "GeForce RTX 3060 (12 GB) holds: 8.00 GiB stay free."
+        "The process takes 4.00 GiB (the mark above the bar: 3.00 GiB to 5.00 GiB), 33\N{NO-BREAK SPACE}% of 12.00 GiB of one "
+        "GeForce RTX 3060 (12 GB)."
     )
     small = replace(gpu, total_bytes=3 * GIB)
-    assert balance(estimate, small).endswith("holds: 1.00 GiB too much.")
+    assert balance(estimate, small).endswith(", 133\N{NO-BREAK SPACE}% of 3.00 GiB of one GeForce RTX 3060 (12 GB).")

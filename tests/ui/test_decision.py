@@ -101,10 +101,10 @@ def test_every_device_has_a_row_and_a_point(client, open_page):
     page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "Which GPU?")
     assert page.get("vega_lite_chart")
     frame = devices_frame(devices_for(QUERY).rows)
-    assert list(frame["Fits"]) == ["✓ fits", "✓ fits", "✕ does not fit", "no kernel"], "what it fits comes first"
+    assert list(frame["Verdict"]) == ["✓ fits", "✓ fits", "✕ does not fit", "no kernel"], "what it fits comes first"
     assert frame["Left"][0] == pytest.approx(24084 / 1024 - 10)
     assert frame["Left"][2] == pytest.approx(7813 / 1024 - 10)
-    assert "**It surely fits 2 devices of 4; the smallest: GeForce RTX 4090 (24 GB), A100 (80 GB).**" in markup(page)
+    assert "**It fits 2 devices of 4; the smallest: GeForce RTX 4090 (24 GB), A100 (80 GB).**" in markup(page)
     points = devices_chart(devices_for(QUERY).rows).to_dict()["datasets"]
     assert [row["verdict"] for rows in points.values() for row in rows if "verdict" in row] == [
         "does not fit",
@@ -178,7 +178,7 @@ def test_inference_is_not_asked_on_how_many(client, open_page):
 def test_every_way_of_training_has_a_row_and_a_point():
     rows = ranks_for(QUERY).rows
     frame = ranks_frame(rows)
-    assert list(frame["Fits"]) == ["✕ does not fit", "✕ does not fit", "✓ fits", "no kernel"]
+    assert list(frame["Verdict"]) == ["✕ does not fit", "✕ does not fit", "✓ fits", "no kernel"]
     assert list(frame["Most of it"]) == ["", "", "optimizer state 40.00 GiB, parameter 12.00 GiB", ""]
     data = ranks_chart(rows, 80 * 2**30).to_dict()["datasets"].values()
     points = [(row["by"], row["gpus"], row["process"]) for rows in data for row in rows if "by" in row]

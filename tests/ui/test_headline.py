@@ -16,17 +16,18 @@ GIB = 2**30
 RESNET = Request(source="torchvision", name="resnet50", dtypes=("float32",), batches=(32,))
 
 
-def worded(fits, *, batch=7, possible=9, gpu="t4", reason=""):
+def worded(fits, *, batch=7, possible=9, gpu="t4", reason="", returned=0):
     """The verdict on an estimate that fits or not, where `batch` is the largest that does."""
     report = report_for(replace(RESNET, gpu=gpu))
-    estimate = replace(report.estimates[0], fits=fits)
+    estimate = replace(report.estimates[0], fits=fits, returned_bytes=returned)
     row = replace(report.max_batch[0], batch=batch, possible_batch=possible, reason=reason)
     return verdict(replace(report, max_batch=(row,)), estimate)
 
 
 def test_verdicts():
     assert worded(True, batch=1725) == "it fits one Tesla T4 (16 GB), up to batch 1,725"
-    assert worded("uncertain") == "it may or may not fit one Tesla T4 (16 GB)"
+    assert worded(True, returned=1) == "it only just fits one Tesla T4 (16 GB), up to batch 7"
+    assert worded("uncertain") == "it may not fit one Tesla T4 (16 GB)"
     assert worded(False) == "it does not fit one Tesla T4 (16 GB) (the largest batch that does is 7)"
     assert worded(False, batch=None, possible=None) == "it does not fit one Tesla T4 (16 GB), not even at batch 32"
     assert worded(False, batch=None, possible=2) == "it does not fit one Tesla T4 (16 GB), batch 2 or less may"
@@ -51,8 +52,8 @@ def test_sentence(gpu, seen):
     # 3.02 GiB = 3242745856 bytes, 4 GiB = 4294967296 bytes
     estimate = replace(report.estimates[0], peak_allocated_bytes=3_242_745_856, process_bytes=4 * GIB)
     assert sentence(replace(RESNET, gpu=gpu, mode="inference"), report, estimate).startswith(
-        "Inference with resnet50 at batch 32 in float32 needs 3.02 GiB allocated "
-        f"(4.00 GiB {seen}); it fits one {GPUS[gpu].name}"
+        "Inference with resnet50 at batch 32 in float32 needs "
+        f"4.00 GiB {seen} (3.02 GiB allocated); it fits one {GPUS[gpu].name}"
     )
 
 
@@ -79,7 +80,7 @@ def test_what_the_host_holds_stands_beside_the_other_figures():
         return [metric.label for metric in page.metric]
 
     assert "Process" in labels(0) and "Host" not in labels(0)
-    assert labels(3 * GIB).index("Host") == labels(3 * GIB).index("Process") + 1
+    assert labels(3 * GIB).index("Host") == labels(3 * GIB).index("Reserved") + 1
 
 
 @pytest.mark.parametrize(

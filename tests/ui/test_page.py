@@ -58,15 +58,15 @@ def test_opens_with_an_answer(client, open_page):
     assert client.requests == [RESNET]
     estimate = report_for(RESNET).find("float32", 128)  # the largest of those asked for, which all fit
     assert page.main.title[0].value.startswith(
-        f"Training resnet50 at batch 128 in float32 needs {format_bytes(estimate.peak_allocated_bytes)} allocated "
-        f"({format_bytes(estimate.process_bytes)} as nvidia-smi shows it); it fits one A100 (80 GB), up to batch "
+        f"Training resnet50 at batch 128 in float32 needs {format_bytes(estimate.process_bytes)} as nvidia-smi shows it "
+        f"({format_bytes(estimate.peak_allocated_bytes)} allocated); it fits one A100 (80 GB), up to batch "
     )
-    assert cell(page, "float32", 128) == f"✓\N{NO-BREAK SPACE}{gib(estimate.peak_allocated_bytes)}"
+    assert cell(page, "float32", 128) == f"✓\N{NO-BREAK SPACE}{gib(estimate.process_bytes)}"
     assert page.dataframe[0].value.shape == (5, 9)  # five dtypes; eight batch sizes and the largest one
     assert [metric.label for metric in page.metric] == [
+        "Process",
         "Allocated",
         "Reserved",
-        "Process",
         "Parameters",
     ]
     assert page.metric[3].delta == f"{PARAMETERS:,}; 102.23 MB (97.49 MiB) to download"

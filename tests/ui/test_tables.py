@@ -10,9 +10,10 @@ from streamlit import dataframe_util
 from streamlit.elements.lib.pandas_styler_utils import marshall_styler
 from streamlit.proto.ArrowData_pb2 import ArrowData
 
+from sizer.memory.fit import VERDICTS
 from sizer.request import Request
 from sizer.ui.once import done_once
-from sizer.ui.palette import MARKS, TINTS
+from sizer.ui.palette import MARKS, TINTS, VERDICT_COLOURS
 from sizer.ui.peak_kinds import PEAK_KINDS, parts
 from sizer.ui.scale import scale_for
 from sizer.ui.styled import worked_out
@@ -31,7 +32,7 @@ def test_table_holds_the_measure(key):
     assert list(frame.index) == ["float32", "bfloat16"]
     assert list(frame.columns) == ["1", "64", "256", LARGEST]
     for estimate in report.estimates:
-        words = f"{MARKS[estimate.fits]}\N{NO-BREAK SPACE}{kind.of(estimate) / 2**30:.2f}"
+        words = f"{MARKS[estimate.verdict]}\N{NO-BREAK SPACE}{kind.of(estimate) / 2**30:.2f}"
         assert frame.loc[estimate.dtype, str(estimate.batch)] == words
     for row in report.max_batch:
         assert frame.loc[row.dtype, LARGEST].startswith(f"{row.batch:,}")
@@ -44,7 +45,7 @@ def test_cells_are_tinted_and_the_focus_is_bold():
     html = style_fits(fits_frame(REQUEST, report, PEAK_KINDS["allocated"]), report, estimate).to_html()
     # rounded by hand: peak_allocated_bytes / 2**30 with two decimals
     assert f"✕\N{NO-BREAK SPACE}{estimate.peak_allocated_bytes / 2**30:.2f}" in html
-    assert TINTS[False] in html and TINTS[True] in html
+    assert TINTS["does not fit"] in html and TINTS["fits"] in html
     assert html.count("font-weight: 700") == 1
 
 
@@ -75,8 +76,8 @@ def test_largest_batch_as_a_range():
 
 
 def test_every_verdict_has_a_mark_and_a_tint():
-    assert set(MARKS) == set(TINTS) == {True, "uncertain", False}
-    assert len(set(MARKS.values())) == 3
+    assert set(MARKS) == set(TINTS) == set(VERDICT_COLOURS) == set(VERDICTS)
+    assert len(set(MARKS.values())) == len(set(TINTS.values())) == 4
 
 
 @pytest.mark.parametrize("key", PEAK_KINDS)

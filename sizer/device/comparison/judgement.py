@@ -8,6 +8,7 @@ from sizer.device.comparison.alignment import Side
 from sizer.device.comparison.divergence import join_shares, operator_text, shares_at
 from sizer.device.comparison.row import Row
 from sizer.device.comparison.sides import Sides, bounds_of
+from sizer.memory.advice import PHRASES
 from sizer.memory.allocator import replay_events
 from sizer.memory.report import Report
 from sizer.memory.tape import Tape
@@ -137,11 +138,12 @@ def _out_of_memory_text(sides: Sides) -> str:
     failed = sides.measured.out_of_memory
     asked = "" if failed.requested_bytes is None else f", asked for {format_bytes(failed.requested_bytes)}"
     free = "" if failed.free_bytes is None else f" with {format_bytes(failed.free_bytes)} free"
-    said = {
-        True: "the estimate had said that it fits",
-        False: f"so the estimate had said ({_where_estimate_fails(sides)})",
-        "uncertain": "the estimate had said that it may or may not fit",
-    }[sides.estimate.fits]
+    verdict = sides.estimate.verdict
+    said = (
+        f"so the estimate had said ({_where_estimate_fails(sides)})"
+        if verdict == "does not fit"
+        else f"the estimate had said that it {PHRASES[verdict]}"
+    )
     return f"The device ran out of memory in {failed.phase}{asked}{free}; {said}"
 
 
