@@ -106,9 +106,7 @@ def _signed(difference: int, name: str) -> str:
 def _largest(side: Side) -> str:
     if side.fits is None:
         return "-"
-    more = f", perhaps {side.possible_batch:,}" if side.possible_batch not in (None, side.largest_batch) else ""
-    least = " at least" if side.tried else ""
-    return f"{side.largest_batch:,}{least}{more}" if side.largest_batch else f"none{more}"
+    return str(side.interval)
 
 
 def _clip(text: str) -> str:

@@ -25,10 +25,9 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 
 def format_limits(found: LimitReport, width: int | None = None) -> Iterator[str]:
     """A row for each size, all else being as it was asked for."""
-    yield from format_table(("", "for sure", "perhaps", "process", "why"), map(_cells, found.limits), width=width)
+    yield from format_table(("", "largest", "process", "why"), map(_cells, found.limits), width=width)
 
 
 def _cells(limit: Limit) -> tuple[str, ...]:
-    sure, possible = (f"{value:,}" if value else "none" for value in (limit.value, limit.possible_value))
     process = format_bytes(limit.cell.process_bytes) if limit.cell else "-"
-    return limit.title, sure, possible, process, limit.reason
+    return limit.title, str(limit.interval), process, limit.reason

@@ -135,9 +135,8 @@ def _largest(report: Report) -> Iterator[str]:
     if report.max_batch:
         yield f"Largest batch on one {report.gpu.name}:"
     for row in report.max_batch:
-        sure = f"{row.batch:,}{' at least' if row.tried else ''}" if row.batch else "none"
-        more = f", perhaps {row.possible_batch:,}" if row.possible_batch and row.possible_batch != row.batch else ""
-        yield f"  {row.dtype}: {sure}{more}{f' ({row.reason})' if row.reason and not row.batch else ''}"
+        why = f" ({row.reason})" if row.reason and not row.batch else ""
+        yield f"  {row.dtype}: {report.largest_batch(row.dtype)}{why}"
 
 
 def _communication(report: Report) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
 from sizer.commands.text import format_table
-from sizer.memory.decision import DeviceReport, DeviceRow, describe_fitting
+from sizer.memory.decision import DeviceReport, DeviceRow, describe_fitting, largest_batch
 from sizer.units import format_bytes
 
 
@@ -55,12 +55,5 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
 
 
 def _largest(row: DeviceRow) -> str:
-    """The largest batch of a row, or on which side of the only one that was tried it is."""
-    if not row.searched:
-        return "not known yet"
-    if row.tried and row.batch:
-        return f"{row.batch:,} at least"
-    if row.tried:
-        return f"perhaps {row.possible_batch:,}" if row.possible_batch else f"less than {row.cell.batch:,}"
-    batch = f"{row.batch:,}" if row.batch else "none"
-    return batch if row.possible_batch in (None, row.batch) else f"{batch}, perhaps {row.possible_batch:,}"
+    """The largest batch of a row."""
+    return str(largest_batch(row)) if row.searched else "not known yet"

@@ -70,7 +70,7 @@ def _with_largest(row: DeviceRow, request: Request, cells: Cells) -> DeviceRow:
     try:
         found = cells.largest_batch(_on(row.gpu, request))
     except CANNOT as error:
-        return replace(row, searched=True, reason=why(error))
+        return replace(row, searched=True, tried=True, reason=why(error))
     return with_largest(row, found)
 
 

@@ -156,6 +156,7 @@ def _batch(request: Request, cells: Cells) -> Limit:
     except CANNOT as error:
         return Limit(key="batch", title=title, value=None, possible_value=None, reason=why(error))
     limit = Limit(key="batch", title=title, value=found.batch, possible_value=found.possible_batch, reason=found.reason)
+    limit = replace(limit, most_value=found.interval.most)
     return _with_cell(limit, found.batch and replace(request, batches=(found.batch,)), cells)
 
 
@@ -205,6 +206,7 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
         value=sure * size.step if sure > smallest else None,
         possible_value=possible * size.step if possible > smallest else None,
         reason=_reason(size, sure, possible, now, refused),
+        most_value=_most(size, possible, refused),
     )
     return _with_cell(limit, at(sure) if sure > smallest else None, cells)
 
@@ -261,6 +263,13 @@ def _tokens_before_failure(request: Request, cells: Cells) -> int | None:
     if len(found) != len(tape.loops) or not found or found[-1].refused is None:
         return None
     return max(1, request.new - tape.loops[-1].count + found[-1].done)
+
+
+def _most(size: Size, possible: int, refused: dict[int, SizerError]) -> int | None:
+    """Return the largest value that can fit, 0 if not even the smallest can, None if the search ended before one that cannot."""
+    if possible >= size.largest and possible + 1 not in refused:
+        return None
+    return possible * size.step if possible >= size.smallest else 0
 
 
 def _reason(size: Size, sure: int, possible: int, now: int, refused: dict[int, SizerError]) -> str:

@@ -139,5 +139,5 @@ def _with_largest(row: RankRow, request: Request, cells: Cells) -> RankRow:
     try:
         found = cells.largest_batch(request)
     except CANNOT as error:
-        return replace(row, searched=True, reason=why(error))
+        return replace(row, searched=True, tried=True, reason=why(error))
     return with_largest(row, found)

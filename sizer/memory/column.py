@@ -133,7 +133,7 @@ def with_largest(
             replays=replays or Replays(),
         )
     except NotAffineError as error:
-        largest = MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=str(error))
+        largest = MaxBatch(dtype=dtype, batch=None, possible_batch=None, reason=str(error), tried=True)
     return replace(column, max_batch=largest)
 
 

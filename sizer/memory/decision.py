@@ -12,6 +12,7 @@ from typing import TypeVar
 from sizer.memory.communication import Volume
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import Fits, Verdict, verdict_of
+from sizer.memory.interval import Interval
 from sizer.memory.largest_batch import MaxBatch
 from sizer.units import counted
 
@@ -84,8 +85,8 @@ class LeverReport:
 class Limit:
     """The largest value of one key of a question that surely fits the device, and the largest that may; all else stays.
 
-    `value` is None where not even the smallest does, for `reason`, which also says where the search ended by itself. The `query`
-    asks for the value that surely fits, `cell` is its estimate.
+    `value` is None where not even the smallest does, for `reason`, which also says where the search ended by itself. No value above
+    `most_value` can fit; None if that is not known. The `query` asks for the value that surely fits, `cell` is its estimate.
     """
 
     key: str
@@ -95,6 +96,12 @@ class Limit:
     query: str = ""
     cell: Cell | None = None
     reason: str = ""
+    most_value: int | None = None
+
+    @property
+    def interval(self) -> Interval:
+        """What is known of the largest value."""
+        return Interval(least=self.value or 0, most=self.most_value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +131,7 @@ class DeviceRow:
     searched: bool = False
     tried: bool = False
     reason: str = ""
+    most_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +180,7 @@ class RankRow:
     searched: bool = False
     tried: bool = False
     reason: str = ""
+    most_batch: int | None = None
 
 
 Row = TypeVar("Row", DeviceRow, RankRow)
@@ -180,7 +189,13 @@ Row = TypeVar("Row", DeviceRow, RankRow)
 def with_largest(row: Row, found: MaxBatch) -> Row:
     """The row with the largest batch that was found for it."""
     batches = {"batch": found.batch, "possible_batch": found.possible_batch, "tried": found.tried}
-    return replace(row, searched=True, **batches, reason=found.reason)
+    return replace(row, searched=True, **batches, most_batch=found.interval.most, reason=found.reason)
+
+
+def largest_batch(row: DeviceRow | RankRow) -> Interval:
+    """Return what a row knows of its largest batch."""
+    found = Interval(least=row.batch or 0, most=row.most_batch) if row.searched else Interval()
+    return found if row.cell is None else found.with_verdict(row.cell.batch, row.cell.fits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +217,6 @@ def describe_fewest(found: RankReport) -> Iterator[str]:
         yield f"It fits on none of up to {max(row.gpus for row in found.rows)} GPUs."
     for row in found.rows:
         if row.searched:
-            batch = f"{row.batch:,}" if row.batch else "none"
-            perhaps = f", perhaps {row.possible_batch:,}" if row.possible_batch != row.batch else ""
             gpus = f"{row.gpus} GPUs by {row.title}" if row.gpus > 1 else "one GPU"
-            if row.tried:
-                yield f"It fits on {gpus} at batch {batch}; no other was tried."
-            else:
-                yield f"It fits on {gpus}; the largest batch {'of each ' if row.gpus > 1 else ''}is {batch}{perhaps}."
+            each = "of each " if row.gpus > 1 else ""
+            yield f"It fits on {gpus}; the largest batch {each}is {largest_batch(row)}."

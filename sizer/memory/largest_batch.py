@@ -12,6 +12,7 @@ from sizer.memory.affine import AffineTape
 from sizer.memory.bounds import BETWEEN_VERSIONS, modelled_blocks, without_models
 from sizer.memory.family import TapeFamily
 from sizer.memory.fit import Fits, Room, largest_work, possibly_runs, smallest_work, surely_runs
+from sizer.memory.interval import Interval
 from sizer.memory.loops import repeated_events
 from sizer.memory.replays import Replays
 from sizer.memory.size_queries import SizeOracle
@@ -28,13 +29,24 @@ MOST_SEARCHED = 2**22  # events of loops that are replayed for each batch size o
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxBatch:
     """The largest batch that surely fits and the largest that may; None with the reason where not even 1 does. `tried` says that
-    these are the largest of those asked for, since no others were looked at."""
+    these are the largest of those asked for, since no others were looked at; `most_batch` is then the largest that is not known
+    not to fit, None if there is no such bound."""
 
     dtype: str
     batch: int | None
     possible_batch: int | None
     reason: str
     tried: bool = False
+    most_batch: int | None = None
+
+    @property
+    def interval(self) -> Interval:
+        """What is known of the largest batch."""
+        if self.tried:
+            return Interval(least=self.batch or 0, most=self.most_batch)
+        return Interval(
+            least=self.batch or 0, most=None if self.batch == LARGEST_BATCH else self.possible_batch or 0
+        )
 
 
 def largest_batch(
@@ -58,7 +70,7 @@ def largest_batch(
     """
     known = known or {}
     if not family.lines:
-        return _largest_traced(known, dtype)
+        return _largest_traced(known, dtype, family.smallest)
     if _is_long(family):
         return _largest_tried(family, gpu, known, dtype, oracle)
 
@@ -125,7 +137,7 @@ def likely_largest(family: TapeFamily, batches: Iterable[int], gpu: Gpu, oracle:
     return tuple(batch for batch in ordered if batch <= bound) or tuple(ordered[-1:])
 
 
-def _largest_traced(verdicts: Mapping[int, Fits], dtype: str) -> MaxBatch:
+def _largest_traced(verdicts: Mapping[int, Fits], dtype: str, smallest: int) -> MaxBatch:
     """The largest batch that fits among those traced one by one."""
     sure = max((batch for batch, fits in verdicts.items() if fits is True), default=None)
     possible = max((batch for batch, fits in verdicts.items() if fits is not False), default=None)
@@ -136,7 +148,14 @@ def _largest_traced(verdicts: Mapping[int, Fits], dtype: str) -> MaxBatch:
         possible_batch=possible,
         reason=f"only the batches that were traced one by one were tried: {tried or 'none'}",
         tried=True,
+        most_batch=_most(verdicts, smallest),
     )
+
+
+def _most(verdicts: Mapping[int, Fits], smallest: int) -> int | None:
+    """Return the largest batch below all that do not fit, 0 if the smallest does not, None if all of them may fit."""
+    below = min((batch for batch, fits in verdicts.items() if fits is False), default=None)
+    return below if below is None else below - 1 if below > smallest else 0
 
 
 def _is_long(family: TapeFamily) -> bool:
@@ -163,6 +182,7 @@ def _largest_tried(
         possible_batch=possible,
         reason="a long generation is tried at the batch sizes asked for alone; beyond the second figure tensors alone are too much",
         tried=True,
+        most_batch=possible if (most := _most(known, family.smallest)) is None else min(possible, most),
     )
 
 

@@ -12,6 +12,7 @@ from sizer.memory.codec import DecodeError, decode, encode, json_names
 from sizer.memory.column import Column
 from sizer.memory.estimate import Estimate, describe_range
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
+from sizer.memory.interval import Interval
 from sizer.memory.kv_cache import KvCache
 from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.loop_decisions import LoopDecision
@@ -70,6 +71,17 @@ class Report:
     def find(self, dtype: str, batch: int) -> Estimate | None:
         """The estimate of a dtype at a batch size, None where there is none."""
         return next((row for row in self.estimates if (row.dtype, row.batch) == (dtype, batch)), None)
+
+    def largest_batch(self, dtype: str) -> Interval:
+        """Return what the cells and the search of a dtype say of its largest batch."""
+        found = Interval()
+        for row in self.max_batch:
+            if row.dtype == dtype:
+                found = found.meet(row.interval)
+        for row in self.estimates:
+            if row.dtype == dtype:
+                found = found.with_verdict(row.batch, row.fits)
+        return found
 
     def focused(self, cell: tuple[str, int] | None) -> Report:
         """The report with another dtype and batch size to look at first; itself where it has no such estimate, or for None."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from sizer.memory.codec import encode
 from sizer.memory.fit import Fits, Verdict
+from sizer.memory.interval import Interval
 from sizer.memory.report import Report
 from sizer.memory.table import write_csv
 from sizer.questions.query import key_differences
@@ -29,9 +30,9 @@ FIGURES = ("parameters", *OF_ESTIMATE, "largest_batch")  # the names of a Side t
 class Side:
     """One question and its answer: the figures of an Estimate at the dtype and batch size in focus, None where there are none.
 
-    `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`; with `tried` they are the
-    largest of those asked for, and have no difference. `differences` are the figures less those of the first question, where both
-    have them. `error` says why figures are missing where they will not come.
+    `largest_batch` surely fits the question's device, `possible_batch` may, once they were `searched`; no batch above `most_batch`
+    can. With `tried` they are the largest of those asked for, and have no difference. `differences` are the figures less those of
+    the first question, where both have them. `error` says why figures are missing where they will not come.
     """
 
     query: str
@@ -51,8 +52,15 @@ class Side:
     possible_batch: int | None = None
     searched: bool = False
     tried: bool = False
+    most_batch: int | None = None
     differences: dict[str, int] = field(default_factory=dict)
     error: str = ""
+
+    @property
+    def interval(self) -> Interval:
+        """What is known of the largest batch."""
+        found = Interval(least=self.largest_batch or 0, most=self.most_batch)
+        return found if self.fits is None else found.with_verdict(self.batch, self.fits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +134,7 @@ def side_of(request: Request, report: Report | None, error: str = "") -> Side:
         largest_batch=largest and largest.batch,
         possible_batch=largest and largest.possible_batch,
         tried=largest is not None and largest.tried,
+        most_batch=report.largest_batch(focus.dtype).most,
         searched=largest is not None or not report.pending,
         **{name: getattr(focus, name) for name in OF_ESTIMATE},
     )

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 import streamlit as st
 
-from sizer.memory.largest_batch import MaxBatch
 from sizer.questions.side_by_side import FIGURES, Side, SideBySide
 from sizer.ui.palette import marked
 from sizer.ui.quantities import quantity_title
-from sizer.ui.tables import TO_COME, largest_text
+from sizer.ui.tables import TO_COME
 from sizer.units import format_both, format_bytes
 
 NONE = "–"
@@ -117,15 +116,7 @@ def _verdict(side: Side) -> str:
 def _largest(side: Side) -> str:
     if side.fits is None or not side.searched:
         return _missing(side)
-    return largest_text(
-        MaxBatch(
-            dtype=side.dtype,
-            batch=side.largest_batch,
-            possible_batch=side.possible_batch,
-            reason="",
-            tried=side.tried,
-        )
-    )
+    return str(side.interval)
 
 
 def _missing(side: Side) -> str:

@@ -19,6 +19,7 @@ from sizer.request import Request, format_query
 from sizer.service.job import Job
 from sizer.ui import service
 from sizer.ui.charts import finish
+from sizer.ui.known import learn
 from sizer.ui.offers import offer, rerun_if_applied
 from sizer.ui.palette import MARKS, VERDICT_COLOURS, marked
 from sizer.ui.ranks import show_ranks
@@ -108,6 +109,7 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
             line.caption(job.progress or "waiting")
         elif ended is None:
             st.session_state[ENDED] = _Ended(name)
+            learn(found)
             st.rerun()  # the page again, without a clock for this answer
         if shown is not None:
             show(shown)
@@ -164,18 +166,16 @@ def _show_lever(row: LeverRow, base: int, request: Request) -> None:
 
 def _show_limits(found: LimitReport, request: Request) -> None:
     st.caption(
-        "Each one alone, all else as it is in focus; it fits for sure by its own trace, and with one more it does not."
+        "Each one alone, all else as it is in focus. The first number fits by its own trace, no value above the second can."
     )
     for limit in found.limits:
         _show_limit(limit, request)
 
 
 def _show_limit(limit: Limit, request: Request) -> None:
-    title, sure, perhaps, comes_to, why, apply = st.columns([2, 1.2, 1.5, 1.3, 4, 1], vertical_alignment="center")
+    title, largest, comes_to, why, apply = st.columns([2, 2, 1.3, 4, 1], vertical_alignment="center")
     title.markdown(f"**{limit.title}**")
-    sure.text(f"{limit.value:,}" if limit.value else "none")
-    possible = limit.possible_value
-    perhaps.text(f"perhaps {possible:,}" if possible and possible != limit.value else "")
+    largest.text(str(limit.interval))
     comes_to.text(format_bytes(limit.cell.process_bytes) if limit.cell else "")
     why.caption(limit.reason)
     if limit.query:
@@ -209,7 +209,7 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
         },
     )
     if any(row.tried for row in found.rows):
-        st.caption("As the largest batch stands the one asked for, where it fits: no other was tried.")
+        st.caption("Where the batch sizes are traced one by one, the largest batch is the one asked for: no other was tried.")
     costs = costs_of(edited)
     if told := cheapest(costs):
         st.text(told)

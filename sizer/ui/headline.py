@@ -11,11 +11,11 @@ from sizer.memory.advice import PHRASES, describe_process
 from sizer.memory.caveats import caveats
 from sizer.memory.download import describe_download
 from sizer.memory.estimate import Estimate
-from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.capacity import share_of
 from sizer.ui.drawn import drawn_once
+from sizer.ui.known import largest_batch
 from sizer.ui.palette import marked
 from sizer.ui.peak_kinds import PEAK_KINDS
 from sizer.ui.phases import inside
@@ -36,7 +36,7 @@ def sentence(request: Request, report: Report, estimate: Estimate) -> str:
     needs = f"{format_bytes(estimate.process_bytes)} {seen} ({format_bytes(estimate.peak_allocated_bytes)} allocated)"
     if request.world > 1:
         needs = f"{needs} on each of {request.world:,} GPUs"
-    return f"{work(request, report, estimate)} in {estimate.dtype} needs {needs}; {verdict(report, estimate)}."
+    return f"{work(request, report, estimate)} in {estimate.dtype} needs {needs}; {verdict(request, report, estimate)}."
 
 
 def work(request: Request, report: Report, estimate: Estimate) -> str:
@@ -68,36 +68,14 @@ def subject(request: Request, report: Report) -> str:
     return f"this {report.model.class_name}" if report.model.class_name.isalnum() else "this model"
 
 
-def verdict(report: Report, estimate: Estimate) -> str:
-    """Whether the estimate fits the report's GPU, and the largest batch that does."""
+def verdict(request: Request, report: Report, estimate: Estimate) -> str:
+    """Whether the estimate fits the report's GPU, and what is known of the largest batch."""
     what = "a rank" if "parallel" in report.request else "it"
     said = f"{what} {PHRASES[estimate.verdict]} one {report.gpu.name}"
-    if estimate.fits is True:
-        return f"{said}{_up_to(largest_batch(report, estimate.dtype))}"
-    if estimate.fits == "uncertain":
+    largest = largest_batch(request, report, estimate.dtype)
+    if not largest.is_known or estimate.dtype in report.pending:
         return said
-    return f"{said}{_instead(report, largest_batch(report, estimate.dtype))}"
-
-
-def largest_batch(report: Report, dtype: str) -> MaxBatch | None:
-    """The row of `max_batch` of one dtype; None where its step could not be traced."""
-    return next((row for row in report.max_batch if row.dtype == dtype), None)
-
-
-def _up_to(row: MaxBatch | None) -> str:
-    if row is None or row.batch is None:
-        return ""
-    return f", up to batch {row.batch:,}{' at least' if row.reason else ''}"
-
-
-def _instead(report: Report, row: MaxBatch | None) -> str:
-    if row is None:
-        return ""
-    if row.batch:
-        return f" (the largest batch {'tried ' if row.reason else ''}that does is {row.batch:,})"
-    if row.possible_batch:
-        return f", batch {row.possible_batch:,} or less may"
-    return f", not even at batch {min(estimate.batch for estimate in report.estimates)}"
+    return f"{said}; {f'the largest batch is {largest}' if largest.most != 0 else 'no batch fits'}"
 
 
 def show_headline(request: Request, report: Report, estimate: Estimate) -> None:

@@ -142,6 +142,6 @@ def summary_of(cell: Request, report: Report, estimate: Estimate) -> Summary:
     return Summary(
         title=title_of(cell.name) if title_of else cell.name or report.model.class_name,
         work=f"{MODES[cell.mode].title}{optimizer}, {estimate.dtype}, batch {estimate.batch}{sample_size(report)}",
-        verdict=verdict(report, estimate),
+        verdict=verdict(cell, report, estimate),
         link=f"{(st.context.url or '').rstrip('/')}/?{format_query(cell)}",
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
@@ -11,12 +9,11 @@ from pandas.io.formats.style import Styler
 from sizer.memory.census import Census, TensorRow
 from sizer.memory.estimate import Estimate
 from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
-from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.drawn import drawn_once, made_once
 from sizer.ui.focus import ask_peak_kind, look_at
-from sizer.ui.headline import largest_batch
+from sizer.ui.known import largest_batch
 from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import PHASE_ENDS, PHASE_TITLES
@@ -27,7 +24,7 @@ from sizer.units import format_bytes, format_more
 LARGEST = "Largest batch"
 LEGEND = (
     "✓ fits, ! tight: it fits only if the allocator returns cached memory, ? may not fit, ✕ does not fit. "
-    "The largest batch: the first number fits at either end of the range, the second at its low end."
+    "Largest batch: the first number fits, no batch above the second can."
 )
 NOT_TRACED, TO_COME = "not traced", "…"
 CELLS = "cells"  # key of the dtype × batch table, and of the cell that is selected in it
@@ -44,7 +41,7 @@ REAL = (
 
 def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame:
     """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
-    rows = [_fits_row(dtype, request.batches, report, kind) for dtype in request.dtypes]
+    rows = [_fits_row(dtype, request, report, kind) for dtype in request.dtypes]
     return pd.DataFrame(rows, index=list(request.dtypes), columns=_columns(request))
 
 
@@ -52,12 +49,11 @@ def _columns(request: Request) -> list[str]:
     return [*map(str, request.batches), LARGEST]
 
 
-def _fits_row(dtype: str, batches: Sequence[int], report: Report, kind: PeakKind) -> list[str]:
+def _fits_row(dtype: str, request: Request, report: Report, kind: PeakKind) -> list[str]:
     missing = TO_COME if dtype in report.pending else NOT_TRACED
     found = {row.batch: row for row in report.estimates if row.dtype == dtype}
-    cells = [_fits_cell(found[batch], kind) if batch in found else missing for batch in batches]
-    largest = largest_batch(report, dtype)
-    return [*cells, TO_COME if largest is None and dtype in report.pending else largest_text(largest)]
+    cells = [_fits_cell(found[batch], kind) if batch in found else missing for batch in request.batches]
+    return [*cells, TO_COME if dtype in report.pending else str(largest_batch(request, report, dtype))]
 
 
 def _fits_cell(estimate: Estimate, kind: PeakKind) -> str:
@@ -75,7 +71,8 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
     st.caption("Choose a cell to look at it.")
     selected = [] if focus is None else [(request.dtypes.index(focus.dtype), str(focus.batch))]
     st.session_state[CELLS] = {"selection": {"rows": [], "columns": [], "cells": selected}}
-    styler = _styled_fits(request, report, kind, focus)
+    largest = tuple(str(largest_batch(request, report, dtype)) for dtype in request.dtypes)
+    styler = _styled_fits(request, report, kind, focus, largest)
     st.dataframe(
         styler,
         key=CELLS,
@@ -89,7 +86,10 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
 
 
 @made_once
-def _styled_fits(request: Request, report: Report, kind: PeakKind, focus: Estimate | None) -> Styler:
+def _styled_fits(
+    request: Request, report: Report, kind: PeakKind, focus: Estimate | None, largest: tuple[str, ...]
+) -> Styler:
+    """Make the table once; `largest` are the texts of its last column, which later answers change."""
     return worked_out(style_fits(fits_frame(request, report, kind), report, focus))
 
 
@@ -108,15 +108,6 @@ def style_fits(frame: pd.DataFrame, report: Report, focus: Estimate | None) -> S
     cells = [[tints.get((dtype, column), "") for column in frame.columns] for dtype in frame.index]
     styles = pd.DataFrame(cells, index=frame.index, columns=frame.columns)
     return frame.style.apply(lambda _: styles, axis=None)
-
-
-def largest_text(row: MaxBatch | None) -> str:
-    """The largest batch in a table: "none", "893", or from the one that surely fits to the one that may."""
-    if row is None or row.possible_batch is None:
-        return "none of these" if row is not None and row.tried else "none"
-    if row.batch == row.possible_batch:
-        return f"{row.batch:,}{' at least' if row.tried else ''}"
-    return f"{row.batch or 0:,} to {row.possible_batch:,}"
 
 
 @drawn_once

@@ -120,7 +120,7 @@ def test_the_cpu_holds_the_tensors_alone():
 def test_the_largest_batch_is_exact():
     # surely: 100 + 50 * batch + 64 + 64 + 40 <= 1018 -> batch 15; may: 100 + 50 * batch + 10 <= 1018 -> batch 18
     found = largest_batch(FAMILY, card(1018), dtype="float32")
-    assert (found.batch, found.possible_batch, found.reason) == (15, 18, "")
+    assert (found.batch, found.possible_batch, found.reason, str(found.interval)) == (15, 18, "", "15 to 18")
     assert fits_in(FAMILY.at(15), card(1018)) is True
     assert fits_in(FAMILY.at(16), card(1018)) == "uncertain"
     assert fits_in(FAMILY.at(19), card(1018)) is False
@@ -242,6 +242,7 @@ def test_the_search_has_an_end():
     still = family(make_tape([("a", 512)], batch=2), make_tape([("a", 512)], batch=3))
     found = largest_batch(still, GPUS["cpu"], dtype="float32")
     assert (found.batch, found.reason) == (LARGEST_BATCH, f"searched up to {LARGEST_BATCH}")
+    assert str(found.interval) == "at least 1,048,576"
 
 
 def test_batches_traced_one_by_one():
@@ -250,7 +251,10 @@ def test_batches_traced_one_by_one():
     )
     assert (found.dtype, found.batch, found.possible_batch) == ("float16", 8, 16)
     assert found.reason.endswith("were tried: 1, 8, 16, 32")
-    assert largest_batch(TapeFamily(), card(1000), dtype="float16").batch is None
+    assert str(found.interval) == "8 to 31"
+    assert str(largest_batch(TapeFamily(), card(1000), dtype="float16", known={1: False}).interval) == "none"
+    nothing = largest_batch(TapeFamily(), card(1000), dtype="float16")
+    assert nothing.batch is None and not nothing.interval.is_known
 
 
 def test_the_range_says_where_it_ends_and_where_there_is_none():

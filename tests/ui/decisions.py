@@ -65,9 +65,9 @@ def limits_for(query: str) -> LimitReport:
         query=query,
         limits=(
             Limit(
-                key="batch", title="Largest batch", value=74, possible_value=96, query=largest, cell=cell(largest, 7)
+                key="batch", title="Largest batch", value=74, possible_value=96, most_value=96, query=largest, cell=cell(largest, 7)
             ),
-            Limit(key="image", title="Largest image", value=None, possible_value=None, reason="not even 16 fits"),
+            Limit(key="image", title="Largest image", value=None, possible_value=None, most_value=0, reason="not even 16 fits"),
         ),
     )
 
@@ -84,6 +84,7 @@ def devices_for(query: str) -> DeviceReport:
             cell=cell(query, 10, GPUS[key].total_bytes > 10 * GIB),
             batch=GPUS[key].total_bytes // GIB if GPUS[key].total_bytes > 10 * GIB else None,
             possible_batch=None,
+            most_batch=GPUS[key].total_bytes // GIB if GPUS[key].total_bytes > 10 * GIB else 0,
             searched=True,
         )
         for key in keys
@@ -93,7 +94,7 @@ def devices_for(query: str) -> DeviceReport:
 
 
 def ranks_for(query: str) -> RankReport:
-    """96 GiB on one GPU, 60 on each of 2 by FSDP2, where 3 samples fit, and as much by DDP as on one; HSDP cannot be traced."""
+    """96 GiB on one GPU, 60 on each of 2 by FSDP2, where 33 samples fit, and as much by DDP as on one; HSDP cannot be traced."""
     asked = replace(parse_query(query), ranks=2)
     ways = {name: format_query(replace(asked, parallel=name)) for name in ("ddp", "fsdp", "hsdp")}
     rows = (
@@ -106,8 +107,9 @@ def ranks_for(query: str) -> RankReport:
             query=ways["fsdp"],
             cell=cell(query, 60),
             at_peak={"optimizer state": 40 * GIB, "parameter": 12 * GIB, "buffer": 1},
-            batch=3,
-            possible_batch=4,
+            batch=33,
+            possible_batch=34,
+            most_batch=34,
             searched=True,
         ),
         RankRow(parallel="hsdp", title="HSDP of 8", gpus=16, query=ways["hsdp"], reason="no kernel"),

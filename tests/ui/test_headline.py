@@ -16,26 +16,30 @@ GIB = 2**30
 RESNET = Request(source="torchvision", name="resnet50", dtypes=("float32",), batches=(32,))
 
 
-def worded(fits, *, batch=7, possible=9, gpu="t4", reason="", returned=0):
-    """The verdict on an estimate that fits or not, where `batch` is the largest that does."""
-    report = report_for(replace(RESNET, gpu=gpu))
+def worded(fits, *, batch=7, possible=9, tried=False, most=None, returned=0, pending=()):
+    """The verdict on an estimate at batch 32 that fits or not, if `batch` is the largest that does."""
+    report = report_for(replace(RESNET, gpu="t4"))
     estimate = replace(report.estimates[0], fits=fits, returned_bytes=returned)
-    row = replace(report.max_batch[0], batch=batch, possible_batch=possible, reason=reason)
-    return verdict(replace(report, max_batch=(row,)), estimate)
+    row = replace(report.max_batch[0], batch=batch, possible_batch=possible, tried=tried, most_batch=most)
+    report = replace(report, estimates=(estimate,), max_batch=(row,), pending=pending)
+    return verdict(RESNET, report, estimate).removeprefix("it ")
 
 
 def test_verdicts():
-    assert worded(True, batch=1725) == "it fits one Tesla T4 (16 GB), up to batch 1,725"
-    assert worded(True, returned=1) == "it only just fits one Tesla T4 (16 GB), up to batch 7"
-    assert worded("uncertain") == "it may not fit one Tesla T4 (16 GB)"
-    assert worded(False) == "it does not fit one Tesla T4 (16 GB) (the largest batch that does is 7)"
-    assert worded(False, batch=None, possible=None) == "it does not fit one Tesla T4 (16 GB), not even at batch 32"
-    assert worded(False, batch=None, possible=2) == "it does not fit one Tesla T4 (16 GB), batch 2 or less may"
+    assert worded(True, batch=1725, possible=1725) == "fits one Tesla T4 (16 GB); the largest batch is 1,725"
+    assert worded(True, batch=40, possible=42, returned=1) == "only just fits one Tesla T4 (16 GB); the largest batch is 40 to 42"
+    assert worded("uncertain", batch=None, possible=40) == "may not fit one Tesla T4 (16 GB); the largest batch is at most 40"
+    assert worded(False) == "does not fit one Tesla T4 (16 GB); the largest batch is 7 to 9"
+    assert worded(False, batch=None, possible=None) == "does not fit one Tesla T4 (16 GB); no batch fits"
+    assert worded(True, batch=1725, pending=("float32",)) == "fits one Tesla T4 (16 GB)"
 
 
 def test_verdicts_where_not_every_batch_was_tried():
-    assert worded(True, reason="only 7 was tried") == "it fits one Tesla T4 (16 GB), up to batch 7 at least"
-    assert worded(False, reason="x") == "it does not fit one Tesla T4 (16 GB) (the largest batch tried that does is 7)"
+    assert worded(True, batch=32, tried=True) == "fits one Tesla T4 (16 GB); the largest batch is at least 32"
+    # nothing below 32 was tried
+    assert worded(False, batch=None, tried=True) == "does not fit one Tesla T4 (16 GB); the largest batch is at most 31"
+    assert worded(False, batch=8, tried=True, most=15) == "does not fit one Tesla T4 (16 GB); the largest batch is 8 to 15"
+    assert worded("uncertain", batch=None, possible=None, tried=True) == "may not fit one Tesla T4 (16 GB)"
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_opens_with_an_answer(client, open_page):
     estimate = report_for(RESNET).find("float32", 128)  # the largest of those asked for, which all fit
     assert page.main.title[0].value.startswith(
         f"Training resnet50 at batch 128 in float32 needs {format_bytes(estimate.process_bytes)} as nvidia-smi shows it "
-        f"({format_bytes(estimate.peak_allocated_bytes)} allocated); it fits one A100 (80 GB), up to batch "
+        f"({format_bytes(estimate.peak_allocated_bytes)} allocated); it fits one A100 (80 GB); the largest batch is "
     )
     assert cell(page, "float32", 128) == f"✓\N{NO-BREAK SPACE}{gib(estimate.process_bytes)}"
     assert page.dataframe[0].value.shape == (5, 9)  # five dtypes; eight batch sizes and the largest one
@@ -594,7 +594,7 @@ def test_one_failed_dtype_leaves_the_others(monkeypatch, open_page):
 def test_advice_where_it_does_not_fit(client, open_page):
     page = open_page(arch="torchvision:resnet50", gpu="rtx-4060-8gb", batch="1,256", dtype="float32")
     look_at(page, "float32", 256)
-    assert "it does not fit one GeForce RTX 4060 (8 GB) (the largest batch that does is " in page.main.title[0].value
+    assert "it does not fit one GeForce RTX 4060 (8 GB); the largest batch is " in page.main.title[0].value
     shown = texts(page)
     assert any(line.startswith("It does not fit: the process needs ") for line in shown)
 

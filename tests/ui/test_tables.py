@@ -68,11 +68,11 @@ def test_what_is_still_to_come_has_its_row():
 def test_largest_batch_as_a_range():
     report = report_for(REQUEST)
     rows = (
-        replace(report.max_batch[0], batch=1200, possible_batch=1210),
-        replace(report.max_batch[1], batch=None, possible_batch=None),
+        replace(report.max_batch[0], batch=120, possible_batch=130),
+        replace(report.max_batch[1], batch=None, possible_batch=1300),
     )
     frame = fits_frame(REQUEST, replace(report, max_batch=rows), PEAK_KINDS["allocated"])
-    assert list(frame[LARGEST]) == ["1,200 to 1,210", "none"]
+    assert list(frame[LARGEST]) == ["120 to 130", "64 to 255"], "a cell of 64 fits, one of 256 does not"
 
 
 def test_every_verdict_has_a_mark_and_a_tint():

@@ -1,0 +1,54 @@
+"""What a session has learned of the largest batch from answers other than the report: limits and levers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import streamlit as st
+
+from sizer.memory.decision import Cell, LeverReport, LimitReport
+from sizer.memory.interval import Interval
+from sizer.memory.report import Report
+from sizer.request import Request, format_query, parse_query
+
+LEARNED = "learned_batches"  # session state: by question, what is known of its largest batch
+MOST_LEARNED = 64
+
+
+def learn(found: object) -> None:
+    """Keep what an answer says of the largest batches of its questions."""
+    known: dict[str, Interval] = dict(st.session_state.get(LEARNED, {}))
+    for question, interval in _facts(found):
+        known[question] = interval.meet(known.pop(question, Interval()))
+    st.session_state[LEARNED] = dict([*known.items()][-MOST_LEARNED:])
+
+
+def largest_batch(request: Request, report: Report, dtype: str) -> Interval:
+    """Return what is known of the largest batch of a dtype: from the report, and from later answers on the same question."""
+    learned = st.session_state.get(LEARNED, {}).get(_question(request, dtype), Interval())
+    return report.largest_batch(dtype).meet(learned)
+
+
+def _facts(found: object) -> Iterator[tuple[str, Interval]]:
+    if isinstance(found, LimitReport):
+        request = parse_query(found.query)
+        for limit in found.limits:
+            if limit.key == "batch":
+                yield _question(request, request.dtypes[0]), limit.interval
+    if isinstance(found, LeverReport):
+        for query, cell in _cells(found):
+            request = parse_query(query)
+            yield _question(request, cell.dtype), Interval().with_verdict(cell.batch, cell.fits)
+
+
+def _cells(found: LeverReport) -> Iterator[tuple[str, Cell]]:
+    yield found.query, found.base
+    yield from ((row.query, row.cell) for row in found.rows if row.cell is not None)
+    if found.smallest is not None:
+        yield found.smallest.query, found.smallest.cell
+
+
+def _question(request: Request, dtype: str) -> str:
+    """A text for all of a question but its batch sizes."""
+    return format_query(replace(request, dtypes=(dtype,), batches=(1,), focus=None))

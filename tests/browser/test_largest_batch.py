@@ -1,0 +1,29 @@
+"""One interval for the largest batch: an answer that is asked for later narrows what the headline says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import ANSWER_MS
+from tests.browser.test_browser import headline
+
+# Each batch size of a detection model is traced by itself: the report knows those that were asked for.
+DETECTION = "arch=torchvision:ssdlite320_mobilenet_v3_large&dtype=float32&batch=2,4&gpu=custom:3GiB@8.9"
+
+
+@pytest.mark.exhaustive
+def test_limits_narrow_the_headline_and_the_table(page: Page, app_url: str) -> None:
+    page.goto(f"{app_url}/?{DETECTION}")
+    headline(page, "the largest batch is at least 4")
+    page.get_by_role("radio", name="How far it goes").click()
+    title = page.get_by_test_id("stMain").get_by_test_id("stHeading").first
+    expect(title).to_contain_text(re.compile(r"the largest batch is \d+( to \d+)?\.$"), timeout=ANSWER_MS)
+    interval = re.search(r"the largest batch is (.*)\.$", title.inner_text())[1]
+    assert int(interval.split()[0]) > 4
+    expect(page.get_by_test_id("stDataFrame").first.locator("tr").nth(1)).to_contain_text(interval, timeout=ANSWER_MS)
+    expect(page.get_by_test_id("stText").filter(has_text=interval)).to_be_visible()
+    page.get_by_role("radio", name="Reserved").click()
+    headline(page, f"the largest batch is {interval}")
