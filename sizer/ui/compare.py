@@ -174,6 +174,7 @@ def _show_drawn(reports: Mapping[int, Report], titles: Mapping[int, str], kind: 
 def _show_files(requests: Requests, found: SideBySide) -> None:
     asked = list(requests.values())
     offer_download("These figures (CSV)", found.to_csv, f"{file_stem(asked)}.csv", "text/csv")
+    compared.offer_copy(asked)
     with st.expander("Copy link"):
         compared.show_link(asked)
 

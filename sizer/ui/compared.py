@@ -11,6 +11,7 @@ import streamlit as st
 from sizer.errors import RequestError
 from sizer.questions.query import MOST, as_query
 from sizer.request import Request, format_query, parse_query
+from sizer.ui.copying import offer_link
 from sizer.ui.links import LONGEST_ADDRESS
 
 KEY = "q"  # of the address, once for each question
@@ -62,9 +63,19 @@ def offer_comparison(request: Request) -> None:
         st.switch_page(PAGE, query_params=address_of(st.session_state[QUESTIONS]))
 
 
+def offer_copy(requests: Sequence[Request]) -> None:
+    """Show the button that copies the complete link, if the link is short enough to pass on."""
+    asked = _complete(requests)
+    offer_link(asked if len(asked) <= LONGEST_ADDRESS else "")
+
+
+def _complete(requests: Sequence[Request]) -> str:
+    return link_query([format_query(request, complete=True) for request in requests])
+
+
 def show_link(requests: Sequence[Request]) -> None:
     """Show the one link to all questions, and the same for the command line."""
-    asked = link_query([format_query(request, complete=True) for request in requests])
+    asked = _complete(requests)
     st.markdown("**Link to this comparison**, every choice written out:")
     if len(asked) <= LONGEST_ADDRESS:
         st.code(f"{(st.context.url or '').rstrip('/')}?{asked}", language=None, wrap_lines=True)

@@ -11,6 +11,7 @@ import streamlit as st
 from sizer.errors import Refusal, RequestError
 from sizer.query_keys import KEYS
 from sizer.request import Request, format_query, parse_query
+from sizer.ui.copying import offer_link
 
 DEFAULT_ARCH = "arch=torchvision:resnet50"
 LONGEST_ADDRESS = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs
@@ -93,6 +94,12 @@ def keep_address(request: Request) -> tuple[Refusal, ...]:
         st.query_params.from_dict(address_of(request) or {})
         st.session_state[ADDRESS] = read_address()
     return refusals
+
+
+def offer_copy(request: Request) -> None:
+    """Show the button that copies the complete link, if the link is short enough to pass on."""
+    query = format_query(request, complete=True)
+    offer_link(query if len(query) <= LONGEST_ADDRESS else "")
 
 
 def show_link(request: Request) -> None:

@@ -23,7 +23,7 @@ from sizer.ui.drawn import drawn_once
 from sizer.ui.explanation import show_explanation
 from sizer.ui.exports import show_exports
 from sizer.ui.headline import show_badge, show_counts, show_figures, show_headline
-from sizer.ui.links import show_link, show_measure_link
+from sizer.ui.links import offer_copy, show_link, show_measure_link
 from sizer.ui.peak import show_peak
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.phases import inside
@@ -61,6 +61,7 @@ def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         show_measure_link(request)
         offer_comparison(request)
+        offer_copy(request)
 
 
 def _show_estimates(request: Request, report: Report, focus: Estimate, growing: bool) -> None:

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import config
 
 from sizer.service.settings import framing_origins, is_public
+from sizer.ui.copying import COPY
 from sizer.ui.preview import INDEX
 from sizer.ui.question import PRESS
 from sizer.ui.quotas import Quotas
@@ -113,7 +114,7 @@ def content_policy() -> str:
     Vega compiles its expressions ("unsafe-eval"), Emotion and our own legends write styles into the page; the scripts that stand in
     the page are named by their hashes. Nothing is loaded from, or sent to, another host.
     """
-    inline = [*_INLINE.findall(INDEX.read_text(encoding="utf-8")), PRESS]
+    inline = [*_INLINE.findall(INDEX.read_text(encoding="utf-8")), PRESS, COPY]
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline)
     scripts = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return "; ".join(

@@ -74,3 +74,23 @@ def test_the_example_of_the_comparison_stays(page: Page, app_url: str) -> None:
     expect(page.get_by_text("peak allocated").first).to_be_attached(timeout=ANSWER_MS)
     page.wait_for_timeout(2000)
     assert page.url.count("q=") == 2
+
+
+def copied(page: Page) -> dict[str, list[str]]:
+    """Press the button that copies, wait for its confirmation, and return the keys and values of what the clipboard holds."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the link").click()
+    expect(page.get_by_role("status").filter(has_text="Link copied.")).to_be_visible()
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert text.split("?")[0].rstrip("/") == page.url.split("?")[0].rstrip("/")
+    return parse_qs(urlsplit(text).query)
+
+
+def test_one_click_copies_the_complete_link(page: Page, app_url: str) -> None:
+    page.goto(f"{app_url}/?{SMALL}")
+    headline(page, "Training resnet18 at batch 2")
+    given = copied(page)
+    assert (given["arch"], given["batch"], given["optimizer"]) == (["torchvision:resnet18"], ["1,2"], ["adamw"])
+    page.get_by_text("Inference", exact=True).first.click()
+    headline(page, "Inference with resnet18")
+    assert copied(page)["mode"] == ["inference"]
