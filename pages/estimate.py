@@ -3,7 +3,7 @@
 import streamlit as st
 
 from sizer.errors import SizerError
-from sizer.ui import form, links, question, remarks, service
+from sizer.ui import form, links, question, remarks, service, stale
 from sizer.ui.report import show_report
 
 names = service.listed_names()
@@ -25,11 +25,16 @@ try:
     answer = service.begin(request)
     if answer.report is not None:
         show_report(request, answer.report, growing=answer.job is not None)
+    if answer.report is None or answer.report.focus is None:  # as long as there is no figure yet
+        stale.show_last_answer()
+    else:
+        stale.keep_answer(request, answer.report)
     with place:
         service.follow(answer)
 except SizerError as error:
     remarks.show_error(error)
     service.offer_again(error)
+    stale.show_last_answer()
 
 if not names:
     service.await_names()

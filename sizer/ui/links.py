@@ -14,6 +14,7 @@ from sizer.request import Request, format_query, parse_query
 from sizer.ui.copying import offer_link
 
 DEFAULT_ARCH = "arch=torchvision:resnet50"
+OTHER_MODELS = (DEFAULT_ARCH, "arch=hf:gpt2")  # in the place of a model that is refused: images, and text
 LONGEST_ADDRESS = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs
 ADDRESS = "address"  # session state: the address that was last read or written
 PAGE = "page"  # session state: the page whose address that was
@@ -44,11 +45,19 @@ def read_link(query: str) -> Link:
     said = query.removeprefix("?").split("&")
     items = [item for item in said if _key(item) in KEYS and _key(item) not in refused]
     if not any(_key(item) == "arch" for item in items):
-        items.insert(0, DEFAULT_ARCH)
-    elif items == said:  # a key is refused that the address does not have: one that another would need
+        rest = _with_another_model(items, said)
+        return Link(request=rest.request, refusals=(*refusals, *rest.refusals))
+    if items == said:  # a key is refused that the address does not have: one that another would need
         items = [item for item in said if _key(item) == "arch"] if len(said) > 1 else [DEFAULT_ARCH]
     rest = read_link("&".join(items))
     return Link(request=rest.request, refusals=(*refusals, *rest.refusals))
+
+
+def _with_another_model(items: list[str], said: list[str]) -> Link:
+    """Return the link with the model that takes most of the other keys, of the source that was asked for if that is one."""
+    asked = next((item for item in said if _key(item) == "arch"), "")
+    models = sorted(OTHER_MODELS, key=lambda model: model.partition(":")[0] != asked.partition(":")[0])
+    return min((read_link("&".join([model, *items])) for model in models), key=lambda link: len(link.refusals))
 
 
 def _key(item: str) -> str:

@@ -43,8 +43,10 @@ def test_good_links_are_taken_whole(complete):
             ["optimizer_impl"],
             "arch=torchvision:resnet18&optimizer=muon",
         ),
-        # an architecture that falls back to the default takes its own keys with it
-        ("arch=hf:no-such&seq=9", ["arch", "seq"], "arch=torchvision:resnet50"),
+        # a refused model gives way to one that takes the other keys, of its own source first
+        ("arch=hf:no-such&seq=9", ["arch"], "arch=hf:gpt2&seq=9"),
+        ("arch=hf:no-such&gpu=t4", ["arch"], "arch=hf:gpt2&gpu=t4"),
+        ("arch=torchvision:no%20such&seq=9&gpu=t4", ["arch"], "arch=hf:gpt2&seq=9&gpu=t4"),
         ("?arch=torchvision:resnet18&x=1", ["'x'"], "arch=torchvision:resnet18"),
     ],
 )
