@@ -174,7 +174,7 @@ def test_downloads_equal_the_table(page: Page, app_url: str):
     rows = list(csv.DictReader(io.StringIO(download(page, "Estimates (CSV)"))))
     assert len(rows) == 4  # two dtypes, two batch sizes
     for row in rows:
-        number = f"{int(row['peak_allocated_bytes']) / GIB:.2f}"
+        number = f"{int(row['process_bytes']) / GIB:.2f}"
         assert shown[row["dtype"], row["batch"]] == f"✓\N{NO-BREAK SPACE}{number}"
     modules = list(csv.DictReader(io.StringIO(download(page, "Modules (CSV)"))))
     assert sum(int(row["parameters"]) for row in modules) == 11_689_512  # torchvision's count for ResNet-18

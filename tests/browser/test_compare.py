@@ -37,7 +37,7 @@ def test_one_thing_changed_beside_it(page: Page, context: BrowserContext, app_ur
     shown = figures(page)
     rows = {row[0]: row[1:] for row in shown}
     gibibytes = re.search(r"\((.+)\)", rows["peak allocated"][0])[1]  # behind the same in powers of ten
-    assert f"needs {gibibytes} allocated" in sentence
+    assert f"({gibibytes} allocated)" in sentence
     assert rows["parameters"] == ["11,689,512", "11,689,512", "0"]  # torchvision's count for ResNet-18
     assert re.fullmatch(r"−\d+\.\d\d [KM]iB, −\d+\N{NO-BREAK SPACE}%", rows["activations after forward"][2])
     assert parse_qs(urlsplit(page.url).query)["q"] == [FOCUSED, CHECKPOINTED]

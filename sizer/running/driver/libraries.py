@@ -18,6 +18,16 @@ _PROTOTYPE = re.compile(
     r"((?:cufft|cusolver|cusparse)\w+)\s*\(([^()]*)\)"
 )
 _SIZE = re.compile(r"lwork|[sS]ize|[bB]ytes")
+# cuFFT transforms 16-bit numbers of lengths that are powers of two alone (cuFFT 13.3, "Half-precision cuFFT Transforms").
+_HALVES = " || ".join(
+    f"{argument} == {kind}"
+    for argument in ("inputtype", "outputtype", "executiontype")
+    for kind in ("CUDA_R_16F", "CUDA_C_16F", "CUDA_R_16BF", "CUDA_C_16BF")
+)
+_REFUSED = {
+    "cufftXtMakePlanMany": f"if ({_HALVES}) for (int axis = 0; axis < rank; axis++) "
+    "if (n[axis] & (n[axis] - 1)) return CUFFT_INVALID_SIZE;",
+}
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
@@ -49,7 +59,7 @@ def null_libraries(called: set[str], include: Path) -> str:
 
 def _function(status: str, name: str, parameters: str) -> str:
     bit = next(place for place, library in enumerate(LIBRARIES) if name.startswith(library))
-    body = [f"libraries |= {1 << bit}u;"]
+    body = [f"libraries |= {1 << bit}u;", _REFUSED.get(name, "")]
     for parameter in parameters.split(","):
         match = re.fullmatch(r"\s*(?!const)([\w ]+?)\s*\*\s*(\w+)\s*", parameter)
         if match is None:

@@ -22,7 +22,7 @@ from sizer.tracing.tables import operator
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _SINGLE = (torch.float32, torch.float64)
-_HALF_PARTS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.complex32: "half"}
+_HALF_PARTS = {torch.float16: "half", torch.complex32: "half"}
 _NAMES = {
     torch.float16: "Half",
     torch.bfloat16: "BFloat16",
@@ -162,10 +162,12 @@ def _distances(kind: str, args: tuple) -> None:
 def _transformed(kind: str, args: tuple) -> None:
     """Fourier transforms in half: none on the CPU, on CUDA those of lengths that are powers of two (CuFFTPlanCache.h)."""
     input, dims = args[0], args[1]
-    if input.dtype not in _HALF_PARTS or kind == "mps":
+    if input.dtype not in (*_HALF_PARTS, torch.bfloat16) or kind == "mps":
         return
     if kind == "cpu":
         raise NotImplementedError(f"Unsupported dtype {name(input.dtype)}")
+    if input.dtype == torch.bfloat16:  # computed in float32
+        return
     sizes = [input.shape[dim] for dim in dims]
     if isinstance(args[-1], int) and not isinstance(args[-1], bool) and not input.dtype.is_floating_point:
         sizes[-1] = args[-1]  # _fft_c2r: the length of the real result

@@ -48,6 +48,7 @@ def _as_on_the_measured_processor() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processor, "floats_per_register", lambda: 16)
+        patch.setattr(processor, "multiplies_bfloat16", lambda: True)
         patch.setattr(processor, "onednn_takes", lambda dtype: dtype in (torch.bfloat16, torch.float16))
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
         bitsandbytes._kernels.cache_clear()
