@@ -32,7 +32,7 @@ def start_client() -> JobClient:
 
 
 def answers_alone(make_client: MakeClient) -> bool:
-    """Return True if a worker may answer instead of a job server: no other client was given, and nobody else uses this system."""
+    """Return True if a worker may answer instead of a job server: no other client was given, and this system has one user."""
     if make_client is not start_client:
         return False
     from sizer.service.local.asking import is_private

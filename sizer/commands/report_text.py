@@ -112,7 +112,7 @@ def _row(row: Estimate) -> tuple[str, ...]:
 
 
 def _peaks(report: Report, width: int | None) -> Iterator[str]:
-    """What is in memory at the peak, per dtype, at the batch size in focus."""
+    """Yield what is in memory at the peak, per dtype, at the batch size in focus."""
     focus = _focus(report)
     if focus is None:
         return
@@ -140,7 +140,7 @@ def _largest(report: Report) -> Iterator[str]:
 
 
 def _communication(report: Report) -> Iterator[str]:
-    """What each rank tells the others in a step, at the estimate in focus."""
+    """Yield the collectives of a step, at the estimate in focus."""
     focus = _focus(report)
     if focus is None or not focus.communication:
         return
@@ -159,7 +159,7 @@ def _loop(report: Report) -> Iterator[str]:
 
 
 def _kv_cache(report: Report, width: int | None) -> Iterator[str]:
-    """What a sequence's cache takes, in the dtype in focus."""
+    """Yield the bytes of a sequence's cache, in the dtype in focus."""
     for cache in report.kv_caches:
         if report.focus is None or cache.dtype != report.focus.dtype:
             continue

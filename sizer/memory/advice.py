@@ -1,4 +1,4 @@
-"""Whether an estimate fits, in plain lines. What to change is answered by traces: see sizer.decision."""
+"""Say in plain lines whether an estimate fits. Changes that help are traced: see sizer.decision."""
 
 from __future__ import annotations
 

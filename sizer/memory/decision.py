@@ -100,7 +100,7 @@ class Limit:
 
     @property
     def interval(self) -> Interval:
-        """What is known of the largest value."""
+        """Return the interval of the largest value."""
         return Interval(least=self.value or 0, most=self.most_value)
 
 

@@ -1,4 +1,4 @@
-"""What is known of the largest batch, sequence or image that fits a device, in one wording for all pages and commands."""
+"""The interval of the largest batch, sequence or image that fits a device, in one wording for all pages and commands."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class MaxBatch:
 
     @property
     def interval(self) -> Interval:
-        """What is known of the largest batch."""
+        """Return the interval of the largest batch."""
         if self.tried:
             return Interval(least=self.batch or 0, most=self.most_batch)
         return Interval(

@@ -58,7 +58,7 @@ class Side:
 
     @property
     def interval(self) -> Interval:
-        """What is known of the largest batch."""
+        """Return the interval of the largest batch."""
         found = Interval(least=self.largest_batch or 0, most=self.most_batch)
         return found if self.fits is None else found.with_verdict(self.batch, self.fits)
 

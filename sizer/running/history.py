@@ -201,7 +201,7 @@ class _Writer:
         return self._module_names.setdefault(path, len(self._module_names))
 
     def _find_activations(self) -> None:
-        """What this step has allocated, and nobody named, lives for the backward pass that begins."""
+        """Classify the unnamed blocks of this step as activations: the backward pass begins."""
         for block in self._living.values():
             if block >= self._step_began and block not in self._labelled and block not in self._in_backward:
                 self._categories[block] = CATEGORIES.index("activation")

@@ -1,4 +1,4 @@
-"""What a dry run found, as a report of the usual form and an exit status. No torch."""
+"""The outcome of a dry run: a report of the usual form and an exit status. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Outcome:
             "untraced" (route meta), "out of time", "interrupted" or "crashed"; `script_message` says more.
         route, route_reason: How it ran, and why so.
         assumed_counts: By line, how often a number of elements was assumed.
-        reads: By line, how often the script read a value that nobody computed.
+        reads: By line, how often the script read a value that was not computed.
         host_bytes: Peak host memory of the script, without Python's and PyTorch's own at its start.
         counters: PyTorch's own counters of each device.
     """
@@ -258,7 +258,7 @@ def _report(found: Mapping[str, Any], tape: Tape, gpu: Gpu, *, notes: tuple[str,
 
 
 def _cautions(found: Mapping[str, Any], gpu: Gpu) -> Iterator[str]:
-    """What to know before the figures are read."""
+    """Yield the remarks that come before the figures."""
     yield NOT_REAL
     if found["assumed"]:
         yield f"the figures depend on {sum(count for _, count in found['assumed'])} assumed counts"

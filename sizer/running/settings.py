@@ -1,4 +1,4 @@
-"""What the parent process of a dry run tells its child, as JSON."""
+"""The settings that the parent process of a dry run gives its child, as JSON."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Stop(BaseException):
 
 
 class Steps:
-    """What a script's modules and optimizers did, by stamps of the memory history (sizer.running.history)."""
+    """Stamp the memory history with a script's modules and optimizer steps (sizer.running.history)."""
 
     def __init__(self, limit: int, on_stop: Callable[[], None]) -> None:
         """Stop before step `limit` + 1, never if it is 0; `on_stop` is called if a script goes on after that."""

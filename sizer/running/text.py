@@ -27,7 +27,7 @@ def format_outcome(outcome: Outcome) -> Iterator[str]:
     for text in outcome.report.uncounted if outcome.report else ():
         yield f"Not counted: {text}."
     yield from _list("Assumed counts", outcome.assumed_counts)
-    yield from _list("Lines that read values which nobody computed", outcome.reads)
+    yield from _list("Lines that read values that were not computed", outcome.reads)
     for note in outcome.report.notes if outcome.report else ():
         if note not in outcome.report.cautions:
             yield f"Note: {note}."

@@ -165,7 +165,7 @@ def _is_tracers(error: BaseException) -> bool:
 
 
 def _found(settings: Settings, steps: Steps, gpu: Any) -> dict[str, Any]:
-    """What is written beside how the script ended. The tape is a file of its own."""
+    """Return the values that are written with the end of the script. The tape is a separate file."""
     found: dict[str, Any] = {
         "steps": max(steps.counts.values(), default=0),
         "versions": {"torch": importlib.metadata.version("torch")},

@@ -6,7 +6,7 @@ function mode is above autograd and the dispatcher, so PyTorch allocates the sam
 
 A small tensor is in one of three states:
 - true: it holds the value that a device would hold;
-- assumed: it follows from a value that nobody computed, which is 0;
+- assumed: it follows from a value that was not computed, which is 0;
 - unknown: it is not followed. Large tensors are always unknown.
 
 PyTorch's kernels that count elements (nonzero, unique) copy the number to the host. The driver returns the number that Python
@@ -81,7 +81,7 @@ class Values(TorchFunctionMode):
     """Small tensors on the null device hold the values that a device would have computed.
 
     Attributes:
-        reads: By line, how often the host read a value that nobody computed.
+        reads: By line, how often the host read a value that was not computed.
         assumed: By line, how often a count was assumed.
     """
 
@@ -181,7 +181,7 @@ class Values(TorchFunctionMode):
         for tensor in fresh:
             self._assume(tensor, zero=True)
         if getattr(func, "__name__", "").endswith("_") and not func.__name__.startswith("__"):
-            for tensor in written:  # in place, by a value that nobody computed
+            for tensor in written:  # in place, by a value that was not computed
                 self._assume(tensor, zero=False)
 
     def _assume(self, tensor: Tensor, *, zero: bool) -> None:

@@ -69,7 +69,7 @@ def subject(request: Request, report: Report) -> str:
 
 
 def verdict(request: Request, report: Report, estimate: Estimate) -> str:
-    """Whether the estimate fits the report's GPU, and what is known of the largest batch."""
+    """Say whether the estimate fits the report's GPU, with the interval of the largest batch."""
     what = "a rank" if "parallel" in report.request else "it"
     said = f"{what} {PHRASES[estimate.verdict]} one {report.gpu.name}"
     largest = largest_batch(request, report, estimate.dtype)

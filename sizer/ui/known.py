@@ -1,4 +1,4 @@
-"""What a session has learned of the largest batch from answers other than the report: limits and levers."""
+"""The interval of the largest batch that a session knows from limits and levers."""
 
 from __future__ import annotations
 

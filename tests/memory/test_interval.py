@@ -1,4 +1,4 @@
-"""What is known of the largest batch, in one wording."""
+"""The interval of the largest batch, in one wording."""
 
 from __future__ import annotations
 

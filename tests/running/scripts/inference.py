@@ -1,4 +1,4 @@
-"""Inference whose results are gathered on the host, and a choice by values that nobody computes."""
+"""Inference whose results are gathered on the host, and a choice by values that are not computed."""
 
 import torch
 from torch import nn
