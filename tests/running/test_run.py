@@ -212,6 +212,7 @@ def test_ctrl_c_ends_all_processes_and_reports(dry_run: DryRunner, tmp_path: Pat
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored if the tests run in the background
     )
     assert process.stdout.readline() == "ready\n"
     if to == "group":

@@ -307,7 +307,9 @@ def test_bad_entry_is_refused_by_name(client, open_page):
         "Given: '4, many'",
         "Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between",
         "What to do: write for example batch=1,2,4",
+        *(text for text in texts(page) if text.startswith("The last answer, on another question: resnet50")),
     ]
+    assert len(texts(page)) == 5  # the last answer stays, grey
     page.text_input(key="batch").set_value("4").run()
     assert client.requests[-1].batches == (4,)
     assert not page.error
