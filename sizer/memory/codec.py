@@ -118,8 +118,8 @@ def _decoder(kind: object) -> _Decoder:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layout:
-    """Of a dataclass: by key its field and what decodes it, the keys that must be there, the fields that the class computes itself,
-    and the schema that is known."""
+    """The layout of a dataclass: by key its field and decoder, the required keys, the fields that the class computes itself, and
+    the schema that is known."""
 
     fields: dict[str, tuple[str, _Decoder]]
     required: frozenset[str]

@@ -238,8 +238,7 @@ def _verdict(row: DeviceRow) -> str:
 
 
 def costs_of(table: pd.DataFrame) -> pd.DataFrame:
-    """What each device with a price costs that the work fits, by the hour and by the sample of its largest batch; the cheapest
-    first."""
+    """Return the price of each device that the work fits, by the hour and by a sample of its largest batch, cheapest first."""
     priced = table[table[PRICE].notna() & table["Largest batch"].notna()]
     priced = priced[priced["Verdict"].str.startswith((MARKS["fits"], MARKS["tight"]))]
     costs = priced[["Device", "Largest batch", PRICE]].assign(
