@@ -114,8 +114,12 @@ def _key_of(query: str, folder: Path) -> str | None:
 
 
 def _installation() -> list[str]:
-    """Return the Python version, the processor, and the name and version of every installed package."""
-    found = {name for folder in sys.path for name in _names(folder) if name.endswith((".dist-info", ".egg-info"))}
+    """Return the Python version, the processor, and the name and version of every installed package.
+
+    Copies that a package brings along are left out: setuptools adds its own to `sys.path` when it is imported.
+    """
+    folders = [folder for folder in sys.path if Path(folder).name != "_vendor"]
+    found = {name for folder in folders for name in _names(folder) if name.endswith((".dist-info", ".egg-info"))}
     return [platform.python_version(), platform.machine(), _processor(), *sorted(found)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -138,6 +139,14 @@ def test_another_installation_has_reports_of_its_own(tmp_path, monkeypatch, name
 
 def test_the_installation_names_every_package():
     assert any(name.startswith("torch-") for name in kept_reports._installation())
+
+
+def test_the_copies_that_setuptools_adds_to_the_path_change_no_key(monkeypatch):
+    before = kept_reports._installation()
+    vendored = Path(importlib.util.find_spec("setuptools").origin).parent / "_vendor"
+    assert [*vendored.glob("*.dist-info")]
+    monkeypatch.setattr(sys, "path", [*sys.path, str(vendored)])
+    assert kept_reports._installation() == before
 
 
 def test_the_command_starts_no_job_server_for_an_answer_that_is_kept(tmp_path, monkeypatch, capsys):
