@@ -176,7 +176,7 @@ def _trace_step(
         watcher.loaded()
         for number in range(1, steps + 1):
             watcher.begin_step()
-            with OnMeta(host) as mode, modes_in_callbacks(mode), devices_told(host, deferred):
+            with OnMeta(host, deferred) as mode, modes_in_callbacks(mode), devices_told(host, deferred):
                 step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
     if device.kind != "cpu" and not recorder.log.sizes:

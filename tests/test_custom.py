@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 import torch.nn.functional as F
@@ -482,6 +483,55 @@ def test_activations_that_are_saved_on_the_host_are_not_on_the_device() -> None:
     assert activations(False) == 3 * MATRIX + 8
     assert activations(True) == activations(True, True) == 8
     assert size_step(lambda: setup(True)).estimates[0].host_bytes == 3 * MATRIX
+
+
+def test_weights_that_accelerate_offloads_are_on_the_device_while_they_work() -> None:
+    def setup(offload: Callable) -> Callable[[], None]:
+        model, x = nn.Sequential(square(), square()), torch.zeros(4, 1024, device="cuda")
+        offload(model)
+
+        def step() -> None:
+            with torch.no_grad():
+                model(x)
+
+        return step
+
+    def one_by_one(model: nn.Module) -> None:
+        accelerate.cpu_offload(model, torch.device("cuda:0"))
+        assert {str(weight.device) for weight in model.parameters()} == {"meta"}
+
+    def whole(model: nn.Module) -> None:
+        accelerate.cpu_offload_with_hook(model, torch.device("cuda:0"))
+
+    def bytes_of(offload: Callable) -> tuple[int, ...]:
+        load, forward = size_step(lambda: setup(offload), steps=1).estimates[0].phases[:2]
+        during, after = forward.peak_allocated_bytes - BLAS.size, forward.allocated_bytes - BLAS.size * BLAS.kept
+        return load.allocated_bytes, during // MATRIX, after // MATRIX
+
+    x = 4 * 1024 * 4
+    assert bytes_of(one_by_one) == (x, 1, 0)
+    assert bytes_of(whole) == (x, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda tensor: tensor.to("cpu", torch.float16),
+        lambda tensor: tensor.to(device="cpu", dtype=torch.float16),
+        lambda tensor: tensor.to(device=torch.device("cpu"), non_blocking=True),
+        lambda tensor: tensor.to(torch.zeros(1)),
+    ],
+)
+def test_every_form_of_a_copy_to_the_host_takes_memory_there_alone(move: Callable) -> None:
+    def setup() -> Callable[[], None]:
+        x, kept = torch.zeros(2048, 1024, device="cuda"), []
+        return lambda: kept.append(move(x))
+
+    estimate = size_step(setup, steps=1).estimates[0]
+    cast = 2048 * 1024 * 2  # the device casts before it copies
+    assert estimate.peak_allocated_bytes in (2 * MATRIX, 2 * MATRIX + cast)
+    assert estimate.phases[1].allocated_bytes == 2 * MATRIX
+    assert estimate.host_bytes in (2 * MATRIX, cast)
 
 
 def test_weights_come_to_the_device_in_the_order_of_modules() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, UserDict, defaultdict
+from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
 
 import torch
@@ -175,9 +175,9 @@ def _search(path: str, value: object, seen: set[int], *, nesting: int, objects: 
     if isinstance(value, nn.Module):
         yield from _search_module(path, value, seen)
         return
-    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+    if isinstance(value, (dict, UserDict, list, tuple, set, frozenset)):  # other mappings may read files
         if nesting:
-            for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            for key, item in value.items() if isinstance(value, (dict, UserDict)) else enumerate(value):
                 yield from _search(f"{path}[{key!r}]", item, seen, nesting=nesting - 1, objects=objects)
         return
     if objects and hasattr(value, "__dict__"):

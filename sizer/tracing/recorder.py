@@ -319,8 +319,7 @@ class Recorder(TorchDispatchMode):
         """Log those of the tensors that were made on meta by name and never materialized: code computes with them as they are."""
         for tensor in tensors:
             for part in () if tensor is None else parts_of(tensor):
-                if part in self.deferred:
-                    self.deferred.place(part)
+                if self.deferred.place(part):
                     self._enter(part, "", "", "temporary")
 
     def _note(self, tensor: Tensor, block: int) -> None:

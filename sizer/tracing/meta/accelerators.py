@@ -58,12 +58,14 @@ class OnMeta(TorchFunctionMode):
         if func is Tensor.to:
             if len(args) > 1 and isinstance(args[1], int):
                 args = (args[0], _ACCELERATOR, *args[2:])
+            if self._deferred is not None and self._names_meta(*args[1:], **kwargs):
+                return self._deferred.emptied(args[0])
             if args[0] in self._host:
                 return self._from_host(*args, **kwargs)
-            if len(args) > 1 and isinstance(args[1], (str, torch.device)) and str(args[1]) == "cpu" and len(args) == 2:
-                return self._to_host(args[0])
+            if (found := self._host_and_dtype(*args[1:], **kwargs)) is not None:
+                return self._to_host(args[0], *found)
         deferred = self._deferred
-        if deferred is None:
+        if deferred is None or not deferred.is_setting_up:
             return self._run(func, args, kwargs)
         if func is torch.device and args and deferred.names(args[0]):
             return deferred.name(func(*args, **kwargs))
@@ -94,12 +96,30 @@ class OnMeta(TorchFunctionMode):
         with self._host.told(False):
             return Tensor.to(tensor, "meta", copy=True)
 
-    def _to_host(self, tensor: Tensor) -> Tensor:
-        """A copy on the host; one that is large stays on meta, and takes no memory here."""
+    def _names_meta(self, device: object = None, *args: Any, **kwargs: Any) -> bool:
+        """Return True if arguments of `Tensor.to` name meta itself, which is no device."""
+        return self._deferred.names(kwargs.get("device", device)) and _is_outside(sys._getframe(2))
+
+    def _host_and_dtype(self, *args: Any, **kwargs: Any) -> tuple[torch.dtype | None] | None:
+        """Return the dtype that arguments of `Tensor.to` name beside the host; None if they do not name the host."""
+        device = args[0] if args else kwargs.get("device", kwargs.get("other"))
+        if isinstance(device, Tensor):
+            return (device.dtype,) if device.is_cpu or device in self._host else None
+        if not isinstance(device, (str, torch.device)) or str(device).partition(":")[0] != "cpu":
+            return None
+        return (args[1] if len(args) > 1 else kwargs.get("dtype"),)
+
+    def _to_host(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a copy on the host; a large one stays on meta, and takes no memory here.
+
+        The device casts and makes it contiguous before it copies (cuda/Copy.cu, copy_kernel_cuda).
+        """
         if not tensor.is_meta or tensor.nbytes <= LARGE:
-            return tensor.cpu()
+            return tensor.cpu() if dtype in (None, tensor.dtype) else tensor.to(dtype).cpu()
+        if dtype not in (None, tensor.dtype):
+            tensor = tensor.to(dtype)
         if not torch.ops.aten.is_non_overlapping_and_dense.default(tensor):
-            tensor = tensor.contiguous()  # on the device (cuda/Copy.cu, copy_kernel_cuda)
+            tensor = tensor.contiguous()
         with self._host.told(True):
             return Tensor.to(tensor, "meta", copy=True)
 

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.tracing.values.known import tensors_of
 
@@ -27,7 +28,8 @@ class Deferred:
     def __init__(self) -> None:
         self.making: bool | None = None
         self._storages: dict[int, weakref.ref] = {}
-        self._setting_up = False
+        self._emptied: set[int] = set()  # of these storages those whose tensors had memory before
+        self.is_setting_up = False
         self._devices: list[torch.device] = []  # those that code has named meta; equal ones are told apart by identity
 
     def __contains__(self, tensor: Tensor) -> bool:
@@ -35,8 +37,8 @@ class Deferred:
 
     def makes(self, arguments: tuple) -> bool:
         """Return True if the results of an operator with these arguments are on no device."""
-        if not self._setting_up or self.making is not None:
-            return bool(self._setting_up and self.making)
+        if not self.is_setting_up or self.making is not None:
+            return bool(self.is_setting_up and self.making)
         on_meta = [tensor for tensor in tensors_of(arguments) if tensor.device.type == "meta"]
         return bool(on_meta) and all(tensor in self for tensor in on_meta)
 
@@ -44,16 +46,37 @@ class Deferred:
         """Have a tensor stand for nothing."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
+        self._storages[key] = weakref.ref(storage, lambda _: self._forget(key))
+
+    def emptied(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on meta like one that code moves there: accelerate leaves it where weights are offloaded.
+
+        It stands for nothing until code puts another in its place.
+        """
+        if tensor in self:
+            return tensor
+        with _disable_current_modes():
+            left = torch.empty_like(tensor, device="meta")
+        self.take(left)
+        self._emptied.add(left.untyped_storage()._cdata)
+        return left
+
+    def _forget(self, key: int) -> None:
+        self._storages.pop(key, None)
+        self._emptied.discard(key)
 
     @property
     def is_left(self) -> bool:
         """Whether code has set up its model and has left some of them on meta."""
-        return bool(self._storages) and not self._setting_up
+        return bool(self._storages) and not self.is_setting_up
 
-    def place(self, tensor: Tensor) -> None:
-        """Have a tensor stand for the device's from now on: code that computes with what it never materialized means that."""
-        self._storages.pop(tensor.untyped_storage()._cdata, None)
+    def place(self, tensor: Tensor) -> bool:
+        """Have a tensor stand for the device's from now on: code that computes with what it never materialized means that.
+
+        Return False for a tensor that stands for nothing since code moved it to meta.
+        """
+        key = tensor.untyped_storage()._cdata
+        return key not in self._emptied and self._storages.pop(key, None) is not None
 
     def name(self, device: torch.device) -> torch.device:
         """A device that code has named meta, told apart from those that stand for others."""
@@ -87,9 +110,9 @@ class Deferred:
                     return call(context, func, types, args, kwargs)
             return call(context, func, types, args, kwargs)
 
-        self._setting_up = True
+        self.is_setting_up = True
         try:
             with mock.patch.object(DeviceContext, "__torch_function__", torch_function):
                 yield
         finally:
-            self._setting_up = False
+            self.is_setting_up = False
