@@ -60,6 +60,13 @@ def _refused_on_device(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
             todo="choose another optimizer, or another gpu",
         )
+    if request.source and SOURCES[request.source].trace and gpu.backend != "cuda":
+        yield Refusal(
+            key="gpu",
+            given=quote(request.gpu),
+            allowed="a CUDA device: how pipelines offload elsewhere was not compared",
+            todo="choose a CUDA device",
+        )
     if WEIGHTS[request.weights].quantizes and gpu.backend not in ("cuda", "cpu"):
         yield Refusal(
             key="weights",

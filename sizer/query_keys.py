@@ -15,6 +15,16 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS
 from sizer.catalogue.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from sizer.catalogue.parallel import OTHER_NAMES, PARALLELS
+from sizer.catalogue.pipelines import (
+    CAST,
+    MAX_FRAMES,
+    OFFLOADS,
+    OPTIONAL_PARTS,
+    PART_NAME,
+    PART_WEIGHTS,
+    PIPELINE_OUTPUTS,
+    VAES,
+)
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
@@ -26,6 +36,9 @@ from sizer.query_needs import (
     generation,
     of_adapters,
     of_context,
+    of_diffusion,
+    of_group_offload,
+    of_offload,
     of_parallels,
     of_pipelines,
     of_ranks,
@@ -163,6 +176,40 @@ def _read_focus(text: str) -> tuple[str, int]:
         raise RefusedValueError("a dtype, a colon, a batch size", "focus=bfloat16:8") from None
 
 
+def _read_weights(text: str) -> dict[str, object]:
+    if text in WEIGHTS or (":" not in text and text != CAST):
+        return {"weights": choice(WEIGHTS)(text)}
+    parts = {}
+    for item in text.split(","):
+        part, colon, how = item.strip().rpartition(":")
+        if how not in PART_WEIGHTS or (colon and not PART_NAME.fullmatch(part)) or part in parts:
+            raise RefusedValueError(
+                f"{', '.join(WEIGHTS)}; of a pipeline {', '.join(PART_WEIGHTS)}, or <part>:<one of these> for single parts",
+                "write for example weights=transformer:nf4,text_encoder_2:nf4",
+            )
+        parts[part] = how
+    return {"part_weights": tuple(parts.items())}
+
+
+def _write_weights(request: AnyRequest) -> str:
+    parts = (f"{part}:{how}" if part else how for part, how in request.part_weights)
+    return ",".join(parts) if request.part_weights else request.weights
+
+
+def _read_offload(text: str) -> dict[str, object]:
+    if text in ("0", "1"):
+        return {"offload": text == "1"}
+    kind, colon, blocks = text.partition(":")
+    counted = kind == "group-block" and (not colon or (blocks.isdecimal() and 0 < int(blocks) < 1000))
+    if not counted and (kind not in OFFLOADS or colon):
+        raise RefusedValueError(f"0, 1; of a pipeline {', '.join(OFFLOADS)}, group-block:<blocks>", "write offload=model")
+    return {"offloading": kind if kind != "group-block" else f"{kind}:{int(blocks or 1)}"}
+
+
+def _write_offload(request: AnyRequest) -> str:
+    return request.offloading if request.offloading != OFFLOADS[0] else format_switch(request.offload)
+
+
 def _write_arch(request: AnyRequest) -> str:
     if request.config is not None:
         return f"{request.source}:{encode_config(request.config)}"
@@ -281,10 +328,12 @@ KEYS: dict[str, Key] = {
         allowed="0 to below 1, for example 0.05",
         needs=of_adapters("adapter_dropout"),
     ),
-    "weights": _field(
-        "weights",
-        choice(WEIGHTS),
-        allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded",
+    "weights": Key(
+        read=_read_weights,
+        write=_write_weights,
+        is_default=lambda request: request.weights == "checkpoint" and not request.part_weights,
+        allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded; of a pipeline's "
+        f"denoiser {CAST}, too, or of single parts, transformer:nf4,text_encoder_2:nf4",
         needs=of_weights,
     ),
     "compute": _field(
@@ -364,12 +413,13 @@ KEYS: dict[str, Key] = {
         allowed="1, 0, or the size of a smaller group: FSDP2's reshard_after_forward",
         needs=of_parallels("reshard"),
     ),
-    "offload": _field(
-        "offload",
-        read_switch,
-        format_switch,
-        allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, parameters, gradients and optimizer state in the host's memory",
-        needs=of_parallels("offload"),
+    "offload": Key(
+        read=_read_offload,
+        write=_write_offload,
+        is_default=lambda request: not request.offload and request.offloading == OFFLOADS[0],
+        allowed=f"{_SWITCH}: FSDP2's CPUOffloadPolicy, parameters, gradients and optimizer state in the host's memory; of a "
+        f"pipeline {', '.join(OFFLOADS)}, group-block:<blocks>: diffusers' own",
+        needs=of_offload,
     ),
     "tp": _field(
         "tp",
@@ -421,6 +471,51 @@ KEYS: dict[str, Key] = {
         allowed="0 to the number of ranks without one: whose figures are asked for",
         otherwise="the one that needs most",
         needs=of_parallels("rank"),
+    ),
+    "frames": _field(
+        "frames",
+        whole_number(MAX_FRAMES, "frames=49"),
+        allowed=f"frames of a video, 1 to {MAX_FRAMES}, with arch=diffusers:",
+        otherwise="the pipeline's own number",
+        needs=of_diffusion,
+    ),
+    "stream": _field(
+        "stream",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: group offloading copies weights on a stream of its own, ahead of their use",
+        needs=of_group_offload,
+    ),
+    "vae": _field(
+        "vae",
+        listed(choice(VAES)),
+        format_list,
+        allowed=f"{', '.join(VAES)}, or both: how a pipeline's VAE decodes",
+        otherwise="whole images at once",
+        needs=of_diffusion,
+    ),
+    "guidance": _field(
+        "guidance",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: whether a pipeline denoises a negative prompt, too",
+        otherwise="the pipeline's own",
+        needs=of_diffusion,
+    ),
+    "output": _field(
+        "output",
+        choice(PIPELINE_OUTPUTS),
+        allowed=f"{', '.join(PIPELINE_OUTPUTS)}: what a pipeline returns; latents are not decoded",
+        otherwise="the pipeline's own",
+        needs=of_diffusion,
+    ),
+    "without": _field(
+        "without",
+        listed(choice(OPTIONAL_PARTS)),
+        format_list,
+        allowed=f"parts of a pipeline that are left out: {', '.join(OPTIONAL_PARTS)}",
+        otherwise="all parts",
+        needs=of_diffusion,
     ),
     "focus": _field(
         "focus",

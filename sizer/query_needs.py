@@ -12,6 +12,7 @@ from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 
 AnyRequest = Any  # a Request (sizer.request), which is made of the table of keys
@@ -74,6 +75,25 @@ def of_pipelines(request: AnyRequest) -> str:
     return "" if request.pp > 1 else "pp=2 or more"
 
 
+def of_diffusion(request: AnyRequest) -> str:
+    """Return what a key needs that is about a diffusion pipeline's call."""
+    source = SOURCES.get(request.source)
+    return "" if source is not None and source.trace else "arch=diffusers:<preset>"
+
+
+def of_offload(request: AnyRequest) -> str:
+    """Return what `offload` needs: 0 and 1 are FSDP2's policy, the other values a pipeline's."""
+    if request.offloading != "none":
+        return of_diffusion(request)
+    return of_parallels("offload")(request) if request.offload or of_diffusion(request) else ""
+
+
+def of_group_offload(request: AnyRequest) -> str:
+    """Return what a stream of its own needs."""
+    needs = of_diffusion(request)
+    return needs or ("" if request.offloading.startswith("group") else "offload=group-leaf or offload=group-block:1")
+
+
 def four_bits(request: AnyRequest) -> str:
     """Return what the dtype of 4-bit products needs."""
     row = WEIGHTS[request.weights]
@@ -103,5 +123,7 @@ def of_ranks(request: AnyRequest) -> str:
 
 def of_weights(request: AnyRequest) -> str:
     """What quantised weights need: they are not trained."""
+    if request.part_weights:
+        return of_diffusion(request)
     trained = MODES[request.mode].trains and request.train != "adapter"
     return "train=adapter or mode=inference" if WEIGHTS[request.weights].quantizes and trained else ""

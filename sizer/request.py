@@ -17,7 +17,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.parallel import PARALLELS, beside_nccl, nccl_bytes
 from sizer.catalogue.schedules import SCHEDULES
-from sizer.catalogue.sources import EXAMPLE
+from sizer.catalogue.sources import EXAMPLE, SOURCES
 from sizer.conflicts import conflicts
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
@@ -53,6 +53,9 @@ class Request:
     the logits are, too, `cp` over how many each sequence lies, `pp` among how many layers are split, which work as a pipeline by
     `schedule`, a key of SCHEDULES, on a `microbatch` of so many samples at a time; `rank` is the one whose figures are asked for,
     None for the one that needs most.
+    The last fields are of diffusion pipelines (sizer.catalogue.pipelines): `frames` of a video, how weights are offloaded, on a
+    `stream` or not, how the `vae` decodes, whether the call has `guidance`, what it puts out, the parts that it is built without,
+    and how parts' weights are held, where an empty name is the denoiser; None is the pipeline's own choice.
     """
 
     source: str
@@ -103,6 +106,14 @@ class Request:
     schedule: str = "1f1b"
     microbatch: int = 1
     rank: int | None = None
+    frames: int | None = None
+    offloading: str = "none"
+    stream: bool = False
+    vae: tuple[str, ...] | None = None
+    guidance: bool | None = None
+    output: str | None = None
+    without: tuple[str, ...] | None = None
+    part_weights: tuple[tuple[str, str], ...] = ()
 
     @property
     def data_ranks(self) -> int:
@@ -150,6 +161,9 @@ def parse_query(text: str) -> Request:
         refusals.append(Refusal(key="arch", given="nothing", allowed=ARCH_ALLOWED, todo=EXAMPLE))
     if values.get("parallel", "none") == "none":
         values["parallel"] = next((key for key in ("pp", "tp") if values.get(key, 1) > 1), "none")
+    source = SOURCES.get(str(values.get("source", "")))
+    if source is not None:
+        values = {**source.defaults, **values}
     if "batches" not in values:
         values["batches"] = _usual_batches(Request(**{"source": "", **values}))
     request = Request(**{"source": "", **values})  # what was refused is judged at its default

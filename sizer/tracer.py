@@ -16,6 +16,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.sources import SOURCES, import_function
 from sizer.errors import TraceError
 from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
 from sizer.memory.affine import NotAffineError
@@ -66,6 +67,7 @@ class Tracer:
         self.request, self.gpu = as_traced(self.loaded.request), gpu
         kept = NothingKept() if kept is None else kept
         self._kept = ScopedResults(kept, work_scope_of(request))
+        self._source, self._config = SOURCES[request.source], config
         of_module = ScopedResults(kept, module_scope_of(request))
         self._progress = progress or (lambda text: None)
         self._model = Model(
@@ -100,9 +102,16 @@ class Tracer:
             return self._alike.counted
         name = f"counted {self._choices}"
         if (counted := read_kept(self._kept, name, Counted, "counted")) is None:
-            counted = self._model.count(self.request)
+            counted = self._count_parts() if self._source.count else self._model.count(self.request)
             keep(self._kept, name, counted)
         return counted
+
+    def _count_parts(self) -> Counted:
+        """Return the counts of a source whose work is that of several modules."""
+        self._progress("building the pipeline on meta")
+        census, notes = import_function(self._source.count)(self.request, self._config)
+        told = {"sequence_length": self.request.sequence_length, "image_size": self.request.image_size}
+        return Counted(census=census, notes=notes, uncounted=(), **told)
 
     @cached_property
     def replays(self) -> Replays:
@@ -235,6 +244,10 @@ class Tracer:
         block_notes: BlockNotes | None = None,
         accumulates: str = EACH,
     ) -> Tape:
+        if self._source.trace:
+            self._progress(f"tracing {dtype} at batch {batch}")
+            run = import_function(self._source.trace)
+            return run(self.request, self._config, dtype, batch, device, gpu=self.gpu, block_notes=block_notes)
         work = replace(work_of(self.request, dtype), accumulates=accumulates)
         blueprint, (module, loading) = self._model.blueprint, self._model.built(dtype)
         self._progress(f"tracing {dtype} at batch {batch}")
@@ -282,6 +295,8 @@ class Tracer:
             )
 
         try:
+            if self._source.trace:
+                raise NotAffineError("a pipeline's call is traced as a whole")
             if self.request.pp > 1:
                 raise NotAffineError("a schedule has other steps with more microbatches")
             if before.note.startswith(BY_ITSELF):

@@ -208,6 +208,15 @@ def _reports() -> Iterator[str]:
         yield f"| {row['work']} | {row['source']} | {published} | {error} | {row['reason']} |"
 
 
+def _pipelines() -> Iterator[str]:
+    """Yield a line for each published figure of a diffusion pipeline."""
+    yield "| question | figure | GiB | error | source | why it differs |"
+    yield "|---|---|---|---|---|---|"
+    for row in read_table(TESTS / "diffusion" / "published.csv"):
+        query, error = row["query"].removeprefix("arch=diffusers:"), row["error"].replace("%", " %").replace("-", "−")
+        yield f"| `{query}` | {row['quantity']} | {row['published_gib']} | {error} | {row['source']} | {row['reason']} |"
+
+
 def _keys() -> Iterator[str]:
     """Yield a line for each key of a query."""
     yield "| key | flag | values | default |"
@@ -221,6 +230,7 @@ def _keys() -> Iterator[str]:
 BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "accuracy": (README, _accuracy),
     "keys": (DOCS / "cli.md", _keys),
+    "pipelines": (DOCS / "diffusion.md", _pipelines),
     "reports": (DOCS / "accuracy.md", _reports),
     "errors by set": (DOCS / "accuracy.md", table_by_set),
     "errors by kind of run": (PUBLISHED_README, table_by_kind),

@@ -41,6 +41,7 @@ def third_party(*folders: str) -> set[str]:
 IMPORTED_AS = {"PIL": "pillow"}  # packages whose modules have another name
 NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name when they run
 
+OF_AN_EXTRA = {"diffusers"}  # sizer.diffusion says how to install it
 OF_THE_PLUGIN = {"pytest"}  # sizer.running's plugin is loaded by pytest alone
 NEEDED_BY_STREAMLIT = {"python-multipart"}  # reads uploads; its floor is ours, because it is above what Streamlit asks
 
@@ -48,7 +49,7 @@ NEEDED_BY_STREAMLIT = {"python-multipart"}  # reads uploads; its floor is ours, 
 def test_what_is_required_is_what_is_imported():
     imported = {IMPORTED_AS.get(name, name) for name in third_party("app.py", "pages", "sizer")}
     of_broker = set(requirements("deploy/requirements-broker.txt"))
-    needed = (imported | NEEDED_BY_TRANSFORMERS | NEEDED_BY_STREAMLIT) - of_broker - OF_THE_PLUGIN
+    needed = (imported | NEEDED_BY_TRANSFORMERS | NEEDED_BY_STREAMLIT) - of_broker - OF_THE_PLUGIN - OF_AN_EXTRA
     assert set(requirements("requirements.txt")) == needed
 
 

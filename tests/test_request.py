@@ -339,6 +339,8 @@ def test_the_complete_form_writes_defaults_too():
     adapters = "train=adapter&alpha=8&outputs=kept&weights=nf4&compute=float32"
     asked = [f"{most}&{more}" for more in ("mode=generate", adapters, "parallel=hsdp&tp=2&rank=0", "pp=2")]
     asked.append(f"{RESNET}&classes=10&trainable_layers=3")
+    video = "frames=9&vae=tiling&guidance=0&output=latent&without=transformer_2"
+    asked.append(f"arch=diffusers:mochi&seq=5&image=64&offload=group-leaf&stream=1&{video}")
     written = [[field.partition("=")[0] for field in format_query(parse_query(one), complete=True).split("&")] for one in asked]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)

@@ -46,6 +46,7 @@ ROOMS = {
     "architecture": (*QUERY, "memory"),
     "distributed": (*GROUND, "catalogue", "architecture"),
     "tracing": (*GROUND, "catalogue", "memory", "architecture", "distributed"),
+    "diffusion": (*BUILT, "distributed", "tracing"),
     "scopes": (*QUERY, "memory"),
     "kept": (*QUERY, "memory", "tracing", "scopes"),
     "work": (*QUERY, "distributed", "tracing"),

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -42,6 +42,8 @@ class Source:
     `blueprint` is the function (request, config) -> Blueprint. `names` is the function that lists what `package` builds by
     "name" and "family"; None where no package lists it. `preload` are the modules that the job server imports ahead
     beside `package` and the blueprint's.
+    `count` and `trace` are the functions that do the work of a source that names several modules; None elsewhere. `defaults`
+    are fields of Request that have other defaults with this source.
     `refuses` are the keys of the query that its models do not take, `refuses_modes` the values of `mode`. `fetched` says that its
     config.json comes from the hub, `required` that the package is installed wherever Sizer is.
     """
@@ -56,6 +58,9 @@ class Source:
     names: str | None = None
     title_of: Callable[[str], str] | None = None
     preload: tuple[str, ...] = ()
+    count: str | None = None
+    trace: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     refuses: tuple[str, ...] = ()
     refuses_modes: tuple[str, ...] = ()
     fetched: bool = False
@@ -147,7 +152,12 @@ def _read_config(value: str) -> dict[str, str | None]:
         raise RefusedValueError(error.allowed or "base64url(zlib(JSON))", error.todo or EXAMPLE, given) from error
 
 
+def _read_pipeline(value: str) -> dict[str, str | None]:
+    return {"name": import_function("sizer.diffusion.bundle:find_preset")(value)}
+
+
 _OF_TRANSFORMERS = ("tp", "cp", "pp", "head", "seq", "inputs", "attention", "weights")
+_OF_A_MODULE = ("head", "inputs", "attention", "checkpointing", "train", "parallel", "tp", "cp", "pp", "classes")
 _OF_TORCHVISION = ("trainable_layers",)
 _GENERATES = ("generate",)
 
@@ -215,6 +225,23 @@ _ROWS = (
         refuses=_OF_TORCHVISION,
         package="transformers",
         blueprint="sizer.architecture.from_config:from_config",
+    ),
+    Source(
+        key="diffusers",
+        usage="diffusers:<preset>",
+        title="Diffusion pipeline",
+        entry="names",
+        read=_read_pipeline,
+        title_of=str,
+        package="diffusers",
+        blueprint="sizer.diffusion.work:blueprint",
+        names="sizer.diffusion.work:list_names",
+        count="sizer.diffusion.work:count",
+        trace="sizer.diffusion.work:trace",
+        defaults={"mode": "inference", "dtypes": ("bfloat16",), "batches": (1,)},
+        refuses=(*_OF_A_MODULE, *_OF_TORCHVISION),
+        refuses_modes=("training", *_GENERATES),
+        required=False,
     ),
 )
 

@@ -15,7 +15,7 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
 from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
 from sizer.memory.report import Report
-from sizer.memory.tape import CATEGORIES
+from sizer.memory.tape import AFTER, CATEGORIES
 from sizer.units import counted, format_bytes, format_count, format_more
 
 
@@ -83,7 +83,8 @@ def _headline(report: Report) -> Iterator[str]:
             f"it {PHRASES[focus.verdict]} one {report.gpu.name} with {format_bytes(report.gpu.total_bytes)}."
         )
         if focus.host_bytes:
-            yield f"The host holds {format_bytes(focus.host_bytes)} of what is offloaded, for each rank."
+            ranks = ", for each rank" if report.request.get("parallel", "none") != "none" else ""
+            yield f"The host holds {format_bytes(focus.host_bytes)} of what is offloaded{ranks}."
     for caveat in caveats(report):
         yield f"Note: {caveat}"
     for dtype, reason in report.failures.items():
@@ -129,6 +130,12 @@ def _peaks(report: Report, width: int | None) -> Iterator[str]:
         phase, op, module = place
         dtypes = [row.dtype for row in columns if (row.peak_phase, row.peak_op, row.peak_module) == place]
         yield f"peak of {', '.join(dtypes)}: {op}{f' in {module}' if module else ''} ({phase})"
+    if not columns or columns[0].phases[-1].phase != AFTER:
+        return
+    for row in columns:
+        yield f"Allocated while each part works, and when it ends, {row.dtype}:"
+        parts = [(use.phase, *map(format_bytes, (use.peak_allocated_bytes, use.allocated_bytes))) for use in row.phases]
+        yield from format_table(("", "peak", "end"), parts, width=width)
 
 
 def _largest(report: Report) -> Iterator[str]:

@@ -118,7 +118,8 @@ class Report:
         """
         plain = [spec.name for spec in fields(Estimate) if spec.name not in _NOT_IN_CSV]
         categories = [f"at_peak.{category}" for category in CATEGORIES]
-        phases = [f"phases.{phase}.{number}" for phase in PHASES for number in _PHASE_NUMBERS]
+        found = {use.phase: None for row in self.estimates for use in row.phases if use.phase not in PHASES}
+        phases = [f"phases.{phase}.{number}" for phase in (*PHASES, *found) for number in _PHASE_NUMBERS]
         question = self._question()
         rows = (_flatten(row) | question for row in self.estimates)
         return write_csv([*plain, *categories, *phases, *question], rows)

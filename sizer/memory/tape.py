@@ -26,6 +26,12 @@ CATEGORIES = (
     KV_CACHE,
 )
 PHASES = ("load", "forward", "backward", "optimizer", "step2", "prefill", "decode")
+AFTER = "after"  # what a pipeline's call leaves
+# A pipeline's phases are the names of its parts, by diffusers, in the order of their use.
+PIPELINE_PHASES = (
+    "text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "prior", "transformer", "transformer_2",
+    "unet", "decoder", "vqvae", "vae", AFTER,
+)  # fmt: skip
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
 RESIZE = "UntypedStorage.resize_"  # the op of the blocks that it allocates: FSDP2 gathers parameters into such storages
 
@@ -206,7 +212,7 @@ def _check_order(tape: Tape) -> None:
 
 def _check_marks(tape: Tape) -> None:
     positions = [position for position, _ in tape.marks]
-    unknown = [name for _, name in tape.marks if name not in PHASES]
+    unknown = [name for _, name in tape.marks if name not in PHASES and name not in PIPELINE_PHASES]
     if unknown:
         raise ValueError(f"phase {unknown[0]!r} is unknown; allowed are {', '.join(PHASES)}")
     if len({name for _, name in tape.marks}) != len(tape.marks):

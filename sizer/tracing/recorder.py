@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass_type,
 )
+from torch.utils._pytree import tree_map_only
 
 from sizer.architecture.caches import cache_tensors
 from sizer.architecture.subclasses import parts_of
@@ -125,7 +126,10 @@ class Recorder(TorchDispatchMode):
         if self.deferred.is_left:
             self.place_deferred(tensors_of(args))
         if self.host:
-            self.host.check(plan.name, [tensor for tensor in tensors_of(args) if tensor not in self.deferred])
+            inputs = [tensor for tensor in tensors_of(args) if tensor not in self.deferred]
+            self.host.check(plan.name, inputs)
+            if self.host.mixes(plan.name, inputs):
+                args = tree_map_only(Tensor, self._on_meta_of_host, args)
         if plan.reads and self.log.awaited:
             self.log.synchronize(self.log.stream_order.record(self.log.stream))
         out = plan.handler(self, func, args, kwargs) if plan.handler is not None else NotImplemented
@@ -314,6 +318,15 @@ class Recorder(TorchDispatchMode):
         block = self.log.allocate(storage.nbytes(), op, module, category)
         self._note(tensor, block)
         self._storages.follow(storage, block)
+
+    def _on_meta_of_host(self, tensor: Tensor) -> Tensor:
+        """Return a meta tensor of the host like a tensor that has values there, which are known while they are few."""
+        if tensor.is_meta:
+            return tensor
+        copy = self.host.copy_of(tensor, pinned=False)
+        if is_small(tensor):
+            self.values.remember(copy, tensor)
+        return copy
 
     def place_deferred(self, tensors: Iterable[Tensor | None]) -> None:
         """Log those of the tensors that were made on meta by name and never materialized: code computes with them as they are."""

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
@@ -22,6 +22,8 @@ _ACCELERATOR = torch.device("cuda")
 _FIRST = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _OURS = ("torch", "sizer")
+_MODULE = "torch.nn.modules.module"
+_SET_DATA = Tensor.data.__set__
 LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
 
 
@@ -53,6 +55,8 @@ class OnMeta(TorchFunctionMode):
             kwargs = kwargs | {"pin_memory": False}
         if func is torch.device and _is_outside(sys._getframe(1)) and not (args and args[0] == "meta"):
             return func(*args, **kwargs)
+        if func is torch._C._nn._parse_to and _is_outside(sys._getframe(1)):
+            return func(*args, **kwargs)
         if isinstance(kwargs.get("device"), int):  # a GPU by its number
             kwargs = kwargs | {"device": _ACCELERATOR}
         if func is Tensor.to:
@@ -63,7 +67,10 @@ class OnMeta(TorchFunctionMode):
             if args[0] in self._host:
                 return self._from_host(*args, **kwargs)
             if (found := self._host_and_dtype(*args[1:], **kwargs)) is not None:
-                return self._to_host(args[0], *found)
+                held = isinstance(args[0], nn.Parameter) or sys._getframe(1).f_globals.get("__name__") == _MODULE
+                return self._to_host(args[0], *found, of_module=held)
+        if len(args) == 2 and func == _SET_DATA and args[0].is_meta and args[1].is_cpu:
+            args = (args[0], self._host.copy_of(args[1], pinned=False))
         deferred = self._deferred
         if deferred is None or not deferred.is_setting_up:
             return self._run(func, args, kwargs)
@@ -109,12 +116,12 @@ class OnMeta(TorchFunctionMode):
             return None
         return (args[1] if len(args) > 1 else kwargs.get("dtype"),)
 
-    def _to_host(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy on the host; a large one stays on meta, and takes no memory here.
+    def _to_host(self, tensor: Tensor, dtype: torch.dtype | None = None, *, of_module: bool = False) -> Tensor:
+        """Return a copy on the host; a large one, or one of a module, stays on meta, and takes no memory here.
 
         The device casts and makes it contiguous before it copies (cuda/Copy.cu, copy_kernel_cuda).
         """
-        if not tensor.is_meta or tensor.nbytes <= LARGE:
+        if not tensor.is_meta or (tensor.nbytes <= LARGE and not of_module):
             return tensor.cpu() if dtype in (None, tensor.dtype) else tensor.to(dtype).cpu()
         if dtype not in (None, tensor.dtype):
             tensor = tensor.to(dtype)

@@ -74,6 +74,11 @@ class HostMemory:
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
             )
 
+    def mixes(self, operator: str, inputs: list[Tensor]) -> bool:
+        """Return True if an operator computes with tensors of the host of which some have values and others are on meta."""
+        with_values = any(tensor.is_cpu and tensor.dim() for tensor in inputs)
+        return with_values and operator.split(".")[1] not in _OF_BOTH and any(one.is_meta and one in self for one in inputs)
+
     @contextmanager
     def told(self, making: bool, *, pinned: bool = False) -> Iterator[None]:
         """Within the context what is made is on the host, pinned or not, or is on the device, whatever it is made of."""
@@ -97,6 +102,10 @@ class HostMemory:
         self._storages[key] = weakref.ref(storage, lambda _: self._free(key, size))
         self._held_bytes += size
         self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+
+    def begin(self) -> None:
+        """Have the peak count from what there is now on."""
+        self.peak_bytes = self._held_bytes
 
     def bring(self, tensors: Iterable[Tensor]) -> None:
         """Have those of the tensors that are on the host hold a copy on the device."""

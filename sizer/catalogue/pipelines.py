@@ -1,0 +1,14 @@
+"""Diffusion pipelines: what a query can ask of a call of diffusers' pipelines."""
+
+from __future__ import annotations
+
+import re
+
+CAST = "fp8-cast"  # layerwise casting: stored in float8, computed with in the question's dtype
+PART_WEIGHTS = ("nf4", "nf4-dq", "int8", CAST)
+PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+OFFLOADS = ("none", "model", "sequential", "group-leaf")  # and "group-block:N"
+VAES = ("tiling", "slicing")
+PIPELINE_OUTPUTS = ("image", "video", "latent")
+OPTIONAL_PARTS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder", "transformer_2")
+MAX_FRAMES = 1_000

@@ -1,0 +1,9 @@
+"""Diffusion pipelines: diffusers' own classes and `pipe.__call__`, traced on meta with its own offloading.
+
+    preset or pasted files --bundle--> Bundle --building--> pipeline on the host --placing--> device --work--> Tape
+
+`bundle` reads model_index.json and the config of each part, and imports no torch. `building` makes the parts of diffusers and
+transformers, cast as `from_pretrained(torch_dtype=...)` leaves them, with tokenizers that have no vocabulary. `placing` moves,
+offloads and quantises them by diffusers' own functions. `work` calls the pipeline with two denoising steps and marks its phases:
+each part, from its first use on. A new pipeline is a file in `presets`.
+"""

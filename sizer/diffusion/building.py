@@ -1,0 +1,127 @@
+"""A pipeline of diffusers from its files: parts on meta, cast as `from_pretrained(torch_dtype=...)` leaves them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from sizer.diffusion.bundle import SCHEDULER, TOKENIZER, Bundle, Part
+from sizer.diffusion.tokens import UnknownWords
+from sizer.errors import BuildError, quote
+
+WORDS = 60  # tokens of a prompt for which nothing else is known
+LONGEST = 4096  # tokenizers without a limit of their own name one of 10^30
+
+
+def build_pipeline(
+    bundle: Bundle, dtype: torch.dtype, *, without: Collection[str] = (), tokens: int | None = None
+) -> Any:
+    """Return a DiffusionPipeline whose parts are on the current default device; `without` are parts that are None.
+
+    `tokens` is how many tokens a prompt has, None for the usual number.
+
+    Raises:
+        BuildError: diffusers is missing or has no such pipeline, or a part or its config is refused by its class.
+    """
+    diffusers = _diffusers()
+    kind = _class(diffusers, bundle.pipeline, "pipeline")
+    made: dict[str, Any] = dict.fromkeys(bundle.absent) | dict(bundle.options)
+    for part in bundle.parts:
+        if part.name in without:
+            made[part.name] = None
+        elif part.has_weights:
+            made[part.name] = _with_weights(part, torch.float32 if part.name in bundle.float32 else dtype)
+        elif "Scheduler" in part.kind:
+            with torch.device("cpu"):  # its tables go through numpy
+                made[part.name] = _class(diffusers, part.kind, SCHEDULER).from_config(dict(part.config))
+        elif "Tokenizer" in part.kind or TOKENIZER in part.name:
+            made[part.name] = _tokenizer(bundle, part, tokens)
+        else:
+            made[part.name] = None  # safety checkers' and image encoders' processors
+    accepted = inspect.signature(kind.__init__).parameters
+    try:
+        return kind(**{name: value for name, value in made.items() if name in accepted})
+    except (TypeError, ValueError) as error:
+        raise BuildError(
+            f"{bundle.pipeline} refuses these parts",
+            given=quote(str(error), 300),
+            todo="check model_index.json, and the keys of `without`",
+        ) from error
+
+
+def _diffusers() -> Any:
+    try:
+        import diffusers
+    except ImportError as error:
+        raise BuildError("diffusers is not installed", given="arch=diffusers:", todo="pip install diffusers") from error
+    return diffusers
+
+
+def _class(library: Any, name: str, what: str) -> Any:
+    kind = getattr(library, name, None)
+    if kind is None:
+        raise BuildError(
+            f"the installed {library.__name__} {library.__version__} has no such {what}",
+            given=quote(name),
+            todo=f"upgrade {library.__name__}, or check model_index.json",
+        )
+    return kind
+
+
+def _with_weights(part: Part, dtype: torch.dtype) -> nn.Module:
+    import transformers
+
+    kind = _class(transformers if part.library == "transformers" else _diffusers(), part.kind, f"class for {part.name}")
+    try:
+        if part.library == "transformers":
+            module = kind(kind.config_class.from_dict(dict(part.config)))
+        else:
+            module = kind.from_config(dict(part.config))
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        raise BuildError(
+            f"{part.kind} refuses {part.name}/config.json",
+            given=quote(f"{type(error).__name__}: {error}", 300),
+            todo="copy the file again from the pipeline's repository",
+        ) from error
+    return as_loaded(module.eval().requires_grad_(False), dtype)
+
+
+def _tokenizer(bundle: Bundle, part: Part, tokens: int | None) -> UnknownWords:
+    encoder = next((one for one in bundle.parts if one.name == part.name.replace(TOKENIZER, "text_encoder")), None)
+    config = {} if encoder is None else {**encoder.config, **dict(encoder.config.get("text_config") or {})}
+    longest = part.config.get("model_max_length")
+    return UnknownWords(
+        model_max_length=min(longest if isinstance(longest, int) else LONGEST, LONGEST),
+        words=tokens or bundle.prompt_tokens.get(part.name, WORDS),
+        vocabulary=config.get("vocab_size", 32_000),
+    )
+
+
+def as_loaded(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast a module in place as `from_pretrained(torch_dtype=dtype)` does, and return it; tied weights stay tied.
+
+    Both libraries keep some weights in float32: diffusers in any dtype, transformers in float16 alone. transformers leaves buffers
+    that no checkpoint holds as they were made (diffusers 0.42 and transformers 5.24, modeling_utils.py).
+    """
+    from_diffusers = type(module).__module__.startswith("diffusers")
+    kept = set(getattr(module, "_keep_in_fp32_modules", None) or ())
+    if not from_diffusers and dtype != torch.float16:
+        kept = set()
+    cast: dict[int, nn.Parameter] = {}
+    for path, child in module.named_modules():
+        for name, parameter in child._parameters.items():
+            if parameter is None or not parameter.is_floating_point() or kept & set(f"{path}.{name}".split(".")):
+                continue
+            if id(parameter) not in cast:
+                cast[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+            child._parameters[name] = cast[id(parameter)]
+        for name, buffer in child._buffers.items():
+            if buffer is None or not buffer.is_floating_point() or kept & set(f"{path}.{name}".split(".")):
+                continue
+            if from_diffusers or name not in child._non_persistent_buffers_set:
+                child._buffers[name] = buffer.to(dtype)
+    return module

@@ -1,0 +1,155 @@
+"""The files that describe a pipeline: model_index.json and the config of each part, of a preset or pasted."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import PurePosixPath
+
+from sizer.errors import ConfigError, RefusedValueError, suggest
+
+INDEX = "model_index.json"
+LIBRARIES = ("diffusers", "transformers")
+EXAMPLE = "write for example arch=diffusers:flux.1-dev"
+SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
+DENOISERS = ("transformer", "unet")
+_NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a pipeline: the class that its index names, and its config."""
+
+    name: str
+    library: str
+    kind: str
+    config: Mapping[str, object]
+
+    @property
+    def has_weights(self) -> bool:
+        """Return False for tokenizers, processors and schedulers."""
+        return not any(word in self.kind for word in _NO_WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A pipeline as its files describe it.
+
+    `options` are what its class is constructed with beside its parts, `call` arguments of a usual call, `float32` the parts that
+    are loaded in float32 whatever the dtype, `prompt_tokens` how many tokens a prompt has, by tokenizer. `absent` are parts
+    without a class, which pipelines accept as None.
+    """
+
+    title: str
+    pipeline: str
+    parts: tuple[Part, ...]
+    absent: tuple[str, ...] = ()
+    options: Mapping[str, object] = field(default_factory=dict)
+    call: Mapping[str, object] = field(default_factory=dict)
+    float32: tuple[str, ...] = ()
+    prompt_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def with_weights(self) -> tuple[str, ...]:
+        """Return the names of the parts that have weights."""
+        return tuple(part.name for part in self.parts if part.has_weights)
+
+    @property
+    def denoiser(self) -> str:
+        """Return the name of the part that denoises; empty if there is none by a usual name."""
+        return next((name for name in DENOISERS if name in self.with_weights), "")
+
+
+@functools.cache
+def preset_names() -> tuple[str, ...]:
+    """Return the names of all presets."""
+    files = resources.files("sizer.diffusion").joinpath("presets").iterdir()
+    return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+
+
+def find_preset(name: str) -> str:
+    """Return the preset that a text names, in any case.
+
+    Raises:
+        RefusedValueError: There is no such preset.
+    """
+    plain = name.lower()
+    if plain not in preset_names():
+        raise RefusedValueError(", ".join(preset_names()), suggest(plain, preset_names()) or EXAMPLE)
+    return plain
+
+
+@functools.cache
+def read_preset(name: str) -> Bundle:
+    """Return the pipeline of a preset."""
+    text = resources.files("sizer.diffusion").joinpath("presets", f"{name}.json").read_text(encoding="utf-8")
+    data = json.loads(text)
+    return read_bundle(
+        data["files"],
+        title=data["title"],
+        call=data["call"],
+        float32=tuple(data["float32"]),
+        prompt_tokens=data["prompt_tokens"],
+    )
+
+
+def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object) -> Bundle:
+    """Return the pipeline that files describe, by their paths; `usual` are other fields of Bundle.
+
+    Raises:
+        ConfigError: A file is missing or has another form, or a class is neither diffusers' nor transformers'.
+    """
+    index = files.get(INDEX)
+    if not isinstance(index, dict) or not isinstance(index.get("_class_name"), str):
+        raise ConfigError(
+            f"{INDEX} is missing or names no pipeline",
+            given=", ".join(sorted(files)[:5]) or "no files",
+            allowed=f"{INDEX} with _class_name, and config.json of each part",
+            todo="copy these files from the pipeline's repository",
+        )
+    parts, absent, options = [], [], {}
+    for name, value in index.items():
+        if name.startswith("_"):
+            continue
+        if not isinstance(value, list):
+            options[name] = value
+        elif len(value) == 2 and value[1] is None:
+            absent.append(name)
+        else:
+            parts.append(_read_part(files, name, value))
+    return Bundle(
+        title=title or index["_class_name"],
+        pipeline=index["_class_name"],
+        parts=tuple(parts),
+        absent=tuple(absent),
+        options=options,
+        **usual,
+    )
+
+
+def _read_part(files: Mapping[str, object], name: str, value: list) -> Part:
+    if len(value) != 2 or value[0] not in LIBRARIES or not isinstance(value[1], str):
+        raise ConfigError(
+            f"part {name!r} is not a class of diffusers or transformers",
+            given=json.dumps(value)[:200],
+            allowed="a library, diffusers or transformers, and a class of it",
+            todo="code of a repository is never run: ask for a pipeline of diffusers' own classes",
+        )
+    library, kind = value
+    found = {
+        PurePosixPath(path).name: content
+        for path, content in files.items()
+        if PurePosixPath(path).parent.name == name and isinstance(content, dict)
+    }
+    part = Part(name=name, library=library, kind=kind, config=next(iter(found.values()), {}))
+    if part.has_weights and "config.json" not in found:
+        raise ConfigError(
+            f"{name}/config.json is missing",
+            given=", ".join(sorted(files)[:8]),
+            allowed="the config of each part that the index names",
+            todo=f"add {name}/config.json of the pipeline's repository",
+        )
+    return part

@@ -1,0 +1,288 @@
+"""A pipeline's call, traced: the load, each part from its first use on, and what is left after the call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from sizer.architecture.census import take_census
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.hardware import HARDWARE
+from sizer.catalogue.pipelines import CAST
+from sizer.diffusion.building import build_pipeline
+from sizer.diffusion.bundle import Bundle, preset_names, read_preset
+from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
+from sizer.distributed.devices import Accelerator, devices_answer
+from sizer.errors import RequestError
+from sizer.memory.block_notes import BlockNotes
+from sizer.memory.census import Census
+from sizer.memory.tape import AFTER, PIPELINE_PHASES, Tape
+from sizer.tracing.device import Device
+from sizer.tracing.meta.accelerators import OnMeta, devices_told, modes_in_callbacks
+from sizer.tracing.recorder import Recorder
+from sizer.tracing.trace import explained, recording, repeatable
+from sizer.tracing.watch import StepWatcher
+
+if TYPE_CHECKING:
+    from sizer.request import Request
+
+DENOISING_STEPS = 2  # the first may keep something, the second repeats; further ones are alike
+_SIZES = ("height", "width")
+_CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # what pipelines call beside `forward`
+
+
+def count(request: Request, config: dict | None = None) -> tuple[Census, tuple[str, ...]]:
+    """Return what a pipeline's parts hold, and notes on its call.
+
+    Raises:
+        RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not take what is asked for.
+    """
+    bundle = bundle_of(request, config)
+    with torch.device("meta"):
+        pipe = build_pipeline(bundle, torch.bfloat16, without=request.without or (), tokens=request.sequence_length)
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    call = call_of(pipe, bundle, request, batch=1)
+    weights_of(request, parts)
+    census = replace(take_census(nn.ModuleDict(parts), name=bundle.title), class_name=bundle.pipeline)
+    told = ", ".join(f"{name}={value}" for name, value in call.items() if isinstance(value, int | float))
+    notes = [
+        f"{bundle.pipeline} is called with {told}.",
+        f"{DENOISING_STEPS} denoising steps are traced: more are alike.",
+    ]
+    if INT8 in dict(request.part_weights).values():
+        notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, whose number depends on the data.")
+    return census, tuple(notes)
+
+
+def trace(
+    request: Request,
+    config: dict | None,
+    dtype: str,
+    batch: int,
+    device: Device,
+    *,
+    gpu: Gpu,
+    block_notes: BlockNotes | None = None,
+) -> Tape:
+    """Return the tape (bytes per block) of a pipeline's call for `batch` images or videos per prompt.
+
+    Its phases are "load", each part by name, and "after". Size queries are not resolved.
+
+    Raises:
+        RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not take what is asked for.
+        TraceError: The call cannot be traced.
+    """
+    bundle = bundle_of(request, config)
+    recorder = Recorder(device)
+    recorder.block_notes = block_notes
+    watcher = StepWatcher(recorder)
+    host, deferred = recorder.host, recorder.deferred
+    with (
+        _accelerator(gpu),
+        repeatable(),
+        recording(recorder),
+        watcher.watching(),
+        explained(recorder),
+        _detected_anew(),
+    ):
+        host.setting_up = True
+        with (
+            torch.device("meta"),
+            OnMeta(host, deferred) as mode,
+            modes_in_callbacks(mode),
+            devices_told(host, deferred),
+            deferred.setting_up(),
+        ):
+            pipe = build_pipeline(
+                bundle, getattr(torch, dtype), without=request.without or (), tokens=request.sequence_length
+            )
+            host.begin()  # a checkpoint is read in its dtype; parts were made in float32 here
+            parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+            place(
+                pipe,
+                dtype=getattr(torch, dtype),
+                offload=request.offloading,
+                stream=request.stream,
+                vae=request.vae or (),
+                weights=weights_of(request, parts),
+            )
+            call = call_of(pipe, bundle, request, batch)
+        host.setting_up = False
+        watcher.loaded()
+        with (
+            OnMeta(host, deferred) as mode,
+            modes_in_callbacks(mode),
+            devices_told(host, deferred),
+            _phases_marked(pipe, recorder),
+            torch.no_grad(),
+        ):
+            pipe(**call)
+        recorder.log.mark(AFTER)
+    return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=host.peak_bytes)
+
+
+def blueprint(request: Request, config: dict | None) -> Any:
+    """Refuse a question about one module: a pipeline has several.
+
+    Raises:
+        RequestError: Always.
+    """
+    allowed = "estimate, limits, gpus; other answers are of one module"
+    raise RequestError("arch", given=f"diffusers:{request.name}", allowed=allowed, todo="ask for one of these")
+
+
+def list_names() -> list[dict[str, str]]:
+    """Return the presets, each with the class of its pipeline as its family."""
+    return [{"name": name, "family": read_preset(name).pipeline} for name in preset_names()]
+
+
+def bundle_of(request: Request, config: dict | None) -> Bundle:
+    """Return the pipeline that a request names."""
+    del config  # files that were pasted or fetched are the request's own
+    return read_preset(request.name)
+
+
+def weights_of(request: Request, parts: Any) -> dict[str, str]:
+    """Return how single parts' weights are held, by the part's name; a value without a part is the denoiser's."""
+    asked = dict(request.part_weights)
+    if request.weights not in ("checkpoint", "full"):
+        asked[""] = request.weights
+    found = {name or denoiser_of(parts): how for name, how in asked.items()}
+    for name, how in found.items():
+        if name not in parts:
+            raise RequestError(
+                "weights", given=f"{name}:{how}", allowed=f"parts {', '.join(parts)}", todo="name one of them"
+            )
+        if how == INT8 and request.offloading != NONE:
+            raise RequestError(
+                "offload",
+                given=f"{request.offloading} with int8 weights",
+                allowed="none with int8: bitsandbytes does not move these weights to the host",
+                todo=f"ask for {CAST} or nf4",
+            )
+    return found
+
+
+def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str, Any]:
+    """Return the arguments of the call: those of a usual one, and what the request asks for.
+
+    Raises:
+        RequestError: The pipeline has no such argument, or its VAE does not divide the size.
+    """
+    taken = inspect.signature(type(pipe).__call__).parameters
+    call = {"prompt": "a prompt", "num_inference_steps": DENOISING_STEPS, "output_type": "pt", **bundle.call}
+
+    def ask(key: str, given: object, **arguments: Any) -> None:
+        for name, value in arguments.items():
+            if name not in taken:
+                allowed = "a pipeline that takes it"
+                raise RequestError(
+                    key, given=str(given), allowed=allowed, todo=f"remove it: {bundle.pipeline} has no {name}"
+                )
+            call[name] = value
+
+    if batch > 1:
+        several = next((n for n in ("num_images_per_prompt", "num_videos_per_prompt") if n in taken), None)
+        call |= {"prompt": ["a prompt"] * batch} if several is None else {several: batch}
+    if request.image_size is not None:
+        ask("image", "x".join(map(str, request.image_size)), **dict(zip(_SIZES, request.image_size, strict=True)))
+        _check_size(pipe, request.image_size)
+    if request.frames is not None:
+        name = "video_length" if "video_length" in taken else "num_frames"
+        ask("frames", request.frames, **{name: request.frames})
+    if request.sequence_length is not None and "max_sequence_length" in taken:
+        call["max_sequence_length"] = request.sequence_length
+    if request.guidance is not None:
+        call |= _guidance(taken, request.guidance, call)
+    if request.output is not None:
+        call["output_type"] = "latent" if request.output == "latent" else "pt"
+    return {name: value for name, value in call.items() if name in taken}
+
+
+def _guidance(taken: Any, guided: bool, call: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with which a pipeline denoises a second, negative prompt, or does not."""
+    if "true_cfg_scale" in taken:  # whose guidance_scale is an input of the model
+        return {"true_cfg_scale": 4.0 if guided else 1.0, "negative_prompt": " " if guided else None}
+    usual = call.get("guidance_scale", 0)
+    return {"guidance_scale": max(usual, 5.0) if guided else min(usual, 1.0)}
+
+
+def _check_size(pipe: Any, size: tuple[int, int]) -> None:
+    factor = getattr(pipe, "vae_scale_factor", None) or getattr(pipe, "vae_scale_factor_spatial", 1)
+    if any(side % factor for side in size):
+        fitting = "x".join(str(max(side // factor, 1) * factor) for side in size)
+        raise RequestError(
+            "image",
+            given="x".join(map(str, size)),
+            allowed=f"sides that {factor} divides, by which its VAE makes them smaller",
+            todo=f"ask for image={fitting}",
+        )
+
+
+@contextmanager
+def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
+    """Mark a phase for each part from its first use on, and classify the weights that a part has on the device."""
+    begun: list[str] = []
+
+    def begin(name: str) -> None:
+        if name in begun or name not in PIPELINE_PHASES:
+            return
+        if begun:
+            recorder.log.mark(begun[-1])
+        begun.append(name)
+
+    with ExitStack() as stack:
+        for name, part in pipe.components.items():
+            if isinstance(part, nn.Module):
+                _watch(stack, part, lambda name=name: begin(name), recorder)
+        yield
+    if begun:
+        recorder.log.mark(begun[-1])
+
+
+def _watch(stack: ExitStack, part: nn.Module, begin: Callable[[], None], recorder: Recorder) -> None:
+    def classify(*args: Any) -> None:
+        recorder.classify(part.parameters(), "parameter")
+        recorder.classify(part.buffers(), "buffer")
+
+    stack.callback(part.register_forward_pre_hook(lambda *args: begin(), prepend=True).remove)
+    stack.callback(part.register_forward_hook(classify).remove)
+    for name in _CALLED:
+        if (own := getattr(part, name, None)) is not None:
+
+            def called(*args: Any, own: Any = own, **kwargs: Any) -> Any:
+                begin()
+                try:
+                    return own(*args, **kwargs)
+                finally:
+                    classify()
+
+            setattr(part, name, called)
+            stack.callback(delattr, part, name)
+
+
+def _accelerator(gpu: Gpu) -> Any:
+    hardware = HARDWARE.get(gpu.key)
+    processors = None if hardware is None else hardware.processors
+    told = Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors)
+    return devices_answer(told, count=1)
+
+
+@contextmanager
+def _detected_anew() -> Iterator[None]:
+    """Have diffusers ask again which device there is: it keeps the first answer."""
+    from diffusers.utils import torch_utils
+
+    detect = getattr(getattr(torch_utils, "TorchDeviceBackend", None), "_detect_device_type", None)
+    forget = getattr(detect, "cache_clear", lambda: None)
+    forget()
+    try:
+        yield
+    finally:
+        forget()

@@ -1,0 +1,145 @@
+"""Pipelines by diffusers' own code: their bytes over the null driver, their parts, and published memory.
+
+`.ci/full` runs all of them, `.ci/run` those whose name begins with "sample".
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from sizer.catalogue.pipelines import CAST
+from sizer.diffusion.bundle import preset_names
+from sizer.errors import RequestError
+from sizer.estimator import estimate
+from sizer.memory.estimate import Estimate
+from sizer.request import parse_query
+from tests.null_driver.conftest import Run, run_on_null  # noqa: F401 (a fixture)
+
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # diffusers warns of its own deprecations
+
+FOLDER = Path(__file__).parent
+GPU = "h100-80gb"
+# A row of each way to hold weights, and of each kind of part. `sample-` begins what `.ci/run` repeats.
+CASES = {
+    "sample-sd1.5": "arch=diffusers:sd1.5&dtype=float16",
+    "sample-sequential": "arch=diffusers:flux.1-dev&offload=sequential",
+    "sample-nf4": "arch=diffusers:flux.1-dev&weights=nf4&offload=model",
+    "flux": "arch=diffusers:flux.1-dev",
+    "model-offload": "arch=diffusers:flux.1-dev&offload=model",
+    "group-leaf": "arch=diffusers:flux.1-dev&offload=group-leaf",
+    CAST: "arch=diffusers:flux.1-dev&weights=fp8-cast",
+    "sdxl": "arch=diffusers:sdxl&dtype=float16",
+    "pixart": "arch=diffusers:pixart-sigma&dtype=float16&batch=2",
+    "ltx": "arch=diffusers:ltx-video&frames=25",
+    "wan": "arch=diffusers:wan2.1-t2v-1.3b&frames=13",
+    "tiling": "arch=diffusers:cogvideox-2b&frames=9&vae=tiling&dtype=float16",
+}
+# Parameters in billions, as model cards and papers give them, and to which part of a billion
+PUBLISHED = {
+    ("flux.1-dev", "transformer"): (12, 0.2),
+    ("flux.2-dev", "transformer"): (32, 0.5),
+    ("sd1.5", "unet"): (0.86, 0.005),
+    ("sdxl", "unet"): (2.6, 0.05),
+    ("sd3-medium", "transformer"): (2, 0.05),
+    ("sd3.5-large", "transformer"): (8.1, 0.1),
+    ("pixart-sigma", "transformer"): (0.6, 0.05),
+    ("qwen-image", "transformer"): (20, 0.5),
+    ("z-image-turbo", "transformer"): (6, 0.2),
+    ("wan2.1-t2v-1.3b", "transformer"): (1.3, 0.15),
+    ("wan2.1-t2v-14b", "transformer"): (14, 0.4),
+    ("wan2.2-ti2v-5b", "transformer"): (5, 0.1),
+    ("hunyuan-video", "transformer"): (13, 0.3),
+    ("mochi", "transformer"): (10, 0.1),
+    ("cogvideox-5b", "transformer"): (5, 0.6),
+    ("ltx-video", "transformer"): (2, 0.1),
+    ("latte", "transformer"): (1, 0.1),
+}
+QUANTITIES = {
+    "load reserved": lambda row: row.phases[0].reserved_bytes,
+    "after allocated": lambda row: row.phases[-1].allocated_bytes,
+    "peak allocated": lambda row: row.peak_allocated_bytes,
+    "peak reserved": lambda row: row.peak_reserved_bytes,
+}
+
+
+def estimated(query: str) -> Estimate:
+    report = estimate(parse_query(query))
+    assert not report.failures
+    return report.estimates[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_takes_what_it_takes_on_cuda(run_on_null: Run, name: str) -> None:  # noqa: F811
+    query = f"{CASES[name]}&gpu={GPU}"
+    row = estimated(query)
+    found = [row.phases[0].allocated_bytes, row.peak_allocated_bytes, row.peak_reserved_bytes]
+    assert found == run_on_null("tests.diffusion.on_null", query, gpu=GPU)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_the_parts_of_a_preset_have_their_published_size(name: str) -> None:
+    from sizer.diffusion.work import count
+
+    census, _ = count(parse_query(f"arch=diffusers:{name}"))
+    sizes: dict[str, int] = {}
+    for row in census.modules:
+        part = row.path.partition(".")[0]
+        sizes[part] = sizes.get(part, 0) + row.parameters
+    for (preset, part), (billions, within) in PUBLISHED.items():
+        if preset == name:
+            assert sizes[part] / 1e9 == pytest.approx(billions, abs=within)
+
+
+def test_every_family_has_a_published_size() -> None:
+    assert {preset for preset, _ in PUBLISHED} <= set(preset_names())
+
+
+def test_phases_are_the_parts_in_the_order_of_their_use() -> None:
+    row = estimated(f"{CASES['sample-sd1.5']}&gpu={GPU}")
+    assert [use.phase for use in row.phases] == ["load", "text_encoder", "unet", "vae", "after"]
+    assert row.peak_phase == "vae"
+    assert row.phases[-1].allocated_bytes < row.phases[0].allocated_bytes + 2**20
+
+
+def test_what_is_offloaded_is_in_the_memory_of_the_host() -> None:
+    row = estimated(f"{CASES['sample-sequential']}&gpu={GPU}")
+    weights = 33_741_198_278  # bytes on the device without offloading
+    assert row.phases[0].allocated_bytes < 2**20
+    assert weights <= row.host_bytes < weights * 1.01
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        ("arch=diffusers:flux.1-dev&frames=9", "frames"),
+        ("arch=diffusers:sd1.5&image=514x512", "image"),
+        ("arch=diffusers:sd1.5&weights=transformer:nf4", "weights"),
+        ("arch=diffusers:flux.1-dev&weights=int8&offload=model", "offload"),
+    ],
+)
+def test_what_a_pipeline_does_not_take_is_refused_by_its_key(query: str, key: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        estimate(parse_query(query))
+    assert key in str(refused.value)
+
+
+def published() -> list[dict[str, str]]:
+    with open(FOLDER / "published.csv", newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("row", published(), ids=lambda row: row["id"])
+def test_a_published_figure_is_near_unless_a_reason_is_named(row: dict[str, str]) -> None:
+    found = QUANTITIES[row["quantity"]](estimated(row["query"])) / 2**30
+    error = found / float(row["published_gib"]) - 1
+    if os.environ.get("SIZER_RECORD_LIBRARIES"):
+        print(
+            row["id"], f"{error:+.2%}", *(f"{name} {version(name)}" for name in ("torch", "diffusers", "transformers"))
+        )
+    assert f"{error:+.2%}" == row["error"]
+    assert abs(error) < 0.012 or row["reason"]
