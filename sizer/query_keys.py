@@ -156,7 +156,7 @@ def _read_arch(text: str) -> dict[str, object]:
         source, value = found
     if source not in SOURCES:
         raise RefusedValueError(ARCH_ALLOWED, suggest(source, SOURCES) or EXAMPLE)
-    if SOURCES[source].entry != "config":
+    if SOURCES[source].entry != "config" and not SOURCES[source].trace:
         check_length(text)
     return {"source": source, **SOURCES[source].read(value)}
 

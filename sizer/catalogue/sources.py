@@ -146,17 +146,22 @@ def _repository(value: str) -> str:
 
 def _read_config(value: str) -> dict[str, str | None]:
     try:
-        return {"config": canonical_config(decode_config(value))}
+        text = canonical_config(decode_config(value))
+        return {"source": "diffusers", "config": text} if _INDEX in text else {"config": text}
     except ConfigError as error:
         given = f"{error.what}, {error.given}" if error.given else error.what
         raise RefusedValueError(error.allowed or "base64url(zlib(JSON))", error.todo or EXAMPLE, given) from error
 
 
 def _read_pipeline(value: str) -> dict[str, str | None]:
+    if len(value) > _LONGEST_PRESET:
+        return _read_config(value)
     return {"name": import_function("sizer.diffusion.bundle:find_preset")(value)}
 
 
 _OF_TRANSFORMERS = ("tp", "cp", "pp", "head", "seq", "inputs", "attention", "weights")
+_INDEX = '"model_index.json":'  # in the files of a pipeline, by their paths
+_LONGEST_PRESET = 64  # characters
 _OF_A_MODULE = ("head", "inputs", "attention", "checkpointing", "train", "parallel", "tp", "cp", "pp", "classes")
 _OF_TORCHVISION = ("trainable_layers",)
 _GENERATES = ("generate",)
@@ -228,7 +233,7 @@ _ROWS = (
     ),
     Source(
         key="diffusers",
-        usage="diffusers:<preset>",
+        usage="diffusers:<preset> or <base64url(zlib(JSON of its files))>",
         title="Diffusion pipeline",
         entry="names",
         read=_read_pipeline,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
 from sizer.catalogue.pipelines import CAST
 from sizer.diffusion.building import build_pipeline
-from sizer.diffusion.bundle import Bundle, preset_names, read_preset
+from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_preset
 from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
 from sizer.distributed.devices import Accelerator, devices_answer
 from sizer.errors import RequestError
@@ -143,9 +144,14 @@ def list_names() -> list[dict[str, str]]:
 
 
 def bundle_of(request: Request, config: dict | None) -> Bundle:
-    """Return the pipeline that a request names."""
-    del config  # files that were pasted or fetched are the request's own
-    return read_preset(request.name)
+    """Return the pipeline that a request names, or whose files it holds.
+
+    Raises:
+        ConfigError: A file is missing or has another form, or a class is neither diffusers' nor transformers'.
+    """
+    if config is None and request.config is None:
+        return read_preset(request.name)
+    return read_bundle(json.loads(request.config) if config is None else config)
 
 
 def weights_of(request: Request, parts: Any) -> dict[str, str]:

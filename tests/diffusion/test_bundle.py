@@ -9,6 +9,7 @@ from importlib import resources
 import pytest
 
 from sizer.catalogue.pipelines import PART_NAME
+from sizer.config_json import encode_config
 from sizer.diffusion.bundle import INDEX, preset_names, read_bundle, read_preset
 from sizer.errors import BuildError, ConfigError, RequestError
 from sizer.estimator import estimate
@@ -53,6 +54,17 @@ def test_pasted_files_are_read_as_their_preset_is() -> None:
         f"FLUX.1-dev/{path}" if path != INDEX else path: content for path, content in files_of("flux.1-dev").items()
     }
     assert read_bundle(nested).parts == read_preset("flux.1-dev").parts
+
+
+def test_pasted_files_are_a_pipeline_in_every_form_of_a_query() -> None:
+    request = parse_query(f"arch=config:{encode_config(json.dumps(files_of('flux.1-dev')))}&offload=model")
+    assert (request.source, request.mode, request.batches) == ("diffusers", "inference", (1,))
+    assert parse_query(format_query(request)) == request
+    pasted, preset = (
+        sorted(bundle.parts, key=lambda part: part.name)
+        for bundle in (read_bundle(json.loads(request.config)), read_preset("flux.1-dev"))
+    )
+    assert pasted == preset
 
 
 def test_a_pipeline_has_defaults_of_its_own() -> None:

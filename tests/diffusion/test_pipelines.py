@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -13,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from sizer.catalogue.pipelines import CAST
+from sizer.config_json import encode_config
 from sizer.diffusion.bundle import preset_names
 from sizer.errors import RequestError
 from sizer.estimator import estimate
 from sizer.memory.estimate import Estimate
 from sizer.request import parse_query
+from tests.diffusion.test_bundle import files_of
 from tests.null_driver.conftest import Run, run_on_null  # noqa: F401 (a fixture)
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # diffusers warns of its own deprecations
@@ -31,6 +34,7 @@ CASES = {
     "sample-nf4": "arch=diffusers:flux.1-dev&weights=nf4&offload=model",
     "flux": "arch=diffusers:flux.1-dev",
     "model-offload": "arch=diffusers:flux.1-dev&offload=model",
+    "stream": "arch=diffusers:sd1.5&dtype=float16&offload=group-leaf&stream=1",
     "group-leaf": "arch=diffusers:flux.1-dev&offload=group-leaf",
     CAST: "arch=diffusers:flux.1-dev&weights=fp8-cast",
     "sdxl": "arch=diffusers:sdxl&dtype=float16",
@@ -126,6 +130,13 @@ def test_what_a_pipeline_does_not_take_is_refused_by_its_key(query: str, key: st
     with pytest.raises(RequestError) as refused:
         estimate(parse_query(query))
     assert key in str(refused.value)
+
+
+def test_pasted_files_and_their_preset_take_the_same_bytes() -> None:
+    files = files_of("sd1.5")
+    pasted = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
+    row, preset = estimated(pasted), estimated(f"{CASES['sample-sd1.5']}&gpu={GPU}")
+    assert row.phases == preset.phases
 
 
 def published() -> list[dict[str, str]]:
