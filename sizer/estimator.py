@@ -23,12 +23,14 @@ from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import peak_reserved_bytes
 from sizer.model import Progress
+from sizer.query_values import DTYPES
 from sizer.request import Request, format_query, gpu_of
-from sizer.tracer import Tracer, answers_of, cheapest_first
+from sizer.tracer import Tracer, answers_of, cheapest_first, check_kernels
 from sizer.tracing.cuda.convolution import CUDNN
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name, size_oracle_of
 from sizer.tracing.explain import convolutions, explain, formulas
+from sizer.tracing.meta.missing_kernels import missing_kernel
 from sizer.tracing.steps import NO_SYNC, SUMMED
 
 
@@ -96,6 +98,7 @@ class Estimator:
         self._oracle = size_oracle_of(self.gpu)
         self._traced: dict[str, Traced] = {}
         self._columns: dict[str, Column] = {}
+        self._left_out: dict[str, str] = {}  # by dtype, why an answer on all dtypes leaves it out
         self._growth: str | None = None  # the dtype of which batch sizes are being traced one by one
         self._versions = versions()
 
@@ -119,6 +122,7 @@ class Estimator:
                 self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
                 yield self._report(pending)
             yield from self._growing(dtype, batches, pending)
+            self._check_kernels(dtype)
             if dtype in self._columns and done == 0:
                 self._find_largest(dtype)
                 if len(dtypes) > 1:
@@ -150,6 +154,18 @@ class Estimator:
             shown = self._columns[dtype]
         if not there:
             self._columns.pop(dtype, None)
+
+    def _check_kernels(self, dtype: str) -> None:
+        """Leave a dtype out if an operator has no kernel for it and the question names no dtypes.
+
+        Raises RequestError if the question names it.
+        """
+        failure = self._traced[dtype].failure
+        if dtype in self._columns or (missing := missing_kernel(failure)) is None:
+            return
+        if self.request.dtypes != DTYPES:
+            check_kernels(failure, dtype)
+        self._left_out[dtype] = f"{dtype} is left out: {missing}"
 
     def tape(self, dtype: str, batch: int) -> Tape:
         """The tape that the estimate of one dtype and batch size was made from; `reports` has come upon it."""
@@ -242,6 +258,7 @@ class Estimator:
         notes += [f"{dtype}: {traced[dtype].failure}" for dtype in columns if self._is_cut_short(traced[dtype])]
         if counted.smallest > 1 and 1 in request.batches:
             notes.insert(0, f"batch 1 is left out: {counted.refusal}")
+        notes += self._left_out.values()
         return build_report(
             query=format_query(replace(request, focus=None), complete=True),
             versions=self._versions,
@@ -251,12 +268,17 @@ class Estimator:
             mode=request.mode,
             request={
                 **_echo(request),
+                "dtypes": tuple(dtype for dtype in request.dtypes if dtype not in self._left_out),
                 "sequence_length": counted.sequence_length,
                 "image_size": counted.image_size,
             },
             focus=focus,
             pending=pending,
-            failures={dtype: one.failure for dtype, one in traced.items() if dtype not in columns},
+            failures={
+                dtype: one.failure
+                for dtype, one in traced.items()
+                if dtype not in columns and dtype not in self._left_out
+            },
             notes=(*counted.notes, *notes),
             cautions=(
                 *of_each_rank(request),

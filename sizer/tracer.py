@@ -17,7 +17,7 @@ from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.sources import SOURCES, import_function
-from sizer.errors import TraceError
+from sizer.errors import Refusal, RequestError, TraceError, quote
 from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced
@@ -35,6 +35,7 @@ from sizer.tracing.batch_lines import trace_lines
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
 from sizer.tracing.cuda.size_oracle import oracle_name
 from sizer.tracing.device import Device
+from sizer.tracing.meta.missing_kernels import missing_kernel
 from sizer.tracing.meta.optimizers import check_installed
 from sizer.tracing.stages import StageTraces
 from sizer.tracing.steps import EACH, Work
@@ -168,6 +169,7 @@ class Tracer:
             try:
                 return self._tapes.sized(found).family.at(batch)
             except NotTracedError:
+                check_kernels(found.failure, dtype)
                 raise TraceError(found.failure) from None
             except ValueError as error:  # so large that no integer of 64 bits holds its bytes
                 raise TraceError(str(error)) from error
@@ -184,6 +186,7 @@ class Tracer:
             alone = Traced(family=family, failure=failure, kernels=device.kernels(), decisions=device.decisions())
             self._tapes.keep(dtype, alone, at_batch=batch)
         if alone.failure:
+            check_kernels(alone.failure, dtype)
             raise TraceError(alone.failure)
         return self._tapes.sized(alone).family.at(batch)
 
@@ -332,6 +335,15 @@ class Tracer:
         if not brain.family.lines or brain.halves_differ:
             return None
         return brain.with_dtype("float16", instead_of="bfloat16")
+
+
+def check_kernels(failure: str, dtype: str) -> None:
+    """Raise RequestError for the key `dtype` if a trace failed because an operator has no kernel for it."""
+    if (missing := missing_kernel(failure)) is None:
+        return
+    todo = f"remove it, or ask for float32 or amp-{dtype.removeprefix('amp-')}"
+    refusal = Refusal(key="dtype", given=quote(dtype), allowed=f"dtypes with a kernel: {missing}", todo=todo)
+    raise RequestError(refusals=[refusal])
 
 
 def answers_of(gpu: Gpu) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
 from sizer.commands.text import format_table
-from sizer.memory.decision import LeverReport, LeverRow
+from sizer.memory.decision import LeverReport, LeverRow, saves
 from sizer.units import format_bytes
 
 
@@ -43,6 +43,10 @@ def format_levers(found: LeverReport, width: int | None = None) -> Iterator[str]
     for row in rows:
         if row.cell is None:
             yield f"{row.title}: {row.reason}"
+        elif row.effect and not saves(row, base):
+            yield f"{row.title} saves nothing: {row.effect}"
+        elif row.effect:
+            yield f"{row.title}: {row.effect}"
     for text in found.useless:
         yield f"Does not help: {text}"
     for row in rows:

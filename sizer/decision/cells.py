@@ -18,7 +18,7 @@ from sizer.memory.unbounded import find_unbounded
 from sizer.model import Counted, Progress
 from sizer.request import Request, format_query, gpu_of, parse_query
 from sizer.scopes import as_traced
-from sizer.tracer import Traced, Tracer, answers_of
+from sizer.tracer import Traced, Tracer, answers_of, check_kernels
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 
 CANNOT = (RequestError, BuildError, TraceError)  # what a question may be refused for that was made of one that was not
@@ -93,6 +93,7 @@ class Cells:
         (dtype,) = request.dtypes
         traced = self.tracer(request).trace(dtype, request.batches)
         if not traced.family.covered(request.batches):
+            check_kernels(traced.failure, dtype)
             raise TraceError(traced.failure)
         return traced
 

@@ -14,6 +14,7 @@ from itertools import combinations
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.effects import describe_effect
 from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.errors import RequestError
 from sizer.kept import Kept
@@ -53,12 +54,14 @@ def levers(
         base=cells.cell(request),
         useless=tuple(_useless(request, base)),
         pending=tuple(lever.key for lever, _ in offered),
+        pending_titles=tuple(lever.title(changed) for lever, changed in offered),
     )
     yield report
     for number, (lever, changed) in enumerate(offered, 1):
         report_progress(f"{lever.title(changed)}, {number} of {len(offered)}")
-        row = _row(lever, changed, cells, request)
-        report = replace(report, rows=(*report.rows, row), pending=report.pending[1:])
+        row = _row(lever, changed, cells, request, base)
+        left = {"pending": report.pending[1:], "pending_titles": report.pending_titles[1:]}
+        report = replace(report, rows=(*report.rows, row), **left)
         yield report
     if base.fits is True:
         yield replace(report, search="It fits as it is.")
@@ -66,13 +69,13 @@ def levers(
     yield from _search(report, [lever for lever, _ in offered], request, cells, report_progress)
 
 
-def _row(lever: Lever, changed: Request, cells: Cells, request: Request) -> LeverRow:
+def _row(lever: Lever, changed: Request, cells: Cells, request: Request, base: Estimate) -> LeverRow:
     try:
         if lever.key == "batch":
-            changed = _largest_fitting(changed, cells, below=request.batches[0])
-        cell, reason = cells.cell(changed), ""
+            changed = _largest_fitting(changed, cells, of=request)
+        cell, reason, effect = cells.cell(changed), "", describe_effect(lever.key, base, cells.estimate(changed))
     except CANNOT as error:
-        cell, reason = None, why(error)
+        cell, reason, effect = None, why(error), ""
     return LeverRow(
         key=lever.key,
         title=lever.title(changed),
@@ -81,6 +84,7 @@ def _row(lever: Lever, changed: Request, cells: Cells, request: Request) -> Leve
         query=format_query(changed),
         cell=cell,
         reason=reason,
+        effect=effect,
     )
 
 
@@ -95,18 +99,28 @@ def _changed(lever: Lever, request: Request, known: Counted) -> Request | None:
         return None
 
 
-def _largest_fitting(request: Request, cells: Cells, *, below: int) -> Request:
-    """The question at the largest batch size that fits and is smaller than `below`; at the model's smallest where none is known.
+def _largest_fitting(request: Request, cells: Cells, *, of: Request) -> Request:
+    """Return the question at the largest batch size that fits and is smaller than that of the question `of`, whose change it is.
 
-    Of work that is not affine in the batch it is the last one that fits of the smallest, twice that, and so on.
+    In training it divides that batch size, so that accumulated passes have as many samples. At the model's smallest batch size if
+    no other is known to fit. Of work that is not affine in the batch, powers of two times the smallest are tried.
     """
-    smallest, found = cells.counted(request).smallest, 0
+    smallest, found, (below,) = cells.counted(request).smallest, 0, of.batches
     with suppress(*CANNOT):  # what was found before stands
         found = cells.largest_batch(request).batch or 0
         if found == smallest and not cells.is_affine(request):
             while 2 * found < below and cells.fits(accumulated(request, 2 * found)) is True:
                 found *= 2
-    return accumulated(request, max(min(found, below - 1), smallest))
+    largest = max(min(found, below - 1), smallest)
+    if not MODES[request.mode].trains:
+        return accumulated(request, largest)
+    whole = replace(request, batches=of.batches, accumulate=of.accumulate)
+    divisors = [batch for batch in range(largest, smallest - 1, -1) if below % batch == 0]
+    with suppress(*CANNOT):
+        for batch in divisors:
+            if cells.fits(accumulated(whole, batch)) is True:
+                return accumulated(whole, batch)
+    return accumulated(whole, divisors[-1] if divisors else largest)
 
 
 # ------------------------------------------------------------------------------------------------------ the smallest set
@@ -133,19 +147,33 @@ def _search(
         if least
         else "none can be traced"
     ]
+    adapted_sets: list[LeverSet] = []
     for adapter in (lever for lever in offered if lever.key in ADAPTERS and lever.key in able):
         adapted = adapter.change(request, cells.counted(request))
         known = cells.counted(adapted)
         beside = [lever for lever in LEVERS if lever.key not in OTHER_WORK and _changed(lever, adapted, known)]
         found, _ = sets.fewest(beside, adapter)
         if found is not None:
-            yield replace(report, smallest=found, search=f"The same work does not fit: {needs[0]}.")
-            return
-        if least := sets.least(beside, adapter):
+            adapted_sets.append(found)
+        elif least := sets.least(beside, adapter):
             needs.append(f"with {adapter.title(adapted).replace('A ', 'a ', 1)} {least}")
+    if adapted_sets:
+        best = min(adapted_sets, key=_order)
+        yield replace(report, smallest=best, search=f"The same work does not fit: {needs[0]}.")
+        return
     total = format_bytes(find_gpu(request.gpu).total_bytes)
     ends = f"the device has {total}. Split the model over several devices, or take a larger one."
     yield replace(report, search=f"No set of these changes makes it fit for sure: {', '.join(needs)}; {ends}")
+
+
+PRICES = {lever.key: lever.price for lever in LEVERS}
+DEAREST = max(lever.price for lever in LEVERS if lever.key not in OTHER_WORK)  # half the context, half the resolution
+
+
+def _order(found: LeverSet) -> tuple[int, int, int]:
+    """Return the order of sets: those that keep the sizes of the work, then fewer changes, then a lower price."""
+    prices = [PRICES[key] for key in found.keys if key not in OTHER_WORK]
+    return prices.count(DEAREST), len(prices), sum(prices)
 
 
 class _Sets:
@@ -156,6 +184,18 @@ class _Sets:
 
     def fewest(self, useful: list[Lever], *first: Lever) -> tuple[LeverSet | None, str]:
         """The fewest of the useful levers that fit together with the first ones, and how they were found; None where none do.
+
+        Levers that halve the sequence or the image are in the set only if no set fits without them.
+        """
+        keeping = [lever for lever in useful if lever.price < DEAREST]
+        if len(keeping) < len(useful):
+            found, search = self._fewest(keeping, *first)
+            if found is not None:
+                return found, search
+        return self._fewest(useful, *first)
+
+    def _fewest(self, useful: list[Lever], *first: Lever) -> tuple[LeverSet | None, str]:
+        """The fewest of the levers that fit together with the first ones.
 
         Sets of one and two are all tried. For more, levers are taken away, the dearest first, from all of them as long as it fits.
         """
@@ -200,7 +240,7 @@ class _Sets:
             if self._cells.fits(question) is not True:
                 return None
             if any(lever.key == "batch" for lever in chosen):
-                question = _largest_fitting(question, self._cells, below=self._request.batches[0])
+                question = _largest_fitting(question, self._cells, of=self._request)
             keys = tuple(lever.key for lever in chosen)
             return LeverSet(keys=keys, query=format_query(question), cell=self._cells.cell(question))
         except CANNOT:

@@ -44,7 +44,10 @@ def cell_of(estimate: Estimate) -> Cell:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverRow:
     """One thing to change: its `query` is the question with it, `cell` that question's own estimate, None where it has none for
-    `reason`. `cost` says what is paid for it, `code` is the change in PyTorch."""
+    `reason`. `cost` says what is paid for it, `code` is the change in PyTorch.
+
+    `effect` says in words what it changes: why it saves nothing, or what it saves in reserved memory.
+    """
 
     key: str
     title: str
@@ -53,6 +56,7 @@ class LeverRow:
     query: str
     cell: Cell | None = None
     reason: str = ""
+    effect: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,8 @@ class LeverReport:
     """What changes what for one dtype and batch size, `base`.
 
     `smallest` is None where the work fits as it is, as long as it is searched, and where nothing was found. `search` says which,
-    in words. `useless` are well-known changes that do not help, each with its reason. `pending` are the levers to come.
+    in words. `useless` are well-known changes that do not help, each with its reason. `pending` are the levers to come, and
+    `pending_titles` their titles.
     """
 
     query: str
@@ -79,6 +84,15 @@ class LeverReport:
     search: str = ""
     useless: tuple[str, ...] = ()
     pending: tuple[str, ...] = ()
+    pending_titles: tuple[str, ...] = ()
+
+
+SETTLED = 0.005  # of the process: a change that saves less saves nothing worth a row
+
+
+def saves(row: LeverRow, base: Cell) -> bool:
+    """Return True if a change makes the process smaller by more than rounding."""
+    return row.cell is not None and row.cell.process_bytes < base.process_bytes * (1 - SETTLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

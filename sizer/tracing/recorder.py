@@ -163,7 +163,7 @@ class Recorder(TorchDispatchMode):
         kernel = rules.kernels.get(func)
         plan = self._plans[func] = _Plan(
             name=name,
-            check=rules.checks.get(func),
+            check=rules.checks.get(func) or rules.checks.get(name),
             handler=rules.handlers.get(func) or rules.handlers.get(name),
             instead=partial(kernel, self.device) if kernel else composite.parts(func, self.device.kind, rules.known),
             shortcut=rules.shortcuts.get(func),

@@ -50,6 +50,7 @@ from sizer.tracing.meta import (
     grouped,
     in_place,
     losses,
+    missing_kernels,
     norm_shortcuts,
     quanto,
     shortcuts,
@@ -61,8 +62,8 @@ from sizer.tracing.values.handler import Handler
 from sizer.versions import Version
 
 _EVERYWHERE = (
-    stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, formulas, norm_shortcuts, quanto,
-    shortcuts,
+    stand_ins, indexing, routing, boxes, collectives, ctc, grouped, in_place, composite, dtypes, formulas, missing_kernels,
+    norm_shortcuts, quanto, shortcuts,
 )  # fmt: skip
 # The modules whose tables are a device's rules.
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {

@@ -9,10 +9,10 @@ import pandas as pd
 
 from sizer.catalogue.gpus import Gpu
 from sizer.memory.estimate import Estimate
+from sizer.memory.phases import PHASE_TITLES
 from sizer.memory.tape import CATEGORIES
 from sizer.ui.palette import COLOURS, INK
 from sizer.ui.peak_kinds import PeakKind, parts
-from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.scale import Scale, scale_for
 
 TIME_AXIS = alt.Axis(title="allocations and releases, in order", labels=False, ticks=False, grid=False, labelPadding=14)

@@ -13,11 +13,11 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.comparison.row import Row
 from sizer.device.record.measurement import DeviceOutOfMemory
 from sizer.memory.advice import PHRASES
+from sizer.memory.phases import PHASE_TITLES, inside
 from sizer.ui import remarks
 from sizer.ui.comparison_details import HEADINGS, format_seconds, show_details
 from sizer.ui.drawing import draw
 from sizer.ui.palette import HELD, TINTS
-from sizer.ui.phases import PHASE_TITLES, inside
 from sizer.ui.quantities import (
     PEAKS,
     TENSORS,

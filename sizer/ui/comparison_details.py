@@ -12,11 +12,11 @@ from pandas.io.formats.style import Styler
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.measurement import Spread, Timing, Transfer
 from sizer.errors import RequestError
+from sizer.memory.phases import PHASE_TITLES
 from sizer.request import parse_query
 from sizer.ui import remarks
 from sizer.ui.exports import offer_download
 from sizer.ui.links import measure_command
-from sizer.ui.phases import PHASE_TITLES
 from sizer.ui.quantities import device_title
 from sizer.ui.tabs import show_tabs
 from sizer.units import counted, format_bytes

@@ -9,10 +9,21 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from sizer.catalogue.modes import MODES
 from sizer.errors import SizerError
-from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LeverRow, Limit, LimitReport, describe_fitting
+from sizer.memory.decision import (
+    Cell,
+    DeviceReport,
+    DeviceRow,
+    LeverReport,
+    LeverRow,
+    Limit,
+    LimitReport,
+    describe_fitting,
+    saves,
+)
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import VERDICTS
 from sizer.request import Request, format_query
@@ -29,7 +40,7 @@ from sizer.ui.turns import result_of
 from sizer.units import format_bytes
 
 POLL_SECONDS = 0.5
-SETTLED = 0.005  # of the process: a change that saves less is named, and has no row of its own
+SMALLEST_HEIGHT = 104  # pixels: three lines
 PRICE = "Price per hour"
 EACH = "Per hour and sample"
 ENDED = "decided"  # of the session: the answer that was shown last, once it has ended
@@ -121,40 +132,52 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
 
 
 def _show_levers(found: LeverReport, request: Request) -> None:
-    base = found.base.process_bytes
+    """Show a row for each change, in one order from the first figure to the last, so that no button moves under the mouse."""
     _show_smallest(found, request)
-    rows = [row for row in found.rows if row.cell is not None and row.cell.process_bytes < base * (1 - SETTLED)]
-    for row in sorted(rows, key=lambda row: row.cell.process_bytes):
-        _show_lever(row, base, request)
-    others = [row.title for row in found.rows if row.cell is not None and row not in rows]
-    if others:
-        st.caption(f"These save nothing here: {', '.join(others)}.")
     for row in found.rows:
-        if row.cell is None:
-            st.caption(f"{row.title}: {row.reason}")
+        _show_lever(row, found.base, request)
+    for title in found.pending_titles:
+        with _lever_row()[0]:
+            st.caption(f"{title} …")
     for text in found.useless:
         st.caption(text)
 
 
 def _show_smallest(found: LeverReport, request: Request) -> None:
-    if found.smallest is None:
-        if found.search and found.base.fits is not True:
-            st.info(found.search)
+    """Show the fewest changes that make the work fit, in a box that has its height before they are known."""
+    if found.base.fits is True:
         return
-    titles = {row.key: row.title for row in found.rows}
-    changes = " and ".join(titles[key] for key in found.smallest.keys)
-    with st.container(horizontal=True, vertical_alignment="center", border=True):
-        process = format_bytes(found.smallest.cell.process_bytes)
-        st.markdown(f"**To make it fit: {changes}.** The process then takes {process}. {found.search}", width="stretch")
-        offer("Apply all", found.smallest.query, request, "apply_smallest")
+    with st.container(horizontal=True, vertical_alignment="center", border=True, height=SMALLEST_HEIGHT):
+        if found.smallest is not None:
+            titles = {row.key: row.title for row in found.rows}
+            changes = " and ".join(titles[key] for key in found.smallest.keys)
+            process = format_bytes(found.smallest.cell.process_bytes)
+            st.markdown(f"**To make it fit: {changes}.** The process then takes {process}. {found.search}", width="stretch")
+            offer("Apply all", found.smallest.query, request, "apply_smallest")
+        else:
+            st.markdown(found.search or "Looking for the fewest changes that make it fit …", width="stretch")
 
 
-def _show_lever(row: LeverRow, base: int, request: Request) -> None:
-    title, saves, comes_to, costs, code, apply = st.columns([3, 1.3, 1.5, 4, 1.1, 1], vertical_alignment="center")
-    title.markdown(f"**{row.title}**")
-    saves.text(f"−{format_bytes(base - row.cell.process_bytes)}")
+def _lever_row() -> list[DeltaGenerator]:
+    return st.columns([3, 1.3, 1.5, 4, 1.1, 1], vertical_alignment="center")
+
+
+def _show_lever(row: LeverRow, base: Cell, request: Request) -> None:
+    title, saved, comes_to, costs, code, apply = _lever_row()
+    if row.cell is None:
+        title.caption(row.title)
+        saved.caption("refused")
+        costs.caption(row.reason)
+        return
+    useful = saves(row, base)
+    (title.markdown if useful else title.caption)(f"**{row.title}**" if useful else row.title)
     comes_to.text(f"{MARKS[row.cell.verdict]} {format_bytes(row.cell.process_bytes)}")
-    costs.caption(f"{row.cost[0].upper()}{row.cost[1:]}.")
+    if not useful:
+        saved.caption("saves nothing")
+        costs.caption(row.effect)
+        return
+    saved.text(f"−{format_bytes(base.process_bytes - row.cell.process_bytes)}")
+    costs.caption(f"{row.cost[0].upper()}{row.cost[1:]}. {row.effect}".strip())
     with code.popover("Code"):
         st.code(row.code, language="python")
     with apply:

@@ -11,6 +11,7 @@ from sizer.memory.advice import PHRASES, describe_process
 from sizer.memory.caveats import caveats
 from sizer.memory.download import describe_download
 from sizer.memory.estimate import Estimate
+from sizer.memory.phases import inside
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.capacity import share_of
@@ -18,7 +19,6 @@ from sizer.ui.drawn import drawn_once
 from sizer.ui.known import largest_batch
 from sizer.ui.palette import marked
 from sizer.ui.peak_kinds import PEAK_KINDS
-from sizer.ui.phases import inside
 from sizer.ui.remarks import show_lines
 from sizer.units import counted, format_bytes, format_count
 

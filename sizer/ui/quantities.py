@@ -6,8 +6,8 @@ import re
 
 from sizer.device.comparison.row import TENSORS, Row
 from sizer.device.record.measurement import DeviceFacts
+from sizer.memory.phases import PHASE_TITLES
 from sizer.ui.palette import HELD, MARKS
-from sizer.ui.phases import PHASE_TITLES
 
 PEAKS = {
     "peak_allocated_bytes": "peak allocated",

@@ -11,6 +11,7 @@ import streamlit as st
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.memory.estimate import Estimate
+from sizer.memory.phases import inside
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE
 from sizer.request import Request
@@ -26,7 +27,6 @@ from sizer.ui.headline import show_badge, show_counts, show_figures, show_headli
 from sizer.ui.links import offer_copy, show_link, show_measure_link
 from sizer.ui.peak import show_peak
 from sizer.ui.peak_kinds import PeakKind
-from sizer.ui.phases import inside
 from sizer.ui.tabs import show_tabs
 from sizer.units import format_bytes
 

@@ -9,6 +9,7 @@ from pandas.io.formats.style import Styler
 from sizer.memory.census import Census, TensorRow
 from sizer.memory.estimate import Estimate
 from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
+from sizer.memory.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.memory.report import Report
 from sizer.request import Request
 from sizer.ui.drawn import drawn_once, made_once
@@ -16,7 +17,6 @@ from sizer.ui.focus import ask_peak_kind, look_at
 from sizer.ui.known import largest_batch
 from sizer.ui.palette import MARKS, TINTS
 from sizer.ui.peak_kinds import PeakKind
-from sizer.ui.phases import PHASE_ENDS, PHASE_TITLES
 from sizer.ui.scale import GIBIBYTES, scale_for
 from sizer.ui.styled import worked_out
 from sizer.units import format_bytes, format_more
@@ -41,8 +41,14 @@ REAL = (
 
 def fits_frame(request: Request, report: Report, kind: PeakKind) -> pd.DataFrame:
     """The dtype × batch table in words ("✓ 3.02", in GiB), with the largest batch that fits at its end."""
-    rows = [_fits_row(dtype, request, report, kind) for dtype in request.dtypes]
-    return pd.DataFrame(rows, index=list(request.dtypes), columns=_columns(request))
+    dtypes = shown_dtypes(report)
+    rows = [_fits_row(dtype, request, report, kind) for dtype in dtypes]
+    return pd.DataFrame(rows, index=list(dtypes), columns=_columns(request))
+
+
+def shown_dtypes(report: Report) -> tuple[str, ...]:
+    """Return the dtypes that have a row: those asked for, without those that the model has no kernels for."""
+    return tuple(report.request["dtypes"])
 
 
 def _columns(request: Request) -> list[str]:
@@ -69,14 +75,15 @@ def show_fits(request: Request, report: Report, focus: Estimate | None) -> PeakK
         st.markdown("**At the peak**, in GiB, per dtype and batch size", width="content")
         kind = ask_peak_kind()
     st.caption("Choose a cell to look at it.")
-    selected = [] if focus is None else [(request.dtypes.index(focus.dtype), str(focus.batch))]
+    dtypes = shown_dtypes(report)
+    selected = [] if focus is None else [(dtypes.index(focus.dtype), str(focus.batch))]
     st.session_state[CELLS] = {"selection": {"rows": [], "columns": [], "cells": selected}}
-    largest = tuple(str(largest_batch(request, report, dtype)) for dtype in request.dtypes)
+    largest = tuple(str(largest_batch(request, report, dtype)) for dtype in dtypes)
     styler = _styled_fits(request, report, kind, focus, largest)
     st.dataframe(
         styler,
         key=CELLS,
-        on_select=lambda: _take_cell(request.dtypes),
+        on_select=lambda: _take_cell(dtypes),
         selection_mode="single-cell",
         height="content",
         column_config=dict.fromkeys(_columns(request), st.column_config.TextColumn(alignment="right")),

@@ -16,7 +16,7 @@ from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK
 from sizer.decision.levers import levers
 from sizer.errors import BuildError, RequestError
 from sizer.memory.codec import decode, encode
-from sizer.memory.decision import LeverReport
+from sizer.memory.decision import LeverReport, saves
 from sizer.request import format_query, parse_query
 from tests.decision.questions import (
     ADAPTED,
@@ -33,6 +33,39 @@ from tests.decision.questions import (
     anew,
     fits_by_its_own_trace,
 )
+
+HALVED = "arch=torchvision:resnet18&image=96&dtype=float32&batch=%d&gpu=custom:3GiB@8.9"
+
+
+@pytest.mark.parametrize("batch", [512, 500, 509])
+def test_accumulated_batches_divide_the_batch(batch):
+    row = next(row for row in asked(HALVED % batch)[-1].rows if row.key == "batch")
+    smaller = parse_query(row.query)
+    if batch == 509:  # a prime number
+        assert smaller.batches[0] < 509 <= smaller.batches[0] * smaller.accumulate
+        return
+    assert smaller.batches[0] * smaller.accumulate == batch
+    assert row.cell.fits is True
+    twice = next(size for size in range(smaller.batches[0] + 1, batch + 1) if batch % size == 0)
+    assert twice == batch or fits_by_its_own_trace(row.query, batches=(twice,)) is not True
+
+
+def test_a_lever_that_saves_nothing_says_why(grown):
+    base = grown[-1].base
+    for row in grown[-1].rows:
+        if row.cell is not None and (row.key == "expandable" or not saves(row, base)):
+            assert row.effect.endswith("."), row.key
+    segments = next(row for row in grown[-1].rows if row.key == "expandable")
+    assert segments.effect.startswith("Reserved memory ")
+
+
+def test_a_dtype_without_kernels_has_its_reason():
+    query = TRACED_EACH.replace("gpu=custom:2GiB@8.0", "gpu=rtx-4060-8gb")
+    row = next(row for row in asked(query)[-1].rows if row.key == "bfloat16")
+    assert row.cell is None
+    assert "torchvision's operator nms has no bfloat16 kernel" in row.reason
+    with pytest.raises(RequestError, match="nms has no bfloat16 kernel"):
+        list(levers(parse_query(query.replace("float32", "bfloat16"))))
 
 
 @cache
@@ -69,7 +102,7 @@ def test_smaller_batches_are_accumulated():
     row = next(row for row in asked(four)[-1].rows if row.key == "batch")
     smaller = parse_query(row.query)
     (batch,) = smaller.batches
-    assert smaller.accumulate == -(-4 // batch) > 1  # as many passes as 4 samples take
+    assert smaller.accumulate * batch == 4 and smaller.accumulate > 1
     row = next(row for row in list(levers(parse_query(SERVED)))[-1].rows if row.key == "batch")
     assert parse_query(row.query).accumulate == 1
 

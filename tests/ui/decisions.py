@@ -43,7 +43,13 @@ def levers_for(query: str) -> LeverReport:
     saved = (("checkpointing", 4, True), ("sgd", 9, False), ("fused", 10, False))
     rows = tuple(
         LeverRow(
-            key=key, title=key.title(), cost="time", code=f"{key}()", query=checkpointed, cell=cell(query, size, fits)
+            key=key,
+            title=key.title(),
+            cost="time",
+            code=f"{key}()",
+            query=checkpointed,
+            cell=cell(query, size, fits),
+            effect="The peak stays." if size == 10 else "",
         )
         for key, size, fits in saved
     )

@@ -22,17 +22,56 @@ SMALL_GPU = "custom:2GiB@8.0"  # which nothing here fits, so that what to change
 QUERY = "arch=torchvision:resnet50&dtype=float32&batch=32"
 
 
-def test_levers_are_shown_with_what_they_save_the_most_first(client, open_page):
+def test_levers_are_shown_with_what_they_save(client, open_page):
     page = open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU)
     shown = markup(page)
     assert shown.index("**Checkpointing**") < shown.index("**Sgd**")
     assert "−6.00 GiB" in texts(page)
     assert "✕ 9.00 GiB" in texts(page)
-    assert "These save nothing here: Fused." in shown
-    assert "Image: image must be 224" in shown
+    assert "saves nothing" in shown and "The peak stays." in shown
+    assert "image must be 224" in shown
     assert "empty_cache() does not help." in shown
     assert "**To make it fit: Checkpointing.** The process then takes 4.00 GiB." in shown
     assert "checkpointing()" in [code.value for code in page.code]
+
+
+def growing() -> None:
+    from dataclasses import replace
+
+    import streamlit as st
+
+    from sizer.request import parse_query
+    from sizer.ui.decision import _show_levers
+    from tests.ui.decisions import levers_for
+
+    query = "arch=torchvision:resnet50&dtype=float32&batch=32"
+    whole = levers_for(query)
+    count = st.session_state["count"]
+    left = {"pending": ("x",) * (4 - count), "pending_titles": tuple(row.title for row in whole.rows[count:])}
+    search = {} if count == 4 else {"smallest": None, "search": ""}
+    _show_levers(replace(whole, rows=whole.rows[:count], **left, **search), parse_query(query))
+
+
+def test_every_lever_has_its_place_from_the_beginning():
+    places = []
+    for count in range(5):
+        page = AppTest.from_function(growing)
+        page.session_state["count"] = count
+        page.run()
+        assert not page.exception
+        found = [text.value for text in (*page.markdown, *page.caption)]
+        places.append([next(i for i, block in enumerate(rows_of(page)) if name in block) for name in NAMES])
+        assert ("Looking for the fewest changes" in " ".join(found)) == (count < 4)
+    assert places == [places[-1]] * 5
+
+
+NAMES = ("Checkpointing", "Sgd", "Fused", "Image")
+
+
+def rows_of(page: AppTest) -> list[str]:
+    """Return the texts of each row of columns, in their order."""
+    columns = [[element.value for element in (*column.markdown, *column.caption)] for column in page.columns]
+    return [" ".join(text for column in columns[first : first + 6] for text in column) for first in range(0, len(columns), 6)]
 
 
 def test_nothing_is_computed_for_a_question_that_fits_before_it_is_asked_for(client, open_page):

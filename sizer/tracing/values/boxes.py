@@ -41,7 +41,7 @@ def non_maximum_suppression(recorder: HandlerContext, func: Any, args: tuple, kw
         work = (_on_cpu if recorder.device.kind == "cpu" else _on_gpu)(boxes, scores)
     if recorder.values.all_known([boxes, scores]):
         note_assumption(recorder, [boxes, scores])
-        kept = recorder.values.run(func, args, kwargs)
+        kept = recorder.values.run(_in_float32, args, kwargs)
         text = recorder.values.assumption([boxes, scores])
     else:
         recorder.stand_in(KEPT)
@@ -51,6 +51,11 @@ def non_maximum_suppression(recorder: HandlerContext, func: Any, args: tuple, kw
         recorder.values.remember(work[-1], torch.nn.functional.pad(kept, (0, len(boxes) - len(kept))))
         return result
     return on_meta(kept, recorder, text)
+
+
+def _in_float32(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    """Run nms over known boxes on the CPU, which has no kernel for halves."""
+    return torch.ops.torchvision.nms(boxes.float(), scores.float(), threshold)
 
 
 def _on_gpu(boxes: Tensor, scores: Tensor) -> tuple[Tensor, ...]:

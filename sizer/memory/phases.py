@@ -1,4 +1,4 @@
-"""What the page calls the phases of a step, and what has happened at each one's end."""
+"""What reports call the phases of a step, and what has happened at each one's end."""
 
 from __future__ import annotations
 
