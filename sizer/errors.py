@@ -8,6 +8,8 @@
     ├── TraceError        the model was counted, but its step could not be traced               3
     ├── DeviceError       a device was asked for that is not there or cannot do the work        4
     └── JobError          the job was cancelled, hit a limit or crashed                         1
+        ├── QueueFullError    too many jobs run or wait                                         1
+        └── TimeLimitError    the job took longer than it may                                   1
 
 Each message is one line. `SizerError.exit_status` is what the command line returns.
 """
@@ -114,6 +116,14 @@ class JobError(SizerError):
     """The job did not deliver: it was cancelled, hit a limit of time or memory, or crashed."""
 
     exit_status = 1
+
+
+class QueueFullError(JobError):
+    """Too many jobs run or wait."""
+
+
+class TimeLimitError(JobError):
+    """The job took longer than it may."""
 
 
 def fold(what: str, given: str | None = None, allowed: str | None = None, todo: str | None = None) -> str:

@@ -22,7 +22,7 @@ def test_the_tree_drawn_at_the_top_is_the_tree():
     assert drawn.pop("SizerError") == "status"
     assert statuses.pop("SizerError") == "1"
     assert drawn == statuses
-    assert len(drawn) == 7
+    assert len(drawn) == 9
 
 
 @pytest.mark.parametrize("cls", subclasses(), ids=lambda cls: cls.__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from sizer.errors import JobError
+from sizer.errors import JobError, TimeLimitError
 from sizer.service.settings import Settings
 from sizer.units import format_bytes
 
@@ -19,7 +19,7 @@ def is_crash(status: int) -> bool:
 def too_slow(settings: Settings) -> JobError:
     """It took longer than it may."""
     todo = "try a smaller model, a shorter sequence or fewer batch sizes"
-    return JobError(f"the job was stopped after {settings.wall_seconds:g} s (wall clock)", todo=todo)
+    return TimeLimitError(f"the job was stopped after {settings.wall_seconds:g} s (wall clock)", todo=todo)
 
 
 def too_large(settings: Settings) -> JobError:
@@ -50,7 +50,7 @@ def explain_end(status: int, settings: Settings) -> JobError:
     if name == "SIGALRM":  # the child's own deadline, where this process was too busy to keep it
         return too_slow(settings)
     if name == "SIGXCPU":
-        return JobError(f"the job used more than {settings.cpu_seconds} s of CPU time", todo="try a smaller model")
+        return TimeLimitError(f"the job used more than {settings.cpu_seconds} s of CPU time", todo="try a smaller model")
     if name == "SIGKILL":
         return JobError("the job was killed, probably because the host ran out of memory", todo="try a smaller model")
     return JobError(f"the job crashed ({name})", todo="please report this query as a bug")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sizer.errors import JobError
+from sizer.errors import QueueFullError
 
 AGEING = 0.1  # seconds of rank for each second of waiting
 HALF_LIFE_SECONDS = 300.0  # after which half of what a visitor has used is forgotten
@@ -38,18 +38,18 @@ class Visitor:
 
 
 def check_room(present: Iterable[Visitor], visitor: Visitor, limit: int) -> None:
-    """Raise JobError where `visitor` may not add a job to those of `present`, of which there may be `limit`.
+    """Raise QueueFullError where `visitor` may not add a job to those of `present`, of which there may be `limit`.
 
     One address may hold half of the queue, one session SESSION_JOBS: the rest is for others. The machine's own may hold all.
     """
     present = list(present)
     if len(present) >= limit:
-        raise JobError(f"too many jobs: {len(present)} are running or waiting", todo="try again in a minute")
+        raise QueueFullError(f"too many jobs: {len(present)} are running or waiting", todo="try again in a minute")
     todo = "wait for one of them, or close a page that you need no more"
     if visitor.session and (own := present.count(visitor)) >= SESSION_JOBS:
-        raise JobError(f"too many jobs: {own} of this session are running or waiting", todo=todo)
+        raise QueueFullError(f"too many jobs: {own} of this session are running or waiting", todo=todo)
     if visitor.address and (own := sum(one.address == visitor.address for one in present)) >= max(limit // 2, 1):
-        raise JobError(f"too many jobs: {own} from your address are running or waiting", todo=todo)
+        raise QueueFullError(f"too many jobs: {own} from your address are running or waiting", todo=todo)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
