@@ -22,7 +22,7 @@ try:
     question.show_question(request)
     remarks.show_link_refusals(links.keep_address(request))
     place = st.container()  # of the progress line, so that what follows stays where it is
-    answer = service.begin(request)
+    request, answer = service.begin_or_preset(request)
     if answer.report is not None:
         show_report(request, answer.report, growing=answer.job is not None)
     if answer.report is None or answer.report.focus is None:  # as long as there is no figure yet

@@ -13,7 +13,7 @@ import re
 from decimal import Decimal
 
 from sizer.catalogue.contexts import Context, context_between
-from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.gpus import GPUS, RANGED, Gpu
 from sizer.errors import RefusedValueError, did_you_mean, letters, suggest
 
 CUSTOM = "custom"
@@ -90,7 +90,7 @@ def _unit(text: str) -> str:
 
 def _context(capability: tuple[int, int]) -> Context:
     """What a process holds outside the allocator on any of the catalogue's devices of a capability."""
-    alike = [gpu for gpu in GPUS.values() if gpu.maker == "NVIDIA" and gpu.capability == capability]
+    alike = [gpu for gpu in RANGED if gpu.maker == "NVIDIA" and gpu.capability == capability]
     contexts = [
         Context(
             low_bytes=gpu.context_low_bytes,

@@ -1,6 +1,6 @@
 """The catalogue of devices: how much memory PyTorch sees on each, and what a process holds outside the allocator.
 
-The data is `gpus.csv` beside this file, in display order, a device a row:
+The data is `gpus.csv` and `laptops.csv` beside this file, in display order, a device a row:
 
 | column | what it holds |
 |---|---|
@@ -32,6 +32,7 @@ from sizer.catalogue.contexts import CONTEXTS_BY_MAKER, THREADS_PER_MULTIPROCESS
 Backend = Literal["cuda", "mps", "cpu"]
 MIB = 2**20
 DATA = Path(__file__).with_name("gpus.csv")
+LAPTOPS = Path(__file__).with_name("laptops.csv")  # the same columns
 
 # The capability whose kernels stand for those of AMD's and Intel's devices: like them an A100 has no flash attention by cuDNN, and
 # takes flash and memory-efficient attention, bfloat16 and tensor cores.
@@ -120,14 +121,22 @@ def _rules(row: Mapping[str, str]) -> tuple[tuple[int, int] | None, Context]:
 
 
 def read_rows() -> list[dict[str, str]]:
-    """The rows of `gpus.csv` as text."""
-    with DATA.open(encoding="utf-8", newline="") as file:
+    """Return the rows of `gpus.csv` and `laptops.csv` as text, in display order: makers stand together."""
+    rows = [*_read(DATA), *_read(LAPTOPS)]
+    makers = list(dict.fromkeys(row["maker"] for row in rows))
+    return sorted(rows, key=lambda row: makers.index(row["maker"]))
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 # What traces by the rules of a kind of device, of CUDA's those of a generation, take beside the replays on one device.
 TRACES_WORK = {"cuda": 20, "mps": 60, "cpu": 60}
 GPUS: dict[str, Gpu] = {row["key"]: _gpu(row) for row in read_rows()}
+# The devices that the range of a device of one's own is taken from: rows of `laptops.csv` came later and do not move it.
+RANGED: tuple[Gpu, ...] = tuple(GPUS[row["key"]] for row in _read(DATA))
 
 
 def in_parts(parts: int) -> tuple[tuple[Gpu, ...], ...]:

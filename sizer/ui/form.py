@@ -6,7 +6,7 @@ Each widget's key is the key of the query it stands for; `arch` has one widget f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import streamlit as st
@@ -19,13 +19,18 @@ from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, Source
+from sizer.catalogue.tasks import TASKS, Task, task_of
 from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import canonical_config, encode_config
+from sizer.errors import RequestError
 from sizer.query_keys import KEYS
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import Request, format_query, parse_query
+from sizer.ui.device_choice import OPTIONS, device_title
+from sizer.ui.field_errors import Places
 from sizer.ui.focus import in_focus, look_at
 from sizer.ui.form_model import KEEP, SIZES, Names, ask_model, forget, sizes_of
+from sizer.ui.numbers import read_count, read_tokens
 from sizer.versions import OLDEST, format_version
 
 MODELS_DEFAULT = "the model's default"
@@ -42,7 +47,7 @@ def fill(request: Request) -> None:
     state["source"] = request.source
     state[f"{request.source}_name"] = _name(request)
     texts = dict(item.split("=", 1) for item in format_query(request, complete=True).split("&"))
-    state["mode"], state["dtype"] = request.mode, list(request.dtypes)
+    state["mode"], state["dtype"] = task_of(request.mode, request.train), list(request.dtypes)
     state["batch"] = ", ".join(map(str, request.batches))
     state["seq"], state["image"] = texts.get("seq", ""), texts.get("image", "")
     state["head"] = request.head or ""
@@ -81,23 +86,34 @@ def _name(request: Request) -> str:
 def ask(names: Names, *, for_device: bool = True) -> Request | None:
     """The request that the form states; None while its model is still to be named. Raises SizerError where it is refused.
 
-    `names` are those that packages build, by source. Without `for_device` the form does not ask which device to plan for, and
-    keeps what it was.
+    The order is that of a question: the model, the device and how many of it, the task, then the rest. `names` are those that
+    packages build, by source. Without `for_device` the form does not ask which device to plan for, and keeps what it was.
     """
+    places = Places()
     key = st.selectbox("Model source", list(SOURCES), format_func=_title, key="source", on_change=forget, **KEEP)
     source = SOURCES[key]
     name = ask_model(source, names)
-    modes = [mode for mode in MODES if mode not in source.refuses_modes]
-    if st.session_state["mode"] not in modes:
-        st.session_state["mode"] = modes[0]
-    mode = MODES[_choose("Task", modes, key="mode", format_func=lambda mode: MODES[mode].title)]
-    values = {"mode": mode.key} | _ask_sizes(source, mode) | _ask_task(source, mode, for_device)
+    places.leave("arch", "Model")
+    tasks = [task for task in TASKS.values() if task.mode not in source.refuses_modes]
+    if st.session_state["mode"] not in {task.key for task in tasks}:
+        st.session_state["mode"] = tasks[0].key
+    values = _ask_device(source, MODES[TASKS[st.session_state["mode"]].mode], for_device, places)
+    titles = {task.key: task.title for task in tasks}
+    task = TASKS[_choose("Task", list(titles), key="mode", format_func=titles.get)]
+    mode = MODES[task.mode]
+    values = {"mode": mode.key} | _ask_sizes(source, mode, places) | values
+    values |= _ask_task(source, task, places)
+    values |= _ask_more(source, mode, values, for_device, places)
     if not name.strip():
         return None
     arch = encode_config(canonical_config(name)) if source.entry == "config" else name.strip()
     items = {"arch": f"{source.key}:{arch}"} | values
-    request = _parse(items)
-    return in_focus(_parse(items | more) if (more := _ask_plain(source, request)) else request)
+    try:
+        request = _parse(items)
+        return in_focus(_parse(items | more) if (more := _ask_plain(source, request, places)) else request)
+    except RequestError as error:
+        places.show(error.refusals)
+        raise
 
 
 def _parse(items: dict[str, str]) -> Request:
@@ -105,7 +121,7 @@ def _parse(items: dict[str, str]) -> Request:
     return parse_query("&".join(f"{key}={quote(value, safe='')}" for key, value in given.items()))
 
 
-def _ask_plain(source: Source, request: Request) -> dict[str, str]:
+def _ask_plain(source: Source, request: Request, places: Places) -> dict[str, str]:
     """Return the values of the plain keys that apply to the request, each from a field of its own."""
     rows = {key: row for key, row in PLAIN_KEYS.items() if key not in source.refuses and not row.needs(request)}
     if not rows:
@@ -116,7 +132,7 @@ def _ask_plain(source: Source, request: Request) -> dict[str, str]:
             if row.toggles:
                 values[key] = "01"[st.toggle(row.label, key=key, help=row.allowed, **KEEP)]
             else:
-                values[key] = _text(row.label, row.allowed, key=key, placeholder=row.otherwise)
+                values[key] = _text(row.label, row.allowed, key=key, placeholder=row.otherwise, places=places)
     return values
 
 
@@ -124,53 +140,75 @@ def _title(source: str) -> str:
     return SOURCES[source].title
 
 
-def _ask_sizes(source: Source, mode: Mode) -> dict[str, str]:
+def _ask_sizes(source: Source, mode: Mode, places: Places) -> dict[str, str]:
     chosen = st.pills("Dtypes", DTYPES, selection_mode="multi", key="dtype", help=DTYPE_HELP, **KEEP)
-    batches = st.text_input("Batch sizes", key="batch", help="Whole numbers with commas between.", **KEEP)
-    values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches.strip()}
-    values |= {key: _text(*SIZES[key], key=key) for key in sizes_of(source)}
+    places.leave("dtype", "Dtypes")
+    batches = _text(
+        "Batch sizes", "Whole numbers with commas between.", key="batch", placeholder="1, 2, 4", places=places
+    )
+    values = {"dtype": ",".join(dtype for dtype in DTYPES if dtype in chosen), "batch": batches}
+    for key in sizes_of(source):
+        text = _text(*SIZES[key], key=key, places=places)
+        values[key] = read_tokens(text) if key == "seq" else text
     if mode.generates:
-        values["new"] = _text("New tokens", NEW_HELP, key="new", placeholder="512")
+        values["new"] = read_tokens(_text("New tokens", NEW_HELP, key="new", placeholder="512", places=places))
         values["cache"] = _choose("KV cache", CACHES, key="cache", help=CACHE_HELP)
     return values
 
 
-def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
-    values = {"gpu": _gpu()}
-    if mode.trains:
-        values |= _ask_trained_part()
+def _ask_device(source: Source, mode: Mode, for_device: bool, places: Places) -> dict[str, str]:
+    """Return the device and how many of it work together."""
+    values = {"gpu": _ask_gpu(places) if for_device else _gpu()}
+    # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
+    asked = for_device or st.session_state["parallel"] != "none"
+    if _on_cuda(values["gpu"]) and asked:
+        values |= _ask_ranks(source, mode, places)
+    return values
+
+
+def _ask_task(source: Source, task: Task, places: Places) -> dict[str, str]:
+    """Return what is trained, by which optimizer, and how the weights are held."""
+    mode = MODES[task.mode]
+    values = _ask_trained_part(source, task, places) if mode.trains else {}
     if "weights" not in source.refuses and values.get("train", "adapter") == "adapter":
         titles = {key: row.title for key, row in WEIGHTS.items()}
         values["weights"] = st.selectbox("Weights", list(titles), format_func=titles.get, key="weights", **KEEP)
+        places.leave("weights", "Weights")
     if "optimizer" not in mode.unused:
         values["optimizer"] = st.selectbox("Optimizer", list(OPTIMIZERS), key="optimizer", **KEEP)
+        places.leave("optimizer", "Optimizer")
     if "checkpointing" not in mode.unused:
         st.toggle(
             "Activation checkpointing", key="checkpointing", help="Recompute activations in the backward pass.", **KEEP
         )
         values["checkpointing"] = "01"[st.session_state["checkpointing"]]
-    if for_device:
-        values["gpu"] = _ask_gpu()
-    # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
-    asked = for_device or st.session_state["parallel"] != "none"
-    if _on_cuda(values["gpu"]) and asked:
-        values |= _ask_ranks(source, mode)
+        places.leave("checkpointing", "Activation checkpointing")
+    return values
+
+
+def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: bool, places: Places) -> dict[str, str]:
+    """Return the values of the options that most questions leave as they are; `asked` are those of the fields above."""
+    values: dict[str, str] = {}
     with st.expander("More options"):
         if "optimizer_impl" not in mode.unused:
-            values["optimizer_impl"] = _ask_implementation(values["optimizer"])
+            values["optimizer_impl"] = _ask_implementation(asked["optimizer"])
+            places.leave("optimizer_impl", "Optimizer implementation")
         if mode.trains:
-            values["accumulate"] = _text("Accumulated passes", ACCUMULATE_HELP, key="accumulate", placeholder="1")
+            values["accumulate"] = read_count(
+                _text("Accumulated passes", ACCUMULATE_HELP, key="accumulate", placeholder="1", places=places)
+            )
             chosen = _choose("Outputs in the backward pass", (EITHER, *OUTPUTS), key="outputs", help=OUTPUTS_HELP)
-            values["outputs"] = "" if chosen == EITHER or values.get("pp", "1") not in ("", "1") else chosen
+            values["outputs"] = "" if chosen == EITHER or asked.get("pp", "1") not in ("", "1") else chosen
         if "attention" not in source.refuses:
             values["attention"] = _choose("Attention", ATTENTIONS, key="attention", format_func=ATTENTION_TITLES.get)
         if "inputs" not in source.refuses:
             values["inputs"] = _choose("Inputs", INPUTS, key="inputs", help=INPUTS_HELP)
         if "head" not in source.refuses:
-            values["head"] = _text("Head", "A transformers class, for example LlamaForCausalLM.", key="head")
+            head_help = "A transformers class, for example LlamaForCausalLM."
+            values["head"] = _text("Head", head_help, key="head", places=places)
         if for_device:
-            values["torch"] = _text("PyTorch", TORCH_HELP, key="torch", placeholder="the installed one")
-        if _on_cuda(values["gpu"]):
+            values["torch"] = _text("PyTorch", TORCH_HELP, key="torch", placeholder="the installed one", places=places)
+        if _on_cuda(asked["gpu"]):
             st.toggle("Expandable segments", key="expandable", help=EXPANDABLE_HELP, **KEEP)
             values["expandable"] = "01"[st.session_state["expandable"]]
         if not values.keys() & {"optimizer_impl", "attention", "torch", "expandable"}:
@@ -178,9 +216,14 @@ def _ask_task(source: Source, mode: Mode, for_device: bool) -> dict[str, str]:
     return values
 
 
-def _ask_trained_part() -> dict[str, str]:
+def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, str]:
     """What of the model is trained, and the fields that the adapter takes."""
-    values = {"train": _choose("Train", list(TRAINS), key="train", format_func=TRAINS.get)}
+    if st.session_state["train"] not in task.trains:
+        language = source.package == "transformers"
+        st.session_state["train"] = next(iter(task.trains if language else reversed(task.trains)))
+    if len(task.trains) == 1:
+        return {"train": task.trains[0]}
+    values = {"train": _choose("Train", task.trains, key="train", format_func=TRAINS.get)}
     if values["train"] != "adapter":
         return values
     titles = {key: row.title for key, row in ADAPTERS.items()}
@@ -189,11 +232,11 @@ def _ask_trained_part() -> dict[str, str]:
     fields = {key: field for key, field in ADAPTER_FIELDS.items() if key in row.arguments}
     for key, (label, help_text, placeholder) in fields.items():
         label = "Virtual tokens" if key == "r" and row.learns_prompt else label
-        values[key] = _text(label, help_text, key=key, placeholder=placeholder)
+        values[key] = _text(label, help_text, key=key, placeholder=placeholder, places=places)
     return values
 
 
-def _ask_ranks(source: Source, mode: Mode) -> dict[str, str]:
+def _ask_ranks(source: Source, mode: Mode, places: Places) -> dict[str, str]:
     """How many of the device work on the model together, and the fields that this way of doing so takes."""
     of_use = {
         key: mode.trains or key == "none" or (row.generates if mode.generates else row.infers)
@@ -214,7 +257,7 @@ def _ask_ranks(source: Source, mode: Mode) -> dict[str, str]:
             values[key] = "01"[st.toggle(label, help=help_text, key=key, **KEEP)]
         else:
             label, help_text, placeholder = PARALLEL_FIELDS[key]
-            values[key] = _text(label, help_text, key=key, placeholder=placeholder)
+            values[key] = read_count(_text(label, help_text, key=key, placeholder=placeholder, places=places))
     return values
 
 
@@ -230,14 +273,15 @@ def _on_cuda(gpu: str) -> bool:
     return is_custom(gpu) or GPUS[gpu].backend == "cuda"
 
 
-def _ask_gpu() -> str:
+def _ask_gpu(places: Places) -> str:
     """The key of a device of the catalogue, or of one's own by two fields of their own."""
-    chosen = st.selectbox("Device", [*GPUS, CUSTOM], format_func=_name_of_gpu, key="gpu", **KEEP)
+    chosen = st.selectbox("Device", OPTIONS, format_func=device_title, key="gpu", help=DEVICE_HELP, **KEEP)
     if chosen == CUSTOM:
         memory, capability = st.columns(2)
         memory.text_input("Memory", key="gpu_memory", help=MEMORY_HELP, **KEEP)
         capabilities = [format_capability(one) for one in CAPABILITIES]
         capability.selectbox("Compute capability", capabilities, key="gpu_capability", **KEEP)
+    places.leave("gpu", "Device")
     return _gpu()
 
 
@@ -246,10 +290,6 @@ def _gpu() -> str:
     return (
         f"{CUSTOM}:{state['gpu_memory'].strip()}@{state['gpu_capability']}" if state["gpu"] == CUSTOM else state["gpu"]
     )
-
-
-def _name_of_gpu(key: str) -> str:
-    return "A device of one's own" if key == CUSTOM else GPUS[key].name
 
 
 def _ask_implementation(optimizer: str) -> str:
@@ -264,8 +304,11 @@ def _choose(label: str, options: Sequence[str], **arguments: object) -> str:
     return st.segmented_control(label, options, required=True, width="stretch", **arguments, **KEEP)
 
 
-def _text(label: str, help_text: str, *, key: str, placeholder: str = MODELS_DEFAULT) -> str:
-    return st.text_input(label, key=key, placeholder=placeholder, help=help_text, **KEEP).strip()
+def _text(label: str, help_text: str, *, key: str, places: Places, placeholder: str = MODELS_DEFAULT) -> str:
+    """Return the text of a field, below which there is a place for its error."""
+    text = st.text_input(label, key=key, placeholder=placeholder, help=help_text, **KEEP).strip()
+    places.leave(key, label)
+    return text
 
 
 ADAPTER_FIELDS = {  # label, help, and what holds where the field is empty, by key of the query
@@ -306,6 +349,7 @@ CACHE_HELP = (
     "transformers' cache_implementation: one that grows with every token, or one that is made for all of them at once; offloaded: "
     "on the host but for the layer that is at work; quantized: in 4 bits but for the last tokens, by optimum-quanto."
 )
+DEVICE_HELP = "Type a name, a memory such as 8 GB, or laptop. A device that is not listed is the first entry."
 MEMORY_HELP = "As PyTorch reports it, for example 24GiB or 24084MiB: torch.cuda.get_device_properties(0).total_memory."
 TORCH_HELP = f"The version whose rules are followed: {format_version(OLDEST)} or newer."
 DTYPE_HELP = (

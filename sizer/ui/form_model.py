@@ -8,6 +8,7 @@ import streamlit as st
 
 from sizer.catalogue.presets import PRESETS
 from sizer.catalogue.sources import Source
+from sizer.catalogue.tasks import task_of
 from sizer.config_json import MAX_CONFIG_BYTES, query_of_adapter
 from sizer.errors import ConfigError, SizerError
 from sizer.request import parse_query
@@ -132,7 +133,7 @@ def _take_adapter() -> None:
         return
     if request is None:
         return
-    state["source"], state["hub_name"], state["mode"] = request.source, request.name, request.mode
+    state["source"], state["hub_name"], state["mode"] = request.source, request.name, task_of(request.mode, request.train)
     state["train"], state["adapter"] = request.train, request.adapter
     state["r"], state["alpha"] = str(request.adapter_rank), str(request.adapter_alpha or "")
     state["targets"], state["adapter_dropout"] = ",".join(request.adapter_targets), f"{request.adapter_dropout:g}"

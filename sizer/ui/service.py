@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import streamlit as st
 from streamlit.runtime.scriptrunner import StopException, get_script_run_ctx
 
-from sizer.errors import SizerError
+from sizer.catalogue.presets import PRESETS, Preset
+from sizer.errors import HubError, SizerError
 from sizer.memory.report import Report
 from sizer.request import Request, format_query
 from sizer.service.client import JobClient, shared_client
@@ -124,6 +125,29 @@ def begin(request: Request) -> Answer:
     if known.error is not None and known.report is None:
         raise known.error
     return replace(known, report=known.report and known.report.focused(request.focus))
+
+
+def begin_or_preset(request: Request) -> tuple[Request, Answer]:
+    """Return the request and what is known on it. A repository that the hub does not give is answered by its preset, if it has one.
+
+    Raises SizerError if nothing came of it.
+    """
+    try:
+        return request, begin(request)
+    except HubError as error:
+        if (preset := _preset_of(request)) is None:
+            raise
+        why = f"The config of {preset.hub_id} could not be fetched ({error.what})."
+        st.info(f"{why} The answer is that of the preset {preset.title}.")
+        request = replace(request, source="hf", name=preset.key, revision=None)
+        return request, begin(request)
+
+
+def _preset_of(request: Request) -> Preset | None:
+    """Return the preset of the repository that a request names; None without one."""
+    if request.source != "hub" or request.revision is not None:
+        return None
+    return next((preset for preset in PRESETS.values() if preset.hub_id.lower() == request.name.lower()), None)
 
 
 def _remember(answer: Answer) -> None:

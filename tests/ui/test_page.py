@@ -302,14 +302,19 @@ def test_bad_entry_is_refused_by_name(client, open_page):
     page.text_input(key="batch").set_value("4, many").run()
     assert len(client.requests) == 1
     assert page.error[0].value == "This query was refused."
-    assert texts(page) == [
+    below_the_field = (
+        "'4, many' is not whole numbers from 1 to 65,536, at most 32 of them, with commas between. "
+        "Write for example batch=1,2,4."
+    )
+    assert below_the_field in texts(page.sidebar)
+    assert [text for text in texts(page) if text != below_the_field] == [
         "batch",
         "Given: '4, many'",
         "Allowed: whole numbers from 1 to 65,536, at most 32 of them, with commas between",
         "What to do: write for example batch=1,2,4",
         *(text for text in texts(page) if text.startswith("The last answer, on another question: resnet50")),
     ]
-    assert len(texts(page)) == 5  # the last answer stays, grey
+    assert len(texts(page)) == 6  # the last answer stays, grey
     page.text_input(key="batch").set_value("4").run()
     assert client.requests[-1].batches == (4,)
     assert not page.error
