@@ -30,6 +30,7 @@ MAX_KEY_LENGTH = 256
 MAX_STRING_LENGTH = 10_000
 MAX_LIST_LENGTH = 10_000
 MAX_INTEGER = 2**53
+PRIVATE_NAMES = ("_name_or_path", "name_or_path", "_commit_hash")  # transformers, configuration_utils.py, 5.23
 FLOAT_TAG = "__float__"  # how transformers writes what JSON lacks: configuration_utils.py, _FLOAT_TAG_KEY, 5.23
 
 _FIX = "paste the model's config.json as it is"
@@ -233,8 +234,18 @@ def decode_config(value: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def canonical_config(text: str) -> str:
-    """A config's JSON text in canonical form: strict JSON, keys sorted, no white space. Raises ConfigError."""
-    return json.dumps(read_config(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """A config's JSON text in canonical form: strict JSON, keys sorted, no white space. Raises ConfigError.
+
+    Names of models are left out (`_name_or_path`): links must not tell a private one, and no figure depends on it.
+    """
+    return json.dumps(_without_names(read_config(text)), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _without_names(value: _Json) -> _Json:
+    """Return a config without the names that transformers writes into it, in nested configs too."""
+    if isinstance(value, dict):
+        return {key: _without_names(part) for key, part in value.items() if key not in PRIVATE_NAMES}
+    return [_without_names(part) for part in value] if isinstance(value, list) else value
 
 
 def too_large(given: str) -> ConfigError:

@@ -6,8 +6,9 @@ import time
 import pytest
 
 from sizer import config_json
-from sizer.config_json import canonical_config, read_config
+from sizer.config_json import canonical_config, decode_config, encode_config, read_config
 from sizer.errors import ConfigError
+from sizer.request import format_query, parse_query
 
 
 def nested(depth: int) -> str:
@@ -118,3 +119,13 @@ def test_far_too_many_values_are_refused_before_any_is_parsed(monkeypatch):
 def test_commas_in_texts_are_no_values():
     assert read_config(f'{{"a": "{"," * 9_000}", "b": "{"[" * 9_000}"}}')
     assert len(read_config("{" + ",".join(f'"k{n}": "{"," * 100}"' for n in range(9_000)) + "}")) == 9_000
+
+
+def test_links_hold_no_name_of_a_model():
+    private = {"model_type": "gpt2", "_name_or_path": "acme/secret", "text_config": {"_name_or_path": "/home/me/secret"}}
+    canonical = canonical_config(json.dumps(private))
+    assert "secret" not in canonical
+    assert json.loads(canonical) == {"model_type": "gpt2", "text_config": {}}
+    request = parse_query(f"arch=config:{encode_config(json.dumps(private))}")
+    assert "secret" not in request.config
+    assert "secret" not in decode_config(format_query(request).partition("config:")[2].partition("&")[0])

@@ -45,7 +45,8 @@ def peak(
     )
     yield report
     try:
-        yield replace(report, script=write_script(request, cells.tracer(request)))
+        estimate = cells.estimate(request)
+        yield replace(report, script=write_script(request, cells.tracer(request), estimate=estimate))
     except BuildError as error:
         yield replace(report, no_script=str(error))
 
@@ -59,13 +60,12 @@ def script(
 ) -> str:
     """The PyTorch program that does and measures the one dtype and batch size of a request (sizer.decision.script).
 
-    That of several ranks is for `torchrun`, and prints the estimate beside. Raises as `peak`, and BuildError where there is none.
+    It prints the estimate beside; that of several ranks is for `torchrun`. Raises as `peak`, and BuildError where there is none.
     """
     request = one_cell(request)
     check_scripted(request)
     cells = Cells(request, config=config, kept=kept, progress=progress)
-    estimate = None if request.parallel == "none" else cells.estimate(request)
-    return write_script(request, cells.tracer(request), estimate=estimate)
+    return write_script(request, cells.tracer(request), estimate=cells.estimate(request))
 
 
 def snapshot(

@@ -18,7 +18,7 @@ from sizer.catalogue.parallel import PARALLELS
 from sizer.decision.script_models import Parts, parts_of
 from sizer.decision.script_pipeline import pipeline_lines
 from sizer.decision.script_ranks import DEVICE, command, main_lines, model_lines, rank_imports
-from sizer.decision.script_text import GENERATION, HEAD, INFERENCE, MAIN, TAIL, TRAINING
+from sizer.decision.script_text import GENERATION, HEAD, INFERENCE, MAIN, MAIN_BESIDE, TAIL, TRAINING
 from sizer.decision.script_training import training_imports, training_lines
 from sizer.decision.script_values import value_code
 from sizer.decision.script_weights import is_quantized
@@ -36,7 +36,7 @@ MAX_LETTERS = 60_000
 def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None = None) -> str:
     """The program for the one dtype and batch size of a request, whose model `tracer` has built.
 
-    That of several ranks prints the `estimate` beside what each has held. Raises BuildError where a plain program cannot make the
+    It prints the `estimate` beside what the device has held. Raises BuildError where a plain program cannot make the
     model or its inputs.
     """
     blueprint, module = tracer.built()
@@ -65,11 +65,21 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
         body = _training(request, parts, module, placed=placed) if alone else _pipeline(request, module, example)
     else:
         body = INFERENCE.format(placed=placed, step=_inference_step(request))
-    main = MAIN if estimate is None else main_lines(request, estimate)
+    main = MAIN if estimate is None else _beside(request, estimate)
     script = f"{_head(request, parts, example, blueprint.class_name)}{body}{TAIL}{main}"
     if len(script) > MAX_LETTERS:
         raise BuildError("a script would be too long: it would hold the whole config", given=f"{len(script):,} letters")
     return script
+
+
+def _beside(request: Request, estimate: Estimate) -> str:
+    """Return the end of the script, which prints what the device has held and what was estimated."""
+    if request.parallel != "none":
+        return main_lines(request, estimate)
+    gpu = find_gpu(request.gpu)
+    allocated, reserved = estimate.peak_allocated_bytes, estimate.peak_reserved_bytes
+    of_kind = {"cuda": {"allocated": allocated, "reserved": reserved}, "mps": {"driver": reserved}}
+    return MAIN_BESIDE.format(figures=of_kind.get(gpu.backend, {"allocated": allocated}), gpu=gpu.name)
 
 
 def _head(request: Request, parts: Parts, example: Example, class_name: str) -> str:

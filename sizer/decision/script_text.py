@@ -92,6 +92,16 @@ def measure():
 
 
 """
+MAIN_BESIDE = """\
+ESTIMATED = {figures}  # bytes on the {gpu}
+
+
+if __name__ == "__main__":
+    for name, size in measure().items():
+        estimate = ESTIMATED.get(name)
+        beside = f", estimated {{estimate:,}} bytes ({{100 * (estimate - size) / size:+.2f}} %)" if estimate and size else ""
+        print(f"{{name}} at the peak: {{size:,}} bytes ({{size / 2**30:.2f}} GiB){{beside}}")
+"""
 MAIN = """\
 if __name__ == "__main__":
     for name, size in measure().items():

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
 from sizer.memory.census import Census, ModuleRow
 from sizer.memory.codec import DecodeError, decode, encode, json_names
 from sizer.memory.column import Column
@@ -17,7 +18,7 @@ from sizer.memory.kv_cache import KvCache
 from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.loop_decisions import LoopDecision
 from sizer.memory.table import write_csv
-from sizer.memory.tape import CATEGORIES, PHASES
+from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE, PHASES
 from sizer.memory.timeline import Curve, CurvePoint
 
 SCHEMA = 1
@@ -25,6 +26,8 @@ Scalar = bool | int | float | str | None
 
 _PHASE_NUMBERS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes")
 _OF_EACH_ROW = ("dtypes", "batches")  # of the query; a row has its own
+_OPTIONAL = ("frozen_bytes", "kv_cache_bytes", "host_bytes", "returned_bytes", "retries")  # in CSV only if any estimate has some
+LONGEST_LINK = 8_000  # characters: longer ones do not pass whole through proxies, servers and chat programs
 _NOT_IN_CSV = ("at_peak", "phases", "curve", "out_of_memory", "margins", "communication")
 
 
@@ -111,27 +114,71 @@ class Report:
         """The public JSON as one line of text."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
-    def to_csv(self) -> str:
+    def to_csv(self, *, address: str = "", longest_link: int = LONGEST_LINK) -> str:
         """The estimates as CSV, one row per dtype and batch; headers are the JSON's names, nested ones with dots.
 
-        The last columns are the question, the same in each row.
+        A space in a name is an underscore here. Columns of things that the question does not have, such as a KV cache in training,
+        are left out. The last columns are the device, the largest batch, the link and the question.
+
+        Args:
+            address: of the app that answers links; without it `link` is the query alone.
+            longest_link: characters of a link; longer ones, with a whole config in them, are left out.
         """
-        plain = [spec.name for spec in fields(Estimate) if spec.name not in _NOT_IN_CSV]
-        categories = [f"at_peak.{category}" for category in CATEGORIES]
-        found = {use.phase: None for row in self.estimates for use in row.phases if use.phase not in PHASES}
-        phases = [f"phases.{phase}.{number}" for phase in (*PHASES, *found) for number in _PHASE_NUMBERS]
+        plain = [spec.name for spec in fields(Estimate) if spec.name not in _NOT_IN_CSV and self._has(spec.name)]
+        categories = [f"at_peak.{category}" for category in CATEGORIES if self._holds(category)]
+        known = dict.fromkeys(use.phase for row in self.estimates for use in row.phases)
+        ordered = [*(phase for phase in PHASES if phase in known), *(phase for phase in known if phase not in PHASES)]
+        phases = [f"phases.{phase}.{number}" for phase in ordered for number in _PHASE_NUMBERS]
         question = self._question()
-        rows = (_flatten(row) | question for row in self.estimates)
-        return write_csv([*plain, *categories, *phases, *question], rows)
+        own = ("device_bytes", "largest_batch", "link")
+        rows = (
+            _flatten(row)
+            | {
+                "device_bytes": self.gpu.total_bytes,
+                "largest_batch": str(self.largest_batch(row.dtype)),
+                "link": self._link(row, address, longest_link),
+            }
+            | question
+            for row in self.estimates
+        )
+        columns = [*plain, *categories, *phases, *own, *question]
+        named = ({name.replace(" ", "_"): value for name, value in row.items()} for row in rows)
+        return write_csv([name.replace(" ", "_") for name in columns], named)
+
+    def _has(self, name: str) -> bool:
+        """Return False for an optional figure that no estimate has."""
+        return name not in _OPTIONAL or any(getattr(row, name) for row in self.estimates)
+
+    def _holds(self, category: str) -> bool:
+        """Return False for a category of other questions: nothing of it is in any estimate."""
+        return category not in (FROZEN, KV_CACHE) or any(row.at_peak.get(category) for row in self.estimates)
+
+    def _link(self, row: Estimate, address: str, longest: int) -> str:
+        """Return the link to the cell of an estimate."""
+        items = [item for item in self.query.split("&") if not item.startswith("focus=")]
+        query = "&".join([*items, f"focus={row.dtype}:{row.batch}"])
+        if len(query) > longest:
+            return ""
+        return f"{address}/?{query}" if address else query
 
     def _question(self) -> dict[str, Scalar]:
-        """The model, the device and the values of the query as CSV header -> value, sizes of images as in a query."""
+        """The model, the device and the values of the query as CSV header -> value, sizes of images as in a query.
+
+        Values that the question does not have are left out.
+        """
         values = {
             f"request.{key}": "x".join(map(str, value)) if isinstance(value, tuple) else value
             for key, value in self.request.items()
-            if key not in _OF_EACH_ROW
+            if key not in _OF_EACH_ROW and value is not None and self._asks(key)
         }
         return {"model.name": self.model.name, **values, "gpu.name": self.gpu.name}
+
+    def _asks(self, key: str) -> bool:
+        """Return False for a value of the query that changes nothing in this question."""
+        if key.startswith("adapter"):
+            return self.request.get("train") == "adapter"
+        mode = MODES.get(str(self.request.get("mode")))
+        return mode is None or key not in mode.unused
 
     def modules_csv(self) -> str:
         """The model's modules as CSV, one row each with its own elements and bytes; headers are the JSON's names."""

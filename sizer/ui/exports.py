@@ -11,16 +11,20 @@ from sizer.request import Request
 from sizer.ui.question import file_stem
 
 
-def show_exports(request: Request, report: Report) -> None:
-    """Show the download buttons, files named after the question: estimates and modules as CSV, the whole report as JSON."""
-    stem = file_stem(request)
-    st.markdown("The same numbers as files, sizes in bytes:")
-    with st.container(horizontal=True):
-        offer_download("Estimates (CSV)", report.to_csv, f"{stem}.csv", "text/csv")
-        offer_download("Modules (CSV)", report.modules_csv, f"{stem}-modules.csv", "text/csv")
-        offer_download("Everything (JSON)", report.to_json, f"{stem}.json", "application/json")
+def show_modules_export(request: Request, report: Report) -> None:
+    """Show the button for the model's modules as CSV, sizes in bytes."""
+    offer_download("Modules (CSV)", report.modules_csv, f"{file_stem(request)}-modules.csv", "text/csv")
 
 
-def offer_download(label: str, make: Callable[[], str], file_name: str, mime: str) -> None:
+def offer_download(
+    label: str,
+    make: Callable[[], str | bytes],
+    file_name: str,
+    mime: str,
+    *,
+    disabled: bool = False,
+    help: str | None = None,
+) -> None:
     """Show the button of one file, which `make` makes when it is clicked."""
-    st.download_button(label, data=make, file_name=file_name, mime=mime, on_click="ignore", icon=":material/download:")
+    options = {"on_click": "ignore", "icon": ":material/download:", "disabled": disabled, "help": help}
+    st.download_button(label, data=make, file_name=file_name, mime=mime, **options)

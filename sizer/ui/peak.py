@@ -18,9 +18,10 @@ from sizer.request import Request, format_query
 from sizer.ui import service
 from sizer.ui.charts import legend
 from sizer.ui.drawn import drawn_once
+from sizer.ui.exports import offer_download
 from sizer.ui.headline import sample_size, verdict
 from sizer.ui.icicle import icicle_chart
-from sizer.ui.picture import Summary, alt_text, draw_picture
+from sizer.ui.picture import Summary, alt_text
 from sizer.ui.scale import scale_for
 from sizer.ui.turns import result_of
 from sizer.units import format_bytes
@@ -40,7 +41,7 @@ def show_peak(request: Request, report: Report, estimate: Estimate) -> None:
         found = _ask(cell)
     if isinstance(found, PeakReport):
         _show_found(found)
-        _offer_files(cell, report, estimate, found)
+        _offer_files(cell, report, estimate)
     else:
         st.text(f"It could not be traced: {found}")
 
@@ -109,26 +110,16 @@ def modules_frame(found: PeakReport) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _offer_files(cell: Request, report: Report, estimate: Estimate, found: PeakReport) -> None:
+def _offer_files(cell: Request, report: Report, estimate: Estimate) -> None:
     summary = summary_of(cell, report, estimate)
     stem = re.sub(r"[^\w.-]+", "-", f"sizer-{cell.name or cell.source}-{estimate.dtype}-batch-{estimate.batch}")
-    st.markdown(
-        "**To take along**: the snapshot opens in PyTorch's own viewer, [pytorch.org/memory_viz](https://pytorch.org/memory_viz)"
-    )
-    with st.container(horizontal=True):
-        if report.gpu.backend == "cuda":
-            _offer("Memory snapshot", lambda: _snapshot(cell), f"{stem}.pickle", "application/octet-stream")
-        if found.script:
-            _offer("PyTorch script", found.script, f"{stem}.py", "text/x-python")
-        _offer("Picture (PNG)", lambda: draw_picture(summary, estimate, report.gpu, found), f"{stem}.png", "image/png")
-    if found.no_script:
-        st.text(f"No script: {found.no_script}")
-    st.caption("The picture in words, for the text beside it:")
+    if report.gpu.backend == "cuda":
+        st.markdown(
+            "**To take along**: the snapshot opens in PyTorch's own viewer, [pytorch.org/memory_viz](https://pytorch.org/memory_viz)"
+        )
+        offer_download("Memory snapshot", lambda: _snapshot(cell), f"{stem}.pickle", "application/octet-stream")
+    st.caption("The picture of the row Share in words, for the text beside it:")
     st.code(alt_text(summary, estimate, report.gpu), language=None, wrap_lines=True)
-
-
-def _offer(label: str, data: object, file_name: str, mime: str) -> None:
-    st.download_button(label, data=data, file_name=file_name, mime=mime, on_click="ignore", icon=":material/download:")
 
 
 def _snapshot(cell: Request) -> bytes:

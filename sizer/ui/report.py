@@ -22,11 +22,12 @@ from sizer.ui.decision import show_decision
 from sizer.ui.drawing import draw
 from sizer.ui.drawn import drawn_once
 from sizer.ui.explanation import show_explanation
-from sizer.ui.exports import show_exports
+from sizer.ui.exports import show_modules_export
 from sizer.ui.headline import show_badge, show_counts, show_figures, show_headline
-from sizer.ui.links import offer_copy, show_link, show_measure_link
+from sizer.ui.links import show_link, show_measure_link
 from sizer.ui.peak import show_peak
 from sizer.ui.peak_kinds import PeakKind
+from sizer.ui.share import show_share
 from sizer.ui.tabs import show_tabs
 from sizer.units import format_bytes
 
@@ -61,7 +62,7 @@ def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         show_measure_link(request)
         offer_comparison(request)
-        offer_copy(request)
+    show_share(request, report, focus)
 
 
 def _show_estimates(request: Request, report: Report, focus: Estimate, growing: bool) -> None:
@@ -109,6 +110,11 @@ def _show_step(report: Report, estimate: Estimate) -> None:
     )
 
 
+def _show_modules(request: Request, report: Report) -> None:
+    tables.show_modules(report.model)
+    show_modules_export(request, report)
+
+
 def _show_details(request: Request, report: Report, focus: Estimate | None) -> None:
     """Show the tabs, of which the open one alone is drawn."""
     phases = (
@@ -129,12 +135,11 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
     if report.loop:
         details["Training loop"] = partial(tables.show_loop, report)
     details |= {
-        "Modules": partial(tables.show_modules, report.model),
+        "Modules": partial(_show_modules, request, report),
         "Tensors": partial(tables.show_tensors, report.model),
         "Assumptions": partial(remarks.show_remarks, report),
         "How this was computed": partial(show_explanation, report),
         "Copy link": partial(show_link, request),
-        "Downloads": partial(show_exports, request, report),
     }
     if focus:
         show_tabs(details, key=DETAILS)

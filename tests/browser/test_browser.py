@@ -170,15 +170,18 @@ def test_downloads_equal_the_table(page: Page, app_url: str):
         for row in table(page)[1:]
         for batch, cell in zip(table(page)[0][1:], row[1:], strict=True)
     }
-    page.get_by_role("tab", name="Downloads").click()
-    rows = list(csv.DictReader(io.StringIO(download(page, "Estimates (CSV)"))))
+    rows = list(csv.DictReader(io.StringIO(download(page, "CSV"))))
     assert len(rows) == 4  # two dtypes, two batch sizes
     for row in rows:
         number = f"{int(row['process_bytes']) / GIB:.2f}"
         assert shown[row["dtype"], row["batch"]] == f"✓\N{NO-BREAK SPACE}{number}"
+    assert all(row["link"].startswith(f"{app_url}/?") and " " not in "".join(row) for row in rows)
+    script = download(page, "Script")
+    assert "ESTIMATED = {'allocated': " in script and "import sizer" not in script
+    page.get_by_role("tab", name="Modules").click()
     modules = list(csv.DictReader(io.StringIO(download(page, "Modules (CSV)"))))
     assert sum(int(row["parameters"]) for row in modules) == 11_689_512  # torchvision's count for ResNet-18
-    report = json.loads(download(page, "Everything (JSON)"))
+    report = json.loads(download(page, "JSON"))
     assert [estimate["peak_allocated_bytes"] for estimate in report["estimates"]] == [
         int(r["peak_allocated_bytes"]) for r in rows
     ]

@@ -135,6 +135,10 @@ def test_it_measures_what_was_estimated(written: dict[str, tuple[PeakReport, str
     measured = re.search(r"^allocated at the peak: ([\d,]+) bytes", printed, re.MULTILINE)
     assert measured, printed
     assert int(measured[1].replace(",", "")) == pytest.approx(found.allocated_bytes, rel=HAIR)
+    beside = re.search(r"^allocated at the peak: .*, estimated ([\d,]+) bytes \(([+-][\d.]+) %\)", printed, re.MULTILINE)
+    assert beside, printed
+    assert int(beside[1].replace(",", "")) == found.allocated_bytes
+    assert abs(float(beside[2])) <= 100 * HAIR
 
 
 def test_it_imports_nothing_of_ours():

@@ -198,9 +198,33 @@ def test_the_estimates_as_csv(report):
     first, estimate = rows[0], report.estimates[0]
     assert (first["dtype"], first["batch"], first["fits"]) == ("float32", "4", "true")
     assert int(first["peak_allocated_bytes"]) == estimate.peak_allocated_bytes
-    assert int(first["at_peak.optimizer state"]) == 2048
+    assert int(first["at_peak.optimizer_state"]) == 2048
+    assert not any(" " in name for name in first)
     assert int(first["phases.forward.peak_allocated_bytes"]) == estimate.phases[1].peak_allocated_bytes
     assert "curve" not in first
+
+
+def test_the_csv_has_the_device_the_largest_batch_and_the_link(report):
+    rows = list(csv.DictReader(io.StringIO(report.to_csv(address="https://host"))))
+    for row, estimate in zip(rows, report.estimates, strict=True):
+        assert int(row["device_bytes"]) == report.gpu.total_bytes
+        assert row["verdict"] == estimate.verdict
+        assert row["largest_batch"] == str(report.largest_batch(estimate.dtype))
+        assert row["link"] == f"https://host/?{report.query}&focus={estimate.dtype}:{estimate.batch}"
+    short = list(csv.DictReader(io.StringIO(report.to_csv(longest_link=10))))
+    assert {row["link"] for row in short} == {""}
+
+
+def test_the_csv_has_no_columns_of_other_questions(report):
+    plain = csv.DictReader(io.StringIO(report.to_csv())).fieldnames
+    assert not {"kv_cache_bytes", "at_peak.kv_cache", "at_peak.frozen_parameter", "frozen_bytes", "host_bytes"} & set(plain)
+    assert not [name for name in plain if name.startswith("phases.decode")]
+    cached = replace(report.estimates[0], at_peak={**report.estimates[0].at_peak, "kv cache": 8}, kv_cache_bytes=8)
+    held = csv.DictReader(io.StringIO(replace(report, estimates=(cached,)).to_csv())).fieldnames
+    assert {"kv_cache_bytes", "at_peak.kv_cache"} <= set(held)
+    asked = {"mode": "inference", "optimizer": "adamw", "image_size": None, "train": "all", "adapter_rank": 16}
+    question = csv.DictReader(io.StringIO(replace(report, request=asked).to_csv())).fieldnames
+    assert [name for name in question if name.startswith("request.")] == ["request.mode", "request.train"]
 
 
 def test_the_csv_ends_with_the_question(report):

@@ -724,9 +724,9 @@ def test_tensors_worth_knowing_are_listed(monkeypatch, open_page):
 
 
 def test_downloads_are_offered(client, open_page):
-    page = open_tab(open_page(), "Downloads")
+    page = open_tab(open_page(), "Modules")
     labels = [button.proto.label for button in page.get("download_button")]
-    assert labels == ["Estimates (CSV)", "Modules (CSV)", "Everything (JSON)"]
+    assert labels == ["CSV", "JSON", "Picture", "Script", "Modules (CSV)"]
     assert all(button.proto.ignore_rerun for button in page.get("download_button"))
 
 
