@@ -3,7 +3,7 @@
 import streamlit as st
 
 from sizer.errors import SizerError
-from sizer.ui import form, links, question, remarks, service, stale
+from sizer.ui import form, links, pasting, question, remarks, service, stale
 from sizer.ui.report import show_report
 
 names = service.listed_names()
@@ -19,10 +19,12 @@ try:
         st.info("Name a model on the left: a repository of the hub, or a config.json to upload or paste.")
         st.stop()
     question.show_examples()
+    pasting.offer_box()
     question.show_question(request)
     remarks.show_link_refusals(links.keep_address(request))
     place = st.container()  # of the progress line, so that what follows stays where it is
     request, answer = service.begin_or_preset(request)
+    pasting.show_found(answer.report)
     if answer.report is not None:
         show_report(request, answer.report, growing=answer.job is not None)
     if answer.report is None or answer.report.focus is None:  # as long as there is no figure yet
@@ -32,6 +34,7 @@ try:
     with place:
         service.follow(answer)
 except SizerError as error:
+    pasting.show_found(None)
     remarks.show_error(error)
     service.offer_again(error)
     stale.show_last_answer()

@@ -38,7 +38,7 @@ def third_party(*folders: str) -> set[str]:
     return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"sizer", "tests"}
 
 
-IMPORTED_AS = {"PIL": "pillow"}  # packages whose modules have another name
+IMPORTED_AS = {"PIL": "pillow", "yaml": "pyyaml"}  # packages whose modules have another name
 NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name when they run
 
 OF_AN_EXTRA = {"diffusers"}  # sizer.diffusion says how to install it

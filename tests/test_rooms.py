@@ -27,7 +27,7 @@ BUILT = (*QUERY, "memory", "architecture")
 TRACED = (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "cautions", "model", "tracer")
 ESTIMATED = (*TRACED, "estimator")
 PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
-SHOWS = (*QUERY, "memory", "questions", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
+SHOWS = (*QUERY, "memory", "questions", "pasted", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
 
 # Each room with those that it may import; a room stands below those, so that no way leads back.
 ROOMS = {
@@ -42,6 +42,7 @@ ROOMS = {
     "conflicts": (*GROUND, "catalogue", "query_values", "query_keys"),
     "request": (*GROUND, "config_json", "catalogue", "query_values", "query_keys", "conflicts"),
     "memory": (*GROUND, "catalogue"),
+    "pasted": (*GROUND, "config_json", "catalogue"),
     "questions": (*QUERY, "memory"),
     "architecture": (*QUERY, "memory"),
     "distributed": (*GROUND, "catalogue", "architecture"),
@@ -64,7 +65,7 @@ ROOMS = {
     "device.readers": (*GROUND, "memory", "device.record", "device.machine"),
     "device.trial": (*ESTIMATED, "processes", "device.record", "device.machine", "device.readers"),
     "device.suite": (*ESTIMATED, "processes", "device.record", "device.machine", "device.readers", "device.trial"),
-    "service": (*ESTIMATED, "decision", "placement", "processes", "device.record", "device.comparison"),
+    "service": (*ESTIMATED, "decision", "pasted", "placement", "processes", "device.record", "device.comparison"),
     "running": (*ESTIMATED, "processes"),
     "commands": (*SHOWS, "device.suite", "running"),
     "ui": SHOWS,
@@ -213,7 +214,7 @@ PLAIN = (*HEAVY, "streamlit", "pandas")
 BRINGS = {
     PLAIN: (
         *("sizer", "sizer.errors", "sizer.units", "sizer.versions", "sizer.config_json", "sizer.request"),
-        *("sizer.processes.*", "sizer.questions.*", "sizer.commands.*"),
+        *("sizer.processes.*", "sizer.questions.*", "sizer.commands.*", "sizer.pasted.*"),
         *(f"sizer.{room}.*" for room in PLAIN_DEVICE),
         *(f"sizer.device.readers.{name}" for name in ("open", "reader", "events", "cuda_events", "out_of_memory")),
         *(f"sizer.device.trial.{name}" for name in ("launch", "child")),

@@ -28,6 +28,7 @@ from sizer.memory.codec import LIMIT_TEXT, decode
 from sizer.memory.decision import DeviceReport, LeverReport, LimitReport, RankReport
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
+from sizer.pasted.snapshot import SnapshotReport
 from sizer.placement.report import PlacementReport
 from sizer.request import format_query, parse_query
 from sizer.service.cache import Cache
@@ -156,6 +157,17 @@ class JobClient:
         message = {"task": "compare", "query": None, "config_text": None, "measured": text}
         self._pool.check_size(message, "measurement")
         return self._pool.submit(SharedJob(("compare", digest), message, Comparison.from_dict, self._visitor))
+
+    def submit_pasted_snapshot(self, data: bytes) -> Job:
+        """A job whose result is the SnapshotReport of a memory snapshot that somebody else has dumped.
+
+        Raises ConfigError for one that is far too long, JobError where too many jobs wait already.
+        """
+        text = base64.b64encode(zlib.compress(data, 1)).decode("ascii")
+        digest = hashlib.sha256(data).digest()
+        message = {"task": "read_snapshot", "query": None, "config_text": None, "measured": text}
+        self._pool.check_size(message, "snapshot")
+        return self._pool.submit(SharedJob(("read_snapshot", digest), message, _decoder(SnapshotReport), self._visitor))
 
     def submit_models(self) -> Job:
         """A job with the result {"torchvision": [{"name", "family"}, ...], ...}: what the sources' packages build by name."""

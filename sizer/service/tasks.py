@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from sizer.errors import RequestError, quote
+from sizer.errors import ConfigError, RequestError, quote
 from sizer.processes.child import Channel
 from sizer.scopes import digest_scope
 
@@ -166,6 +166,20 @@ def _compare(job: dict, channel: Channel) -> dict:
     return compare(report, measured, tape).to_dict()
 
 
+def _read_snapshot(job: dict, channel: Channel) -> dict:
+    """The curve of a memory snapshot ("measured", base64 of the compressed pickle), which is read without unpickling."""
+    from sizer.memory.codec import encode
+    from sizer.pasted.pickle_reader import MAX_BYTES, read_plain
+    from sizer.pasted.snapshot import read_snapshot
+
+    unpack = zlib.decompressobj()
+    data = unpack.decompress(base64.b64decode(job["measured"], validate=True), MAX_BYTES)
+    if not unpack.eof:
+        raise ConfigError("this snapshot is too large", allowed=f"at most {MAX_BYTES:,} bytes", todo="record fewer events")
+    channel.progress("reading the snapshot")
+    return encode(read_snapshot(read_plain(data)))
+
+
 def _placement(job: dict, channel: Channel) -> dict:
     """Where the tensors of a query's model and batch are, and what is wrong with that."""
     from sizer.placement.check import check_request
@@ -200,5 +214,6 @@ TASKS = {
     "script": _script,
     "compare": _compare,
     "placement": _placement,
+    "read_snapshot": _read_snapshot,
     "models": _models,
 }

@@ -1,0 +1,150 @@
+"""What the lines of training configs mean, line by line: shared by the formats that use the names of transformers.
+
+Sources: transformers/training_args.py (5.24), trl/trainer/sft_config.py and model_config.py (1.0), axolotl/utils/schemas (0.13),
+llamafactory/hparams (0.9.4), torchtune/recipes (0.6), deepspeed/runtime/config.py (0.18), accelerate/utils/dataclasses.py (1.12).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from sizer.catalogue.presets import PRESETS
+from sizer.catalogue.sources import REPO_ID
+from sizer.pasted.plain_text import as_flag, as_number, as_text
+from sizer.pasted.question import Draft
+
+Reader = Callable[[Draft, str, object], bool]
+"""Takes a draft, the name of a line and its value; returns False if the line has no counterpart."""
+
+OPTIMIZERS = {
+    "adamw": {"optimizer": "adamw"}, "adamw_torch": {"optimizer": "adamw"}, "adamw_hf": {"optimizer": "adamw"},
+    "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"}, "adam": {"optimizer": "adam"},
+    "adamw_8bit": {"optimizer": "adamw-8bit"}, "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},
+    "adamw8bit": {"optimizer": "adamw-8bit"},
+    "paged_adamw": {"optimizer": "paged-adamw"}, "paged_adamw_32bit": {"optimizer": "paged-adamw"},
+    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"}, "pagedadamw8bit": {"optimizer": "paged-adamw-8bit"},
+    "adafactor": {"optimizer": "adafactor"}, "sgd": {"optimizer": "sgd"}, "rmsprop": {"optimizer": "rmsprop"},
+    "adagrad": {"optimizer": "adagrad"}, "lion": {"optimizer": "lion"}, "lion_32bit": {"optimizer": "lion"},
+    "lion_8bit": {"optimizer": "lion-8bit"}, "ademamix_8bit": {"optimizer": "ademamix-8bit"},
+    "adamw_torch_8bit": {"optimizer": "adamw-ao-8bit"}, "adamw_torch_4bit": {"optimizer": "adamw-ao-4bit"},
+}  # fmt: skip
+DTYPES = {
+    "bf16": "bfloat16", "bfloat16": "bfloat16", "torch.bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
+    "torch.float16": "float16", "half": "float16", "fp32": "float32", "float32": "float32", "torch.float32": "float32",
+}  # fmt: skip
+
+# Lines that change no memory of a step. A name that begins so is one of them.
+_WORDS = """
+    learning_rate lr warmup logging log_ save eval output_dir dataset data_ seed num_train_epochs num_epochs epochs max_steps
+    max_train_steps weight_decay report_to run_name wandb push_to_hub hub_ val_ template chat_template prompt_template overwrite
+    preprocessing dataloader do_ ddp_timeout ddp_find plot_loss load_best metric greater_is_better group_by_length remove_unused
+    shuffle special_tokens tokenizer adam_ max_grad_norm max_samples resume strict train_on_inputs wall_clock steps_per_print
+    gradient_clipping scheduler checkpointer profiler loss device log compute_environment debug downcast_bf16 machine_rank main_
+    num_machines rdzv same_network tpu use_cpu enable_cpu_affinity early_stopping trust_remote_code model_type is_ hf_use_auth
+    mlflow comet loraplus optim_args disable_tqdm stage max_new_tokens local_rank label_smoothing torch_compile_mode gc_
+    prediction_loss_only
+"""
+IRRELEVANT = tuple(_WORDS.split())
+
+
+def is_irrelevant(name: str) -> bool:
+    """Return True for a line that changes no memory of a step."""
+    return name.startswith(IRRELEVANT)
+
+
+def model(draft: Draft, name: str, value: object) -> bool:
+    """Read the model: a preset if a repository has one, else the repository."""
+    text = as_text(value).strip()
+    known = {preset.hub_id.lower(): preset.key for preset in PRESETS.values()}
+    tuned = re.sub(r"-(instruct|chat|it|base)$", "", text.lower())
+    if (key := known.get(text.lower()) or known.get(tuned)) is not None:
+        draft.take(f"{name}: {text}", arch=f"hf:{key}")
+        return True
+    if not REPO_ID.fullmatch(text):
+        return False  # a folder
+    draft.take(f"{name}: {text}", arch=f"hub:{text}")
+    return True
+
+
+def number(key: str, *, least: int = 1) -> Reader:
+    """Return the reader of a whole number."""
+
+    def read(draft: Draft, name: str, value: object) -> bool:
+        found = as_number(value)
+        if found is None or found < least:
+            return False
+        draft.take(f"{name}: {found}", **{key: found})
+        return True
+
+    return read
+
+
+def switch(**items: str | int) -> Reader:
+    """Return the reader of a switch; one that is off changes nothing."""
+
+    def read(draft: Draft, name: str, value: object) -> bool:
+        on = as_flag(value)
+        if on:
+            draft.take(f"{name}: true", **items)
+        return on is not None
+
+    return read
+
+
+def optimizer(draft: Draft, name: str, value: object) -> bool:
+    """Read the name of an optimizer."""
+    text = as_text(value).strip().lower().rpartition(".")[2]
+    if (items := OPTIMIZERS.get(text) or OPTIMIZERS.get(text.replace("_", ""))) is None:
+        return False
+    draft.take(f"{name}: {as_text(value)}", **items)
+    return True
+
+
+def dtype(draft: Draft, name: str, value: object) -> bool:
+    """Read the dtype of the weights."""
+    if (found := DTYPES.get(as_text(value).strip().lower())) is None:
+        return False
+    draft.take(f"{name}: {as_text(value)}", dtype=found)
+    return True
+
+
+def targets(draft: Draft, name: str, value: object) -> bool:
+    """Read the layers that an adapter adapts."""
+    names = value if isinstance(value, list) else as_text(value).split(",")
+    texts = [as_text(one).strip() for one in names]
+    if not texts or not all(re.fullmatch(r"[\w.-]+", one) for one in texts):
+        return False
+    words = "all-linear" if texts in (["all"], ["all-linear"]) else ",".join(texts)
+    draft.take(f"{name}: {', '.join(texts)}", targets=words)
+    return True
+
+
+def dropout(draft: Draft, name: str, value: object) -> bool:
+    """Read the dropout of an adapter's input."""
+    try:
+        found = float(as_text(value))
+    except ValueError:
+        return False
+    if not 0 <= found < 1:
+        return False
+    draft.take(f"{name}: {found:g}", adapter_dropout=f"{found:g}")
+    return True
+
+
+def attention(draft: Draft, name: str, value: object) -> bool:
+    """Read the implementation of attention: FlashAttention 2 allocates as SDPA's flash kernel does."""
+    text = as_text(value).lower()
+    if text == "eager":
+        draft.take(f"{name}: eager", attention="eager")
+        return True
+    if text in ("sdpa", "flash_attention_2", "fa2", "flash_attn", "auto"):
+        draft.take(f"{name}: {text}", attention="sdpa")
+        return True
+    return False
+
+
+def nothing(draft: Draft, name: str, value: object) -> bool:
+    """Read a line that changes no memory."""
+    draft.irrelevant += 1
+    return True

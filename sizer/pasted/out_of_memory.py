@@ -1,0 +1,102 @@
+"""An out-of-memory message of PyTorch as a diagnosis: what was allocated, cached, outside PyTorch, free and requested.
+
+Formats: c10/cuda/CUDACachingAllocator.cpp (1.7 to 2.15), aten/src/ATen/mps/MPSAllocator.mm (2.0 to 2.15).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sizer.errors import ConfigError, quote
+from sizer.units import format_bytes
+
+_UNITS = {"bytes": 1, **{f"{letter}{end}": 1024**n for n, letter in enumerate("KMGT", 1) for end in ("B", "iB")}}
+_SIZE = r"([\d.]+)\s*(bytes|[KMGT]i?B)\b"
+_SIGN = re.compile(r"out of memory|tried to allocate", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The figures of a message in bytes, to its three digits; None for what it leaves out."""
+
+    requested_bytes: int | None
+    total_bytes: int | None
+    free_bytes: int | None
+    allocated_bytes: int | None
+    cached_bytes: int | None
+    outside_bytes: int | None
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Return what the allocator held: allocated and cached."""
+        known = (self.allocated_bytes, self.cached_bytes)
+        return None if None in known else sum(known)
+
+    @property
+    def is_fragmented(self) -> bool:
+        """Return True if the request was smaller than the cached memory: no cached block was large enough."""
+        known = self.requested_bytes is not None and self.cached_bytes is not None
+        return known and self.cached_bytes >= self.requested_bytes > 0
+
+    def lines(self) -> Iterator[str]:
+        """Yield the diagnosis in plain words."""
+        if self.requested_bytes is not None:
+            free = f"; {format_bytes(self.free_bytes)} were free" if self.free_bytes is not None else ""
+            yield f"The failed request asked for {format_bytes(self.requested_bytes)}{free}."
+        if self.allocated_bytes is not None:
+            yield f"Live tensors held {format_bytes(self.allocated_bytes)}{self._share(self.allocated_bytes)}."
+        if self.cached_bytes is not None:
+            yield f"The allocator had cached {format_bytes(self.cached_bytes)} more{self._share(self.cached_bytes)}."
+        if self.outside_bytes is not None:
+            outside = format_bytes(self.outside_bytes)
+            yield f"{outside} were outside of PyTorch's allocator: the CUDA context, libraries and other processes."
+        if self.is_fragmented:
+            yield (
+                "Fragmentation: more was cached than requested, but no cached block was large enough. "
+                "PYTORCH_ALLOC_CONF=expandable_segments:True can help."
+            )
+        elif self.requested_bytes is not None and self.cached_bytes is not None:
+            yield "Fragmentation is not the cause: less was cached than requested."
+        if None not in (self.requested_bytes, self.allocated_bytes, self.total_bytes):
+            short = self.allocated_bytes + self.requested_bytes + (self.outside_bytes or 0) - self.total_bytes
+            if short > 0:
+                yield f"Even without any cached memory, at least {format_bytes(short)} are missing for this request."
+
+    def _share(self, size: int) -> str:
+        return f" ({100 * size / self.total_bytes:.0f} % of the device)" if self.total_bytes else ""
+
+
+def is_message(text: str) -> bool:
+    """Return True if a text is about memory that was not there."""
+    return _SIGN.search(text) is not None and re.search(_SIZE, text) is not None
+
+
+def read_message(text: str) -> Diagnosis:
+    """Return the diagnosis of a message. Raises ConfigError for a text that states no size of a request."""
+    words = " ".join(text.split())
+    requested = _find(rf"[Tt]ried to allocate {_SIZE}", words)
+    total = _find(rf"(?:total capac?ity of|max allowed:) {_SIZE}", words) or _find(rf"{_SIZE} total capacity", words)
+    free = _find(rf"of which {_SIZE} is free", words) or _find(rf"; {_SIZE} free", words)
+    allocated = _find(rf"(?:allocated memory|MPS allocated:) {_SIZE}", words) or _find(rf"{_SIZE} already allocated", words)
+    cached = _find(rf"{_SIZE} is reserved by PyTorch but unallocated", words)
+    if cached is None and allocated is not None and (reserved := _find(rf"{_SIZE} reserved in total", words)) is not None:
+        cached = max(reserved - allocated, 0)
+    if requested is None and allocated is None:
+        raise ConfigError("this message states no sizes", given=quote(words, 120), todo="paste the whole line of the error")
+    if (outside := _find(rf"other allocations: {_SIZE}", words)) is None and None not in (total, free, allocated, cached):
+        outside = max(total - free - allocated - cached, 0)
+    return Diagnosis(
+        requested_bytes=requested,
+        total_bytes=total,
+        free_bytes=free,
+        allocated_bytes=allocated,
+        cached_bytes=cached,
+        outside_bytes=outside,
+    )
+
+
+def _find(pattern: str, text: str) -> int | None:
+    found = re.search(pattern, text)
+    return None if found is None else round(float(found[1]) * _UNITS[found[2]])

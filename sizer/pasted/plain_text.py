@@ -1,0 +1,78 @@
+"""A pasted text as plain values: YAML or JSON, strict and bounded."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from sizer.config_json import read_object
+from sizer.errors import ConfigError, quote
+
+MAX_BYTES = 64 * 1024
+_FLOAT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")  # "2e-4": YAML 1.1 takes it for a text
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain values. Anchors are refused: a few bytes of them can stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise yaml.constructor.ConstructorError(None, None, "anchors are not read", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+def read_mapping(text: str) -> dict[str, Any]:
+    """Return the mapping that a text holds, JSON or YAML. Raises ConfigError for anything else."""
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise ConfigError(
+            "this text is too long", allowed=f"at most {MAX_BYTES:,} bytes", todo="paste the config alone"
+        )
+    if text.lstrip().startswith("{"):
+        return read_object(text)
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}: " if mark else ""
+        given = f"{place}{quote(str(getattr(error, 'problem', None) or error), 120)}"
+        raise ConfigError("this text is not YAML", given=given, todo="paste the file as it is") from None
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(
+            "this text is not YAML", given=quote(str(error), 120), todo="paste the file as it is"
+        ) from None
+    if not isinstance(value, dict):
+        raise ConfigError(
+            "this text is not understood", given=quote(text.strip(), 60), allowed=ALLOWED, todo="paste one of these"
+        )
+    return {str(key): part for key, part in value.items()}
+
+
+ALLOWED = (
+    "a training config (Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed, accelerate), a Trainer's arguments as JSON, "
+    "or an out-of-memory message"
+)
+
+
+def as_number(value: object) -> int | None:
+    """Return a whole number that a config states, None for anything else ("auto")."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else None
+
+
+def as_flag(value: object) -> bool | None:
+    """Return a switch that a config states, None for anything else ("auto")."""
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "yes": True, "false": False, "no": False}.get(str(value).strip().lower())
+
+
+def as_text(value: object) -> str:
+    """Return a value as a config writes it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

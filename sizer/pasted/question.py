@@ -1,0 +1,67 @@
+"""What a training config asks: the keys of a query, each with the line that it came from, and what is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a config and the keys of the query that it became."""
+
+    given: str
+    means: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A config as a question. `items` are keys of a query with their values; `arch` is missing if the config names no model.
+
+    `read` are the lines that were understood, `assumed` what was taken where the config is silent, `unmatched` the lines that have
+    no counterpart here, and `irrelevant` how many lines change no memory.
+    """
+
+    title: str
+    items: dict[str, str]
+    read: tuple[Line, ...] = ()
+    assumed: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    irrelevant: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A question that is being read from a config."""
+
+    title: str
+    items: dict[str, str] = field(default_factory=dict)
+    read: list[Line] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+    irrelevant: int = 0
+
+    def take(self, given: str, **items: str | int) -> None:
+        """Note that a line of the config means these keys."""
+        texts = {key: str(value) for key, value in items.items()}
+        self.items |= texts
+        self.read.append(Line(given=given, means="&".join(f"{key}={value}" for key, value in texts.items())))
+
+    def assume(self, why: str, **items: str | int) -> None:
+        """Take keys for which the config has no line."""
+        missing = {key: str(value) for key, value in items.items() if key not in self.items}
+        if missing or not items:
+            self.items |= missing
+            self.assumed.append(
+                f"{'&'.join(f'{key}={value}' for key, value in missing.items())}: {why}" if missing else why
+            )
+
+    def whole(self) -> Question:
+        """Return the question."""
+        return Question(
+            title=self.title,
+            items=dict(self.items),
+            read=tuple(self.read),
+            assumed=tuple(self.assumed),
+            unmatched=tuple(self.unmatched),
+            irrelevant=self.irrelevant,
+        )

@@ -1,0 +1,211 @@
+"""One box for what people have: a training config becomes a question, a message a diagnosis, a memory snapshot a curve."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from sizer.errors import ConfigError, SizerError
+from sizer.memory.estimate import Estimate
+from sizer.memory.report import Report
+from sizer.pasted.formats import read_config
+from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
+from sizer.pasted.plain_text import MAX_BYTES
+from sizer.pasted.question import Question
+from sizer.pasted.snapshot import SnapshotReport
+from sizer.ui import links, service
+from sizer.ui.charts import finish
+from sizer.ui.palette import COLOURS, INK
+from sizer.ui.remarks import show_error, show_lines
+from sizer.ui.scale import scale_for
+from sizer.ui.turns import result_of
+from sizer.units import counted, format_bytes
+
+TEXT, FILE = "pasted_text", "pasted_file"  # keys of the widgets
+FOUND = "pasted"  # session state: what was made of it, or the error
+SNAPSHOT = "pasted_snapshot"  # session state: the bytes of a snapshot that is still to be read
+PICKLES = (".pickle", ".pkl")
+TITLES = {ConfigError: "This was not understood"}
+ACCEPTED = (
+    "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate, a Trainer's arguments as JSON, "
+    "an out-of-memory message, or as a file a memory snapshot of PyTorch."
+)
+
+
+def offer_box() -> None:
+    """Show the box. Call `show_found` for what was made of it."""
+    with st.expander("Paste what you have", icon=":material/content_paste:"):
+        st.caption(ACCEPTED)
+        st.text_area("Config or message", key=TEXT, height=160, on_change=_take_text)
+        types = ["yaml", "yml", "json", "txt", "log", "pickle", "pkl"]
+        st.file_uploader("or a file", type=types, key=FILE, on_change=_take_file)
+
+
+def _take_text() -> None:
+    _take(st.session_state[TEXT])
+
+
+def _take_file() -> None:
+    st.session_state.pop(SNAPSHOT, None)
+    if (upload := st.session_state[FILE]) is None:
+        st.session_state.pop(FOUND, None)
+        return
+    data = upload.getvalue()
+    if upload.name.lower().endswith(PICKLES):
+        st.session_state.pop(FOUND, None)
+        st.session_state[SNAPSHOT] = data
+        return
+    try:
+        _take(data[: MAX_BYTES + 1].decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        st.session_state[FOUND] = ConfigError("this file is no text", given="bytes that are not UTF-8")
+
+
+def _take(text: str) -> None:
+    """Read a text, and ask its question if it is a config."""
+    st.session_state.pop(FOUND, None)
+    if not text.strip():
+        return
+    try:
+        if is_message(text):
+            st.session_state[FOUND] = read_message(text)
+            return
+        question = read_config(text)
+    except SizerError as error:
+        st.session_state[FOUND] = error
+        return
+    st.session_state[FOUND] = question
+    st.query_params.from_dict(address_of(question, st.query_params.to_dict()))
+
+
+def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
+    """Return the address that asks a question: on the device of the address now, and on its model if the config names none."""
+    kept = {key: now[key] for key in ("gpu", "torch") if key in now}
+    if "arch" not in question.items:
+        kept["arch"] = now.get("arch", links.DEFAULT_ARCH.partition("=")[2])
+        kept |= {key: now[key] for key in ("seq", "image", "head") if key in now and key not in question.items}
+    items = kept | question.items
+    first = {"arch": items.pop("arch")}
+    return first | items
+
+
+def show_found(report: Report | None) -> None:
+    """Show what was made of the box; `report` is the answer on the page."""
+    if SNAPSHOT in st.session_state:
+        _read_snapshot()
+    found = st.session_state.get(FOUND)
+    if found is None:
+        return
+    focus = report and report.focus and report.find(report.focus.dtype, report.focus.batch)
+    with st.container(border=True, key="pasted_found"):
+        if isinstance(found, SizerError):
+            show_error(found, TITLES)
+        elif isinstance(found, Question):
+            _show_question(found)
+        elif isinstance(found, Diagnosis):
+            _show_diagnosis(found, focus, report)
+        elif isinstance(found, SnapshotReport):
+            _show_snapshot(found, focus)
+        st.button("Close", key="pasted_close", type="tertiary", icon=":material/close:", on_click=_close)
+
+
+def _close() -> None:
+    st.session_state.pop(FOUND, None)
+
+
+def _show_question(found: Question) -> None:
+    st.markdown(f"**Read as a config of {found.title}**")
+    counts = f"{counted(len(found.read), 'line')} read, {len(found.assumed)} assumed, {len(found.unmatched)} not counted"
+    with st.expander(counts):
+        for title, rows in (
+            ("Read", [f"{line.given} → {line.means}" for line in found.read]),
+            ("Assumed", found.assumed),
+            ("Without a counterpart, not counted", found.unmatched),
+        ):
+            if rows:
+                st.markdown(f"**{title}**")
+                show_lines(rows)
+        if found.irrelevant:
+            st.caption(f"{counted(found.irrelevant, 'line')} more change no memory.")
+
+
+def _show_diagnosis(found: Diagnosis, focus: Estimate | None, report: Report | None) -> None:
+    st.markdown("**What the message says**")
+    show_lines(found.lines())
+    if focus is None or report is None:
+        return
+    st.markdown("**What the estimate of this question says**")
+    allocated, reserved = format_bytes(focus.peak_allocated_bytes), format_bytes(focus.peak_reserved_bytes)
+    total = format_bytes(report.gpu.total_bytes)
+    show_lines(
+        [
+            f"{focus.dtype} at batch {focus.batch} allocates {allocated} at its peak and reserves {reserved}.",
+            f"The process takes {format_bytes(focus.process_bytes)}; the {report.gpu.name} has {total}: {focus.verdict}.",
+        ]
+    )
+
+
+def _read_snapshot() -> None:
+    """Read the snapshot in a confined job, with progress meanwhile."""
+    line = st.empty()
+    try:
+        job = service.get_client().submit_pasted_snapshot(st.session_state[SNAPSHOT])
+        with service.held(job):
+            while (found := result_of(job, service.POLL_SECONDS)) is None:
+                line.text(job.progress or "waiting")
+        st.session_state[FOUND] = found
+    except SizerError as error:
+        st.session_state[FOUND] = error
+    st.session_state.pop(SNAPSHOT, None)
+    line.empty()
+
+
+def _show_snapshot(found: SnapshotReport, focus: Estimate | None) -> None:
+    st.markdown(f"**Memory snapshot**, device {found.device}, {counted(found.events, 'event')}")
+    st.altair_chart(snapshot_chart(found, focus), key="snapshot_chart")
+    st.dataframe(snapshot_frame(found, focus), hide_index=True)
+    if found.out_of_memory:
+        st.text(f"{counted(found.out_of_memory, 'request')} failed for lack of memory.")
+    if found.largest:
+        st.markdown("**Largest blocks at the end**")
+        show_lines(f"{format_bytes(size)}  {line or 'no Python line was recorded'}" for size, line in found.largest[:10])
+
+
+def snapshot_frame(found: SnapshotReport, focus: Estimate | None) -> pd.DataFrame:
+    """Return the peaks of a snapshot and of the estimate in focus, as texts."""
+    rows = {"peak allocated": found.peak_allocated_bytes, "peak reserved": found.peak_reserved_bytes}
+    frame = {"Figure": [*rows], "Snapshot": [format_bytes(size) for size in rows.values()]}
+    if focus is not None:
+        estimated = (focus.peak_allocated_bytes, focus.peak_reserved_bytes)
+        frame["Estimate of this question"] = [format_bytes(size) for size in estimated]
+        frame["Estimate against snapshot"] = [
+            f"{estimate / size - 1:+.1%}" if size else "" for estimate, size in zip(estimated, rows.values(), strict=True)
+        ]
+    return pd.DataFrame(frame)
+
+
+def snapshot_chart(found: SnapshotReport, focus: Estimate | None) -> alt.LayerChart:
+    """Return the curves of a snapshot over its events, with the estimate's allocated peak as a dashed line."""
+    scale = scale_for([found.peak_reserved_bytes, focus.peak_allocated_bytes if focus else 0])
+    frame = pd.DataFrame(
+        {"event": place, "size": scale.of(size), "kind": kind}
+        for kind, sizes in (("allocated", found.allocated_bytes), ("reserved", found.reserved_bytes))
+        for place, size in zip(found.positions, sizes, strict=True)
+    )
+    colours = alt.Scale(domain=["allocated", "reserved"], range=[COLOURS["parameter"], COLOURS["activation"]])
+    curves = (
+        alt.Chart(frame)
+        .mark_line(interpolate="step-after")
+        .encode(
+            x=alt.X("event:Q", title="events of the allocator, in order"),
+            y=alt.Y("size:Q", title=scale.name),
+            color=alt.Color("kind:N", title=None, scale=colours),
+            tooltip=["kind:N", alt.Tooltip("size:Q", title=scale.name, format=".2f")],
+        )
+    )
+    layers = [curves]
+    if focus is not None:
+        rule = pd.DataFrame([{"size": scale.of(focus.peak_allocated_bytes), "what": "the estimate's allocated peak"}])
+        layers.append(alt.Chart(rule).mark_rule(color=INK, strokeDash=[6, 3]).encode(y="size:Q", tooltip=["what:N"]))
+    return finish(layers, f"Allocated and reserved memory of a snapshot, in {scale.name}")

@@ -1,0 +1,369 @@
+"""Training configs in seven formats, written for these tests in the style of each project's own examples.
+
+Each has the keys of the query that it means, read by hand, and words of the lines that have no counterpart.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """A config, its format, and what it means."""
+
+    format: str
+    name: str
+    text: str
+    items: dict[str, str]
+    unmatched: tuple[str, ...] = ()
+
+
+LLAMA = {"arch": "hf:llama-3.1-8b", "mode": "training"}
+LORA = {"train": "adapter", "adapter": "lora"}
+
+EXAMPLES = [
+    # ------------------------------------------------------------------------------------------------------------- Axolotl
+    Example("axolotl", "qlora", """
+base_model: meta-llama/Llama-3.1-8B
+load_in_4bit: true
+adapter: qlora
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+sequence_len: 4096
+sample_packing: true
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+num_epochs: 4
+optimizer: paged_adamw_32bit
+learning_rate: 0.0002
+bf16: auto
+gradient_checkpointing: true
+flash_attention: true
+datasets:
+  - path: mhenrichsen/alpaca_2k_test
+    type: alpaca
+""", LLAMA | LORA | {"weights": "nf4-dq", "r": "32", "alpha": "16", "adapter_dropout": "0.05", "targets": "all-linear",
+         "seq": "4096",
+         "accumulate": "4", "batch": "2", "optimizer": "paged-adamw", "dtype": "bfloat16", "checkpointing": "1",
+         "attention": "sdpa"},
+        ("sample_packing",)),
+    Example("axolotl", "lora in 8 bits", """
+base_model: NousResearch/Meta-Llama-3-8B
+load_in_8bit: true
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_modules: [q_proj, v_proj]
+sequence_len: 2048
+micro_batch_size: 4
+gradient_accumulation_steps: 1
+optimizer: adamw_bnb_8bit
+bf16: true
+gradient_checkpointing: false
+""", LORA | {"arch": "hub:NousResearch/Meta-Llama-3-8B", "mode": "training", "weights": "int8", "r": "16", "alpha": "32",
+         "targets": "q_proj,v_proj", "seq": "2048", "batch": "4", "accumulate": "1", "optimizer": "adamw-8bit",
+         "dtype": "bfloat16"}),
+    Example("axolotl", "everything, over FSDP", """
+base_model: Qwen/Qwen2.5-7B
+sequence_len: 8192
+micro_batch_size: 1
+gradient_accumulation_steps: 2
+optimizer: adamw_torch_fused
+bf16: true
+gradient_checkpointing: true
+fsdp: [full_shard, auto_wrap]
+fsdp_config:
+  fsdp_offload_params: true
+  fsdp_transformer_layer_cls_to_wrap: Qwen2DecoderLayer
+""", {"mode": "training", "seq": "8192", "batch": "1", "accumulate": "2", "optimizer": "adamw", "optimizer_impl": "fused",
+      "dtype": "bfloat16", "checkpointing": "1", "parallel": "fsdp", "ranks": "8", "offload": "1"},
+        ("fsdp_transformer_layer_cls_to_wrap",)),
+    Example("axolotl", "everything, over ZeRO-3", """
+base_model: mistralai/Mistral-7B-v0.1
+sequence_len: 4096
+micro_batch_size: 2
+optimizer: adamw_torch
+bf16: auto
+deepspeed: deepspeed_configs/zero3_bf16.json
+""", {"mode": "training", "seq": "4096", "batch": "2", "optimizer": "adamw", "dtype": "bfloat16", "parallel": "fsdp",
+         "ranks": "8"}),
+    Example("axolotl", "fp16 on an old card", """
+base_model: openai-community/gpt2
+adapter: lora
+lora_r: 8
+lora_target_modules:
+  - c_attn
+sequence_len: 1024
+micro_batch_size: 8
+optimizer: adamw_torch
+fp16: true
+eager_attention: true
+""", LORA | {"arch": "hf:gpt2", "mode": "training", "r": "8", "targets": "c_attn", "seq": "1024", "batch": "8",
+         "optimizer": "adamw",
+         "dtype": "float16", "attention": "eager"}),
+    Example("axolotl", "DoRA", """
+base_model: meta-llama/Llama-3.1-8B
+adapter: lora
+peft_use_dora: true
+lora_r: 16
+sequence_len: 2048
+micro_batch_size: 1
+optimizer: lion_8bit
+bf16: true
+""", LLAMA | {"train": "adapter", "adapter": "dora", "r": "16", "seq": "2048", "batch": "1", "optimizer": "lion-8bit",
+         "dtype": "bfloat16"}),
+    # ------------------------------------------------------------------------------------------------------- LLaMA-Factory
+    Example("llama-factory", "lora", """
+### model
+model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
+trust_remote_code: true
+### method
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+### dataset
+dataset: identity,alpaca_en_demo
+template: llama3
+cutoff_len: 2048
+### train
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+bf16: true
+""", LLAMA | LORA | {"r": "8", "targets": "all-linear", "seq": "2048", "batch": "1", "accumulate": "8", "dtype": "bfloat16",
+         "checkpointing": "1"}),
+    Example("llama-factory", "qlora", """
+model_name_or_path: Qwen/Qwen2.5-7B
+quantization_bit: 4
+quantization_method: bnb
+finetuning_type: lora
+lora_target: q_proj,v_proj
+cutoff_len: 1024
+per_device_train_batch_size: 2
+optim: paged_adamw_8bit
+fp16: true
+""", LORA | {"mode": "training", "weights": "nf4-dq", "r": "8", "targets": "q_proj,v_proj", "seq": "1024", "batch": "2",
+         "optimizer": "paged-adamw-8bit", "dtype": "float16", "checkpointing": "1"}),
+    Example("llama-factory", "full, over ZeRO-3", """
+model_name_or_path: meta-llama/Llama-3.1-8B
+finetuning_type: full
+deepspeed: examples/deepspeed/ds_z3_config.json
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+""", LLAMA | {"seq": "2048", "batch": "1", "accumulate": "2", "dtype": "amp-bfloat16", "checkpointing": "1",
+         "parallel": "fsdp", "ranks": "8"}),
+    Example("llama-factory", "full, in pure bfloat16", """
+model_name_or_path: openai-community/gpt2
+finetuning_type: full
+pure_bf16: true
+cutoff_len: 512
+per_device_train_batch_size: 4
+flash_attn: fa2
+disable_gradient_checkpointing: true
+""", {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "4", "dtype": "bfloat16", "attention": "sdpa"}),
+    Example("llama-factory", "8 bits, as JSON", """
+{"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "lora", "quantization_bit": 8, "lora_rank": 64,
+ "lora_alpha": 128, "lora_dropout": 0.1, "cutoff_len": 4096, "per_device_train_batch_size": 1, "bf16": true}
+""", LLAMA | LORA | {"weights": "int8", "r": "64", "alpha": "128", "adapter_dropout": "0.1", "seq": "4096", "batch": "1",
+         "dtype": "bfloat16", "checkpointing": "1"}),
+    Example("llama-factory", "freeze", """
+model_name_or_path: openai-community/gpt2
+finetuning_type: freeze
+freeze_trainable_layers: 2
+cutoff_len: 512
+per_device_train_batch_size: 2
+bf16: true
+""", {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "2", "dtype": "amp-bfloat16", "checkpointing": "1"},
+        ("finetuning_type: freeze", "freeze_trainable_layers")),
+    # ----------------------------------------------------------------------------------------------------------------- TRL
+    Example("trl", "full", """
+model_name_or_path: Qwen/Qwen2.5-0.5B
+dataset_name: trl-lib/Capybara
+learning_rate: 2.0e-5
+max_length: 2048
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+gradient_checkpointing: true
+bf16: true
+""", {"mode": "training", "seq": "2048", "batch": "2", "accumulate": "8", "checkpointing": "1", "dtype": "amp-bfloat16"}),
+    Example("trl", "lora", """
+model_name_or_path: meta-llama/Llama-3.1-8B
+use_peft: true
+lora_r: 32
+lora_alpha: 16
+lora_target_modules: all-linear
+dtype: bfloat16
+max_length: 1024
+per_device_train_batch_size: 4
+""", LLAMA | LORA | {"r": "32", "alpha": "16", "targets": "all-linear", "dtype": "bfloat16", "seq": "1024", "batch": "4",
+         "checkpointing": "1"}),
+    Example("trl", "qlora", """
+model_name_or_path: meta-llama/Llama-3.1-8B
+use_peft: true
+load_in_4bit: true
+use_bnb_nested_quant: true
+lora_dropout: 0.05
+torch_dtype: bfloat16
+max_seq_length: 2048
+per_device_train_batch_size: 1
+optim: paged_adamw_8bit
+attn_implementation: flash_attention_2
+""", LLAMA | LORA | {"weights": "nf4-dq", "r": "16", "alpha": "32", "adapter_dropout": "0.05", "dtype": "bfloat16", "seq": "2048",
+         "batch": "1", "optimizer": "paged-adamw-8bit", "attention": "sdpa", "checkpointing": "1"}),
+    Example("trl", "float32 without checkpointing", """
+model_name_or_path: openai-community/gpt2
+max_length: 512
+per_device_train_batch_size: 8
+bf16: false
+gradient_checkpointing: false
+optim: adafactor
+packing: true
+""", {"arch": "hf:gpt2", "mode": "training", "seq": "512", "batch": "8", "dtype": "float32", "optimizer": "adafactor"},
+         ("packing",)),
+    Example("trl", "the defaults", """
+model_name_or_path: openai-community/gpt2
+dataset_name: stanfordnlp/imdb
+max_length: 256
+""", {"arch": "hf:gpt2", "mode": "training", "seq": "256", "dtype": "amp-bfloat16", "checkpointing": "1", "batch": "1"}),
+    # ----------------------------------------------------------------------------------------------------------- torchtune
+    Example("torchtune", "lora on one device", """
+output_dir: /tmp/torchtune/llama3_1_8B/lora_single_device
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  path: /tmp/tokenizer.model
+  max_seq_len: 4096
+model:
+  _component_: torchtune.models.llama3_1.lora_llama3_1_8b
+  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
+  apply_lora_to_mlp: True
+  lora_rank: 8
+  lora_alpha: 16
+  lora_dropout: 0.0
+optimizer:
+  _component_: torch.optim.AdamW
+  fused: True
+  lr: 3e-4
+batch_size: 2
+gradient_accumulation_steps: 8
+enable_activation_checkpointing: True
+dtype: bf16
+""", LLAMA | LORA | {"seq": "4096", "targets": "q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "r": "8", "alpha": "16",
+         "adapter_dropout": "0", "optimizer": "adamw", "optimizer_impl": "fused", "batch": "2", "accumulate": "8",
+         "checkpointing": "1",
+         "dtype": "bfloat16"}),
+    Example("torchtune", "qlora", """
+model:
+  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b
+  lora_attn_modules: [q_proj, v_proj]
+  lora_rank: 16
+  lora_alpha: 32
+tokenizer:
+  max_seq_len: null
+optimizer:
+  _component_: torch.optim.AdamW
+batch_size: 1
+enable_activation_checkpointing: true
+dtype: bf16
+compile: False
+""", LLAMA | LORA | {"weights": "nf4-dq", "targets": "q_proj,v_proj", "r": "16", "alpha": "32", "optimizer": "adamw",
+         "batch": "1",
+         "checkpointing": "1", "dtype": "bfloat16"}),
+    Example("torchtune", "full, with a paged optimizer", """
+model:
+  _component_: torchtune.models.llama3_1.llama3_1_8b
+optimizer:
+  _component_: bitsandbytes.optim.PagedAdamW8bit
+  lr: 2e-5
+optimizer_in_bwd: True
+batch_size: 2
+enable_activation_checkpointing: True
+dtype: bf16
+""", LLAMA | {"optimizer": "paged-adamw-8bit", "batch": "2", "checkpointing": "1", "dtype": "bfloat16"}, ("optimizer_in_bwd",)),
+    Example("torchtune", "full, on several devices", """
+model:
+  _component_: torchtune.models.llama3_1.llama3_1_8b
+optimizer:
+  _component_: torch.optim.AdamW
+batch_size: 1
+fsdp_cpu_offload: True
+dtype: bf16
+""", LLAMA | {"optimizer": "adamw", "batch": "1", "parallel": "fsdp", "ranks": "8", "offload": "1", "dtype": "bfloat16"}),
+    Example("torchtune", "in float32", """
+model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj], lora_rank: 4, use_dora: true}
+optimizer: {_component_: torch.optim.SGD}
+batch_size: 1
+dtype: fp32
+""", LLAMA | {"train": "adapter", "adapter": "dora", "targets": "q_proj", "r": "4", "optimizer": "sgd", "batch": "1",
+         "dtype": "float32"}),
+    # ----------------------------------------------------------------------------------------------------------- DeepSpeed
+    Example("deepspeed", "ZeRO-3, offloaded", """
+{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "bf16": {"enabled": true},
+ "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}},
+ "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": true}, "overlap_comm": true}}
+""", {"mode": "training", "batch": "4", "accumulate": "2", "dtype": "amp-bfloat16", "optimizer": "adamw", "parallel": "fsdp",
+      "ranks": "8", "offload": "1"}, ("offload_param.pin_memory",)),
+    Example("deepspeed", "ZeRO-2", """
+{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "fp16": {"enabled": true}, "zero_optimization": {"stage": 2}}
+""", {"mode": "training", "batch": "8", "dtype": "amp-float16", "parallel": "zero1", "ranks": "8"}, ("ZeRO-2 shards gradients",)),
+    Example("deepspeed", "ZeRO-1", """
+{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}
+""", {"mode": "training", "batch": "1", "dtype": "amp-bfloat16", "parallel": "zero1", "ranks": "8"},
+         ("train_micro_batch_size_per_gpu",)),
+    Example("deepspeed", "no ZeRO", """
+{"train_micro_batch_size_per_gpu": 16, "optimizer": {"type": "Adam"}, "zero_optimization": {"stage": 0}}
+""", {"mode": "training", "batch": "16", "optimizer": "adam", "dtype": "float32"}),
+    # ---------------------------------------------------------------------------------------------------------- accelerate
+    Example("accelerate", "FSDP", """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+fsdp_config:
+  fsdp_version: 2
+  fsdp_offload_params: true
+""", {"mode": "training", "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "4", "offload": "1", "batch": "1"},
+         ("fsdp_version",)),
+    Example("accelerate", "several GPUs", """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+mixed_precision: fp16
+num_processes: 2
+""", {"mode": "training", "dtype": "amp-float16", "parallel": "ddp", "ranks": "2", "batch": "1"}),
+    Example("accelerate", "DeepSpeed", """
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: 3
+  gradient_accumulation_steps: 4
+mixed_precision: bf16
+num_processes: 8
+""", {"mode": "training", "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "8", "accumulate": "4", "batch": "1"}),
+    Example("accelerate", "one process", """
+compute_environment: LOCAL_MACHINE
+distributed_type: 'NO'
+mixed_precision: 'no'
+num_processes: 1
+""", {"mode": "training", "dtype": "float32", "batch": "1"}),
+    # ------------------------------------------------------------------------------------------------- a Trainer's arguments
+    Example("trainer", "bf16", """
+{"output_dir": "out", "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "bf16": true,
+ "gradient_checkpointing": true, "optim": "adamw_torch_fused", "learning_rate": 5e-5, "num_train_epochs": 3,
+         "torch_compile": false}
+""", {"mode": "training", "batch": "16", "accumulate": "2", "dtype": "amp-bfloat16", "checkpointing": "1", "optimizer": "adamw",
+      "optimizer_impl": "fused"}),
+    Example("trainer", "float32", """
+{"output_dir": "out", "per_device_train_batch_size": 8, "optim": "adafactor", "fp16": false, "bf16": false}
+""", {"mode": "training", "batch": "8", "optimizer": "adafactor", "dtype": "float32"}),
+    Example("trainer", "FSDP and compilation", """
+{"per_device_train_batch_size": 4, "fsdp": "full_shard auto_wrap offload", "bf16": true, "torch_compile": true}
+""", {"mode": "training", "batch": "4", "dtype": "amp-bfloat16", "parallel": "fsdp", "ranks": "8", "offload": "1"},
+         ("torch_compile",)),
+]  # fmt: skip

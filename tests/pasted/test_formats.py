@@ -1,0 +1,78 @@
+"""Training configs become questions: each example's keys were read by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from sizer.catalogue.presets import PRESETS
+from sizer.errors import ConfigError
+from sizer.pasted.formats import FORMATS, read_config
+from sizer.pasted.plain_text import MAX_BYTES
+from sizer.request import parse_query
+from tests.pasted.examples import EXAMPLES
+
+HUB_IDS = {preset.hub_id: preset.key for preset in PRESETS.values()}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: f"{example.format}: {example.name}")
+def test_a_config_means_what_was_read_by_hand(example):
+    found = read_config(example.text)
+    assert found.title == next(row.title for row in FORMATS if row.key == example.format)
+    given = {key: value for key, value in found.items.items() if key != "arch"}
+    assert given == {key: value for key, value in example.items.items() if key != "arch"}
+    if "arch" in example.items:
+        assert found.items["arch"] == example.items["arch"]
+    for words in example.unmatched:
+        assert any(words in line for line in found.unmatched), found.unmatched
+    assert len(found.unmatched) == len(example.unmatched), found.unmatched
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: f"{example.format}: {example.name}")
+def test_every_question_can_be_asked(example):
+    items = {"arch": "hf:gpt2"} | read_config(example.text).items
+    request = parse_query("&".join(f"{key}={value}" for key, value in items.items()))
+    assert request.batches and len(request.dtypes) == 1
+
+
+def test_there_are_thirty_in_more_than_five_formats():
+    counts = Counter(example.format for example in EXAMPLES)
+    assert sum(counts.values()) >= 30
+    assert set(counts) == {row.key for row in FORMATS} and min(counts.values()) >= 3
+
+
+def test_every_item_has_a_line_or_a_reason():
+    for example in EXAMPLES:
+        found = read_config(example.text)
+        explained = {part.partition("=")[0] for line in found.read for part in line.means.split("&")}
+        explained |= {part.partition("=")[0] for text in found.assumed for part in text.partition(":")[0].split("&")}
+        assert set(found.items) - {"mode"} <= explained, example.name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &x [1]\nb: *x", "anchors are not read"),
+        ("!!python/object/apply:os.system ['true']", "not YAML"),
+        ("[" * 5_000, "not YAML"),
+        ("just words", "not understood"),
+        ("- a\n- b", "not understood"),
+        ("name: value\nother: 1", "no format that is read here"),
+        ("{}", "no format"),
+        ("a: " + "x" * MAX_BYTES, "too long"),
+        ("base_model: [", "not YAML"),
+        ('{"a": 1', "not valid JSON"),
+    ],
+)
+def test_what_is_no_config_is_refused_in_one_line(text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_config(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_repository():
+    found = read_config("base_model: /models/my-llama\nmicro_batch_size: 1\nbf16: true")
+    assert "arch" not in found.items
+    assert "base_model: /models/my-llama" in found.unmatched
+    assert any("the model of the form is kept" in text for text in found.assumed)

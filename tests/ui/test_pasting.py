@@ -1,0 +1,116 @@
+"""The box for what people have: configs become the question of the page, messages a diagnosis, snapshots a curve."""
+
+from __future__ import annotations
+
+import pickle
+
+from sizer.errors import ConfigError
+from sizer.pasted.formats import read_config
+from sizer.pasted.snapshot import read_snapshot
+from sizer.request import parse_query
+from sizer.ui import pasting
+from tests.pasted.test_out_of_memory import NEW
+from tests.pasted.test_snapshot import block, event
+from tests.ui.clients import ScriptedJob
+from tests.ui.conftest import markup, texts
+from tests.ui.reports import report_for
+
+QLORA = """
+base_model: meta-llama/Llama-3.1-8B
+adapter: qlora
+lora_r: 32
+sequence_len: 4096
+micro_batch_size: 2
+optimizer: paged_adamw_8bit
+bf16: auto
+sample_packing: true
+learning_rate: 1e-4
+"""
+SNAPSHOT = {
+    "device_traces": [[event("alloc", 2**30), event("alloc", 2**29)]],
+    "segments": [{"device": 0, "total_size": 2**31, "blocks": [block(2**30), block(2**29)]}],
+}
+
+
+def test_a_config_becomes_the_question_on_the_device_of_the_page(client, open_page):
+    page = open_page(arch="torchvision:resnet18", gpu="rtx-4090", batch="2", dtype="float32")
+    page.text_area(key=pasting.TEXT).set_value(QLORA).run()
+    asked = client.requests[-1]
+    assert (asked.source, asked.name, asked.gpu) == ("hf", "llama-3.1-8b", "rtx-4090")
+    assert (asked.train, asked.adapter_rank, asked.weights, asked.optimizer) == ("adapter", 32, "nf4-dq", "paged-adamw-8bit")
+    assert (asked.sequence_length, asked.batches, asked.dtypes) == (4096, (2,), ("bfloat16",))
+    assert "**Read as a config of Axolotl**" in markup(page)
+    shown = texts(page)
+    assert "sequence_len: 4096 → seq=4096" in shown
+    assert "sample_packing: true" in shown
+    page.button(key="pasted_close").click().run()
+    assert "**Read as a config of Axolotl**" not in markup(page)
+    assert client.requests[-1] == asked, "the question stays"
+
+
+def test_a_config_without_a_model_keeps_that_of_the_page(client, open_page):
+    page = open_page(arch="hf:gpt2", batch="1", dtype="float32", seq="128")
+    page.text_area(key=pasting.TEXT).set_value('{"per_device_train_batch_size": 4, "bf16": true}').run()
+    asked = client.requests[-1]
+    assert (asked.name, asked.batches, asked.dtypes, asked.sequence_length) == ("gpt2", (4,), ("amp-bfloat16",), 128)
+
+
+def test_a_message_becomes_a_diagnosis_beside_the_estimate(client, open_page):
+    page = open_page(arch="torchvision:resnet18", batch="2", dtype="float32")
+    page.text_area(key=pasting.TEXT).set_value(NEW).run()
+    shown = texts(page)
+    assert any(line.startswith("The failed request asked for 2.00 GiB") for line in shown)
+    assert any(line.startswith("float32 at batch 2 allocates ") for line in shown)
+    assert len(client.requests) >= 1 and client.requests[-1].name == "resnet18"
+
+
+def test_what_is_not_understood_is_refused(client, open_page):
+    page = open_page(arch="torchvision:resnet18", batch="2", dtype="float32")
+    page.text_area(key=pasting.TEXT).set_value("[not, a, **config**]").run()
+    assert "This was not understood." in [error.value for error in page.error]
+    page.text_area(key=pasting.TEXT).set_value("").run()
+    assert not page.error
+
+
+def test_a_snapshot_is_read_by_a_job_and_compared(client, open_page, monkeypatch):
+    given = []
+
+    def submit(data: bytes) -> ScriptedJob:
+        given.append(data)
+        return ScriptedJob(lambda: read_snapshot(SNAPSHOT))
+
+    monkeypatch.setattr(client, "submit_pasted_snapshot", submit, raising=False)
+    page = open_page(arch="torchvision:resnet18", batch="2", dtype="float32")
+    page.session_state[pasting.SNAPSHOT] = pickle.dumps(SNAPSHOT)
+    page.run()
+    assert given == [pickle.dumps(SNAPSHOT)]
+    assert "**Memory snapshot**, device 0, 2 events" in markup(page)
+    assert "1.00 GiB  train.py:7 step" in texts(page)
+    page.run()
+    assert len(given) == 1, "it is read once"
+
+
+def test_a_snapshot_that_is_refused_says_why(client, open_page, monkeypatch):
+    def refuse() -> None:
+        raise ConfigError("this pickle holds more than plain values", given="opcode GLOBAL at byte 2")
+
+    monkeypatch.setattr(client, "submit_pasted_snapshot", lambda data: ScriptedJob(refuse), raising=False)
+    page = open_page(arch="torchvision:resnet18", batch="2", dtype="float32")
+    page.session_state[pasting.SNAPSHOT] = b"x"
+    page.run()
+    assert "Given: opcode GLOBAL at byte 2" in texts(page)
+
+
+def test_the_peaks_stand_beside_those_of_the_estimate():
+    report = report_for(parse_query("arch=torchvision:resnet18&dtype=float32&batch=2"))
+    frame = pasting.snapshot_frame(read_snapshot(SNAPSHOT), report.estimates[0])
+    assert list(frame["Snapshot"]) == ["1.50 GiB", "2.00 GiB"]
+    assert frame.shape == (2, 4)
+    chart = pasting.snapshot_chart(read_snapshot(SNAPSHOT), report.estimates[0]).to_dict()
+    assert len(chart["layer"]) == 2
+
+
+def test_an_address_begins_with_its_model():
+    found = pasting.address_of(read_config(QLORA), {"gpu": "t4", "batch": "9"})
+    assert next(iter(found)) == "arch"
+    assert (found["gpu"], found["batch"]) == ("t4", "2")
