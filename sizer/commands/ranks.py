@@ -35,7 +35,7 @@ def format_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
 
 def _cells(row: RankRow) -> tuple[str, ...]:
     if row.cell is None:
-        return f"{row.gpus}", row.title, "-", "-", "-", row.reason[:60]
+        return f"{row.gpus}", row.words, "-", "-", "-", row.reason[:60]
     most = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in list(row.at_peak.items())[:2])
     sizes = (format_bytes(size) for size in (row.cell.process_bytes, row.cell.peak_allocated_bytes))
-    return f"{row.gpus}", row.title, *sizes, row.cell.verdict, most
+    return f"{row.gpus}", row.words, *sizes, row.cell.verdict, most

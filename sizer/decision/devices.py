@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.changes import Changed, changes
 from sizer.kept import Kept
 from sizer.memory.decision import DeviceReport, DeviceRow, with_largest
 from sizer.model import Progress
@@ -33,11 +34,15 @@ def devices(
     cells.counted(request)  # refused here where the architecture itself is
     gpus = sorted(gpus, key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
     rows: dict[str, DeviceRow] = {}
+    helped: dict[str, object] = {}  # the smallest change, and where the work then fits
 
     def report(pending: list[Gpu]) -> DeviceReport:
         shown = sorted(rows.values(), key=lambda row: (row.total_bytes, row.name))
         return DeviceReport(
-            query=format_query(request, complete=True), rows=tuple(shown), pending=tuple(gpu.key for gpu in pending)
+            query=format_query(request, complete=True),
+            rows=tuple(shown),
+            pending=tuple(gpu.key for gpu in pending),
+            **helped,
         )
 
     for done, gpu in enumerate(gpus, 1):
@@ -45,11 +50,26 @@ def devices(
         rows[gpu.key] = _row(gpu, request, cells)
         yield report(gpus[done:] or gpus)
     cells.keep_replays()
+    if not any(_fits(row) for row in rows.values()):
+        for change in changes(request, cells):
+            changed = [_changed_row(gpu, change, cells, report_progress) for gpu in gpus if gpu.backend != "cpu"]
+            if fitting := sorted(filter(_fits, changed), key=lambda row: (row.total_bytes, row.name)):
+                helped |= {"change": change.title, "changed": tuple(fitting)}
+                break
     for done, gpu in enumerate(gpus, 1):
         report_progress(f"largest batch on {gpu.name}, {done} of {len(gpus)}")
         rows[gpu.key] = _with_largest(rows[gpu.key], request, cells)
         yield report(gpus[done:])
     cells.keep_replays()
+
+
+def _fits(row: DeviceRow) -> bool:
+    return row.cell is not None and row.cell.fits is True
+
+
+def _changed_row(gpu: Gpu, change: Changed, cells: Cells, progress: Progress) -> DeviceRow:
+    progress(f"{gpu.name} {change.title}")
+    return _row(gpu, change.request, cells)
 
 
 def _row(gpu: Gpu, request: Request, cells: Cells) -> DeviceRow:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.changes import changes, in_other_precision
 from sizer.distributed.devices import PER_HOST
 from sizer.kept import Kept
 from sizer.memory.decision import RankReport, RankRow, with_largest
@@ -63,16 +64,64 @@ def ranks(
             left = [other for other in left if other.request.pp < way.request.pp]
         report = replace(report, rows=(*report.rows, row), pending=_queries(left))
         yield report
-    fitting = [row.gpus for row in report.rows if row.cell is not None and row.cell.fits is True]
+    fitting = [row.gpus for row in report.rows if _fits(row)]
     report = replace(report, fewest=min(fitting, default=None))
+    if report.fewest is None:
+        for grown in _with_changes(report, request, asked, cells, report_progress):
+            report = grown
+            yield report
     for number, row in enumerate(report.rows):
-        if row.gpus == report.fewest and row.cell is not None and row.cell.fits is True:
+        on_fewest = row.gpus == report.fewest and not row.change
+        if (on_fewest or (row.gpus == report.fewest_changed and row.change == report.change)) and _fits(row):
             report_progress(f"largest batch by {row.title} on {row.gpus}")
             found = _with_largest(row, parse_query(row.query), cells)
             report = replace(report, rows=(*report.rows[:number], found, *report.rows[number + 1 :]))
             yield report
+    for grown in _in_other_precision(report, cells, report_progress):
+        report = grown
+        yield report
     cells.keep_replays()
     yield report
+
+
+def _fits(row: RankRow) -> bool:
+    return row.cell is not None and row.cell.fits is True
+
+
+def _with_changes(
+    report: RankReport, request: Request, asked: list[Way], cells: Cells, progress: Progress
+) -> Iterator[RankReport]:
+    """Yield the report with rows of the smallest change that makes the work fit, on the fewest GPUs on which it then does."""
+    traced = {(row.gpus, row.title) for row in report.rows if row.cell is not None}
+    for change in changes(request, cells):
+        by_title = {(way.gpus, way.title): way for way in ways(change.request)}
+        rows: list[RankRow] = []
+        for way in asked:
+            if (way.gpus, way.title) not in traced:
+                continue
+            if any(_fits(row) and row.gpus < way.gpus for row in rows):
+                break  # it fits on fewer
+            progress(f"{way.title} on {way.gpus} {change.title}")
+            rows.append(replace(_row(by_title[way.gpus, way.title], cells), change=change.title))
+        if helpful := [row for row in rows if _fits(row)]:
+            fewest = helpful[0].gpus
+            kept = tuple(row for row in rows if row.gpus == fewest)
+            yield replace(report, rows=(*report.rows, *kept), fewest_changed=fewest, change=change.title)
+            return
+
+
+def _in_other_precision(report: RankReport, cells: Cells, progress: Progress) -> Iterator[RankReport]:
+    """Yield the report with the rows on the fewest GPUs in mixed precision, or in pure half precision if the question is mixed."""
+    fewest, change = (report.fewest, "") if report.fewest is not None else (report.fewest_changed, report.change)
+    for row in [row for row in report.rows if row.gpus == fewest and row.change == change and _fits(row)]:
+        other = in_other_precision(parse_query(row.query))
+        if other is None:
+            return
+        (dtype,) = other.dtypes
+        progress(f"{row.title} on {row.gpus} in {dtype}")
+        way = Way(title=row.title, gpus=row.gpus, request=other)
+        report = replace(report, rows=(*report.rows, replace(_row(way, cells), change=f"{change} in {dtype}".strip())))
+        yield report
 
 
 def ways(request: Request) -> list[Way]:

@@ -150,11 +150,16 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
-    """One question on every device of the catalogue; `pending` are the keys of devices to come."""
+    """One question on every device of the catalogue; `pending` are the keys of devices to come.
+
+    If it surely fits none, `change` is the smallest change with which it fits some, and `changed` are these devices.
+    """
 
     query: str
     rows: tuple[DeviceRow, ...] = ()
     pending: tuple[str, ...] = ()
+    change: str = ""
+    changed: tuple[DeviceRow, ...] = ()
 
 
 SMALLEST_NAMED = 3  # of the devices that the work fits
@@ -169,7 +174,12 @@ def describe_fitting(found: DeviceReport) -> str:
     )
     said = f"It fits {counted(len(fitting), 'device')} of {len(found.rows):,}"
     names = ", ".join(f"{name} (tight)" if tight else name for _, name, tight in fitting[:SMALLEST_NAMED])
-    return f"{said}; the smallest: {names}." if fitting else f"{said}."
+    if fitting:
+        return f"{said}; the smallest: {names}."
+    helped = ", ".join(row.name for row in found.changed[:SMALLEST_NAMED])
+    if helped:
+        said += f". It fits {counted(len(found.changed), 'device')} {found.change}; the smallest: {helped}"
+    return f"{said}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +190,7 @@ class RankRow:
 
     `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may; None where not even 1 does,
     or as long as `searched` is False: it is searched on the fewest GPUs that do. With `tried` its own batch size alone was tried.
+    `change` says what differs from the question ("with checkpointing", "in amp-bfloat16").
     """
 
     parallel: str
@@ -195,6 +206,12 @@ class RankRow:
     tried: bool = False
     reason: str = ""
     most_batch: int | None = None
+    change: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return the way of training, with what is changed of the question ("FSDP2 with checkpointing")."""
+        return f"{self.title} {self.change}".rstrip()
 
 
 Row = TypeVar("Row", DeviceRow, RankRow)
@@ -216,21 +233,29 @@ def largest_batch(row: DeviceRow | RankRow) -> Interval:
 class RankReport:
     """One question on several numbers of GPUs of its device's kind; `pending` are the queries of rows to come.
 
-    `fewest` is on how many of them it surely fits at least, by any way of training; None where it does on none.
+    `fewest` is on how many of them it surely fits at least, by any way of training; None where it does on none. Then the smallest
+    `change` that makes it fit on some number, `fewest_changed`, was looked for.
     """
 
     query: str
     rows: tuple[RankRow, ...] = ()
     fewest: int | None = None
+    fewest_changed: int | None = None
+    change: str = ""
     pending: tuple[str, ...] = ()
 
 
 def describe_fewest(found: RankReport) -> Iterator[str]:
     """A line for each way of training on the fewest GPUs on which the work surely fits, once the largest batch there is known."""
     if found.fewest is None and found.rows and not found.pending:
-        yield f"It fits on none of up to {max(row.gpus for row in found.rows)} GPUs."
+        most = max(row.gpus for row in found.rows)
+        if found.fewest_changed is None:
+            yield f"It fits on none of up to {most} GPUs, and with none of the changes that were tried."
+        else:
+            gpus = counted(found.fewest_changed, "GPU")
+            yield f"It fits on {gpus} {found.change}; as it is, on none of up to {most} GPUs."
     for row in found.rows:
         if row.searched:
-            gpus = f"{row.gpus} GPUs by {row.title}" if row.gpus > 1 else "one GPU"
+            gpus = f"{row.gpus} GPUs by {row.words}" if row.gpus > 1 else f"one GPU {row.change}".rstrip()
             each = "of each " if row.gpus > 1 else ""
             yield f"It fits on {gpus}; the largest batch {each}is {largest_batch(row)}."

@@ -25,7 +25,7 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, quote
 from sizer.memory.codec import LIMIT_TEXT, decode
-from sizer.memory.decision import DeviceReport, LeverReport, LimitReport, RankReport
+from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LimitReport, RankReport
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.pasted.snapshot import SnapshotReport
@@ -227,7 +227,21 @@ def _join_devices(found: Sequence[DeviceReport | None]) -> DeviceReport | None:
         for part, report in zip(in_parts(len(found)), found, strict=True)
     )
     rows = sorted(chain.from_iterable(report.rows for report in known), key=lambda row: (row.total_bytes, row.name))
-    return DeviceReport(query=known[0].query, rows=tuple(rows), pending=tuple(chain.from_iterable(pending)))
+    return DeviceReport(
+        query=known[0].query, rows=tuple(rows), pending=tuple(chain.from_iterable(pending)), **_smallest_change(known, rows)
+    )
+
+
+def _smallest_change(known: Sequence[DeviceReport], rows: Sequence[DeviceRow]) -> dict[str, object]:
+    """Return the change that helps, of parts of which each has looked for its own: none if the work fits some device as it is."""
+    if any(row.cell is not None and row.cell.fits is True for row in rows):
+        return {}
+    titles = dict.fromkeys(report.change for report in known if report.changed)
+    if not titles:
+        return {}
+    change = min(titles, key=len)  # fewer changes have fewer words
+    helped = chain.from_iterable(report.changed for report in known if report.change == change)
+    return {"change": change, "changed": tuple(sorted(helped, key=lambda row: (row.total_bytes, row.name)))}
 
 
 def _look_at(cell: tuple[str, int] | None, value: object) -> object:

@@ -30,11 +30,14 @@ from sizer.request import Request, format_query
 from sizer.service.job import Job
 from sizer.ui import service
 from sizer.ui.charts import finish
+from sizer.ui.exports import offer_download
 from sizer.ui.known import learn
 from sizer.ui.offers import offer, rerun_if_applied
 from sizer.ui.palette import MARKS, VERDICT_COLOURS, marked
+from sizer.ui.question import file_stem
 from sizer.ui.ranks import show_ranks
 from sizer.ui.remarks import show_error
+from sizer.ui.row_links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.scale import GIBIBYTES
 from sizer.ui.turns import result_of
 from sizer.units import format_bytes
@@ -99,9 +102,11 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
         ended = None
     elif ended.error is not None:
         if ended.partial is not None:
+            st.caption(f"{how_much(ended.partial)}: this is what was found.")
             show(ended.partial)
         show_error(ended.error)
-        st.button("Try again", key="decide_again", on_click=lambda: st.session_state.pop(ENDED))
+        label = "Go on" if ended.partial is not None else "Try again"  # traces that are there are kept
+        st.button(label, key="decide_again", on_click=lambda: st.session_state.pop(ENDED))
         return
 
     def run() -> None:
@@ -126,6 +131,14 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
             show(shown)
 
     st.fragment(run, run_every=POLL_SECONDS if ended is None else None)()
+
+
+def how_much(found: Any) -> str:
+    """Return how much of an answer there is ("22 of 130 tried")."""
+    done = len(found.limits if isinstance(found, LimitReport) else found.rows)
+    if isinstance(found, DeviceReport):  # those whose largest batch is still to come have a row
+        return f"{done:,} of {len({row.gpu for row in found.rows} | {*found.pending}):,} tried"
+    return f"{done:,} of {done + len(found.pending):,} tried"
 
 
 # ----------------------------------------------------------------------------------------------------------- what to change
@@ -226,11 +239,20 @@ def _show_devices(found: DeviceReport, request: Request) -> None:
             "Memory": st.column_config.NumberColumn(format="%.1f GiB"),
             "Process": st.column_config.NumberColumn(format="%.2f GiB"),
             "Left": st.column_config.NumberColumn(format="%.2f GiB"),
+            LINK: LINK_COLUMN,
             PRICE: st.column_config.NumberColumn(
                 min_value=0.0, help="What a device costs you: type it in to compare; nothing is sent anywhere else."
             ),
         },
     )
+    offer_download("CSV", lambda: frame_csv(frame.drop(columns=PRICE)), f"{file_stem(request)}-devices.csv", "text/csv")
+    if found.changed:
+        st.markdown(f"**{found.change[:1].upper()}{found.change[1:]}**, it fits these")
+        st.dataframe(
+            devices_frame(found.changed).drop(columns=[PRICE, "Largest batch"]),
+            hide_index=True,
+            column_config={LINK: LINK_COLUMN},
+        )
     if any(row.tried for row in found.rows):
         st.caption("Where the batch sizes are traced one by one, the largest batch is the one asked for: no other was tried.")
     costs = costs_of(edited)
@@ -251,6 +273,7 @@ def devices_frame(rows: tuple[DeviceRow, ...]) -> pd.DataFrame:
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
             "Left": [GIBIBYTES.of(row.total_bytes - row.cell.process_bytes) if row.cell else None for row in rows],
             "Largest batch": pd.array([row.batch for row in rows], dtype="Int64"),
+            LINK: [link_of(row.query) for row in rows],
             PRICE: pd.array([None] * len(rows), dtype="Float64"),
         }
     )

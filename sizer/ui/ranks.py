@@ -11,6 +11,7 @@ import streamlit as st
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.errors import SizerError
 from sizer.memory.decision import RankReport, RankRow, describe_fewest
+from sizer.memory.fit import VERDICTS
 from sizer.request import Request, format_query, parse_query
 from sizer.ui import service
 from sizer.ui.charts import finish
@@ -18,6 +19,7 @@ from sizer.ui.exports import offer_download
 from sizer.ui.offers import offer
 from sizer.ui.palette import INK, marked
 from sizer.ui.question import file_stem
+from sizer.ui.row_links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.scale import GIBIBYTES
 from sizer.units import format_bytes
 
@@ -29,20 +31,22 @@ def show_ranks(found: RankReport, request: Request) -> None:
     """Show what each GPU holds by how many there are, and the fewest that do."""
     if not found.rows:
         return
-    for row in found.rows:
-        if row.gpus == found.fewest and row.cell is not None and row.cell.fits is True and row.gpus > 1:
-            offer(f"Ask for {row.title} on {row.gpus} GPUs", row.query, request, f"ranks_{row.title}_{row.gpus}")
-    _offer_scripts(found, request)
     for line in describe_fewest(found):
         st.text(line)
+    for row in found.rows:
+        if row.searched and row.cell is not None and row.cell.fits is True and row.gpus > 1:
+            offer(f"Ask for {row.words} on {row.gpus} GPUs", row.query, request, f"ranks_{row.words}_{row.gpus}")
+    _offer_scripts(found, request)
     st.altair_chart(ranks_chart(found.rows, find_gpu(request.gpu).total_bytes), key="ranks_chart")
     number = st.column_config.NumberColumn(format="%.2f GiB")
+    frame = ranks_frame(found.rows)
     st.dataframe(
-        ranks_frame(found.rows),
+        frame,
         key="ranks_table",
         hide_index=True,
-        column_config=dict.fromkeys(("Process", "Allocated"), number),
+        column_config=dict.fromkeys(("Process", "Allocated"), number) | {LINK: LINK_COLUMN},
     )
+    offer_download("CSV", lambda: frame_csv(frame), f"{file_stem(request)}-gpus.csv", "text/csv")
     st.caption(
         "Every figure is of each GPU, whose batch is that of the question; a pipeline works on as many microbatches of it as it "
         "has stages. Each row is traced by itself."
@@ -51,7 +55,7 @@ def show_ranks(found: RankReport, request: Request) -> None:
 
 def _offer_scripts(found: RankReport, request: Request) -> None:
     """Offer the programs that do the work on the fewest GPUs, and on those that the question names."""
-    asked = {f"{row.title} on {row.gpus} GPUs": row.query for row in found.rows if row.gpus > 1 and row.searched}
+    asked = {f"{row.words} on {row.gpus} GPUs": row.query for row in found.rows if row.gpus > 1 and row.searched}
     if request.parallel != "none":
         asked = {"this question": format_query(request)} | asked
     with st.container(horizontal=True):
@@ -69,11 +73,13 @@ def _script(query: str) -> str:
 
 
 def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
-    """The rows as a table: sizes in GiB, and the two kinds of memory that are most at the peak."""
+    """The rows as a table, those that fit first: sizes in GiB, and the two kinds of memory that are most at the peak."""
+    verdicts = [*VERDICTS, None]
+    rows = tuple(sorted(rows, key=lambda row: verdicts.index(row.cell.verdict if row.cell else None)))
     return pd.DataFrame(
         {
             "GPUs": [row.gpus for row in rows],
-            "By": [row.title for row in rows],
+            "By": [row.words for row in rows],
             "Verdict": [marked(row.cell.verdict) if row.cell else row.reason for row in rows],
             "Process": [GIBIBYTES.of(row.cell.process_bytes) if row.cell else None for row in rows],
             "Allocated": [GIBIBYTES.of(row.cell.peak_allocated_bytes) if row.cell else None for row in rows],
@@ -84,6 +90,7 @@ def ranks_frame(rows: tuple[RankRow, ...]) -> pd.DataFrame:
             "Between the GPUs in a step": [
                 ", ".join(f"{told.kind} {format_bytes(told.bytes)}" for told in row.communication) for row in rows
             ],
+            LINK: [link_of(row.query) for row in rows],
         }
     )
 
@@ -98,7 +105,7 @@ def ranks_chart(rows: tuple[RankRow, ...], total_bytes: int) -> alt.LayerChart:
             "verdict": row.cell.verdict,
         }
         for row in rows
-        if row.cell is not None
+        if row.cell is not None and not row.change
     )
     titles = [*dict.fromkeys(row.title for row in rows)]
     base = alt.Chart(frame).encode(

@@ -6,12 +6,13 @@ import pytest
 
 from sizer.catalogue.gpus import GPUS
 from sizer.commands.which import format_devices
+from sizer.config_json import encode_config
 from sizer.decision.devices import devices
 from sizer.estimator import estimate
 from sizer.memory.codec import decode, encode
-from sizer.memory.decision import DeviceReport, cell_of
+from sizer.memory.decision import DeviceReport, cell_of, describe_fitting
 from sizer.request import parse_query
-from tests.decision.questions import TRACED_EACH, TWO_LAYERS
+from tests.decision.questions import TRACED_EACH, TWO_LAYERS, anew
 
 QUERY = f"{TWO_LAYERS}&seq=64&dtype=bfloat16&batch=4&expandable=1"
 
@@ -75,3 +76,16 @@ def test_jobs_beside_each_other_keep_what_each_has_replayed(monkeypatch):
         monkeypatch.setattr(f"sizer.memory.{module}.replay_events", None)
     *_, again = devices(parse_query(QUERY), gpus=[GPUS[key] for part in parts for key in part], kept=together)
     assert all(row.batch for row in again.rows)
+
+
+def test_the_smallest_change_is_named_where_it_fits_none():
+    small = [GPUS[key] for key in ("rtx-3050-laptop-4gb", "rtx-3050-ti-laptop")]
+    deep = "arch=config:" + encode_config('{"model_type": "gpt2", "n_layer": 8, "vocab_size": 1000}')
+    query = f"{deep}&seq=1024&dtype=bfloat16&batch=16"
+    found = list(devices(parse_query(query), gpus=small))[-1]
+    assert not any(row.cell and row.cell.fits is True for row in found.rows)
+    assert found.change and found.changed
+    for row in found.changed:
+        assert row.cell.fits is True and row.cell == anew(row.query)
+    assert f"{found.change}; the smallest: {found.changed[0].name}" in describe_fitting(found)
+    assert decode(DeviceReport, encode(found)) == found

@@ -150,3 +150,24 @@ def test_tensor_parallel_stays_within_a_host():
     assert (split.gpus, parse_query(split.query).tp) == (16, 8)
     assert split.cell == anew(split.query)
     assert split.cell.peak_allocated_bytes < found.rows[0].cell.peak_allocated_bytes
+
+
+# Eight layers keep 3 GiB for the backward pass, on any number of GPUs. Recomputed, they keep a tenth of it.
+DEEP = "arch=config:" + encode_config('{"model_type": "gpt2", "n_layer": 8, "vocab_size": 1000}')
+LONG = f"{DEEP}&seq=1024&dtype=bfloat16&batch=16&gpu=custom:3GiB@8.0"
+
+
+def test_the_smallest_change_is_named_where_it_fits_on_none():
+    with mock.patch("sizer.decision.ranks.GPUS", (1, 2, 8)), mock.patch("sizer.decision.ranks.PIPELINES", ()):
+        found = list(ranks(parse_query(LONG)))[-1]
+    plain = [row for row in found.rows if not row.change]
+    assert found.fewest is None and not any(row.cell and row.cell.fits is True for row in plain)
+    changed = [row for row in found.rows if row.change == found.change and row.cell and row.cell.fits is True]
+    assert changed and {row.gpus for row in changed} == {found.fewest_changed}
+    for row in changed:
+        assert row.cell == anew(row.query)
+    other = [row for row in found.rows if row.change.endswith("in amp-bfloat16")]
+    assert {row.title for row in other} == {row.title for row in changed}, "pure and mixed precision stand side by side"
+    first = next(describe_fewest(found))
+    assert first.startswith("It fits on ") and found.change in first and first.endswith("on none of up to 8 GPUs.")
+    assert decode(RankReport, encode(found)) == found

@@ -11,8 +11,9 @@ from streamlit.testing.v1 import AppTest
 from sizer.errors import JobError
 from sizer.request import Request, parse_query
 from sizer.ui import service
-from sizer.ui.decision import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame
+from sizer.ui.decision import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame, how_much
 from sizer.ui.ranks import ranks_chart, ranks_frame
+from sizer.ui.row_links import frame_csv
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
 from tests.ui.decisions import devices_for, limits_for, ranks_for
@@ -204,10 +205,33 @@ def test_what_ended_early_is_shown_as_far_as_it_came_and_not_asked_for_again(cli
     )
     page.run()
     assert len(asked) == 1
+    assert "2 of 2 tried: this is what was found." in markup(page)
     assert "74 to 96" in texts(page)
     assert "stopped after 120 s" in " ".join(texts(page)) + markup(page)
     page.button(key="decide_again").click().run()
     assert len(asked) == 2
+
+
+def test_how_much_was_tried_before_a_limit():
+    found = ranks_for(QUERY)
+    assert how_much(replace(found, pending=("a",) * 18)) == "4 of 22 tried"
+    devices = devices_for(QUERY)
+    assert how_much(replace(devices, pending=("cpu", "t4"))) == "4 of 5 tried", "the CPU has a row already"
+    assert how_much(replace(limits_for(QUERY), pending=("new",))) == "2 of 3 tried"
+
+
+def test_the_smallest_change_is_shown_where_no_device_is_enough(client, open_page, monkeypatch):
+    def begin(query: str) -> ScriptedJob:
+        found = devices_for(query)
+        rows = tuple(replace(row, cell=row.cell and replace(row.cell, fits=False)) for row in found.rows)
+        helped = (replace(found.rows[1], query=f"{query}&checkpointing=1"),)
+        return ScriptedJob(lambda: replace(found, rows=rows, change="with checkpointing", changed=helped))
+
+    monkeypatch.setattr(client, "submit_devices", begin)
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "Which GPU?")
+    shown = markup(page)
+    assert "It fits 0 devices of 4. It fits 1 device with checkpointing; the smallest: GeForce RTX 4090 (24 GB)." in shown
+    assert "**With checkpointing**, it fits these" in shown
 
 
 def test_inference_is_not_asked_on_how_many(client, open_page):
@@ -218,8 +242,11 @@ def test_inference_is_not_asked_on_how_many(client, open_page):
 def test_every_way_of_training_has_a_row_and_a_point():
     rows = ranks_for(QUERY).rows
     frame = ranks_frame(rows)
-    assert list(frame["Verdict"]) == ["✕ does not fit", "✕ does not fit", "✓ fits", "no kernel"]
-    assert list(frame["Most of it"]) == ["", "", "optimizer state 40.00 GiB, parameter 12.00 GiB", ""]
+    assert list(frame["Verdict"]) == ["✓ fits", "✕ does not fit", "✕ does not fit", "no kernel"], "what fits comes first"
+    assert list(frame["Most of it"]) == ["optimizer state 40.00 GiB, parameter 12.00 GiB", "", "", ""]
+    table = frame_csv(frame).splitlines()
+    assert table[0] == "gpus,by,verdict,process,allocated,most_of_it,between_the_gpus_in_a_step,link"
+    assert table[1].startswith("2,FSDP2,✓ fits,60.0,60.0,") and f"?{rows[2].query}" in table[1]
     data = ranks_chart(rows, 80 * 2**30).to_dict()["datasets"].values()
     points = [(row["by"], row["gpus"], row["process"]) for rows in data for row in rows if "by" in row]
     assert points == [("One GPU", 1, 96.0), ("DDP", 2, 98.0), ("FSDP2", 2, 60.0)]
