@@ -15,10 +15,11 @@ OTHER_PRECISION = {
     "float16": "amp-float16",
     "amp-float16": "float16",
 }
+CHECKPOINTING = "with checkpointing"
 _BY_KEY = {lever.key: lever for lever in LEVERS}
 # Levers by key that are pulled together, with their words.
 _SETS = (
-    (("checkpointing",), "with checkpointing"),
+    (("checkpointing",), CHECKPOINTING),
     (("lora",), "with a LoRA adapter alone"),
     (("lora", "checkpointing"), "with a LoRA adapter alone and checkpointing"),
     (("qlora", "checkpointing"), "with QLoRA and checkpointing"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
-from sizer.decision.changes import changes, in_other_precision
+from sizer.decision.changes import CHECKPOINTING, changes, in_other_precision
 from sizer.distributed.devices import PER_HOST
 from sizer.kept import Kept
 from sizer.memory.decision import RankReport, RankRow, with_largest
@@ -64,9 +64,13 @@ def ranks(
             left = [other for other in left if other.request.pp < way.request.pp]
         report = replace(report, rows=(*report.rows, row), pending=_queries(left))
         yield report
-    fitting = [row.gpus for row in report.rows if _fits(row)]
+        if (not left or left[0].gpus > way.gpus) and not any(map(_fits, report.rows)):
+            for grown in _with_checkpointing(report, way.gpus, request, cells, report_progress):
+                report = grown
+                yield report
+    fitting = [row.gpus for row in report.rows if _fits(row) and not row.change]
     report = replace(report, fewest=min(fitting, default=None))
-    if report.fewest is None:
+    if report.fewest is None and report.fewest_changed is None:
         for grown in _with_changes(report, request, asked, cells, report_progress):
             report = grown
             yield report
@@ -88,12 +92,32 @@ def _fits(row: RankRow) -> bool:
     return row.cell is not None and row.cell.fits is True
 
 
+def _with_checkpointing(
+    report: RankReport, gpus: int, request: Request, cells: Cells, progress: Progress
+) -> Iterator[RankReport]:
+    """Yield the report with the row of one way on so many GPUs with checkpointing, where no way fits without it.
+
+    On several GPUs the way is FSDP2. This comes before more GPUs are tried, which may take longer than a job may.
+    """
+    first = next(changes(request, cells), None)
+    if first is None or first.title != CHECKPOINTING:
+        return
+    key = "none" if gpus == 1 else "fsdp"
+    way = next(way for way in ways(first.request) if way.gpus == gpus and way.request.parallel == key)
+    progress(f"{way.title} on {way.gpus} {first.title}")
+    row = replace(_row(way, cells), change=first.title)
+    found = {"fewest_changed": gpus, "change": first.title} if _fits(row) else {}
+    yield replace(report, rows=(*report.rows, row), **found)
+
+
 def _with_changes(
     report: RankReport, request: Request, asked: list[Way], cells: Cells, progress: Progress
 ) -> Iterator[RankReport]:
     """Yield the report with rows of the smallest change that makes the work fit, on the fewest GPUs on which it then does."""
     traced = {(row.gpus, row.title) for row in report.rows if row.cell is not None}
     for change in changes(request, cells):
+        if change.title == CHECKPOINTING:
+            continue  # tried already
         by_title = {(way.gpus, way.title): way for way in ways(change.request)}
         rows: list[RankRow] = []
         for way in asked:
@@ -113,6 +137,8 @@ def _with_changes(
 def _in_other_precision(report: RankReport, cells: Cells, progress: Progress) -> Iterator[RankReport]:
     """Yield the report with the rows on the fewest GPUs in mixed precision, or in pure half precision if the question is mixed."""
     fewest, change = (report.fewest, "") if report.fewest is not None else (report.fewest_changed, report.change)
+    if report.fewest_changed is not None and (fewest or 0) > report.fewest_changed:
+        fewest, change = report.fewest_changed, report.change
     for row in [row for row in report.rows if row.gpus == fewest and row.change == change and _fits(row)]:
         other = in_other_precision(parse_query(row.query))
         if other is None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from sizer.memory.report import Report
 from sizer.units import counted
 
+# Begin notes of what moves the figure much, and what a reader may have taken otherwise.
+MOVES = ("The model resizes each ", "Built from scratch: every layer of the backbone trains")
 UNQUANTISED_PART = "Not quantised: "  # begins a note of what a quantizer did not quantise
 
 
@@ -19,8 +21,10 @@ def _caveats(report: Report) -> Iterator[str]:
     for caution in report.cautions:
         yield f"{caution}."
     for note in report.notes:
-        if note.startswith(UNQUANTISED_PART):
+        if note.startswith((UNQUANTISED_PART, *MOVES)):
             yield f"{note[0].lower()}{note[1:]}"
+    if report.request.get("attention") == "eager":
+        yield "attention is eager: it holds the scores of all tokens with each other. SDPA does not."
     tokens = report.request.get("sequence_length")
     if report.request.get("mode") == "inference" and tokens is not None:
         yield f"this is one forward pass over all {tokens:,} tokens; generating token by token is not counted."

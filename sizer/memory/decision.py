@@ -254,6 +254,8 @@ def describe_fewest(found: RankReport) -> Iterator[str]:
         else:
             gpus = counted(found.fewest_changed, "GPU")
             yield f"It fits on {gpus} {found.change}; as it is, on none of up to {most} GPUs."
+    elif found.fewest is not None and found.fewest_changed is not None and found.fewest_changed < found.fewest:
+        yield f"It fits on {counted(found.fewest_changed, 'GPU')} {found.change}; as it is, on {found.fewest}."
     for row in found.rows:
         if row.searched:
             gpus = f"{row.gpus} GPUs by {row.words}" if row.gpus > 1 else f"one GPU {row.change}".rstrip()

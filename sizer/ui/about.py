@@ -66,10 +66,11 @@ LIMITS = f"""
   returns cached memory to the device. Windows, and libraries that allocate beside
   PyTorch, may take more.
 - **Control flow that reads values** (detection models, routing) runs on stand-in values. Each page lists them as not counted.
-- **Generation** is transformers' own, token by token: what a server with paged attention holds is another matter.
-- **Compiled models** are not covered yet; weights that are quantised as they are loaded are, and those that a checkpoint holds
-  quantised, of which most methods' kernels are not traced; DDP, ZeRO-1, FSDP2, tensor and context parallel are, but not pipeline
-  parallel from this page.
+- **Generation** is that of transformers, token by token. A server with paged attention holds other memory.
+- **Compiled models** (`torch.compile`) are refused by name.
+- **Quantised weights** are counted, quantised on loading or by their checkpoint. The kernels of most checkpoint methods are not
+  traced.
+- **Several GPUs**: DDP, ZeRO-1, FSDP2, HSDP, tensor, context and pipeline parallel are counted, of one rank.
 """
 
 

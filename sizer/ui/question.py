@@ -19,6 +19,7 @@ from sizer.query_keys import KEYS
 from sizer.request import Request
 from sizer.units import counted
 
+EXAMPLES_KEY = "examples"  # of the row of examples
 EDIT = "edit_question"  # key of the button that opens the form
 WIDE = 769  # pixels from which on Streamlit keeps the sidebar open by itself
 PRESSED = "edit_pressed"  # session state: how often the button was
@@ -37,8 +38,13 @@ PRESS = "document.querySelector('[data-testid=stExpandSidebarButton]')?.click()"
 
 
 def show_examples() -> None:
-    """Show a button for each question that others come with. A link to the page at hand would hold for a single run."""
-    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+    """Show a button for each question that others come with. A link to the page at hand would hold for a single run.
+
+    In narrow windows the buttons are at the end of the page: the answer comes first.
+    """
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key=EXAMPLES_KEY):
+        narrow = f"@media (max-width: {WIDE - 1}px) {{ div:has(> .st-key-{EXAMPLES_KEY}), .st-key-{EXAMPLES_KEY} {{ order: 9 }} }}"
+        st.html(f"<style>{narrow}</style>")
         for title, query in EXAMPLES.items():
             st.button(title, key=f"example {title}", on_click=open_query, args=(query,))
 

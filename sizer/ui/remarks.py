@@ -88,7 +88,7 @@ def show_uncounted(report: Report) -> None:
     """Say how many things are not counted, and where they are listed; nothing where all is."""
     if count := len(report.uncounted):
         things = "1 thing is" if count == 1 else f"{count} things are"
-        st.caption(f"{things} not counted: see Assumptions below.")
+        st.caption(f"{things} not counted: see the tab Not counted.")
 
 
 @drawn_once

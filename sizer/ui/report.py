@@ -137,7 +137,7 @@ def _show_details(request: Request, report: Report, focus: Estimate | None) -> N
     details |= {
         "Modules": partial(_show_modules, request, report),
         "Tensors": partial(tables.show_tensors, report.model),
-        "Assumptions": partial(remarks.show_remarks, report),
+        "Not counted": partial(remarks.show_remarks, report),
         "How this was computed": partial(show_explanation, report),
         "Copy link": partial(show_link, request),
     }

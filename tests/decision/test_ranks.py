@@ -167,7 +167,7 @@ def test_the_smallest_change_is_named_where_it_fits_on_none():
     for row in changed:
         assert row.cell == anew(row.query)
     other = [row for row in found.rows if row.change.endswith("in amp-bfloat16")]
-    assert {row.title for row in other} == {row.title for row in changed}, "pure and mixed precision stand side by side"
+    assert {row.title for row in other} == {row.title for row in changed}, "pure and mixed precision are side by side"
     first = next(describe_fewest(found))
     assert first.startswith("It fits on ") and found.change in first and first.endswith("on none of up to 8 GPUs.")
     assert decode(RankReport, encode(found)) == found

@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from sizer.errors import JobError
+from sizer.memory.decision import describe_fewest
 from sizer.request import Request, parse_query
 from sizer.ui import service
 from sizer.ui.decision import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame, how_much
@@ -210,6 +211,14 @@ def test_what_ended_early_is_shown_as_far_as_it_came_and_not_asked_for_again(cli
     assert "stopped after 120 s" in " ".join(texts(page)) + markup(page)
     page.button(key="decide_again").click().run()
     assert len(asked) == 2
+
+
+def test_fewer_gpus_with_checkpointing_are_named_first():
+    found = replace(ranks_for(QUERY), fewest_changed=1, change="with checkpointing")
+    assert next(describe_fewest(found)) == "It fits on 1 GPU with checkpointing; as it is, on 2."
+    nowhere = replace(found, fewest=None)
+    assert next(describe_fewest(nowhere)) == "It fits on 1 GPU with checkpointing; as it is, on none of up to 16 GPUs."
+    assert "with none of the changes" in next(describe_fewest(replace(nowhere, fewest_changed=None)))
 
 
 def test_how_much_was_tried_before_a_limit():

@@ -702,8 +702,8 @@ def test_stopped_job_waits_for_the_word(client, open_page):
 
 def test_what_is_assumed_and_not_counted_is_said(client, open_page):
     page = open_page()
-    assert "1 thing is not counted: see Assumptions below." in [caption.value for caption in page.caption]
-    shown = texts(open_tab(page, "Assumptions"))
+    assert "1 thing is not counted: see the tab Not counted." in [caption.value for caption in page.caption]
+    shown = texts(open_tab(page, "Not counted"))
     for line in (
         "cuDNN may choose a faster convolution with a larger workspace.",
         "cuBLAS takes its default workspace of 8 MiB.",
