@@ -44,4 +44,4 @@ def offer_link(query: str) -> None:
         return
     st.button("Copy the link", key=KEY, icon=":material/link:", type="tertiary")
     words = f'<span hidden data-sizer-link="{escape(query)}"></span><span role="status" data-sizer-said="1"></span>'
-    st.html(f"{words}<script>{COPY}</script>", unsafe_allow_javascript=True)
+    st.html(f"{words}<script>{COPY}</script>", unsafe_allow_javascript=True, width="content")

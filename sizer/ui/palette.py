@@ -10,7 +10,7 @@ from sizer.memory.fit import Verdict
 
 COLOURS: dict[str, str] = {
     "parameter": "#0072B2",
-    "frozen parameter": "#0B2F4F",
+    "frozen parameter": "#7755DD",
     "buffer": "#8E2F86",
     "gradient": "#56B4E9",
     "optimizer state": "#009E73",

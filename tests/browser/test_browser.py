@@ -110,7 +110,7 @@ def test_link_travels(page: Page, context: BrowserContext, app_url: str):
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "resnet18")
     write(page, "Batch sizes", "2, 3")
-    choose(page, "Device", "Tesla T4 (16 GB)")
+    choose(page, "Device", "Tesla T4 · 16 GB")
     sentence = headline(page, "Tesla T4")
     assert "gpu=t4" in page.url
     link, figures = copied_link(page), table(page)
@@ -146,11 +146,11 @@ def test_a_cell_is_looked_at_by_pointer_and_by_keys_and_stays(page: Page, app_ur
 def test_back_goes_back(page: Page, app_url: str):
     page.goto(f"{app_url}/?{SMALL}&gpu=t4")
     before = headline(page, "Tesla T4")
-    choose(page, "Device", "GeForce RTX 3090 (24 GB)")
+    choose(page, "Device", "GeForce RTX 3090 · 24 GB")
     headline(page, "RTX 3090")
     page.go_back()
     assert headline(page, "Tesla T4") == before
-    expect(page.get_by_role("combobox", name=re.compile("Device"))).to_have_value("Tesla T4 (16 GB)")
+    expect(page.get_by_role("combobox", name=re.compile("Device"))).to_have_value("Tesla T4 · 16 GB")
 
 
 @pytest.mark.exhaustive
