@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import altair as alt
 import pandas as pd
@@ -14,6 +15,7 @@ from sizer.memory.tape import CATEGORIES
 from sizer.ui.palette import COLOURS, INK
 from sizer.ui.peak_kinds import PeakKind, parts
 from sizer.ui.scale import Scale, scale_for
+from sizer.ui.spread import spread
 
 TIME_AXIS = alt.Axis(title="allocations and releases, in order", labels=False, ticks=False, grid=False, labelPadding=14)
 HEIGHT = 320
@@ -66,6 +68,7 @@ def stacked_chart(
 
 def step_chart(estimate: Estimate, gpu: Gpu) -> alt.LayerChart:
     """Stacked areas over the curve of one step, which must not be empty, with the phases named and the peak marked."""
+    estimate = replace(estimate, curve=spread(estimate.curve))
     curve = estimate.curve
     totals = [sum(split) for split in zip(*curve.by_category, strict=True)]
     tallest = max(totals)
