@@ -13,7 +13,7 @@ from sizer.memory.tape import CATEGORIES
 from sizer.questions.query import FEWEST, MOST, check_number, key_differences
 from sizer.questions.side_by_side import SideBySide, side_by_side, side_of
 from sizer.request import Request, format_query
-from sizer.ui import charts, compared, service
+from sizer.ui import charts, compared, service, variants
 from sizer.ui.compare_charts import bars_chart, capacities, devices, focused, growth_chart
 from sizer.ui.compare_inputs import ask_questions
 from sizer.ui.compare_tables import clip, show_figures, show_keys
@@ -181,6 +181,9 @@ def _show_files(requests: Requests, found: SideBySide) -> None:
 
 def headings(requests: Requests) -> dict[int, str]:
     """What a legend calls each question: its number, and what tells it from the others."""
+    words = variants.titles(list(requests.values()))
+    if all(words):
+        return {number: f"{number} · {title}" for number, title in zip(requests, words, strict=True)}
     differ, _ = key_differences(list(requests.values()))
     titles = {}
     for place, (number, request) in enumerate(requests.items()):

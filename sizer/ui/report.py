@@ -29,6 +29,7 @@ from sizer.ui.peak import show_peak
 from sizer.ui.peak_kinds import PeakKind
 from sizer.ui.share import show_share
 from sizer.ui.tabs import show_tabs
+from sizer.ui.variants import offer_variants
 from sizer.units import format_bytes
 
 DETAILS = "details"  # key of the tabs below an answer, which holds the name of the open one
@@ -62,6 +63,7 @@ def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         show_measure_link(request)
         offer_comparison(request)
+        offer_variants(request)
     show_share(request, report, focus)
 
 
