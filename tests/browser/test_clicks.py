@@ -59,6 +59,7 @@ def test_the_first_click_on_a_cell_is_in_the_address(page: Page, app_url: str) -
     page.goto(f"{app_url}/?{SMALL}")
     headline(page, "Training resnet18 at batch 2")
     grid = page.get_by_test_id("stDataFrame").first
+    grid.scroll_into_view_if_needed()
     box = grid.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.35, box["y"] + box["height"] * 0.5)
     headline(page, "Training resnet18 at batch 1")
