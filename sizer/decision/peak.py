@@ -60,7 +60,7 @@ def script(
 ) -> str:
     """The PyTorch program that does and measures the one dtype and batch size of a request (sizer.decision.script).
 
-    It prints the estimate beside; that of several ranks is for `torchrun`. Raises as `peak`, and BuildError where there is none.
+    It prints the estimate too. The program of several ranks is for `torchrun`. Raises as `peak`, and BuildError without one.
     """
     request = one_cell(request)
     check_scripted(request)

@@ -36,7 +36,7 @@ MAX_LETTERS = 60_000
 def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None = None) -> str:
     """The program for the one dtype and batch size of a request, whose model `tracer` has built.
 
-    It prints the `estimate` beside what the device has held. Raises BuildError where a plain program cannot make the
+    It prints the `estimate` next to what the device has held. Raises BuildError where a plain program cannot make the
     model or its inputs.
     """
     blueprint, module = tracer.built()

@@ -19,7 +19,7 @@ RANKS = 8  # of a config that shards over all GPUs and does not say how many the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One format. `signs` are names of lines of which it has all of one group; `finish` reads what several lines mean together.
+    """One format. A config of it has all lines of one group of `signs`; `finish` reads what several lines mean together.
 
     `joint` are the lines that `finish` reads.
     """

@@ -233,7 +233,7 @@ def _join_devices(found: Sequence[DeviceReport | None]) -> DeviceReport | None:
 
 
 def _smallest_change(known: Sequence[DeviceReport], rows: Sequence[DeviceRow]) -> dict[str, object]:
-    """Return the change that helps, of parts of which each has looked for its own: none if the work fits some device as it is."""
+    """Return the change that helps. Each part has looked for its own. Empty if the work fits some device as it is."""
     if any(row.cell is not None and row.cell.fits is True for row in rows):
         return {}
     titles = dict.fromkeys(report.change for report in known if report.changed)

@@ -1,4 +1,4 @@
-"""Refused values beside their fields. A field leaves a place for its error; the refusals are put there once the query was read."""
+"""Refused values below their fields. A field leaves a place for its error; the refusals are put there once the query was read."""
 
 from __future__ import annotations
 

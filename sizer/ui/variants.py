@@ -1,4 +1,4 @@
-"""A comparison from variants: the question of the page beside itself with one change, named in words."""
+"""A comparison from variants: the question of the page, and the same question with one change, named in words."""
 
 from __future__ import annotations
 
