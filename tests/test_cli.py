@@ -378,6 +378,19 @@ def test_program_estimates_a_real_model():
 # ---------------------------------------------------------------------------------------------------------- the package
 
 
+@pytest.mark.parametrize(("batch", "status"), [(1, 0), (65_536, 5)])
+def test_program_fails_unless_all_fits(batch: int, status: int):
+    query = f"arch=torchvision:resnet18&mode=inference&dtype=bfloat16&batch={batch}&gpu=t4"
+    run = subprocess.run(
+        [sys.executable, "-m", "sizer", "estimate", query, "--json", "--fail-unless-fits"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (run.returncode, run.stderr) == (status, "")
+    assert json.loads(run.stdout)["estimates"][0]["fits"] is (status == 0)
+
+
 def test_package_has_a_version():
     assert sizer.__version__.count(".") == 2
 

@@ -46,13 +46,14 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """
     query, kept, form, width = query_of(options), KeptReports(default_folder()), _form(options), terminal_width()
     name = f"{form}-{width}"
-    if (text := kept.find_text(query, name)) is not None:
+    judges = options.fail_unless_fits  # the text alone does not say whether all fits
+    if not judges and (text := kept.find_text(query, name)) is not None:
         print(text, end="")
         return 0
     if (report := kept.find(query)) is not None or not answers_alone(make_client):
-        text, failures = _ask_server(query, report, form, width, kept, make_client)
+        text, failures, fits = _ask_server(query, report, form, width, kept, make_client)
     else:
-        text, failures = _ask_worker(query, form, width, kept)
+        text, failures, fits = _ask_worker(query, form, width, kept)
     print(text, end="")
     if failures:
         raise TraceError(
@@ -60,14 +61,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
             given=", ".join(failures),
             todo=next(iter(failures.values())),
         )
-    return NO_FIT if options.fail_unless_fits and not _all_fit(report) else 0
-
-
-def _all_fit(report: Report) -> bool:
-    """Return True if every dtype and batch of the query surely fits; one without an estimate does not."""
-    cells = [(dtype, batch) for dtype in report.request["dtypes"] for batch in report.request["batches"]]
-    rows = [report.find(*cell) for cell in cells]
-    return all(row is not None and row.fits is True for row in rows)
+    return NO_FIT if judges and not fits else 0
 
 
 def _form(options: argparse.Namespace) -> str:
@@ -76,8 +70,8 @@ def _form(options: argparse.Namespace) -> str:
     return "explained" if options.explain else "text"
 
 
-def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> tuple[str, dict[str, str]]:
-    """Return the text of a report, and the failures by dtype if no step could be traced. A worker makes both."""
+def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> tuple[str, dict[str, str], bool]:
+    """Return what a worker makes: a report's text, its failures if no step could be traced, and whether all fits."""
     from sizer.service.local.asking import ask
 
     with shown_progress() as show:
@@ -85,12 +79,12 @@ def _ask_worker(query: str, form: str, width: int | None, kept: KeptReports) -> 
     if answer["report"] is not None:
         kept.keep_text(query, REPORT, answer["report"])
         kept.keep_text(query, f"{form}-{width}", answer["text"])
-    return answer["text"], answer["failures"]
+    return answer["text"], answer["failures"], answer["fits"]
 
 
 def _ask_server(
     query: str, report: Report | None, form: str, width: int | None, kept: KeptReports, make_client: MakeClient
-) -> tuple[str, dict[str, str]]:
+) -> tuple[str, dict[str, str], bool]:
     """Return the same of a report that is known in another form, or that a job server makes."""
     from sizer.commands.report_text import format_as
 
@@ -101,4 +95,4 @@ def _ask_server(
     text = format_as(report, form, width)
     if is_whole(report):
         kept.keep_text(query, f"{form}-{width}", text)
-    return text, report.failures if not report.estimates else {}
+    return text, report.failures if not report.estimates else {}, report.all_fit

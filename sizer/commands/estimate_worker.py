@@ -1,7 +1,8 @@
 """The worker of the command `estimate`: make the report on one query, and write it as text in the form that was asked for.
 
     stdin    {"query": ..., "config_text": null, "form": "json", "width": null}
-    stdout   {"progress": ...}, {"answer": {"text": ..., "report": encoded or null, "failures": {...}}} or {"error": ...}
+    stdout   {"progress": ...}, {"answer": {"text": ..., "report": encoded or null, "failures": {...}, "fits": true}} or
+             {"error": ...}
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def _present(data: dict, form: str, width: int | None) -> dict:
-    """Return a report's text, its encoded data if it is whole, and its failures if no step could be traced."""
+    """Return a report's text, its encoded data if it is whole, its failures if no step was traced, and whether all fits."""
     from sizer.commands.report_text import format_as
     from sizer.memory.codec import DecodeError
     from sizer.memory.report import Report
@@ -59,6 +60,7 @@ def _present(data: dict, form: str, width: int | None) -> dict:
         "text": format_as(report, form, width),
         "report": json.dumps(data) if is_whole(report) else None,
         "failures": report.failures if not report.estimates else {},
+        "fits": report.all_fit,
     }
 
 

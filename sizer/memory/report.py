@@ -75,6 +75,13 @@ class Report:
         """The estimate of a dtype at a batch size, None where there is none."""
         return next((row for row in self.estimates if (row.dtype, row.batch) == (dtype, batch)), None)
 
+    @property
+    def all_fit(self) -> bool:
+        """True if every dtype and batch of the query surely fits; one without an estimate does not."""
+        cells = [(dtype, batch) for dtype in self.request["dtypes"] for batch in self.request["batches"]]
+        rows = [self.find(*cell) for cell in cells]
+        return all(row is not None and row.fits is True for row in rows)
+
     def largest_batch(self, dtype: str) -> Interval:
         """Return what the cells and the search of a dtype say of its largest batch."""
         found = Interval()
