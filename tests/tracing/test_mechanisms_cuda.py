@@ -628,6 +628,9 @@ def test_long_rows_are_sorted_through_a_copy() -> None:
     assert held(call(lambda w: w.sort(-1)[0], 1, 4097), "aten.sort.default")[0] == [32776, 59391]
     # in place, with the places of one row: 4096*8
     assert held(call(lambda w: w.sort(-1)[0], 1, 4096), "aten.sort.default")[0] == [32768]
+    # two rows at once: pairs of place and segment 8194*8 before and after, keys 8194*4
+    # CUB: buffers of 33,024 and 65,792, 4 passes of 2,048, counters 256, two tiles of 1,024, alignment 255
+    assert held(call(lambda w: w.sort(-1)[0], 2, 4097), "aten.sort.default")[0] == [65552, 65552, 32776, 109567]
 
 
 # --- convolution

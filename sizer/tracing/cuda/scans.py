@@ -80,7 +80,8 @@ def sorted_rows(rows: int, row: int, itemsize: int) -> Steps:
     if rows == 1 or row >= _LARGE:
         return [[row * 8, radix_sorted(row, itemsize)]]
     if rows < _SEGMENTS:
-        return [[elements * 8, elements * itemsize, radix_sorted(elements, itemsize)]]
+        pairs = elements * 8  # of place and segment, before and after a sort
+        return [[pairs, pairs, elements * itemsize, radix_sorted(elements, itemsize)]]
     segmented = round_up(elements * itemsize, _ALIGNED) + round_up(elements * 8, _ALIGNED) + _ALIGNED - 1
     return [[elements * 8, segmented]]
 
