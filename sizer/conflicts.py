@@ -10,11 +10,13 @@ from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS, takes_weights
 from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.errors import Refusal, quote
 from sizer.query_keys import KEYS, AnyRequest
 from sizer.query_values import CACHES, MAX_MICROBATCHES, MAX_WORLD
+from sizer.units import format_bytes
 
 
 def conflicts(request: AnyRequest) -> Iterator[Refusal]:
@@ -37,9 +39,48 @@ def conflicts(request: AnyRequest) -> Iterator[Refusal]:
             todo="remove it, or ask for that dtype and batch",
         )
     gpu = find_gpu(request.gpu)
+    if MODES[request.mode].serves:
+        yield from _refused_by_server(request, gpu)
     yield from _refused_on_device(request, gpu)
     if request.parallel != "none":
         yield from _refused_in_parallel(request, gpu)
+
+
+def _refused_by_server(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """What the server that is asked for does not have."""
+    engine = ENGINES[request.engine]
+    if gpu.backend not in engine.backends:
+        yield Refusal(
+            key="gpu",
+            given=f"{quote(request.gpu)} with engine={engine.key}",
+            allowed=f"a device of {' or '.join(engine.backends)}",
+            todo="choose another gpu, or engine=llama.cpp",
+        )
+    if request.engine_version is not None and engine.oldest is not None and engine.newest is not None:
+        release = tuple(map(int, request.engine_version.split(".")))
+        if not engine.oldest <= release <= engine.newest:
+            age = "older" if release < engine.oldest else "newer"
+            yield Refusal(
+                key="engine_version",
+                given=f"{request.engine_version!r}, {age} than {engine.title}'s rules here",
+                allowed=f"{format_release(engine.oldest)} to {format_release(engine.newest)}",
+                todo="write the server's version, or leave it out for the newest known",
+            )
+    if request.weights not in ("checkpoint", "full", *LAYOUTS):
+        hint = "ask for weights=w8a8, a server's INT8" if request.weights == "int8" else "ask for weights=awq"
+        yield Refusal(
+            key="weights",
+            given=f"{request.weights!r} with mode=serve",
+            allowed=f"checkpoint, full, {', '.join(LAYOUTS)}",
+            todo=hint,
+        )
+    if request.used > gpu.total_bytes * (request.util or 1):
+        yield Refusal(
+            key="used",
+            given=f"{format_bytes(request.used)} with gpu={request.gpu}",
+            allowed=f"less than the server's share of the device's {format_bytes(gpu.total_bytes)}",
+            todo="free memory of the device, or choose another gpu",
+        )
 
 
 def _refused_on_device(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:

@@ -71,7 +71,7 @@ def size_module(
     """
     if steps != 2:
         raise RequestError("steps", given=str(steps), allowed="2", todo="leave it out: memory repeats after two")
-    _check("mode", mode, [key for key, row in MODES.items() if not row.generates])
+    _check("mode", mode, [key for key, row in MODES.items() if not (row.generates or row.serves)])
     _check("optimizer", optimizer, OPTIMIZERS)
     place = _gpu(gpu)
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.modes import GENERATION_KEYS, MODES
+from sizer.catalogue.modes import GENERATION_KEYS, MODES, SERVER_FIELDS
 from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
 from sizer.cautions import cautions, of_each_rank, on_the_host, target, versions
 from sizer.errors import RequestError, TraceError
@@ -92,6 +92,10 @@ class Estimator:
                 allowed="1 on a CUDA device, whose allocator alone has expandable segments",
                 todo="remove it",
             )
+        self._serves = MODES[request.mode].serves
+        if self._serves:
+            self._config, self._kept, self._progress = config, kept, progress
+            return
         self._tracer = Tracer(request, self.gpu, config=config, kept=kept, progress=progress)
         self._config, self._kept = config, kept
         self._progress = progress or (lambda text: None)
@@ -111,6 +115,12 @@ class Estimator:
         The dtype in focus comes first, and what a report proposes to look at is its own choice, so that whoever asks the same with
         another focus can share it. The last report is whole. Raises what `estimate` raises.
         """
+        if self._serves:
+            from sizer.server.report import serve
+
+            told = {"config": self._config, "kept": self._kept, "progress": self._progress}
+            yield serve(self.request, self.gpu, **told, echo=_echo(self.request))
+            return
         batches = self._possible_batches()
         yield self._report(self.request.dtypes)
         dtypes = self._in_order()
@@ -407,6 +417,7 @@ def _echo(request: Request) -> dict[str, object]:
     echo = asdict(request)
     unused = () if MODES[request.mode].generates else GENERATION_KEYS
     unused += () if request.parallel != "none" else PARALLEL_KEYS
+    unused += () if MODES[request.mode].serves else SERVER_FIELDS
     for name in ("config", "focus", *unused):
         echo.pop(name)
     return echo

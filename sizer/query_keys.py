@@ -26,6 +26,7 @@ from sizer.catalogue.pipelines import (
     VAES,
 )
 from sizer.catalogue.schedules import SCHEDULES
+from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
 from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import encode_config
@@ -37,6 +38,7 @@ from sizer.query_needs import (
     of_adapters,
     of_context,
     of_diffusion,
+    of_engines,
     of_group_offload,
     of_offload,
     of_parallels,
@@ -46,7 +48,23 @@ from sizer.query_needs import (
     of_weights,
     one_stage,
     quantized_adapters,
+    served_or,
+    serving,
     training,
+    unserved,
+)
+from sizer.query_serving import (
+    format_size,
+    format_want,
+    read_engine,
+    read_kv,
+    read_layout,
+    read_length,
+    read_release,
+    read_size,
+    read_tokens,
+    read_util,
+    read_want,
 )
 from sizer.query_values import (
     ATTENTIONS,
@@ -217,6 +235,10 @@ def _write_arch(request: AnyRequest) -> str:
     return f"{request.source}:{request.name}{revision}"
 
 
+def _anything(request: AnyRequest) -> str:
+    return ""
+
+
 _SWITCH = "0, 1"
 
 # The contract's table, in its order, which is also the canonical order of a query.
@@ -235,13 +257,22 @@ KEYS: dict[str, Key] = {
         otherwise="the config's own, else the usual one of its type",
     ),
     "mode": _field("mode", choice(MODES), allowed=", ".join(MODES)),
-    "dtype": _field("dtypes", listed(choice(DTYPES, OTHER_DTYPES)), format_list, allowed=f"a comma list of {', '.join(DTYPES)}"),
-    "batch": _field("batches", read_batches, format_list, allowed=f"a comma list of 1 to {MAX_BATCH}"),
+    "dtype": _field(
+        "dtypes",
+        listed(choice(DTYPES, OTHER_DTYPES)),
+        format_list,
+        allowed=f"a comma list of {', '.join(DTYPES)}",
+        needs=unserved(_anything),
+    ),
+    "batch": _field(
+        "batches", read_batches, format_list, allowed=f"a comma list of 1 to {MAX_BATCH}", needs=unserved(_anything)
+    ),
     "seq": _field(
         "sequence_length",
         read_sequence_length,
         allowed=f"tokens, 1 to {MAX_SEQUENCE_LENGTH}",
         otherwise="the model's usual length",
+        needs=unserved(_anything),
     ),
     "image": _field(
         "image_size",
@@ -249,6 +280,7 @@ KEYS: dict[str, Key] = {
         format_image_size,
         allowed=f"pixels, 224 or 224x320, {MIN_IMAGE} to {MAX_IMAGE}",
         otherwise="the model's usual size",
+        needs=unserved(_anything),
     ),
     "inputs": _field(
         "inputs",
@@ -329,11 +361,11 @@ KEYS: dict[str, Key] = {
         needs=of_adapters("adapter_dropout"),
     ),
     "weights": Key(
-        read=_read_weights,
-        write=_write_weights,
-        is_default=lambda request: request.weights == "checkpoint" and not request.part_weights,
+        read=lambda text: read_layout(text) or _read_weights(text),
+        write=lambda request: request.server_weights or _write_weights(request),
+        is_default=lambda request: request.weights == "checkpoint" and not (request.part_weights or request.server_weights),
         allowed=f"{', '.join(WEIGHTS)}: as the config has them, unquantised, or quantised as they are loaded; of a pipeline's "
-        f"denoiser {CAST}, too, or of single parts, transformer:nf4,text_encoder_2:nf4",
+        f"denoiser {CAST}, too, or of single parts, transformer:nf4,text_encoder_2:nf4; with mode=serve {', '.join(LAYOUTS)}",
         needs=of_weights,
     ),
     "compute": _field(
@@ -393,7 +425,7 @@ KEYS: dict[str, Key] = {
         is_default=lambda request: request.parallel == "none",
         allowed=f"{', '.join(PARALLELS)}: how several GPUs work on the model together; every figure is that of one rank",
         otherwise="none",
-        needs=of_ranks,
+        needs=unserved(of_ranks),
     ),
     "ranks": _field(
         "ranks",
@@ -425,7 +457,7 @@ KEYS: dict[str, Key] = {
         "tp",
         whole_number(MAX_TP, "tp=8"),
         allowed=f"GPUs that split matrices by transformers' own plans, 1 to {MAX_TP}; alone it is parallel=tp",
-        needs=of_parallels("tp"),
+        needs=served_or("tp", of_parallels("tp")),
     ),
     "sp": _field(
         "sp",
@@ -451,7 +483,7 @@ KEYS: dict[str, Key] = {
         "pp",
         whole_number(MAX_PP, "pp=4"),
         allowed=f"GPUs among which layers are split as stages of a pipeline, 1 to {MAX_PP}; alone it is parallel=pp",
-        needs=of_parallels("pp"),
+        needs=served_or("pp", of_parallels("pp")),
     ),
     "schedule": _field(
         "schedule",
@@ -516,6 +548,105 @@ KEYS: dict[str, Key] = {
         allowed=f"parts of a pipeline that are left out: {', '.join(OPTIONAL_PARTS)}",
         otherwise="all parts",
         needs=of_diffusion,
+    ),
+    "engine": _field("engine", read_engine, allowed=f"{', '.join(ENGINES)}, with mode=serve", needs=serving),
+    "engine_version": _field(
+        "engine_version",
+        read_release,
+        allowed="the server's version, such as 0.11.2, with mode=serve",
+        otherwise="the newest whose rules are known",
+        needs=of_engines("engine_version"),
+    ),
+    "util": _field(
+        "util",
+        read_util,
+        lambda share: f"{share:g}",
+        allowed="above 0, up to 1: the share of the device's memory that the server uses, with mode=serve",
+        otherwise="the server's own",
+        needs=of_engines("util"),
+    ),
+    "max_model_len": _field(
+        "max_model_len",
+        read_length,
+        allowed=f"tokens of the longest request, 8k for 8,192, or {AUTO} for the longest that fits, with mode=serve",
+        otherwise="the config's",
+        needs=serving,
+    ),
+    "max_num_seqs": _field(
+        "max_num_seqs",
+        whole_number(MAX_SEQS, "max_num_seqs=256"),
+        allowed=f"requests that the server schedules at once, 1 to {MAX_SEQS}, with mode=serve",
+        otherwise="the server's own",
+        needs=of_engines("max_num_seqs"),
+    ),
+    "max_num_batched_tokens": _field(
+        "max_num_batched_tokens",
+        read_tokens,
+        allowed=f"tokens of one step of the server, 1 to {MAX_TOKENS}, with mode=serve",
+        otherwise="the server's own",
+        needs=of_engines("max_num_batched_tokens"),
+    ),
+    "kv": _field(
+        "kv",
+        read_kv,
+        allowed=f"{', '.join(KV_DTYPES)}: the dtype of the server's KV cache, with mode=serve",
+        needs=of_engines("kv"),
+    ),
+    "dp": _field(
+        "dp",
+        whole_number(MAX_TP, "dp=2"),
+        allowed=f"copies of the server's attention, 1 to {MAX_TP}, with mode=serve",
+        needs=of_engines("dp"),
+    ),
+    "ep": _field(
+        "ep",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: expert parallel, whole experts on each GPU, with mode=serve",
+        needs=of_engines("ep"),
+    ),
+    "enforce_eager": _field(
+        "enforce_eager",
+        read_switch,
+        format_switch,
+        allowed=f"{_SWITCH}: no CUDA graphs, with mode=serve",
+        needs=of_engines("enforce_eager"),
+    ),
+    "api": _field(
+        "api",
+        choice(APIS),
+        allowed=f"{', '.join(APIS)}: vllm serve or the class LLM, which have other defaults, with mode=serve",
+        needs=of_engines("api"),
+    ),
+    "sampler": _field(
+        "sampler",
+        choice(SAMPLERS),
+        allowed=f"{', '.join(SAMPLERS)}: how tokens are drawn in the profile run, with mode=serve",
+        needs=of_engines("sampler"),
+    ),
+    "kv_bytes": _field(
+        "kv_bytes",
+        read_size,
+        format_size,
+        allowed="bytes of the KV cache, such as 8GiB, in the place of a profile run, with mode=serve",
+        otherwise="what the profile run leaves",
+        needs=of_engines("kv_bytes"),
+    ),
+    "used": _field(
+        "used",
+        read_size,
+        format_size,
+        allowed="memory of the device that other programs hold, such as 2GiB, with mode=serve",
+        otherwise="nothing",
+        needs=serving,
+    ),
+    "want": _field(
+        "want",
+        read_want,
+        format_want,
+        allowed="requests x tokens that the server must hold at once, such as 8x32k, with mode=serve",
+        otherwise="nothing",
+        needs=serving,
     ),
     "focus": _field(
         "focus",

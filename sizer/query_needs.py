@@ -12,6 +12,7 @@ from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.serving import ENGINES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 
@@ -24,6 +25,32 @@ def training(request: AnyRequest) -> str:
 
 def generation(request: AnyRequest) -> str:
     return "" if MODES[request.mode].generates else "mode=generate"
+
+
+def serving(request: AnyRequest) -> str:
+    return "" if MODES[request.mode].serves else "mode=serve"
+
+
+def of_engines(key: str) -> Callable[[AnyRequest], str]:
+    """What a key needs that some servers take."""
+    taking = [row.key for row in ENGINES.values() if key in row.takes]
+
+    def needs(request: AnyRequest) -> str:
+        return serving(request) or ("" if request.engine in taking else f"engine={' or '.join(taking)}")
+
+    return needs
+
+
+def unserved(needs: Callable[[AnyRequest], str]) -> Callable[[AnyRequest], str]:
+    """What a key needs that no server takes, which has a scheduler of its own."""
+    others = " or ".join(f"mode={mode.key}" for mode in MODES.values() if not mode.serves)
+    return lambda request: others if MODES[request.mode].serves else needs(request)
+
+
+def served_or(key: str, needs: Callable[[AnyRequest], str]) -> Callable[[AnyRequest], str]:
+    """What a key needs that servers take, and other modes with a condition."""
+    of_server = of_engines(key)
+    return lambda request: of_server(request) if MODES[request.mode].serves else needs(request)
 
 
 def of_adapters(key: str) -> Callable[[AnyRequest], str]:
@@ -125,5 +152,9 @@ def of_weights(request: AnyRequest) -> str:
     """What quantised weights need: they are not trained."""
     if request.part_weights:
         return of_diffusion(request)
+    if request.server_weights is not None:
+        return of_engines("weights")(request)
+    if MODES[request.mode].serves:
+        return of_engines("weights")(request)
     trained = MODES[request.mode].trains and request.train != "adapter"
     return "train=adapter or mode=inference" if WEIGHTS[request.weights].quantizes and trained else ""

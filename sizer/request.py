@@ -15,6 +15,7 @@ from urllib.parse import unquote_plus
 from sizer.catalogue.adapters import ALL_LINEAR
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS, beside_nccl, nccl_bytes
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import EXAMPLE, SOURCES
@@ -56,6 +57,9 @@ class Request:
     The last fields are of diffusion pipelines (sizer.catalogue.pipelines): `frames` of a video, how weights are offloaded, on a
     `stream` or not, how the `vae` decodes, whether the call has `guidance`, what it puts out, the parts that it is built without,
     and how parts' weights are held, where an empty name is the denoiser; None is the pipeline's own choice.
+    SERVER_FIELDS (sizer.catalogue.modes) are a server's flags; None is the server's own default. `server_weights` is one of LAYOUTS
+    that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `want` how many
+    requests of how many tokens are asked for.
     """
 
     source: str
@@ -114,6 +118,22 @@ class Request:
     output: str | None = None
     without: tuple[str, ...] | None = None
     part_weights: tuple[tuple[str, str], ...] = ()
+    engine: str = "vllm"
+    engine_version: str | None = None
+    util: float | None = None
+    max_model_len: int | str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv: str = "auto"
+    dp: int = 1
+    ep: bool = False
+    server_weights: str | None = None
+    enforce_eager: bool = False
+    api: str = "server"
+    sampler: str = "auto"
+    kv_bytes: int | None = None
+    used: int = 0
+    want: tuple[int, int] | None = None
 
     @property
     def data_ranks(self) -> int:
@@ -159,7 +179,7 @@ def parse_query(text: str) -> Request:
             refusals.append(refused.at(key, value))
     if "arch" not in pairs and all(refusal.key != "arch" for refusal in refusals):
         refusals.append(Refusal(key="arch", given="nothing", allowed=ARCH_ALLOWED, todo=EXAMPLE))
-    if values.get("parallel", "none") == "none":
+    if values.get("parallel", "none") == "none" and values.get("mode") != "serve":
         values["parallel"] = next((key for key in ("pp", "tp") if values.get(key, 1) > 1), "none")
     source = SOURCES.get(str(values.get("source", "")))
     if source is not None:
@@ -175,6 +195,8 @@ def parse_query(text: str) -> Request:
 
 def _usual_batches(request: Request) -> tuple[int, ...]:
     """The batch sizes of a request that names none: of a pipeline those that it takes, up to four microbatches for each stage."""
+    if MODES[request.mode].serves:
+        return DEFAULT_BATCHES
     most = USUAL_MICROBATCHES * request.pp * request.microbatch
     usual = tuple(batch for batch in request.possible_batches if request.pp == 1 or batch <= most)
     return usual or DEFAULT_BATCHES
@@ -188,6 +210,17 @@ def check_one_rank(request: Request, what: str) -> None:
             given=f"parallel={request.parallel}",
             allowed="one GPU",
             todo="leave parallel out",
+        )
+
+
+def check_traced(request: Request) -> None:
+    """Raise RequestError for a server, whose scheduler is planned: it has no step, tape or peak to look at."""
+    if MODES[request.mode].serves:
+        raise RequestError(
+            "mode",
+            given=f"{request.mode!r}",
+            allowed="the command `estimate`, which plans a server and lists what to change",
+            todo="ask `sizer estimate`, or for another mode",
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from sizer.catalogue.modes import MODES
 from sizer.memory.loop_decisions import TRACED_PASSES
 from sizer.request import Request, format_query
 
@@ -31,6 +32,12 @@ def as_traced(request: Request) -> Request:
     return replace(request, **fewest)
 
 
+def served_module(request: Request) -> Request:
+    """Return the request whose module a server's plan is about: the same architecture, unquantised."""
+    same = {name: getattr(request, name) for name in ("source", "name", "revision", "config", "head", "gpu", "torch")}
+    return Request(**same, mode="inference", weights="full", dtypes=("bfloat16",), batches=(1,))
+
+
 def choices_of(request: Request) -> str:
     """Return the choices that decide an architecture's counts and tapes, except the dtype and the device's rules."""
     plain = Request(source=request.source)
@@ -41,6 +48,8 @@ def choices_of(request: Request) -> str:
 
 def module_choices_of(request: Request) -> str:
     """Return the choices that decide the module of a request."""
+    if MODES[request.mode].serves:
+        return f"served {module_choices_of(served_module(request))}"
     architecture = ("source", "name", "revision", "config", "head", "attention", "checkpointing", "classes")
     inputs = ("mode", "sequence_length", "image_size", "inputs")
     weights = ("parallel", "weights", "compute", "prepare", "train", "trainable_layers")

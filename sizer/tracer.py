@@ -29,7 +29,7 @@ from sizer.memory.replays import Replays
 from sizer.memory.tape import Tape
 from sizer.model import Counted, Model, Progress
 from sizer.query_values import DTYPES
-from sizer.request import Request
+from sizer.request import Request, check_traced
 from sizer.scopes import as_traced, choices_of, module_scope_of, work_scope_of
 from sizer.tracing.batch_lines import trace_lines
 from sizer.tracing.cuda.cudnn_convolution import without_cublaslt
@@ -62,6 +62,7 @@ class Tracer:
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
+        check_traced(request)
         if MODES[request.mode].trains:
             check_installed(request.optimizer)
         self.loaded = as_loaded(request, gpu, config)

@@ -341,6 +341,8 @@ def test_the_complete_form_writes_defaults_too():
     asked.append(f"{RESNET}&classes=10&trainable_layers=3")
     video = "frames=9&vae=tiling&guidance=0&output=latent&without=transformer_2"
     asked.append(f"arch=diffusers:mochi&seq=5&image=64&offload=group-leaf&stream=1&{video}")
+    server = "engine_version=0.11.2&util=0.5&max_model_len=auto&max_num_seqs=8&max_num_batched_tokens=1k&kv_bytes=1GiB"
+    asked.append(f"{LLAMA}&mode=serve&{server}&used=1GiB&want=2x1k")
     written = [[field.partition("=")[0] for field in format_query(parse_query(one), complete=True).split("&")] for one in asked]
     assert set().union(*written) == set(KEYS)
     assert all(keys == [key for key in KEYS if key in keys] for keys in written)
@@ -586,13 +588,41 @@ def test_what_ranks_have_no_answer_for_is_refused_by_name(what: str):
         check_one_rank(parse_query(f"{LLAMA}&parallel=fsdp"), what)
 
 
+def random_server(rng: random.Random) -> dict[str, object]:
+    """Fields of a request with mode=serve, those of vLLM."""
+    return {
+        "engine_version": rng.choice((None, "0.9.0", "0.9.2", "0.33.0")),
+        "util": rng.choice((None, 0.0001, 0.92, 1.0)),
+        "max_model_len": rng.choice((None, "auto", 1, 131_072)),
+        "max_num_seqs": rng.choice((None, 1, 65_536)),
+        "max_num_batched_tokens": rng.choice((None, 1, 8192)),
+        "kv": rng.choice(("auto", "fp8")),
+        "dp": rng.choice((1, 8)),
+        "ep": rng.choice((False, True)),
+        "server_weights": rng.choice((None, "awq", "gptq", "w8a8", "mxfp4")),
+        "enforce_eager": rng.choice((False, True)),
+        "api": rng.choice(("server", "offline")),
+        "sampler": rng.choice(("auto", "sort", "triton", "flashinfer")),
+        "kv_bytes": rng.choice((None, 1, 3 * 2**20, 2**30)),
+        "used": 0,
+        "want": rng.choice((None, (1, 1), (8, 32_768))),
+        "tp": rng.choice((1, 2, 8)),
+        "pp": rng.choice((1, 2)),
+    }
+
+
 def random_request(rng: random.Random) -> Request:
     source = rng.choice(("torchvision", "hf", "hub", "config"))
     gpu = rng.choice(list(GPUS))
     on_cuda = GPUS[gpu].backend == "cuda"
     optimizer = rng.choice([key for key, row in OPTIMIZERS.items() if row.package == "torch" or on_cuda])
     torchvision = source == "torchvision"
-    mode = rng.choice([mode for mode in MODES if mode not in SOURCES[source].refuses_modes])
+    refused = SOURCES[source].refuses_modes if on_cuda else ("serve", *SOURCES[source].refuses_modes)
+    mode = rng.choice([mode for mode in MODES if mode not in refused])
+    if MODES[mode].serves:
+        config = canonical_json(random_json(rng, 3)) if source == "config" else None
+        name = {"hf": rng.choice(list(PRESETS)), "hub": "Org_1/na-me.2", "config": ""}[source]
+        return Request(source=source, name=name, config=config, mode=mode, gpu=gpu, **random_server(rng))
     generates = MODES[mode].generates
     return Request(
         source=source,

@@ -27,7 +27,7 @@ BUILT = (*QUERY, "memory", "architecture")
 TRACED = (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "cautions", "model", "tracer")
 ESTIMATED = (*TRACED, "estimator")
 PLAIN_DEVICE = ("device.record", "device.machine", "device.comparison", "device.ledger")
-SHOWS = (*QUERY, "memory", "questions", "pasted", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
+SHOWS = (*QUERY, "memory", "questions", "pasted", "serving", "placement", "processes", *PLAIN_DEVICE, "device.trial", "service")
 
 # Each room with those that it may import; a room stands below those, so that no way leads back.
 ROOMS = {
@@ -38,12 +38,14 @@ ROOMS = {
     "catalogue": (*GROUND, "config_json"),
     "query_values": (*GROUND, "catalogue"),
     "query_needs": (*GROUND, "catalogue"),
-    "query_keys": (*GROUND, "config_json", "catalogue", "query_values", "query_needs"),
+    "query_serving": (*GROUND, "catalogue", "query_values"),
+    "query_keys": (*GROUND, "config_json", "catalogue", "query_values", "query_needs", "query_serving"),
     "conflicts": (*GROUND, "catalogue", "query_values", "query_keys"),
     "request": (*GROUND, "config_json", "catalogue", "query_values", "query_keys", "conflicts"),
     "memory": (*GROUND, "catalogue"),
     "pasted": (*GROUND, "config_json", "catalogue"),
     "questions": (*QUERY, "memory"),
+    "serving": (*GROUND, "catalogue", "memory"),
     "architecture": (*QUERY, "memory"),
     "distributed": (*GROUND, "catalogue", "architecture"),
     "tracing": (*GROUND, "catalogue", "memory", "architecture", "distributed"),
@@ -54,7 +56,8 @@ ROOMS = {
     "cautions": (*QUERY, "memory", "tracing"),
     "model": (*BUILT, "distributed", "tracing", "scopes", "kept", "work"),
     "tracer": (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "model"),
-    "estimator": TRACED,
+    "server": (*TRACED, "serving"),
+    "estimator": (*TRACED, "server"),
     "decision": TRACED,
     "custom": ESTIMATED,
     "placement": ESTIMATED,
@@ -226,6 +229,7 @@ BRINGS = {
     ),
     (*HEAVY, "streamlit"): (
         *("sizer.architecture", "sizer.architecture.hub", "sizer.catalogue.*", "sizer.memory.*", "sizer.service.*"),
+        "sizer.serving.*",
     ),
     HEAVY: ("sizer.ui.*",),
 }

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 TRAINING_KEYS = ("optimizer", "optimizer_impl", "checkpointing")
 GENERATION_KEYS = ("new", "cache")
+# The fields of a request that say how a server is started.
+SERVER_FIELDS = (
+    *("engine", "engine_version", "util", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv", "dp", "ep"),
+    *("server_weights", "enforce_eager", "api", "sampler", "kv_bytes", "used", "want"),
+)
 OFFLOADED = ("offloaded", "offloaded_static")  # caches on the host but for the layer that is at work
 QUANTIZED = "quantized"  # a cache in 4 bits but for the last tokens
 FREED, KEPT = OUTPUTS = ("freed", "kept")  # what a training loop does with the model's outputs during the backward pass
@@ -18,8 +23,9 @@ class Mode:
     """One value of `mode=`.
 
     `phases` are marked in this order. `trains` says whether there are gradients and an optimizer, `generates` whether tokens
-    are made one by one after a prompt. `title` names the work alone, `headline` before the model ("Training ResNet-50"), or
-    before the tokens of a generation. `unused` are the keys of the query that change nothing in this mode.
+    are made one by one after a prompt, `serves` whether a server's scheduler is planned and no step is traced. `title` names the
+    work alone, `headline` before the model ("Training ResNet-50"), or before the tokens of a generation. `unused` are the keys of
+    the query that change nothing in this mode.
     """
 
     key: str
@@ -28,6 +34,7 @@ class Mode:
     trains: bool
     phases: tuple[str, ...]
     generates: bool = False
+    serves: bool = False
     unused: tuple[str, ...] = ()
 
     def phase_after(self, phase: str) -> str:
@@ -61,6 +68,15 @@ _ROWS = (
         phases=("load", "prefill", "decode"),
         generates=True,
         unused=TRAINING_KEYS,
+    ),
+    Mode(
+        key="serve",
+        title="Serving",
+        headline="Serving",
+        trains=False,
+        phases=("load",),
+        serves=True,
+        unused=(*TRAINING_KEYS, *GENERATION_KEYS),
     ),
 )
 

@@ -164,7 +164,7 @@ _INDEX = '"model_index.json":'  # in the files of a pipeline, by their paths
 _LONGEST_PRESET = 64  # characters
 _OF_A_MODULE = ("head", "inputs", "attention", "checkpointing", "train", "parallel", "tp", "cp", "pp", "classes")
 _OF_TORCHVISION = ("trainable_layers",)
-_GENERATES = ("generate",)
+_GENERATES = ("generate", "serve")
 
 _ROWS = (
     Source(

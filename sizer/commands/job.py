@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sizer.commands.arguments import query_of
 from sizer.commands.text import print_list, terminal_width, to_printable
 from sizer.errors import SizerError
-from sizer.request import format_query, parse_query
+from sizer.request import check_traced, format_query, parse_query
 
 if TYPE_CHECKING:
     from sizer.service.client import JobClient
@@ -65,6 +65,7 @@ def in_focus(client: JobClient, query: str) -> str:
     The latter are told on stderr. Raises SizerError.
     """
     request = parse_query(query)
+    check_traced(request)
     if request.focus is not None or (len(request.dtypes), len(request.batches)) == (1, 1):
         return query
     if (focus := wait(client.submit(query)).focus) is None:  # no step of it can be traced: asking for any says why

@@ -20,7 +20,7 @@ from sizer.device.trial.launch import start
 from sizer.device.trial.launch_ranks import start_ranks
 from sizer.errors import JobError, RequestError, SizerError, quote
 from sizer.query_values import DTYPES
-from sizer.request import Request, format_query, parse_query
+from sizer.request import Request, check_traced, format_query, parse_query
 from sizer.service.client import JobClient
 from sizer.versions import format_version, installed_version
 
@@ -74,6 +74,7 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 def _cells(query: str) -> Iterator[Request]:
     """Every dtype and batch size that a query names; where it names none, one is chosen and said on stderr."""
     request = parse_query(query)
+    check_traced(request)
     if request.torch not in (None, installed := format_version(installed_version())):
         raise RequestError(
             "torch with measure",

@@ -15,7 +15,9 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import sections
 from sizer.memory.kv_cache import PAGED_NOTE, describe_growth
 from sizer.memory.report import Report
+from sizer.memory.served import Served
 from sizer.memory.tape import AFTER, CATEGORIES
+from sizer.serving.words import graphs_line, headline, lever_lines, range_line, sum_line, want_line
 from sizer.units import counted, format_bytes, format_count, format_more
 
 
@@ -34,6 +36,8 @@ def format_report(report: Report, width: int | None = None) -> str:
 
     Tables are at most `width` columns wide where that is given.
     """
+    if report.serve is not None:
+        return to_printable("\n\n".join("\n".join(lines) for lines in _server(report, report.serve, width) if lines))
     parts = (
         _model(report),
         _headline(report),
@@ -47,6 +51,22 @@ def format_report(report: Report, width: int | None = None) -> str:
         _remarks(report),
     )
     return to_printable("\n\n".join("\n".join(lines) for part in parts if (lines := list(part))))
+
+
+def _server(report: Report, served: Served, width: int | None) -> Iterator[list[str]]:
+    """Yield the parts of a server's answer, each as lines."""
+    said = [headline(served)]
+    if served.want is not None:
+        said.append(want_line(served.want))
+    vocabulary = served.flags.get("vocabulary")
+    yield [*said, sum_line(served, vocabulary if isinstance(vocabulary, int) else None), graphs_line(served), range_line(served)]
+    if served.message:
+        yield ["The server's message:", f"  {served.message}"]
+    yield [*lever_lines(served)]
+    rows = [(f"{row.context:,}", f"{row.requests:,}") for row in served.contexts]
+    yield [*format_table(("tokens of each request", "requests at once"), rows, width=width)]
+    yield [served.command]
+    yield [*_model(report)][:2] + [f"Not counted: {text}" for text in report.uncounted]
 
 
 def format_explanation(report: Report) -> str:

@@ -16,7 +16,7 @@ from sizer.memory.largest_batch import MaxBatch, find_largest_batch, no_batch
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import find_unbounded
 from sizer.model import Counted, Progress
-from sizer.request import Request, format_query, gpu_of, parse_query
+from sizer.request import Request, check_traced, format_query, gpu_of, parse_query
 from sizer.scopes import as_traced
 from sizer.tracer import Traced, Tracer, answers_of, check_kernels
 from sizer.tracing.cuda.size_oracle import size_oracle_of
@@ -148,6 +148,7 @@ class Cells:
 
 def one_cell(request: Request) -> Request:
     """The question of the one dtype and batch size that a request has, or has in focus. Raises RequestError where it has more."""
+    check_traced(request)
     dtypes, batches = request.dtypes, request.batches
     if request.focus is not None:
         dtypes, batches = (request.focus[0],), (request.focus[1],)

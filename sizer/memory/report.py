@@ -17,6 +17,7 @@ from sizer.memory.interval import Interval
 from sizer.memory.kv_cache import KvCache
 from sizer.memory.largest_batch import MaxBatch
 from sizer.memory.loop_decisions import LoopDecision
+from sizer.memory.served import Served
 from sizer.memory.table import write_csv
 from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE, PHASES
 from sizer.memory.timeline import Curve, CurvePoint
@@ -47,7 +48,8 @@ class Report:
     be traced. `request` echoes the query's values as understood. `notes` are facts about this answer, `cautions` those of
     them to be read with the figures, `assumptions` what was chosen (kernels, backends), `uncounted` what is missing;
     `explanation` says how it was all computed. `kv_caches` are those of a generation, by dtype. `loop` is what other
-    training loops would take at the focus. `focus` is the estimate to look at first, None where there is none yet.
+    training loops would take at the focus, `serve` what a server does with the device, None in other modes. `focus` is the
+    estimate to look at first, None where there is none yet.
     `pending` are the dtypes of which cells or the largest batch are still to come, none in a whole answer.
     """
 
@@ -70,6 +72,7 @@ class Report:
     explanation: Explanation | None = None
     kv_caches: tuple[KvCache, ...] = ()
     loop: tuple[LoopDecision, ...] = ()
+    serve: Served | None = None
 
     def find(self, dtype: str, batch: int) -> Estimate | None:
         """The estimate of a dtype at a batch size, None where there is none."""
@@ -77,7 +80,12 @@ class Report:
 
     @property
     def all_fit(self) -> bool:
-        """True if every dtype and batch of the query surely fits; one without an estimate does not."""
+        """True if every dtype and batch of the query surely fits; one without an estimate does not.
+
+        A server must start, and hold what is wanted.
+        """
+        if self.serve is not None:
+            return self.serve.starts is True and (self.serve.want is None or self.serve.want.fits is True)
         cells = [(dtype, batch) for dtype in self.request["dtypes"] for batch in self.request["batches"]]
         rows = [self.find(*cell) for cell in cells]
         return all(row is not None and row.fits is True for row in rows)
@@ -224,6 +232,7 @@ def build_report(
     formulas: Mapping[str, Formula] | None = None,
     kv_caches: Iterable[KvCache] = (),
     loop: Iterable[LoopDecision] = (),
+    serve: Served | None = None,
 ) -> Report:
     """The report (bytes) of what was counted and traced: the `columns` of each dtype, side by side.
 
@@ -255,6 +264,7 @@ def build_report(
         uncounted=tuple(dict.fromkeys([*uncounted, *stand_ins])),
         kv_caches=tuple(kv_caches),
         loop=tuple(loop),
+        serve=serve,
         explanation=explanation
         and replace(
             explanation,

@@ -22,7 +22,7 @@ from sizer.placement import findings
 from sizer.placement.function_mode import PlacementFunctionMode
 from sizer.placement.placement_mode import PlacementMode, on_meta
 from sizer.placement.report import Finding, Group, PlacementReport
-from sizer.request import Request
+from sizer.request import Request, check_traced
 from sizer.tracing.steps import autocast, place, weight_dtype
 from sizer.tracing.trace import build, explained, recording, repeatable
 
@@ -68,6 +68,7 @@ def check_request(
     The dtype is the first that the request names; the batch is of `BATCH` samples, since placement does not depend on it.
     `config` is the parsed config.json for the sources "hub" and "config". Raises RequestError, ConfigError and BuildError.
     """
+    check_traced(request)
     progress = report_progress or (lambda text: None)
     progress("building the model on meta")
     unquantized = replace(request, weights="full") if request.weights == "checkpoint" else request

@@ -1,0 +1,58 @@
+"""Servers of language models: engines, their versions, and the values that their flags take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+AUTO = "auto"
+KV_DTYPES = (AUTO, "fp8")
+APIS = ("server", "offline")
+SAMPLERS = (AUTO, "sort", "triton", "flashinfer")
+# Layouts that a server quantises to, or finds in a checkpoint; "checkpoint" and "full" are values of sizer.catalogue.weights.
+LAYOUTS = ("awq", "gptq", "fp8", "w8a8", "mxfp4")
+MAX_SEQS = 65_536
+MAX_TOKENS = 4_194_304
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One value of `engine=`.
+
+    `oldest` and `newest` bound the versions whose rules are known, None if the engine has no version here. `backends` are those of
+    the devices on which its rules are known. `takes` are the keys of a query that it has, beside those that every engine has.
+    """
+
+    key: str
+    title: str
+    oldest: tuple[int, int, int] | None = None
+    newest: tuple[int, int, int] | None = None
+    backends: tuple[str, ...] = ("cuda",)
+    takes: tuple[str, ...] = ()
+
+
+_SHARED = ("util", "max_num_seqs", "max_num_batched_tokens", "pp", "dp", "ep", "enforce_eager")
+
+_ROWS = (
+    Engine(
+        key="vllm",
+        title="vLLM",
+        oldest=(0, 9, 0),
+        newest=(0, 33, 0),
+        takes=(*_SHARED, "api", "sampler", "kv_bytes", "kv", "tp", "engine_version", "weights"),
+    ),
+    Engine(
+        key="sglang",
+        title="SGLang",
+        oldest=(0, 4, 0),
+        newest=(0, 5, 12),
+        takes=(*_SHARED, "kv", "tp", "engine_version", "weights"),
+    ),
+    Engine(key="llama.cpp", title="llama.cpp", backends=("cuda", "mps", "cpu"), takes=("max_num_seqs",)),
+)
+
+ENGINES: dict[str, Engine] = {row.key: row for row in _ROWS}
+
+
+def format_release(release: tuple[int, int, int]) -> str:
+    """A version of an engine as text: (0, 9, 2) is "0.9.2"."""
+    return ".".join(map(str, release))

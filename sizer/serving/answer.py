@@ -1,0 +1,106 @@
+"""From a plan to the answer: the figures, the server's message, levers, a table of contexts, and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.serving import format_release
+from sizer.memory.served import ContextRow, Served
+from sizer.serving.architecture import Architecture
+from sizer.serving.cache import blocks_of_request
+from sizer.serving.command import vllm_command
+from sizer.serving.flags import Flags
+from sizer.serving.levers import Outcome, find_levers, vllm_changes
+from sizer.serving.plan import Plan, Profiler, longest_of, make_plan, server_message, wanted
+
+CONTEXTS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
+
+
+def longest_flags(architecture: Architecture, flags: Flags, profiler: Profiler, gpu: Gpu) -> Flags:
+    """Return the flags with the longest request that fits as max_model_len; the model's own length if none fits.
+
+    The check of the server is on the lower end of the range, so that it starts.
+    """
+    plan = make_plan(architecture, flags, profiler, gpu)
+    longest = longest_of(replace(plan, cache=plan.low), architecture, flags.max_model_len)
+    return replace(flags, max_model_len=longest) if longest else flags
+
+
+def answer_vllm(
+    architecture: Architecture,
+    flags: Flags,
+    profiler: Profiler,
+    gpu: Gpu,
+    *,
+    model: str,
+    want: tuple[int, int] | None = None,
+) -> Served:
+    """Return what vLLM does with one GPU.
+
+    Args:
+        architecture: The model.
+        flags: The server's flags.
+        profiler: Returns the bytes of the profile run for some flags.
+        gpu: The device.
+        model: The repository of the model, for the command.
+        want: So many requests of so many tokens at once, None if nothing is asked.
+    """
+
+    def planner(other: Flags) -> Plan:
+        return make_plan(architecture, other, profiler, gpu)
+
+    def outcome(other: Flags) -> Outcome:
+        found = planner(other)
+        at_once = found.cache.requests_at_once * other.dp
+        return Outcome(starts=found.starts, kv_cache_bytes=found.kv_cache_bytes, requests_at_once=at_once)
+
+    plan = planner(flags)
+    copies = flags.dp
+
+    def at_once(requests: float) -> float:
+        return round(requests * copies, 2)
+
+    return Served(
+        engine="vllm",
+        engine_version=format_release(flags.release),
+        flags=flags.shown(),
+        gpus=flags.gpus,
+        budget_bytes=plan.budget_bytes,
+        weights_bytes=plan.weights_bytes,
+        profile_peak_bytes=plan.profile_peak_bytes,
+        forward_bytes=plan.forward_bytes,
+        sampler_bytes=plan.sampler_bytes,
+        outside_torch_bytes=plan.outside_torch_bytes,
+        graphs_bytes=plan.graphs_bytes,
+        graphs_in_budget=flags.rules.graphs_in_budget,
+        kv_cache_bytes=plan.kv_cache_bytes,
+        kv_cache_low_bytes=plan.kv_cache_bytes - plan.band_bytes,
+        kv_cache_high_bytes=plan.kv_cache_bytes + plan.band_bytes,
+        blocks=plan.cache.blocks,
+        block_tokens=plan.cache.block_tokens,
+        kv_tokens=plan.cache.kv_tokens,
+        kv_tokens_low=plan.low.kv_tokens,
+        kv_tokens_high=plan.high.kv_tokens,
+        requests_at_once=at_once(plan.cache.requests_at_once),
+        requests_at_once_low=at_once(plan.low.requests_at_once),
+        requests_at_once_high=at_once(plan.high.requests_at_once),
+        longest=longest_of(plan, architecture, max(architecture.positions, flags.max_model_len)),
+        starts=plan.starts,
+        command=vllm_command(model, flags, quantizes=flags.layout != architecture.quantization),
+        message=server_message(plan, architecture),
+        want=wanted(plan, architecture, want) if want is not None else None,
+        levers=find_levers([*vllm_changes(architecture, flags, plan.free_bytes)], flags, outcome),
+        contexts=tuple(_contexts(plan, architecture)),
+        reasons=plan.reasons,
+    )
+
+
+def _contexts(plan: Plan, architecture: Architecture) -> Iterator[ContextRow]:
+    """Yield how many requests of each context the blocks hold, up to the longest that is allowed."""
+    flags = plan.flags
+    for context in (*(one for one in CONTEXTS if one < flags.max_model_len), flags.max_model_len):
+        each = blocks_of_request(plan.cache.groups, flags, context, architecture.encoder_tokens)
+        held = plan.cache.blocks // each * flags.dp if each else 0
+        yield ContextRow(context=context, requests=min(held, flags.max_num_seqs * flags.dp))

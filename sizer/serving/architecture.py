@@ -1,0 +1,71 @@
+"""A language model as a server sees it: the tensors of its checkpoint, and what each layer keeps of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FULL, SLIDING, STATE, CROSS = "full", "sliding", "state", "cross"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One parameter of the checkpoint, by name and shape; `itemsize` is that of its dtype in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What one layer keeps of a request.
+
+    `kind` is FULL or SLIDING attention of `window` tokens, CROSS attention to an encoder, or STATE, which has the same size for
+    each request. A token has `elements` in the cache, split among up to `kv_heads` ranks; all ranks hold them if `shared` (MLA).
+    A state has `state_elements` of the state's dtype and `conv_elements` of the model's, split among all ranks.
+    """
+
+    kind: str
+    elements: int = 0
+    kv_heads: int = 1
+    shared: bool = False
+    window: int = 0
+    state_elements: int = 0
+    conv_elements: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """The facts of a model that a server's plan depends on.
+
+    `positions` are the tokens that its config allows, `rotary` the elements of each row of its tables of rotations, of which there
+    are `rotary_tables`. `intermediate` is the width of a dense layer's feed-forward part, `expert_width` that of one expert.
+    `quantization` is the checkpoint's own layout ("awq", "gptq", "fp8", "w8a8", "mxfp4", "nvfp4"), None if it has none, with
+    its group size and the layers that it leaves as they are. `encoder` names what is not text, None if the model reads text alone.
+    """
+
+    name: str
+    model_type: str
+    hidden: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    positions: int
+    rotary: int
+    rotary_tables: int
+    weights: tuple[Weight, ...]
+    layers: tuple[Layer, ...]
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_width: int = 0
+    quantization: str | None = None
+    group: int = 128
+    zero_points: bool = False
+    unquantized: tuple[str, ...] = ()
+    state_itemsize: int = 2
+    latent: tuple[int, int, int] | None = None  # of MLA: rank of the latent, width of a head without rotation, of its values
+    encoder: str | None = None
+    encoder_tokens: int = 0
+    uncounted: tuple[str, ...] = ()

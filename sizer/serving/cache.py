@@ -1,0 +1,166 @@
+"""The KV cache as vLLM plans it: layers in groups that share one pool of pages, blocks, tokens, requests at once.
+
+Source: vllm/v1/core/kv_cache_utils.py, kv_cache_planning.py, kv_cache_interface.py and platforms/interface.py; vLLM 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import lcm
+
+from sizer.serving.architecture import CROSS, SLIDING, STATE, Architecture, Layer
+from sizer.serving.flags import Flags
+from sizer.serving.layout import stage_layers
+
+STATE_STEP = 16  # tokens by which an attention block grows until its page holds a state; platforms/interface.py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Layers that share a block table. A block has `tokens` tokens, of a window if `window` is not 0."""
+
+    kind: str
+    window: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePlan:
+    """What a cache of some bytes holds. A block of a group takes `block_bytes`, `block_tokens` are those of full attention."""
+
+    groups: tuple[Group, ...]
+    block_bytes: int
+    block_tokens: int
+    blocks: int
+    blocks_per_request: int
+    kv_tokens: int
+
+    @property
+    def requests_at_once(self) -> float:
+        """How many requests of the longest allowed length the cache holds."""
+        return self.blocks / self.blocks_per_request if self.blocks_per_request else 0.0
+
+    @property
+    def needed_bytes(self) -> int:
+        """The bytes of one request of the longest allowed length."""
+        return self.blocks_per_request * self.block_bytes
+
+
+def page_elements(layer: Layer, tp: int) -> int:
+    """Return the elements that one token takes on one rank; heads are replicated if there are more ranks than heads."""
+    if layer.shared:
+        return layer.elements
+    return layer.elements * max(1, layer.kv_heads // tp) // layer.kv_heads
+
+
+def state_bytes(layer: Layer, architecture: Architecture, tp: int) -> int:
+    """Return the bytes of a request's state in one layer on one rank."""
+    return -(-layer.state_elements // tp) * architecture.state_itemsize + -(-layer.conv_elements // tp) * 2
+
+
+def plan_cache(architecture: Architecture, flags: Flags, available: int, stage: int = 0) -> CachePlan:
+    """Return what `available` bytes of one rank of a stage hold."""
+    groups, block_bytes, block_tokens = _groups(architecture, flags, stage)
+    blocks = max(0, available) // block_bytes if block_bytes else 0
+    each = blocks_of_request(groups, flags, flags.max_model_len, architecture.encoder_tokens)
+    if flags.rules.tokens_of_requests:
+        tokens = blocks * flags.max_model_len // each if each else 0
+    else:
+        tokens = blocks // max(1, len(groups)) * block_tokens
+    return CachePlan(
+        groups=groups,
+        block_bytes=block_bytes,
+        block_tokens=block_tokens,
+        blocks=blocks,
+        blocks_per_request=each,
+        kv_tokens=tokens,
+    )
+
+
+def blocks_of_request(groups: tuple[Group, ...], flags: Flags, length: int, encoder_tokens: int = 0) -> int:
+    """Return the blocks that one request of `length` tokens holds in all groups."""
+    total, in_flight = 0, flags.max_num_batched_tokens * flags.rules.batches_in_flight
+    for group in groups:
+        if group.kind == STATE:
+            total += 2 if flags.prefix_caching else 1
+        elif group.kind == CROSS:
+            total += -(-encoder_tokens // group.tokens)
+        elif group.kind == SLIDING:
+            total += -(-min(group.window - 1 + in_flight, length) // group.tokens) + 1
+        else:
+            total += -(-length // group.tokens)
+    return total
+
+
+def longest_request(plan: CachePlan, flags: Flags, limit: int, encoder_tokens: int = 0) -> int:
+    """Return the longest request in tokens, up to `limit`, that the blocks of a plan hold (estimate_max_model_len)."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = blocks_of_request(plan.groups, flags, middle, encoder_tokens) <= plan.blocks
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _groups(architecture: Architecture, flags: Flags, stage: int) -> tuple[tuple[Group, ...], int, int]:
+    """Return the groups of a stage's layers, the bytes of one block over a group's layers, and the tokens of a block."""
+    layers = [architecture.layers[number] for number in stage_layers(len(architecture.layers), flags.pp)[stage]]
+    kinds: dict[Layer, int] = {}
+    for layer in layers:
+        if layer.elements or layer.state_elements or layer.conv_elements:
+            kinds[layer] = kinds.get(layer, 0) + 1
+    if not kinds:
+        return (), 0, flags.block
+    attention = {layer: count for layer, count in kinds.items() if layer.kind != STATE}
+    if not attention:
+        return _states_alone(kinds, architecture, flags)
+    blocks, page = _pages(attention, kinds, architecture, flags)
+    size = _group_size(kinds.values(), flags.rules.padding)
+    groups = tuple(
+        Group(kind=layer.kind, window=layer.window, tokens=blocks.get(layer, 0))
+        for layer, count in sorted(kinds.items(), key=lambda item: item[0].kind == STATE)
+        for _ in range(-(-count // size))
+    )
+    return groups, page * size, next(iter(blocks.values()))
+
+
+def _pages(
+    attention: Mapping[Layer, int], kinds: Mapping[Layer, int], architecture: Architecture, flags: Flags
+) -> tuple[dict[Layer, int], int]:
+    """Return the tokens of a block by attention layer, and the bytes of a page, which all layers share.
+
+    The largest page decides: blocks of layers with smaller tokens have more of them (unify_kv_cache_spec_page_size), and attention
+    blocks grow until a page holds the state of a layer that has one.
+    """
+    token = {layer: page_elements(layer, flags.tp) * flags.kv_itemsize for layer in attention}
+    states = [state_bytes(layer, architecture, flags.tp) for layer in kinds if layer.kind == STATE]
+    block = flags.block
+    if states:
+        tokens = -(-max(states) // min(token.values()))
+        block = max(block, -(-tokens // STATE_STEP) * STATE_STEP)
+    largest = max(token.values())
+    page = largest * block
+    if any(page % size for size in token.values()):
+        page = lcm(*token.values()) * block if len(token) == 2 else page
+    return {layer: max(1, page // size) for layer, size in token.items()}, page
+
+
+def _states_alone(
+    kinds: Mapping[Layer, int], architecture: Architecture, flags: Flags
+) -> tuple[tuple[Group, ...], int, int]:
+    """Return the one group of a model without attention: a block is the state of a request."""
+    page = max(state_bytes(layer, architecture, flags.tp) for layer in kinds)
+    group = Group(kind=STATE, window=0, tokens=flags.max_model_len)
+    return (group,), page * sum(kinds.values()), flags.max_model_len
+
+
+def _group_size(counts: Collection[int], padding: float) -> int:
+    """Return how many layers a group has: the least count of a kind, the largest if that is less than `padding` times as much."""
+    low, high = min(counts), max(counts)
+    return high if high < low * padding else low
+
+
+def with_length(flags: Flags, length: int) -> Flags:
+    """Return the flags with another longest length in tokens."""
+    return replace(flags, max_model_len=length)

@@ -1,0 +1,39 @@
+"""The command that starts the server that a plan is about, with every flag as resolved."""
+
+from __future__ import annotations
+
+import shlex
+
+from sizer.serving.flags import Flags
+
+
+def vllm_command(model: str, flags: Flags, *, quantizes: bool) -> str:
+    """Return `vllm serve` with every flag.
+
+    Args:
+        model: The repository or folder of the model.
+        flags: The flags of the plan.
+        quantizes: True if the weights are in another layout than the checkpoint's. vLLM quantises to FP8 as it loads; of other
+            layouts a checkpoint is needed.
+    """
+    words = [
+        *("vllm", "serve", model),
+        *("--max-model-len", str(flags.max_model_len)),
+        *("--max-num-seqs", str(flags.max_num_seqs)),
+        *("--max-num-batched-tokens", str(flags.max_num_batched_tokens)),
+    ]
+    if flags.kv_bytes is None:
+        words += ["--gpu-memory-utilization", f"{flags.util:g}"]
+    else:
+        words += ["--kv-cache-memory-bytes", str(flags.kv_bytes)]
+    for name, value in (
+        ("--tensor-parallel-size", flags.tp),
+        ("--pipeline-parallel-size", flags.pp),
+        ("--data-parallel-size", flags.dp),
+    ):
+        words += [name, str(value)] if value > 1 else []
+    words += ["--enable-expert-parallel"] if flags.ep else []
+    words += ["--kv-cache-dtype", flags.kv] if flags.kv != "auto" else []
+    words += ["--enforce-eager"] if flags.eager else []
+    words += ["--quantization", "fp8"] if quantizes and flags.layout == "fp8" else []
+    return shlex.join(words)

@@ -1,0 +1,202 @@
+"""The flags of vLLM as the server resolves them: what was asked for, else the version's default for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.serving import ENGINES, format_release
+from sizer.errors import Refusal, RequestError
+from sizer.serving.architecture import Architecture
+from sizer.serving.rules import Release, Rules, rules_of
+from sizer.units import GIB
+
+LARGE_BYTES, HUGE_BYTES = 70 * GIB, 160 * GIB  # vllm/engine/arg_utils.py, get_batch_defaults
+BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.block_size
+LATENT_BLOCK = 64  # vllm/platforms/cuda.py: FlashMLA and CUTLASS MLA need blocks of 64 tokens
+HOPPER = (9, 0)
+AnyRequest = Any  # a Request (sizer.request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Every flag of one vLLM server as resolved. Sizes are in bytes, lengths in tokens.
+
+    `layout` is the layout of quantised weights, None for unquantised ones. `marlin` says whether MXFP4 experts are padded for
+    Marlin's kernel. `kv_bytes` is the cache's size if it is given, `positions` the length of the tables of rotations if another
+    than the config's. `processors` are the device's multiprocessors.
+    """
+
+    release: Release
+    total_bytes: int
+    processors: int
+    util: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    layout: str | None = None
+    kv: str = "auto"
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: bool = False
+    eager: bool = False
+    offline: bool = False
+    sampler: str = "sort"
+    marlin: bool = False
+    kv_bytes: int | None = None
+    used_bytes: int = 0
+    block: int = BLOCK_TOKENS
+    prefix_caching: bool = True
+    positions: int | None = None
+    vocabulary: int = 0
+
+    @property
+    def rules(self) -> Rules:
+        """The rules of the version."""
+        return rules_of(self.release)
+
+    @property
+    def kv_itemsize(self) -> int:
+        """Bytes of an element of the cache."""
+        return 1 if self.kv == "fp8" else 2
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the server may use of the device: math.ceil(total × util), vllm/v1/worker/utils.py, request_memory."""
+        thousandths = round(self.util * 10_000)
+        return -(-self.total_bytes * thousandths // 10_000)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the server runs on."""
+        return self.tp * self.pp * self.dp
+
+    def shown(self) -> dict[str, bool | int | float | str | None]:
+        """The flags by vLLM's own names."""
+        return {
+            "gpu_memory_utilization": self.util,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "kv_cache_dtype": self.kv,
+            "tensor_parallel_size": self.tp,
+            "pipeline_parallel_size": self.pp,
+            "data_parallel_size": self.dp,
+            "enable_expert_parallel": self.ep,
+            "enforce_eager": self.eager,
+            "kv_cache_memory_bytes": self.kv_bytes,
+            "block_size": self.block,
+            "quantization": self.layout,
+            "sampler": self.sampler,
+            "usage": "offline" if self.offline else "server",
+            "vocabulary": self.vocabulary,
+        }
+
+
+def release_of(engine: str, text: str | None) -> Release:
+    """The version that a text names; the newest known if it is None.
+
+    Raises RequestError for one that is older or newer than those whose rules are known.
+    """
+    row = ENGINES[engine]
+    if row.oldest is None or row.newest is None:
+        return (0, 0, 0)
+    release = tuple(map(int, text.split("."))) if text is not None else row.newest
+    if not row.oldest <= release <= row.newest:
+        raise RequestError(
+            f"engine_version: {row.title}'s rules are not known",
+            given=str(text),
+            allowed=f"{format_release(row.oldest)} to {format_release(row.newest)}",
+            todo="write the version of the server's log, or leave it out for the newest known",
+        )
+    return release
+
+
+def layout_of(request: AnyRequest, architecture: Architecture) -> str | None:
+    """The layout of the weights that a request asks for; that of the checkpoint if it does not say."""
+    if request.server_weights is not None:
+        return request.server_weights
+    if request.weights == "checkpoint":
+        return architecture.quantization
+    return None if request.weights == "full" else request.weights
+
+
+def resolve_flags(request: AnyRequest, architecture: Architecture, gpu: Gpu, processors: int) -> Flags:
+    """Return every flag of vLLM for a request, with the defaults of its version on its device.
+
+    Raises RequestError for values that this model or version does not take.
+
+    Source: vllm/engine/arg_utils.py, get_batch_defaults and _set_default_max_num_seqs_and_batched_tokens_args; vLLM 0.33.
+    """
+    release = release_of("vllm", request.engine_version)
+    rules, offline = rules_of(release), request.api == "offline"
+    large = gpu.total_bytes >= LARGE_BYTES and "a100" not in gpu.name.lower() and not gpu.unified
+    if rules.huge_tokens and gpu.total_bytes >= HUGE_BYTES:
+        tokens, seqs = 16_384, 1024
+    elif large:
+        tokens, seqs = (16_384 if offline else 8192), rules.large_seqs
+    else:
+        tokens, seqs = (8192 if offline else 2048), 256
+    asked = request.max_model_len if isinstance(request.max_model_len, int) else None
+    length = asked or architecture.positions
+    _check_length(length, architecture)
+    check_ranks(request, architecture)
+    if request.max_num_batched_tokens is None:
+        tokens = min(tokens, (request.max_num_seqs or seqs) * length)
+    tokens = request.max_num_batched_tokens or tokens
+    layout = layout_of(request, architecture)
+    _check_layout(layout, architecture)
+    marlin = layout == "mxfp4" and (release < (0, 12, 0) or (gpu.capability or HOPPER) < HOPPER)
+    return Flags(
+        release=release,
+        total_bytes=gpu.total_bytes,
+        processors=processors,
+        util=rules.util if request.util is None else request.util,
+        max_model_len=length,
+        max_num_seqs=request.max_num_seqs or min(seqs, tokens),
+        max_num_batched_tokens=tokens,
+        layout=layout,
+        kv=request.kv,
+        tp=request.tp,
+        pp=request.pp,
+        dp=request.dp,
+        ep=request.ep,
+        eager=request.enforce_eager,
+        offline=offline,
+        sampler=rules.sampler if request.sampler == "auto" else request.sampler,
+        marlin=marlin,
+        kv_bytes=request.kv_bytes,
+        used_bytes=request.used,
+        vocabulary=architecture.vocabulary,
+        block=LATENT_BLOCK if architecture.latent else BLOCK_TOKENS,
+    )
+
+
+def _check_length(length: int, architecture: Architecture) -> None:
+    if architecture.positions and length > architecture.positions:
+        raise _refused("max_model_len", f"{length:,}", f"at most the config's {architecture.positions:,}", "ask for less")
+    if not length:
+        raise _refused("max_model_len", "nothing", "tokens: the config names no length", "write for example max_model_len=8k")
+
+
+def check_ranks(request: AnyRequest, architecture: Architecture) -> None:
+    """Raise RequestError if ranks do not divide the heads or the layers."""
+    if architecture.heads % request.tp:
+        fitting = max(n for n in range(1, request.tp) if architecture.heads % n == 0)
+        given, allowed = str(request.tp), f"a divisor of the model's {architecture.heads} attention heads"
+        raise _refused("tp", given, allowed, f"ask for tp={fitting}")
+    if request.pp > len(architecture.layers):
+        raise _refused("pp", str(request.pp), f"at most the model's {len(architecture.layers)} layers", "ask for less")
+    if request.ep and not architecture.experts:
+        raise _refused("ep", "1", "0 for a model without experts", "remove it")
+
+
+def _check_layout(layout: str | None, architecture: Architecture) -> None:
+    if layout == "mxfp4" and not architecture.experts:
+        raise _refused("weights", "mxfp4", "a model with experts, whose matrices alone are MXFP4", "ask for weights=fp8 or awq")
+
+
+def _refused(key: str, given: str, allowed: str, todo: str) -> RequestError:
+    return RequestError(refusals=[Refusal(key=key, given=given, allowed=allowed, todo=todo)])

@@ -1,0 +1,248 @@
+"""Weights as a server lays them out on one rank: merged, padded, split, replicated and quantised, then through the allocator.
+
+Source: vllm/model_executor/layers/linear.py, vocab_parallel_embedding.py, fused_moe/layer.py, rotary_embedding and
+quantization; vLLM 0.33 (and 0.9 to 0.28 by their logs, docs/serving.md).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from sizer.serving.architecture import Architecture, Weight
+from sizer.serving.flags import Flags
+from sizer.units import MIB
+
+VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
+FP8_BLOCK = 128  # of a scale, in both directions; quantization/utils/fp8_utils.py
+WORKSPACE = 4 * 128 * 16  # quantization/utils/marlin_utils.py, marlin_make_workspace
+MXFP4_GROUP, NVFP4_GROUP = 32, 16
+
+MERGED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+    **dict.fromkeys(("w1", "w3"), "w13"),
+    **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a_proj"),
+}
+JOINED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv")
+COLUMNS = frozenset(
+    (
+        *("q_proj", "k_proj", "v_proj", "qkv", "q_b_proj", "kv_b_proj", *JOINED),
+        *("gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "linear_fc1"),
+        *("in_proj", "in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_a", "in_proj_b", "conv1d"),
+    )
+)
+ROWS = frozenset(
+    ("o_proj", "out_proj", "down_proj", "dense", "dense_4h_to_h", "fc2", "linear_fc2", "c_proj", "proj", "w2")
+)
+REPLICATED = frozenset(("q_a_proj", "kv_a_proj_with_mqa"))
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_ENCODER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*|encoder|multi_modal_projector)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A merged matrix of one rank: its name, the elements of its input and output, its bias, and whether it may be quantised."""
+
+    name: str
+    inputs: int
+    outputs: int
+    itemsize: int
+    quantised: bool
+
+
+def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterator[int]:
+    """Yield the bytes of each tensor of one rank of a stage, in the order in which the server creates them."""
+    matrices: dict[str, _Matrix] = {}
+    for weight in architecture.weights:
+        if not _on_stage(weight.name, architecture, flags, stage):
+            continue
+        if matrix := _matrix(weight, architecture, flags):
+            known = matrices.get(matrix.name)
+            matrices[matrix.name] = matrix if known is None else replace(known, outputs=known.outputs + matrix.outputs)
+        else:
+            yield from _whole(weight, architecture, flags)
+    for matrix in matrices.values():
+        yield from _linear(matrix, architecture, flags)
+    if architecture.latent:
+        # vllm/v1/attention/backends/mla/common.py: W_UK_T and W_UV are kept in the model's dtype beside kv_b_proj
+        rank, nope, value = architecture.latent
+        for _ in _stage_layers(architecture, flags, stage):
+            yield architecture.heads // flags.tp * rank * (nope + value) * 2
+    for _ in range(architecture.rotary_tables):
+        yield (flags.positions or architecture.positions) * architecture.rotary * 2
+
+
+def weights_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> int:
+    """Return the bytes that the allocator counts for the weights of one rank of a stage."""
+    return allocated(tensors(architecture, flags, stage))
+
+
+def allocated(sizes: Iterable[int]) -> int:
+    """Return the bytes that PyTorch's allocator counts for tensors that are created one after the other and stay.
+
+    A block keeps the rest of its segment if that is 1 MiB or less (sizer.memory.cuda: c10/cuda/CUDACachingAllocator.cpp,
+    should_split; PyTorch 2.6 and 2.15).
+    """
+    total, free = 0, []
+    for size in sizes:
+        size = -(-size // 512) * 512
+        if size <= MIB:
+            total += size
+            continue
+        position = bisect_left(free, size)
+        found = free.pop(position) if position < len(free) else _segment(size)
+        if found - size > MIB:
+            insort(free, found - size)
+            found = size
+        total += found
+    return total
+
+
+def _segment(size: int) -> int:
+    """Return the bytes that the allocator asks of the driver for a block of more than 1 MiB."""
+    return 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+
+
+def stage_layers(layers: int, pp: int) -> tuple[range, ...]:
+    """Return the layers of each stage: what is left over goes to the stages before the last (vllm/distributed/utils.py)."""
+    counts = [layers // pp] * pp
+    for position in range(layers % pp):
+        counts[-2 - position] += 1
+    ends = [sum(counts[: stage + 1]) for stage in range(pp)]
+    return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+
+
+def _stage_layers(architecture: Architecture, flags: Flags, stage: int) -> range:
+    return stage_layers(len(architecture.layers), flags.pp)[stage]
+
+
+def _on_stage(name: str, architecture: Architecture, flags: Flags, stage: int) -> bool:
+    """Return True if a stage holds a weight: its layers, of the first stage the embedding, of the last what follows the layers."""
+    if flags.pp == 1:
+        return True
+    if _ENCODER.search(name):
+        return stage == 0
+    if found := _LAYER.search(name):
+        return int(found[1]) in _stage_layers(architecture, flags, stage)
+    first = "embed" in name or ".wte." in name
+    return stage == 0 if first else stage == flags.pp - 1
+
+
+def _matrix(weight: Weight, architecture: Architecture, flags: Flags) -> _Matrix | None:
+    """Return the merged matrix that a weight is part of, None for any other tensor."""
+    parts = weight.name.split(".")
+    if parts[-1] != "weight" or len(parts) < 2 or len(weight.shape) != 2 or _is_vocabulary(weight, architecture):
+        return None
+    leaf, encoder = parts[-2], bool(_ENCODER.search(weight.name))
+    if leaf not in COLUMNS | ROWS | REPLICATED:
+        return None
+    transposed = leaf in ("c_attn", "c_fc", "c_proj")  # transformers' Conv1D
+    outputs, inputs = reversed(weight.shape) if transposed else weight.shape
+    if leaf in COLUMNS:
+        outputs = _split_outputs(leaf, outputs, architecture, flags, encoder)
+    elif leaf in ROWS:
+        inputs = -(-inputs // flags.tp)
+    name = ".".join([*parts[:-2], MERGED.get(leaf, leaf)])
+    left = any(_matches(pattern, weight.name) for pattern in architecture.unquantized)
+    return _Matrix(name, inputs, outputs, weight.itemsize, quantised=not (encoder or left))
+
+
+def _split_outputs(leaf: str, outputs: int, architecture: Architecture, flags: Flags, encoder: bool) -> int:
+    """Return the outputs of one rank; key and value heads are replicated if there are more ranks than heads."""
+    if encoder:
+        return -(-outputs // flags.tp)
+    replicated = max(1, architecture.kv_heads // flags.tp)
+    if leaf in ("k_proj", "v_proj"):
+        return outputs * replicated // architecture.kv_heads
+    if leaf in JOINED:
+        return (architecture.heads // flags.tp + 2 * replicated) * architecture.head_size
+    return -(-outputs // flags.tp)
+
+
+def _linear(matrix: _Matrix, architecture: Architecture, flags: Flags) -> Iterator[int]:
+    """Yield the tensors of one merged linear layer after loading."""
+    layout = flags.layout if matrix.quantised and flags.layout != "mxfp4" else None
+    yield from _quantised(matrix.inputs, matrix.outputs, layout, architecture, matrix.itemsize)
+    if layout in ("awq", "gptq"):
+        yield WORKSPACE
+
+
+def _quantised(inputs: int, outputs: int, layout: str | None, architecture: Architecture, itemsize: int) -> Iterator[int]:
+    """Yield the tensors of a matrix in a layout: its elements, then scales and zero points."""
+    if layout in ("awq", "gptq"):
+        group = min(architecture.group, inputs)
+        groups = -(-inputs // group)
+        yield inputs * outputs // 2
+        yield groups * outputs * 2
+        if layout == "awq" or architecture.zero_points:
+            yield groups * outputs // 2
+    elif layout == "fp8":
+        yield inputs * outputs
+        yield -(-inputs // FP8_BLOCK) * -(-outputs // FP8_BLOCK) * 4
+    elif layout == "w8a8":
+        yield inputs * outputs
+        yield outputs * 4
+    elif layout == "nvfp4":
+        yield inputs * outputs // 2
+        yield -(-inputs // NVFP4_GROUP) * outputs
+    else:
+        yield inputs * outputs * itemsize
+
+
+def _whole(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator[int]:
+    """Yield the tensors of a weight that is no linear layer's matrix: vocabulary, experts, biases, norms."""
+    parts, size = weight.name.split("."), prod(weight.shape)
+    if _is_vocabulary(weight, architecture):
+        rows = -(-weight.shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
+        yield -(-rows // flags.tp) * weight.shape[1] * weight.itemsize
+    elif "experts" in parts and len(weight.shape) == 3:
+        yield from _experts(weight, architecture, flags)
+    elif "experts" in parts:
+        yield -(-size // flags.tp) * (4 if flags.layout == "mxfp4" else weight.itemsize)
+    elif parts[-1] == "bias" and len(parts) > 1 and parts[-2] in COLUMNS and not _ENCODER.search(weight.name):
+        yield _split_outputs(parts[-2], size, architecture, flags, encoder=False) * weight.itemsize
+    elif len(parts) > 1 and parts[-2] in COLUMNS:
+        yield -(-size // flags.tp) * weight.itemsize
+    else:
+        yield size * weight.itemsize
+
+
+def _experts(weight: Weight, architecture: Architecture, flags: Flags) -> Iterator[int]:
+    """Yield the tensors of one matrix of all experts: [experts, outputs, inputs], split by experts or by their width."""
+    experts, down = weight.shape[0], "down" in weight.name
+    ranks = flags.tp * flags.dp
+    here = -(-experts // ranks) if flags.ep else experts
+    width = architecture.expert_width if flags.ep else -(-architecture.expert_width // ranks)
+    hidden = architecture.hidden
+    if flags.layout == "mxfp4":
+        # vllm/model_executor/layers/quantization/mxfp4.py: Marlin pads the width to 128 and the model's to 256; others pad to 32
+        hidden = -(-hidden // 256) * 256 if flags.marlin else hidden
+        width = -(-width // 128) * 128 if flags.marlin else -(-width // MXFP4_GROUP) * MXFP4_GROUP
+        elements = here * hidden * width * (1 if down else 2)
+        yield elements // 2
+        yield elements // MXFP4_GROUP
+        return
+    inputs, outputs = (width, hidden) if down else (hidden, 2 * width)
+    for size in _quantised(inputs, outputs, flags.layout, architecture, weight.itemsize):
+        yield here * size
+
+
+def _is_vocabulary(weight: Weight, architecture: Architecture) -> bool:
+    """Return True for the rows of the vocabulary, padded or not: the embedding and the head."""
+    named = weight.name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight", "embed_in.weight", "embed_out.weight"))
+    same = len(weight.shape) == 2 and weight.shape[0] == architecture.vocabulary
+    return same and (named or "embed" in weight.name)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return True if a checkpoint leaves a layer as it is: a name, a part of one, or a regular expression after "re:"."""
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], name.removesuffix(".weight")) is not None
+        except re.error:
+            return False
+    return pattern in name

@@ -1,0 +1,136 @@
+"""What to change so that a server starts, or holds more requests: each change is a plan of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from sizer.memory.served import Lever, Starts
+from sizer.serving.architecture import Architecture
+from sizer.serving.flags import Flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of a server's flags: as the server names it, as a query does, by field, and what it costs."""
+
+    flag: str
+    query: str
+    fields: Mapping[str, object]
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a change comes to."""
+
+    starts: Starts
+    kv_cache_bytes: int
+    requests_at_once: float
+
+
+FEWER_SEQS, FEWER_TOKENS, MORE_UTIL, LONGEST_SET = 32, 2048, 0.95, 3
+SHOWN = 8
+
+
+def vllm_changes(architecture: Architecture, flags: Flags, free_bytes: int) -> Iterator[Change]:
+    """Yield each change that flags of vLLM leave room for on a device with so many bytes free."""
+    if flags.max_num_seqs > FEWER_SEQS:
+        yield Change(
+            flag=f"--max-num-seqs {FEWER_SEQS}",
+            query=f"max_num_seqs={FEWER_SEQS}",
+            fields={"max_num_seqs": FEWER_SEQS},
+            note=f"at most {FEWER_SEQS} requests run at once",
+        )
+    if flags.max_num_batched_tokens > FEWER_TOKENS:
+        yield Change(
+            flag=f"--max-num-batched-tokens {FEWER_TOKENS}",
+            query=f"max_num_batched_tokens={FEWER_TOKENS}",
+            fields={"max_num_batched_tokens": FEWER_TOKENS},
+            note="prompts are read in smaller steps",
+        )
+    if free_bytes < flags.budget_bytes and flags.kv_bytes is None:
+        share = max(1, free_bytes * 100 // flags.total_bytes) / 100
+        yield Change(
+            flag=f"--gpu-memory-utilization {share:g}",
+            query=f"util={share:g}",
+            fields={"util": share},
+            note="the server's share is then free",
+        )
+    elif flags.util < MORE_UTIL and flags.kv_bytes is None:
+        yield Change(
+            flag=f"--gpu-memory-utilization {MORE_UTIL}",
+            query=f"util={MORE_UTIL}",
+            fields={"util": MORE_UTIL},
+            note="less is left for other programs",
+        )
+    if not flags.eager and flags.rules.graphs_in_budget:
+        yield Change(
+            flag="--enforce-eager",
+            query="enforce_eager=1",
+            fields={"eager": True},
+            note="decoding is slower without graphs",
+        )
+    yield from shared_changes(architecture, flags, "--kv-cache-dtype fp8", "--tensor-parallel-size")
+
+
+def shared_changes(architecture: Architecture, flags: Any, kv_flag: str, tp_flag: str) -> Iterator[Change]:
+    """Yield the changes that vLLM and SGLang both take, under the names of their flags."""
+    if flags.kv == "auto":
+        yield Change(flag=kv_flag, query="kv=fp8", fields={"kv": "fp8"}, note="keys and values are rounded")
+    if architecture.heads % (flags.tp * 2) == 0:
+        tp = flags.tp * 2
+        note = f"{tp * flags.pp * flags.dp} GPUs"
+        yield Change(flag=f"{tp_flag} {tp}", query=f"tp={tp}", fields={"tp": tp}, note=note)
+    if flags.layout is None:
+        note = "weights are rounded to 8 bits"
+        yield Change(flag="--quantization fp8", query="weights=fp8", fields={"layout": "fp8"}, note=note)
+        note = "another checkpoint, rounded to 4 bits"
+        yield Change(flag="an AWQ checkpoint (4 bits)", query="weights=awq", fields={"layout": "awq"}, note=note)
+
+
+def find_levers(changes: Sequence[Change], flags: Any, planner: Callable[[Any], Outcome]) -> tuple[Lever, ...]:
+    """Return what to change, the smallest sets first and of those with as many changes the one that gains most.
+
+    If the server starts, each change stands alone. If not, sets of up to three changes with which it starts come first.
+
+    Args:
+        changes: The changes that the flags leave room for.
+        flags: The flags as they are, a dataclass.
+        planner: Returns what a server does with some flags.
+    """
+    before = planner(flags)
+
+    def lever(chosen: tuple[Change, ...]) -> Lever:
+        fields = {name: value for change in chosen for name, value in change.fields.items()}
+        after = planner(replace(flags, **fields))
+        return Lever(
+            flags=" ".join(change.flag for change in chosen),
+            query="&".join(change.query for change in chosen),
+            starts=after.starts,
+            kv_cache_bytes=after.kv_cache_bytes,
+            requests_at_once=round(after.requests_at_once, 2),
+            gained=round(after.requests_at_once - before.requests_at_once, 2),
+            note="; ".join(change.note for change in chosen),
+        )
+
+    if before.starts is True:
+        return tuple(_sorted(lever((change,)) for change in changes))[:SHOWN]
+    for size in range(1, LONGEST_SET + 1):
+        tried = (lever(chosen) for chosen in combinations(changes, size) if _is_one(chosen))
+        found = sorted((one for one in tried if one.starts is True), key=lambda one: -one.gained)
+        if found:
+            return tuple(found[:SHOWN])
+    return ()
+
+
+def _is_one(chosen: tuple[Change, ...]) -> bool:
+    """Return True if no two changes set the same key."""
+    keys = [change.query.partition("=")[0] for change in chosen]
+    return len(set(keys)) == len(keys)
+
+
+def _sorted(levers: Iterable[Lever]) -> list[Lever]:
+    return sorted((lever for lever in levers if lever.gained > 0), key=lambda lever: -lever.gained)

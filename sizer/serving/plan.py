@@ -1,0 +1,197 @@
+"""The plan of vLLM for one GPU: what the budget is spent on, what the cache holds, and whether the server starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sizer.catalogue.gpus import Gpu
+from sizer.memory.served import Starts, Want
+from sizer.serving.architecture import Architecture
+from sizer.serving.cache import CachePlan, blocks_of_request, longest_request, plan_cache
+from sizer.serving.flags import Flags
+from sizer.serving.graphs import graph_bytes
+from sizer.serving.layout import weights_bytes
+from sizer.units import GIB, format_bytes
+
+DENSE_BAND, OTHER_BAND, VISION_BAND = 15 * GIB // 100, GIB, 2 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The bytes of the profile run: of the sampler, and of one layer's forward pass. Each is a peak over what is held before."""
+
+    sampler_bytes: int
+    forward_bytes: int
+
+
+Profiler = Callable[[Flags], Profile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What vLLM does with one GPU, in bytes. `band_bytes` is how far the cache may be off in either direction, `reasons` why."""
+
+    flags: Flags
+    budget_bytes: int
+    free_bytes: int
+    weights_bytes: int
+    forward_bytes: int
+    sampler_bytes: int
+    profile_peak_bytes: int
+    outside_torch_bytes: int
+    graphs_bytes: int
+    kv_cache_bytes: int
+    band_bytes: int
+    cache: CachePlan
+    low: CachePlan
+    high: CachePlan
+    starts: Starts
+    reasons: tuple[str, ...]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the device has the budget free when the server starts."""
+        return self.flags.kv_bytes is not None or self.free_bytes >= self.budget_bytes
+
+
+def make_plan(architecture: Architecture, flags: Flags, profiler: Profiler, gpu: Gpu) -> Plan:
+    """Return the plan of the stage that has the fewest blocks.
+
+    Args:
+        architecture: The model.
+        flags: The server's flags.
+        profiler: Returns the bytes of the profile run.
+        gpu: The device.
+
+    Source: vllm/v1/worker/gpu_worker.py, determine_available_memory, and worker/utils.py, request_memory; vLLM 0.33.
+    """
+    profile = profiler(flags)
+    stages = (_plan_stage(architecture, flags, profile, gpu, stage) for stage in range(flags.pp))
+    return min(stages, key=lambda plan: plan.cache.blocks)
+
+
+def _plan_stage(architecture: Architecture, flags: Flags, profile: Profile, gpu: Gpu, stage: int) -> Plan:
+    rules, budget = flags.rules, flags.budget_bytes
+    weights = weights_bytes(architecture, flags, stage)
+    # The hidden states of the whole step are held while the sampler runs, and twice those of its requests.
+    hidden = architecture.hidden * 2
+    sampling = profile.sampler_bytes + (flags.max_num_batched_tokens + 2 * flags.max_num_seqs) * hidden
+    last = stage == flags.pp - 1
+    peak = max(profile.forward_bytes, sampling) if last else profile.forward_bytes
+    outside = rules.outside_bytes + (rules.outside_ranks_bytes if flags.tp * flags.pp > 1 else 0)
+    graphs = graph_bytes(architecture, flags)
+    available = budget - weights - peak - outside - (graphs if rules.graphs_in_budget else 0)
+    if flags.kv_bytes is not None:
+        available = flags.kv_bytes
+    band, reasons = _band(architecture, flags)
+    cache, low, high = (plan_cache(architecture, flags, available + change, stage) for change in (0, -band, band))
+    free = flags.total_bytes - flags.used_bytes - gpu.context_bytes
+    plan = Plan(
+        flags=flags,
+        budget_bytes=budget,
+        free_bytes=free,
+        weights_bytes=weights,
+        forward_bytes=profile.forward_bytes,
+        sampler_bytes=profile.sampler_bytes if last else 0,
+        profile_peak_bytes=peak,
+        outside_torch_bytes=outside,
+        graphs_bytes=graphs,
+        kv_cache_bytes=available,
+        band_bytes=band,
+        cache=cache,
+        low=low,
+        high=high,
+        starts=False,
+        reasons=reasons,
+    )
+    return replace(plan, starts=_starts(plan, gpu))
+
+
+def _band(architecture: Architecture, flags: Flags) -> tuple[int, tuple[str, ...]]:
+    """Return how far the cache may be off, in bytes, and why."""
+    if flags.kv_bytes is not None:
+        return 0, ("the size of the cache is given",)
+    band, reasons = DENSE_BAND, ["dense model on one card: the logs in docs/serving.md differ by up to 0.15 GiB"]
+    others = [
+        (bool(flags.rules.graphs_in_budget and not flags.eager), "the estimate of CUDA graphs, which is fitted"),
+        (bool(architecture.experts), "workspaces of expert kernels, which depend on the kernel"),
+        (flags.tp * flags.pp * flags.dp > 1, "buffers between the ranks, which are fitted"),
+    ]
+    for applies, reason in others:
+        if applies:
+            band, reasons = OTHER_BAND, [*(reasons if band == OTHER_BAND else []), f"up to 1 GiB: {reason}"]
+    if architecture.encoder is not None:
+        band, reasons = VISION_BAND, [*reasons, f"up to 2 GiB: the {architecture.encoder} encoder's profile run is not counted"]
+    return band, tuple(reasons)
+
+
+def _starts(plan: Plan, gpu: Gpu) -> Starts:
+    """Return whether the server starts: the budget is free, and one request of the longest length has room."""
+    def holds(cache: CachePlan) -> bool:
+        return 0 < cache.blocks_per_request <= cache.blocks
+
+    if not plan.is_free:
+        unsure = plan.free_bytes + gpu.context_bytes - gpu.context_low_bytes >= plan.budget_bytes
+        return "uncertain" if unsure and holds(plan.high) else False
+    if holds(plan.low):
+        return True
+    return "uncertain" if holds(plan.high) else False
+
+
+def longest_of(plan: Plan, architecture: Architecture, limit: int) -> int:
+    """Return the longest request in tokens, up to `limit`, that the plan's cache holds."""
+    return longest_request(plan.cache, plan.flags, limit, architecture.encoder_tokens)
+
+
+def wanted(plan: Plan, architecture: Architecture, want: tuple[int, int]) -> Want:
+    """Return whether the cache holds so many requests of so many tokens at once, and the bytes that are missing.
+
+    Data-parallel copies share the requests.
+    """
+    requests, tokens = want
+    here = -(-requests // plan.flags.dp)
+    each = blocks_of_request(plan.cache.groups, plan.flags, tokens, architecture.encoder_tokens)
+    needed = here * each
+    missing = max(0, needed * plan.cache.block_bytes - max(0, plan.kv_cache_bytes)) if needed > plan.cache.blocks else 0
+    allowed = tokens <= plan.flags.max_model_len and here <= plan.flags.max_num_seqs
+    fits: Starts = plan.starts if needed <= plan.low.blocks and allowed else False
+    if fits is False and allowed and plan.starts is not False and needed <= plan.high.blocks:
+        fits = "uncertain"
+    return Want(requests=requests, tokens=tokens, fits=fits, missing_bytes=missing)
+
+
+def server_message(plan: Plan, architecture: Architecture) -> str:
+    """Return vLLM's own error in its own numbers, nothing if the server starts.
+
+    Source: vllm/v1/worker/utils.py, request_memory, and v1/core/kv_cache_planning.py, _check_enough_kv_cache_memory; vLLM 0.33.
+    """
+    flags = plan.flags
+    if plan.starts is True:
+        return ""
+    if not plan.is_free:
+        return (
+            f"Free memory on device cuda:0 ({_gib(plan.free_bytes)}/{_gib(flags.total_bytes)} GiB) on startup is less than "
+            f"desired GPU memory utilization ({flags.util:g}, {_gib(plan.budget_bytes)} GiB). Decrease GPU memory utilization or "
+            "reduce GPU memory used by other processes."
+        )
+    if plan.weights_bytes > flags.total_bytes:
+        return f"CUDA out of memory while the weights are loaded: {format_bytes(plan.weights_bytes)} on one GPU"
+    if plan.kv_cache_bytes <= 0:
+        return (
+            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
+        )
+    if plan.cache.blocks >= plan.cache.blocks_per_request:
+        return ""
+    longest = longest_of(plan, architecture, flags.max_model_len)
+    estimate = f"Based on the available memory, the estimated maximum model length is {longest}. " if longest else ""
+    return (
+        f"To serve at least one request with the model's max seq len ({flags.max_model_len}), "
+        f"({_gib(plan.cache.needed_bytes)} GiB KV cache is needed, which is larger than the available KV cache memory "
+        f"({_gib(plan.kv_cache_bytes)} GiB). {estimate}Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+        "initializing the engine."
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"

@@ -1,0 +1,326 @@
+"""What SGLang does with a GPU: its static share of the memory is for weights and cache, the rest for everything else.
+
+Source: sglang/srt/server_args.py and model_executor/model_runner.py of SGLang 0.4.4, 0.4.6, 0.4.8, 0.4.9, 0.5.0 to 0.5.3, 0.5.6,
+0.5.10 and 0.5.12. Later versions size the cache after they have captured graphs; their rules are not known here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.serving import AUTO, format_release
+from sizer.errors import Refusal, RequestError
+from sizer.memory.served import ContextRow, Served, Starts, Want
+from sizer.serving.architecture import SLIDING, STATE, Architecture
+from sizer.serving.cache import page_elements, state_bytes
+from sizer.serving.flags import HOPPER, Flags, check_ranks, layout_of, release_of
+from sizer.serving.layout import weights_bytes
+from sizer.serving.levers import Change, Outcome, find_levers, shared_changes
+from sizer.serving.rules import Release
+from sizer.units import GIB, MIB
+
+TIERED, BY_TOKENS, PIECEWISE = (0, 4, 8), (0, 5, 3), (0, 5, 10)
+DRIVER_BYTES = 480 * MIB  # nvidia-smi's total over PyTorch's: 81,559 against 81,082 MiB on an H100
+LOADED_BYTES = GIB // 20  # beside the weights once they are loaded; fitted on the logs in docs/serving.md
+BAND = GIB
+SLIDING_RATIO = 0.8  # server_args.py, swa_full_tokens_ratio
+STATE_RATIO = 0.9  # server_args.py, mamba_full_memory_ratio
+CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangFlags:
+    """The flags of one SGLang server as resolved. Sizes are in bytes, lengths in tokens."""
+
+    release: Release
+    total_bytes: int
+    context_length: int
+    fraction: float
+    chunked_prefill_size: int
+    graph_batch: int
+    running: int | None
+    layout: str | None = None
+    kv: str = AUTO
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: bool = False
+    eager: bool = False
+    used_bytes: int = 0
+    asked_fraction: float | None = None
+
+    def shown(self) -> dict[str, bool | int | float | str | None]:
+        """The flags by SGLang's own names, and the longest request as the other servers name it."""
+        return {
+            "max_model_len": self.context_length,
+            "mem_fraction_static": self.fraction,
+            "chunked_prefill_size": self.chunked_prefill_size,
+            "cuda_graph_max_bs": self.graph_batch,
+            "max_running_requests": self.running,
+            "kv_cache_dtype": self.kv,
+            "tp_size": self.tp,
+            "pp_size": self.pp,
+            "dp_size": self.dp,
+            "quantization": self.layout,
+        }
+
+
+def _tier(total_mib: float, tp: int) -> tuple[int, int]:
+    """Return chunked_prefill_size and cuda_graph_max_bs by the device's memory (server_args.py, 0.5.3)."""
+    many = tp >= 4
+    rows = ((20, 2048, 8, 8), (35, 2048, 16, 80), (60, 4096, 32, 160), (160, 8192, 256, 512))
+    for limit, tokens, few, more in rows:
+        if total_mib < limit * 1024:
+            return tokens, more if many else few
+    return 16_384, 512
+
+
+def _old_tier(total_mib: float) -> tuple[int, int]:
+    """Return the same of versions before 0.5.3 (server_args.py, 0.4.6 and 0.4.9)."""
+    return (2048, 8) if total_mib < 25_000 else (8192, 160)
+
+
+def _fraction(release: Release, total_mib: float, ranks: int, tokens: int, batch: int) -> float:
+    """Return mem_fraction_static's default."""
+    if release < TIERED:
+        shares = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
+        share = next(value for least, value in shares if ranks >= least)
+        if total_mib > 96 * 1024:
+            return min(0.88 + 48 * 1024 * 0.12 / total_mib, (total_mib - 1024 * 18) / total_mib)
+        return share
+    if release < BY_TOKENS:
+        gib = ((35, 2.8, 10), (90, 9.5, 2), (160, 12, 2))
+        reserved = next((base + ranks / part for limit, base, part in gib if total_mib < limit * 1024), 32) * 1024
+        return round((total_mib - reserved) / total_mib, 3)
+    reserved = 512 + max(tokens, 2048) * 1.5 + batch * 2 + ranks / 8 * 1024
+    if release >= PIECEWISE:
+        reserved += 8 * len(piecewise_sizes(tokens))
+    if total_mib > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    return round((total_mib - reserved) / total_mib, 3)
+
+
+def piecewise_sizes(tokens: int) -> list[int]:
+    """Return the token counts of the piecewise graphs (server_args.py, _generate_piecewise_cuda_graph_tokens, 0.5.10)."""
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, tokens + 1, 512))
+    return [size for start, end, step in steps for size in range(start, end, step) if size <= tokens]
+
+
+def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> SglangFlags:
+    """Return every flag of SGLang for a request, with the defaults of its version on its device.
+
+    Raises RequestError for values that this model or version does not take.
+    """
+    release = release_of("sglang", request.engine_version)
+    check_ranks(request, architecture)
+    total_mib = (gpu.total_bytes + DRIVER_BYTES) / MIB
+    tokens, batch = _tier(total_mib, request.tp) if release >= BY_TOKENS else _old_tier(total_mib)
+    tokens = request.max_num_batched_tokens or tokens
+    batch = min(batch, request.max_num_seqs or batch)
+    length = request.max_model_len if isinstance(request.max_model_len, int) else architecture.positions
+    if not length or (architecture.positions and length > architecture.positions):
+        allowed = f"at most the config's {architecture.positions:,} tokens"
+        refusal = Refusal(key="max_model_len", given=f"{length:,}", allowed=allowed, todo="ask for less")
+        raise RequestError(refusals=[refusal])
+    flags = SglangFlags(
+        release=release,
+        total_bytes=gpu.total_bytes,
+        context_length=length,
+        fraction=0.0,
+        chunked_prefill_size=tokens,
+        graph_batch=batch,
+        running=request.max_num_seqs,
+        layout=layout_of(request, architecture),
+        kv=request.kv,
+        tp=request.tp,
+        pp=request.pp,
+        dp=request.dp,
+        ep=request.ep,
+        eager=request.enforce_eager,
+        used_bytes=request.used,
+        asked_fraction=request.util,
+    )
+    return with_fraction(flags)
+
+
+def with_fraction(flags: SglangFlags) -> SglangFlags:
+    """Return the flags with the static share that follows from the others, unless it was asked for."""
+    total_mib = (flags.total_bytes + DRIVER_BYTES) / MIB
+    ranks, tokens, batch = flags.tp * flags.pp, flags.chunked_prefill_size, 0 if flags.eager else flags.graph_batch
+    usual = _fraction(flags.release, total_mib, ranks, tokens, batch)
+    return replace(flags, fraction=flags.asked_fraction or usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """What SGLang holds of one GPU, in bytes, the tokens of its pool, and the bytes of one."""
+
+    free_bytes: int
+    static_bytes: int
+    weights_bytes: int
+    pool_bytes: int
+    state_bytes: int
+    token_bytes: int
+    tokens: int
+
+
+def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: int = 0) -> Pool:
+    """Return the pool of a server: free memory before loading × the static share, less the weights (profile_max_num_token)."""
+    free = flags.total_bytes - flags.used_bytes - gpu.context_bytes
+    static = round(free * flags.fraction)
+    weights = weights_bytes(architecture, _layout_flags(architecture, flags, gpu))
+    rest = static - weights - LOADED_BYTES + change
+    itemsize = 1 if flags.kv == "fp8" else 2
+    layers = architecture.layers[: -(-len(architecture.layers) // flags.pp)]
+    full = sum(page_elements(one, flags.tp) for one in layers if one.kind != SLIDING) * itemsize
+    slides = sum(page_elements(one, flags.tp) for one in layers if one.kind == SLIDING) * itemsize
+    token = round(full + slides * SLIDING_RATIO) if full else slides
+    state = sum(state_bytes(one, architecture, flags.tp) for one in layers if one.kind == STATE)
+    pool = round(rest / (1 + STATE_RATIO)) if state and token else rest
+    return Pool(
+        free_bytes=free,
+        static_bytes=static,
+        weights_bytes=weights,
+        pool_bytes=pool,
+        state_bytes=state,
+        token_bytes=token,
+        tokens=max(0, pool) // token if token else 0,
+    )
+
+
+def _layout_flags(architecture: Architecture, flags: SglangFlags, gpu: Gpu) -> Flags:
+    """Return flags of vLLM with the same layout of weights: SGLang's layers are derived from vLLM's."""
+    return Flags(
+        release=(0, 12, 0),
+        total_bytes=flags.total_bytes,
+        processors=1,
+        util=1.0,
+        max_model_len=flags.context_length,
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        layout=flags.layout,
+        tp=flags.tp,
+        pp=flags.pp,
+        ep=flags.ep,
+        marlin=flags.layout == "mxfp4" and (gpu.capability or HOPPER) < HOPPER,
+    )
+
+
+def answer_sglang(
+    architecture: Architecture, flags: SglangFlags, gpu: Gpu, *, model: str, want: tuple[int, int] | None, auto: bool
+) -> Served:
+    """Return what SGLang does with one GPU; with `auto` the longest request is the one that fits."""
+    pool, low, high = (plan_pool(architecture, flags, gpu, change) for change in (0, -BAND, BAND))
+    if auto and low.tokens:
+        flags = replace(flags, context_length=min(flags.context_length, low.tokens))
+    length = flags.context_length
+
+    def outcome(other: SglangFlags) -> Outcome:
+        other = with_fraction(other)
+        found, least = plan_pool(architecture, other, gpu), plan_pool(architecture, other, gpu, -BAND)
+        at_once = found.tokens / other.context_length * other.dp
+        return Outcome(starts=_starts(found, least, found), kv_cache_bytes=found.pool_bytes, requests_at_once=at_once)
+
+    starts = _starts(pool, low, high)
+    at_once = [round(one.tokens / length * flags.dp, 2) for one in (pool, low, high)]
+    return Served(
+        engine="sglang",
+        engine_version=format_release(flags.release),
+        flags=flags.shown(),
+        gpus=flags.tp * flags.pp * flags.dp,
+        budget_bytes=pool.static_bytes,
+        weights_bytes=pool.weights_bytes,
+        profile_peak_bytes=0,
+        forward_bytes=0,
+        sampler_bytes=0,
+        outside_torch_bytes=LOADED_BYTES,
+        graphs_bytes=0,
+        graphs_in_budget=False,
+        kv_cache_bytes=pool.pool_bytes,
+        kv_cache_low_bytes=low.pool_bytes,
+        kv_cache_high_bytes=high.pool_bytes,
+        blocks=pool.tokens,
+        block_tokens=1,
+        kv_tokens=pool.tokens,
+        kv_tokens_low=low.tokens,
+        kv_tokens_high=high.tokens,
+        requests_at_once=at_once[0],
+        requests_at_once_low=at_once[1],
+        requests_at_once_high=at_once[2],
+        longest=min(pool.tokens, architecture.positions or pool.tokens),
+        starts=starts,
+        command=sglang_command(model, flags),
+        message="" if starts is True else _message(pool, flags),
+        want=_wanted(pool, low, high, flags, want) if want is not None else None,
+        levers=find_levers([*_changes(architecture, flags)], flags, outcome),
+        contexts=tuple(_contexts(pool, flags)),
+        reasons=("up to 1 GiB: memory that is in use before the weights are loaded differs by driver and build",),
+    )
+
+
+def _starts(pool: Pool, low: Pool, high: Pool) -> Starts:
+    """Return whether there is room for a token: SGLang does not ask for one request of the longest length."""
+    return True if low.tokens > 0 else "uncertain" if high.tokens > 0 and pool.pool_bytes > 0 else False
+
+
+def _message(pool: Pool, flags: SglangFlags) -> str:
+    """Return SGLang's own error (model_runner.py, init_memory_pool, 0.5.3)."""
+    if pool.tokens:
+        return ""
+    return f"Not enough memory. Please try to increase --mem-fraction-static. Current value: mem_fraction_static={flags.fraction}"
+
+
+def _wanted(pool: Pool, low: Pool, high: Pool, flags: SglangFlags, want: tuple[int, int]) -> Want:
+    requests, tokens = want
+    needed = -(-requests // flags.dp) * tokens
+    allowed = tokens <= flags.context_length and (flags.running is None or requests <= flags.running * flags.dp)
+    fits: Starts = allowed and needed <= low.tokens
+    if not fits and allowed and needed <= high.tokens:
+        fits = "uncertain"
+    missing = max(0, needed * pool.token_bytes - max(0, pool.pool_bytes))
+    return Want(requests=requests, tokens=tokens, fits=fits, missing_bytes=missing)
+
+
+def _contexts(pool: Pool, flags: SglangFlags) -> Iterator[ContextRow]:
+    for context in (*(one for one in CONTEXTS if one < flags.context_length), flags.context_length):
+        held = pool.tokens // context * flags.dp
+        yield ContextRow(context=context, requests=min(held, flags.running * flags.dp) if flags.running else held)
+
+
+def _changes(architecture: Architecture, flags: SglangFlags) -> Iterator[Change]:
+    if flags.chunked_prefill_size > 2048:
+        yield Change(
+            flag="--chunked-prefill-size 2048",
+            query="max_num_batched_tokens=2048",
+            fields={"chunked_prefill_size": 2048},
+            note="prompts are read in smaller steps",
+        )
+    if flags.fraction < 0.92:
+        yield Change(
+            flag="--mem-fraction-static 0.92",
+            query="util=0.92",
+            fields={"asked_fraction": 0.92},
+            note="less is left for activations and graphs",
+        )
+    yield from shared_changes(architecture, flags, "--kv-cache-dtype fp8_e4m3", "--tp")
+
+
+def sglang_command(model: str, flags: SglangFlags) -> str:
+    """Return `python -m sglang.launch_server` with every flag as resolved."""
+    words = [
+        *("python", "-m", "sglang.launch_server", "--model-path", model),
+        *("--context-length", str(flags.context_length)),
+        *("--mem-fraction-static", f"{flags.fraction:g}"),
+        *("--chunked-prefill-size", str(flags.chunked_prefill_size)),
+    ]
+    words += ["--disable-cuda-graph"] if flags.eager else ["--cuda-graph-max-bs", str(flags.graph_batch)]
+    words += ["--max-running-requests", str(flags.running)] if flags.running else []
+    for name, value in (("--tp", flags.tp), ("--pp-size", flags.pp), ("--dp", flags.dp)):
+        words += [name, str(value)] if value > 1 else []
+    words += ["--kv-cache-dtype", "fp8_e4m3"] if flags.kv == "fp8" else []
+    words += ["--quantization", "fp8"] if flags.layout == "fp8" else []
+    return shlex.join(words)

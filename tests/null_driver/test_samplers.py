@@ -1,0 +1,18 @@
+"""A server's sampler as it is traced against PyTorch's own host code."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.server.profile import trace_sampler
+
+# 38.02, 50.2 and 15.69 bytes a logit: the sort's buffers are for all rows from 128 on; the Triton path keeps 108 rows of scratch.
+CASES = [("sort", 256, 151_936, 1), ("sort", 64, 128_256, 1), ("triton", 256, 151_936, 108), ("flashinfer", 256, 32_000, 1)]
+
+
+@pytest.mark.parametrize(("path", "rows", "vocabulary", "programs"), CASES)
+def test_a_sampler_takes_what_pytorchs_own_operators_take(run_on_null, path, rows, vocabulary, programs):
+    arguments = (path, str(rows), str(vocabulary), str(programs))
+    truth = run_on_null("tests.null_driver.samplers", *arguments, gpu="h100-80gb")
+    assert trace_sampler(path, rows, vocabulary, programs, find_gpu("h100-80gb")) == truth

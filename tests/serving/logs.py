@@ -1,0 +1,196 @@
+"""Startup logs of servers that others have published, and what the plan says in their place: `serving.csv` beside other runs.
+
+    python -m tests.serving.logs      # every row with its errors in percent
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from sizer.architecture.loaded import as_loaded
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.presets import find_preset
+from sizer.catalogue.serving import ENGINES
+from sizer.kept import NothingKept
+from sizer.model import COUNTED_IN, Model
+from sizer.request import Request, parse_query
+from sizer.scopes import served_module
+from sizer.server.model import read_architecture
+from sizer.server.profile import trace_profile
+from sizer.server.report import processors_of
+from sizer.serving.architecture import Architecture
+from sizer.serving.cache import plan_cache
+from sizer.serving.flags import Flags, resolve_flags
+from sizer.serving.layout import weights_bytes
+from sizer.serving.plan import Plan, make_plan
+from sizer.serving.sglang import Pool, plan_pool, resolve_sglang
+from sizer.tracing.device import Device
+from sizer.units import GIB
+
+ROWS = Path(__file__).parent.parent / "measured/published/serving.csv"
+UNKNOWN_GPU = "a10"  # stands for a card that a log does not name: such a row tests weights and plan alone
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One log: its cells as text."""
+
+    cells: dict[str, str]
+
+    def number(self, name: str) -> float | None:
+        return float(self.cells[name]) if self.cells[name] else None
+
+    def integer(self, name: str) -> int | None:
+        return int(self.cells[name]) if self.cells[name] else None
+
+    @property
+    def name(self) -> str:
+        """The model and the version."""
+        return f"{self.cells['model']} {self.cells['engine']} {self.cells['version']}"
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        return tuple(map(int, self.cells["version"].split(".")))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a query may ask for the version."""
+        return ENGINES[self.cells["engine"]].oldest <= self.release
+
+
+def read_rows(engine: str = "vllm") -> list[Row]:
+    """Return the logs of an engine."""
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        return [Row(cells) for cells in csv.DictReader(file) if cells["engine"] == engine]
+
+
+@cache
+def architecture_of(preset: str) -> Architecture:
+    """Return a preset's architecture as a server sees it."""
+    request = served_module(parse_query(f"arch=hf:{preset}&mode=serve"))
+    gpu = find_gpu(request.gpu)
+    loaded = as_loaded(request, gpu, None)
+    device = Device(gpu.backend, gpu.capability)
+    model = Model(request, loaded, device, config=None, kept=NothingKept(), progress=lambda text: None)
+    return read_architecture(model.module(COUNTED_IN), preset, find_preset(preset).config)
+
+
+def request_of(row: Row) -> Request:
+    """Return the question that a log answers. Its version may be one that a query refuses."""
+    cells, layout = row.cells, row.cells["layout"]
+    request = parse_query(f"arch=hf:{cells['preset']}&mode=serve&engine={cells['engine']}")
+    weights = {"weights": layout} if layout == "fp8" else {"weights": "checkpoint" if layout else "full"}
+    return replace(
+        request,
+        **weights,
+        server_weights=layout if layout and layout != "fp8" else None,
+        gpu=cells["gpu"] or UNKNOWN_GPU,
+        engine_version=cells["version"] if row.is_known else None,
+        tp=int(cells["tp"]),
+        util=row.number("util"),
+        max_model_len=row.integer("max_model_len"),
+        max_num_seqs=row.integer("max_num_seqs"),
+        max_num_batched_tokens=row.integer("max_num_batched_tokens"),
+        kv=cells["kv"],
+        enforce_eager=cells["eager"] == "1",
+        api="offline" if cells["offline"] == "1" else "server",
+        sampler=cells["sampler"] or "auto",
+    )
+
+
+def _facts(row: Row) -> tuple[Architecture, Gpu]:
+    architecture, gpu = architecture_of(row.cells["preset"]), find_gpu(row.cells["gpu"] or UNKNOWN_GPU)
+    longest = max(architecture.positions, row.integer("max_model_len") or 0)  # checkpoints of one preset differ in it
+    return replace(architecture, positions=longest), gpu
+
+
+def flags_of(row: Row) -> Flags:
+    """Return vLLM's flags of a log."""
+    architecture, gpu = _facts(row)
+    flags = resolve_flags(request_of(row), architecture, gpu, processors_of(gpu))
+    return replace(
+        flags,
+        release=flags.release if row.is_known else (0, 9, 0),
+        marlin=row.cells["marlin"] == "1",
+        positions=row.integer("positions") or architecture_of(row.cells["preset"]).positions,
+        block=row.integer("block") or 16,
+    )
+
+
+def plan_of(row: Row) -> Plan:
+    """Return vLLM's plan in the place of a log."""
+    architecture, gpu = _facts(row)
+    return make_plan(architecture, flags_of(row), lambda flags: trace_profile(architecture, flags, gpu), gpu)
+
+
+def pool_of(row: Row) -> Pool:
+    """Return SGLang's pool in the place of a log, with the free memory that the log says if it does."""
+    architecture, gpu = _facts(row)
+    flags = resolve_sglang(request_of(row), architecture, gpu)
+    if (free := row.number("available_gib")) is not None:
+        flags = replace(flags, used_bytes=flags.total_bytes - gpu.context_bytes - round(free * GIB))
+    return plan_pool(architecture, flags, gpu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far a plan is from a log, in percent; None for what the log does not say."""
+
+    row: Row
+    weights: float | None = None
+    tokens: float | None = None
+    planned: float | None = None
+    in_band: bool | None = None
+
+
+def errors_of(row: Row) -> Errors:
+    """Return the errors of one log: weights, KV tokens end to end, and those from the log's own memory of the cache."""
+    uses, tokens = row.cells["use"], row.integer("kv_tokens")
+    if row.cells["engine"] == "sglang":
+        pool = pool_of(row)
+        return Errors(row=row, weights=_off(pool.weights_bytes / GIB, row.number("weights_gib")), tokens=_off(pool.tokens, tokens))
+    architecture, _ = _facts(row)
+    plan, memory = plan_of(row), row.number("kv_gib")
+    known = tokens is not None and "k" in uses and row.is_known
+    planned = plan_cache(architecture, plan.flags, round(memory * GIB)).kv_tokens if memory and tokens else None
+    weights = weights_bytes(architecture, plan.flags) / GIB if "w" in uses else None
+    return Errors(
+        row=row,
+        weights=_off(weights, row.number("weights_gib")),
+        tokens=_off(plan.cache.kv_tokens, tokens) if known else None,
+        planned=_off(planned, tokens),
+        in_band=plan.low.kv_tokens <= tokens <= plan.high.kv_tokens if known else None,
+    )
+
+
+def _off(found: float | None, logged: float | None) -> float | None:
+    return None if found is None or not logged else 100 * (found / logged - 1)
+
+
+def middle(values: list[float | None]) -> tuple[float, float]:
+    """Return the median and the largest of absolute errors, in percent."""
+    known = [abs(value) for value in values if value is not None]
+    return median(known), max(known)
+
+
+def main() -> None:
+    """Print every log with its errors."""
+    for engine in ("vllm", "sglang"):
+        found = [errors_of(row) for row in read_rows(engine)]
+        for one in found:
+            parts = (one.weights, one.tokens, one.planned)
+            shown = " ".join("        " if value is None else f"{value:+7.2f}%" for value in parts)
+            print(f"{one.row.name:48} {one.row.cells['gpu']:13} {shown} {'' if one.in_band is None else one.in_band}")
+        for name in ("weights", "tokens", "planned"):
+            if values := [getattr(one, name) for one in found if getattr(one, name) is not None]:
+                typical, worst = middle(values)
+                print(f"{engine} {name}: {len(values)} rows, median {typical:.3f} %, worst {worst:.2f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The KV cache by hand: pages, groups, blocks, tokens and requests at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sizer.serving.cache import longest_request, plan_cache
+from tests.serving.models import attention, decoder, flags, states
+
+KIB = 1024
+
+
+def test_blocks_of_one_group():
+    # a token has 1,024 elements in each of 4 layers, 2 bytes each: 8 KiB; a block of 16 tokens 128 KiB; 1 MiB holds 8 blocks
+    plan = plan_cache(decoder(), flags(max_model_len=64), 1024 * KIB)
+    assert (plan.block_bytes, plan.blocks, plan.kv_tokens) == (128 * KIB, 8, 128)
+    assert (plan.blocks_per_request, plan.requests_at_once) == (4, 2.0)
+    assert plan_cache(decoder(), flags(), 128 * KIB - 1).blocks == 0
+    assert plan_cache(decoder(), flags(), -1).blocks == 0
+
+
+def test_windows_have_groups_of_their_own():
+    # 2 full and 6 sliding layers: groups of 2, one full and three sliding; a block 2 layers * 16 tokens * 2 KiB = 64 KiB
+    mixed = decoder(layers=(*attention(2), *attention(6, window=100)))
+    plan = plan_cache(mixed, flags(max_model_len=8192, max_num_batched_tokens=1000), 64 * KIB * 1000)
+    assert ([group.kind for group in plan.groups], plan.block_bytes) == (["full", *["sliding"] * 3], 64 * KIB)
+    # full 8,192 / 16 = 512; a window keeps 99 tokens and a step of 1,000: 69 blocks, and one where it begins in the middle
+    assert plan.blocks_per_request == 512 + 3 * 70
+    assert plan.kv_tokens == 1000 // 4 * 16  # up to 0.20 the blocks of a group
+
+
+def test_later_versions_say_tokens_of_whole_requests():
+    plan = plan_cache(decoder(layers=(*attention(2), *attention(6, window=100))), flags(release=(0, 25, 0)), 64 * KIB * 10_000)
+    # a window of 99 and a step of 2,048: 135 blocks, and one more
+    assert plan.blocks_per_request == 512 + 3 * 136
+    assert plan.kv_tokens == 10_000 * 8192 // 920
+
+
+def test_two_steps_are_in_flight_from_0_30_on():
+    mixed = decoder(layers=(*attention(2), *attention(2, window=100)))
+    each = [plan_cache(mixed, flags(release=release), 2**30).blocks_per_request for release in ((0, 29, 0), (0, 30, 0))]
+    # (99 + 2,048) / 16 is 135 blocks, (99 + 4,096) / 16 is 263, and one more each
+    assert each == [512 + 136, 512 + 264]
+
+
+def test_groups_are_padded_from_0_12_on():
+    # 4 full and 5 sliding layers: 5 are less than 1.5 times 4, so a group has 5; before, 4, and sliding ones have two groups
+    uneven = decoder(layers=(*attention(4), *attention(5, window=100)))
+    assert [len(plan_cache(uneven, flags(release=(0, minor, 0)), 2**30).groups) for minor in (11, 12)] == [3, 2]
+
+
+def test_attention_blocks_grow_until_a_page_holds_a_state():
+    # a state of 50,000 elements of 4 bytes, 200,000 bytes; a token has 2,048: 98 tokens, in steps of 16 112
+    mixed = replace(decoder(layers=(*states(3, 50_000), *attention(1))), state_itemsize=4)
+    plan = plan_cache(mixed, flags(max_model_len=1120), 112 * 2048 * 100)
+    assert (plan.block_tokens, plan.block_bytes, plan.blocks) == (112, 112 * 2048, 100)
+    assert [group.kind for group in plan.groups] == ["full", "state", "state", "state"]
+    assert plan.blocks_per_request == 10 + 3 * 2  # with prefix caching a state is kept twice
+    once = plan_cache(mixed, flags(max_model_len=1120, prefix_caching=False), 112 * 2048 * 100)
+    assert once.blocks_per_request == 10 + 3
+
+
+def test_states_alone_do_not_grow_with_a_request():
+    plans = [plan_cache(decoder(layers=states(4, 1000)), flags(max_model_len=length), 2**20) for length in (16, 8192)]
+    assert plans[0].requests_at_once == plans[1].requests_at_once > 0
+
+
+@pytest.mark.parametrize(("tp", "elements"), [(1, 1024), (2, 512), (4, 256), (8, 256)])
+def test_heads_are_split_and_then_replicated(tp: int, elements: int):
+    plan = plan_cache(decoder(), flags(tp=tp), 2**30)
+    assert plan.block_bytes == elements * 2 * 16 * 4
+
+
+def test_fp8_holds_twice_the_tokens_within_a_block():
+    for available in (10**6, 123_456_789, 2**33):
+        plain, small = (plan_cache(decoder(), flags(kv=kv), available) for kv in ("auto", "fp8"))
+        assert 0 <= small.blocks - 2 * plain.blocks <= 1
+
+
+def test_the_longest_request_is_the_last_that_fits():
+    plan = plan_cache(decoder(), flags(), 128 * KIB * 100)
+    assert longest_request(plan, flags(), 32_768) == 1600
+    assert longest_request(plan, flags(), 1000) == 1000
+    assert longest_request(plan_cache(decoder(), flags(), 0), flags(), 1000) == 0
+
+
+def test_stages_plan_their_own_layers():
+    whole, first = (plan_cache(decoder(), flags(pp=pp), 2**30) for pp in (1, 2))
+    assert first.block_bytes * 2 == whole.block_bytes

@@ -1,0 +1,100 @@
+"""Weights by hand: merged, padded, split, replicated, quantised, and rounded by the allocator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sizer.serving.architecture import Weight
+from sizer.serving.layout import allocated, stage_layers, tensors, weights_bytes
+from sizer.units import MIB
+from tests.serving.models import decoder, flags
+
+MLP = 1024 * 4096
+
+
+def test_matrices_are_merged_and_the_vocabulary_padded():
+    sizes = list(tensors(decoder(), flags()))
+    # embedding and head 1,024 * 1,024 * 2 bytes; 4 norms; of each layer qkv 2,048 rows, o, gate_up 8,192 rows, down
+    layer = [2048 * 1024 * 2, 1024 * 1024 * 2, 2 * MLP * 2, MLP * 2]
+    assert sizes == [1024 * 1024 * 2, *[2048] * 4, 1024 * 1024 * 2, *layer * 4, 32_768 * 128 * 2]
+
+
+def test_two_ranks_split_matrices_and_replicate_norms():
+    whole, half = (list(tensors(decoder(), flags(tp=tp))) for tp in (1, 2))
+    assert [size for size in half if size == 2048] == [2048] * 4
+    assert half[-1] == whole[-1]  # the table of rotations
+    assert all(a * 2 == b for a, b in zip(half[:-1], whole[:-1], strict=True) if b != 2048)
+
+
+def test_eight_ranks_replicate_four_key_heads():
+    # a rank has 1 of 8 query heads, and one key and one value head: 3 * 128 rows
+    assert 3 * 128 * 1024 * 2 in list(tensors(decoder(), flags(tp=8)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [
+        # of the 4,096 x 1,024 down matrix: elements, then scales, then zero points or a workspace
+        ("awq", [MLP // 2, 32 * 1024 * 2, 32 * 1024 // 2, 8192]),
+        ("gptq", [MLP // 2, 32 * 1024 * 2, 8192]),
+        ("fp8", [MLP, 32 * 8 * 4]),
+        ("w8a8", [MLP, 1024 * 4]),
+        ("nvfp4", [MLP // 2, 256 * 1024]),
+    ],
+)
+def test_layouts_of_a_matrix(layout: str, sizes: list[int]):
+    plain, quantised = (list(tensors(decoder(), flags(layout=one))) for one in (None, layout))
+    assert quantised[-1 - len(sizes) : -1] == sizes
+    assert quantised[:6] == plain[:6]  # neither vocabulary nor norms are quantised
+
+
+def test_layers_that_a_checkpoint_leaves_out_are_not_quantised():
+    left = replace(decoder(), unquantized=("model.layers.0.mlp", "re:.*o_proj$"))
+    sizes = list(tensors(left, flags(layout="fp8")))
+    assert (sizes.count(MLP * 4), sizes.count(MLP)) == (1, 3)  # gate_up of the first layer, down of the others
+    assert sizes.count(1024 * 1024) == 0  # o_proj of each layer keeps 2 bytes an element
+
+
+def test_experts_are_split_by_width_or_whole():
+    experts = Weight(name="model.layers.0.mlp.experts.gate_up_proj", shape=(8, 512, 1024))
+    sparse = replace(decoder(), weights=(experts,), experts=8, expert_width=256, rotary_tables=0)
+    whole = 8 * 512 * 1024 * 2
+    assert [list(tensors(sparse, flags(tp=tp, ep=ep))) for tp, ep in ((1, False), (4, False), (4, True))] == [
+        [whole],
+        [whole // 4],
+        [whole // 4],
+    ]
+    # 3 ranks: 8 experts are 3 on a rank; a width of 256 is 86
+    assert list(tensors(sparse, flags(tp=3, ep=True))) == [3 * 512 * 1024 * 2]
+    assert list(tensors(sparse, flags(tp=3))) == [8 * 172 * 1024 * 2]
+
+
+def test_marlin_pads_mxfp4():
+    experts = Weight(name="model.layers.0.mlp.experts.down_proj", shape=(2, 2880, 2880))
+    sparse = replace(decoder(), weights=(experts,), hidden=2880, experts=2, expert_width=2880, rotary_tables=0)
+    # 2,880 is padded to 3,072 and 2,944; others keep it: 4 bits an element and a byte for 32
+    for marlin, elements in ((True, 2 * 3072 * 2944), (False, 2 * 2880 * 2880)):
+        assert list(tensors(sparse, flags(layout="mxfp4", marlin=marlin))) == [elements // 2, elements // 32]
+
+
+def test_the_allocator_rounds_by_block():
+    assert allocated([1]) == 512
+    assert allocated([20 * MIB + 1]) == 20 * MIB + 512  # of a segment of 22 MiB more than 1 MiB is left over
+    assert allocated([21 * MIB + 1]) == 22 * MIB  # less is left over, and stays with the block
+    assert allocated([2 * MIB] * 10) == 20 * MIB
+    # 15 MiB and 3 MiB: the first has a segment of 16 MiB and all of it, so the second has one of 20 MiB
+    assert allocated([15 * MIB, 3 * MIB]) == 19 * MIB
+
+
+def test_more_ranks_never_hold_more():
+    sizes = [weights_bytes(decoder(), flags(tp=tp)) for tp in (1, 2, 4, 8)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_stages_hold_all_layers_once():
+    assert [list(one) for one in stage_layers(10, 4)] == [[0, 1], [2, 3, 4], [5, 6, 7], [8, 9]]
+    whole = weights_bytes(replace(decoder(), rotary_tables=0), flags())
+    stages = [weights_bytes(replace(decoder(), rotary_tables=0), flags(pp=2), stage) for stage in (0, 1)]
+    assert sum(stages) == whole

@@ -1,0 +1,50 @@
+"""Published startup logs against the plan: as near as docs/serving.md says."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.serving.logs import Errors, errors_of, middle, read_rows
+
+
+@cache
+def errors(engine: str) -> list[Errors]:
+    return [errors_of(row) for row in read_rows(engine)]
+
+
+def test_weights_are_those_of_the_logs():
+    found = [one.weights for one in errors("vllm")]
+    assert sum(value is not None for value in found) >= 23
+    typical, worst = middle(found)
+    assert typical <= 0.1
+    assert worst <= 1.2
+
+
+def test_tokens_follow_from_the_memory_of_the_logs():
+    found = [one.planned for one in errors("vllm")]
+    assert sum(value is not None for value in found) >= 20
+    assert middle(found)[0] <= 0.05
+
+
+def test_tokens_end_to_end():
+    known = [one for one in errors("vllm") if one.tokens is not None]
+    assert len(known) >= 13
+    dense = [one.tokens for one in known if one.row.cells["tp"] == "1" and "-A" not in one.row.name and "oss" not in one.row.name]
+    assert middle(dense)[0] <= 1.0
+    assert middle([one.tokens for one in known])[0] <= 2.0
+    outside = [one for one in known if not one.in_band]
+    assert len(outside) * 4 <= len(known)
+    assert all(one.row.cells["reason"] for one in outside)
+
+
+def test_sglangs_pool_follows_from_its_share():
+    known = [one.tokens for one in errors("sglang")]
+    assert len(known) >= 7
+    assert middle(known)[0] <= 1.0
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_every_row_has_a_source(engine: str):
+    assert all(row.cells["source"].startswith(("https://", "file: ")) for row in read_rows(engine))

@@ -1,0 +1,123 @@
+"""Questions with mode=serve: what is refused, and the whole way to a report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import sizer
+from sizer.catalogue.modes import SERVER_FIELDS
+from sizer.errors import RequestError
+from sizer.memory.report import Report
+from sizer.request import format_query, parse_query
+from sizer.serving.words import graphs_line, headline, sum_line
+
+QWEN = "arch=hf:qwen3-8b&mode=serve&gpu=a100-40gb"
+SMALL = "arch=hf:smollm2-135m&mode=serve&gpu=t4"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("batch=8", r"batch: given '8' without mode=training or mode=inference or mode=generate"),
+        ("seq=8", r"seq: given '8' without mode=training"),
+        ("parallel=ddp", r"parallel: given 'ddp' without mode=training"),
+        ("dtype=float32", r"dtype: given 'float32' without mode=training"),
+        ("util=0", r"util: given '0', allowed numbers above 0 and up to 1"),
+        ("util=1.5", r"util: given '1.5', allowed numbers above 0 and up to 1"),
+        ("engine_version=0.8.5", r"engine_version: given '0.8.5', older than vLLM's rules here, allowed 0.9.0 to 0.33.0"),
+        ("engine_version=9", r"engine_version: given '9', allowed a version such as 0.11.2"),
+        ("weights=int8", r"weights: given 'int8' with mode=serve, .*; ask for weights=w8a8, a server's INT8"),
+        ("weights=nf4", r"weights: given 'nf4' with mode=serve"),
+        ("used=37GiB", r"used: given 37.00 GiB with gpu=a100-40gb, allowed less than the server's share of the device's 39.38"),
+        ("engine=llama.cpp&kv=fp8", r"kv: given 'fp8' without engine=vllm or sglang"),
+        ("engine=sglang&kv_bytes=1GiB", r"kv_bytes: given '1GiB' without engine=vllm"),
+        ("engine=transformers", r"engine: given 'transformers', .*; ask for mode=generate"),
+        ("want=8", r"want: given '8', allowed requests x tokens"),
+        ("max_model_len=0", r"max_model_len: given '0', allowed tokens from 1"),
+    ],
+)
+def test_bad_input_is_refused_by_name(more: str, message: str):
+    used = "&util=0.9" if "used" in more else ""
+    with pytest.raises(RequestError, match=message):
+        parse_query(f"{QWEN}&{more}{used}")
+
+
+def test_servers_keys_need_the_mode():
+    for more in ("util=0.9", "want=1x1k", "engine=sglang", "weights=awq", "max_model_len=auto"):
+        with pytest.raises(RequestError, match=r"without mode=serve"):
+            parse_query(f"arch=hf:qwen3-8b&{more}")
+
+
+def test_a_device_without_cuda_has_one_engine():
+    with pytest.raises(RequestError, match=r"gpu: given 'm2-ultra-64gb' with engine=vllm"):
+        parse_query("arch=hf:qwen3-8b&mode=serve&gpu=m2-ultra-64gb")
+    assert parse_query("arch=hf:qwen3-8b&mode=serve&gpu=m2-ultra-64gb&engine=llama.cpp").engine == "llama.cpp"
+
+
+def test_values_are_read_as_people_write_them():
+    asked = parse_query(f"{QWEN}&engine_version=v0.11.2.post1&max_model_len=8k&want=8×32K&used=2 GiB&kv_bytes=1.5GiB&tp=2")
+    assert (asked.engine_version, asked.max_model_len, asked.want, asked.used) == ("0.11.2", 8192, (8, 32_768), 2**31)
+    assert (asked.parallel, asked.tp, asked.kv_bytes) == ("none", 2, 3 * 2**29)
+    assert format_query(asked).endswith("&tp=2&engine_version=0.11.2&max_model_len=8192&kv_bytes=1536MiB&used=2GiB&want=8x32768")
+
+
+def test_the_example_of_a_server(capsys):
+    report = sizer.estimate(f"{QWEN}&engine_version=0.9.2&max_model_len=40960")
+    served = report.serve
+    # the log: 136,080 tokens, 18.69 GiB
+    assert headline(served).startswith("Starts. 3.3 requests of 40,960 tokens at once; 136,368 KV tokens (worst case")
+    assert sum_line(served, served.flags["vocabulary"]) == (
+        "35.44 GiB budget = 15.27 weights + 1.40 profile (sampler: 256 × 151,936 logits) + 0.05 outside PyTorch "
+        "+ 18.73 KV cache"
+    )
+    assert graphs_line(served) == "CUDA graphs: 0.9 GiB, captured after the cache, outside the budget in this version"
+    assert (report.estimates, report.max_batch, report.failures) == ((), (), {})
+    assert served.blocks * 16 == served.kv_tokens
+    data = json.loads(report.to_json())
+    assert Report.from_dict(data) == report
+    assert data["serve"]["starts"] is True
+    assert data["serve"]["command"].startswith("vllm serve Qwen/Qwen3-8B --max-model-len 40960 ")
+    assert data["request"]["engine_version"] == "0.9.2"
+
+
+def test_other_modes_do_not_echo_a_servers_flags():
+    report = sizer.estimate("arch=hf:smollm2-135m&mode=inference&dtype=bfloat16&batch=1&seq=8")
+    assert not set(SERVER_FIELDS) & set(report.request)
+    assert report.serve is None
+
+
+def test_ranks_must_divide_the_heads_and_lengths_the_config():
+    with pytest.raises(RequestError, match=r"tp: given 2, allowed a divisor of the model's 9 attention heads; ask for tp=1"):
+        sizer.estimate(f"{SMALL}&tp=2")
+    with pytest.raises(RequestError, match=r"max_model_len: given 16,384, allowed at most the config's 8,192"):
+        sizer.estimate(f"{SMALL}&max_model_len=16k")
+    with pytest.raises(RequestError, match=r"mode: given 'serve' with a model of type bert"):
+        sizer.estimate("arch=hf:bert-base-uncased&mode=serve")
+
+
+def test_sglang_and_llama_cpp_answer_too():
+    sglang = sizer.estimate(f"{SMALL}&engine=sglang").serve
+    assert sglang.command.startswith("python -m sglang.launch_server --model-path HuggingFaceTB/SmolLM2-135M ")
+    assert sglang.kv_tokens > 0
+    llama = sizer.estimate(f"{SMALL}&engine=llama.cpp&max_num_seqs=2&max_model_len=4k").serve
+    # 30 layers of 3 key heads of 64: 2 * 192 * 2 bytes a token; 8,192 cells
+    assert llama.kv_cache_bytes == 30 * 768 * 8192
+    assert llama.requests_at_once == 2.0
+
+
+def test_a_server_that_does_not_start_fails_the_report():
+    report = sizer.estimate(f"{SMALL}&util=0.01")
+    assert report.serve.starts is False
+    assert not report.all_fit
+    assert report.serve.message
+    wanting = sizer.estimate(f"{SMALL}&want=60000x1k")
+    assert (wanting.serve.starts, wanting.all_fit) == (True, False)
+
+
+def test_other_commands_refuse_a_server():
+    from sizer.decision.limits import limits
+
+    with pytest.raises(RequestError, match=r"mode: given 'serve', allowed the command `estimate`"):
+        list(limits(parse_query(SMALL)))
