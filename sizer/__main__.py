@@ -7,6 +7,7 @@
     python -m sizer peak "arch=hf:gpt2&dtype=bfloat16&batch=8" [--config FILE] [--json | --snapshot FILE | --script]
     python -m sizer run [--gpu KEY] [--steps 3] [--world N] [--strict] [--json FILE] -- train.py ARGUMENTS
     python -m sizer measure "arch=torchvision:resnet50&dtype=float32&batch=32" --device cuda:0|mps|cpu [--json]
+    python -m sizer startup "arch=hf:qwen3-8b&gpu=a100-40gb" --log server.log [--json]
     python -m sizer diff a.json b.json [--fail-over 1%] [--json]
     python -m sizer ledger [--json | --csv | --path] [--import FILE]
     python -m sizer gpus | models | devices   [--json]
@@ -47,6 +48,7 @@ COMMANDS = {
     "ranks": "on how many GPUs it fits, by which way of training, and what each of them holds",
     "compare": "two to four questions beside each other, and what each takes more or less than the first",
     "peak": "what is alive at the peak: tensors, modules, PyTorch's memory snapshot, a script that does the work",
+    "startup": "what a server's startup log says, and how the plan for the same flags differs",
     "diff": "how two saved reports differ, by phase, category, module and line",
     "gpus": "the devices that an estimate can be made for",
     "models": "the architectures known by name",

@@ -1,0 +1,187 @@
+"""A server's startup log or error as figures, and how they differ from the plan for the same flags.
+
+Read: vLLM 0.8 to 0.33 and SGLang 0.4 to 0.5, as they print it; colours, process names and wrapped lines do not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sizer.errors import RequestError
+from sizer.memory.served import Served
+from sizer.units import GIB
+
+MAX_CHARACTERS = 4_000_000
+LARGE_SHARE, LARGE_GIB = 0.02, 0.5  # from here on a difference is given a cause
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBER = r"(-?[0-9][0-9,]*(?:\.[0-9]+)?)"
+
+# Of each figure the texts that hold it, the newest wording first.
+_VLLM: dict[str, tuple[str, ...]] = {
+    "engine_version": (r"LLM engine \(v([0-9][0-9.]*)", r"vLLM API server version v?([0-9][0-9.]*)"),
+    "model": (r"engine \(v[^)]*\) with config:.{0,40}?model='([^']+)'", r"'model(?:_tag)?': '([^']+)'"),
+    "max_model_len": (r"max_seq_len=([0-9]+)", r"Using max model len ([0-9]+)", r"'max_model_len': ([0-9]+)"),
+    "tp": (r"tensor_parallel_size=([0-9]+)",),
+    "pp": (r"pipeline_parallel_size=([0-9]+)",),
+    "dp": (r"data_parallel_size=([0-9]+)",),
+    "layout": (r"quantization=([\w-]+)",),
+    "enforce_eager": (r"enforce_eager=(True|False)",),
+    "kv": (r"kv_cache_dtype=([\w.]+)",),
+    "max_num_batched_tokens": (r"max_num_batched_tokens'?[=:] ?([0-9]+)",),
+    "max_num_seqs": (r"max_num_seqs'?[=:] ?([0-9]+)",),
+    "util": (
+        r"'gpu_memory_utilization': ([0-9.]+)",
+        r"gpu-memory-utilization[= ]([0-9.]+)",
+        r"memory utilization \(([0-9.]+),",
+    ),
+    "weights_gib": (
+        r"(?:Model loading|Loading model weights) took ([0-9.]+) Gi?B",
+        r"model weights take ([0-9.]+)GiB",
+    ),
+    "cache_gib": (r"Available KV cache memory: (-?[0-9.]+) GiB", r"reserved for KV Cache is (-?[0-9.]+)GiB"),
+    "kv_tokens": (rf"(?:GPU )?KV cache size: {_NUMBER} tokens",),
+    "requests_at_once": (r"Maximum concurrency for [0-9,]+ tokens per request: ([0-9.]+)x",),
+    "graphs_gib": (
+        r"Graph capturing finished in [0-9]+ secs, took (-?[0-9.]+) GiB",
+        r"Estimated CUDA graph memory: (-?[0-9.]+) GiB",
+    ),
+    "sampler": (r"(Using FlashInfer for top-p)", r"(FlashInfer is not available)"),
+    "needed_gib": (r"\(([0-9.]+) GiB KV\s+cache is needed",),
+    "available_gib": (r"available KV cache\s+memory \((-?[0-9.]+) GiB\)",),
+    "longest": (r"estimated maximum model length is ([0-9]+)",),
+    "free_gib": (r"Free memory on device[^(]*\(([0-9.]+)/[0-9.]+ GiB\)",),
+    "total_gib": (r"Free memory on device[^(]*\([0-9.]+/([0-9.]+) GiB\)",),
+}
+_SGLANG: dict[str, tuple[str, ...]] = {
+    "model": (r"model_path='([^']+)'",),
+    "max_model_len": (r"context_len=([0-9]+)",),
+    "tp": (r"tp_size=([0-9]+)",),
+    "util": (r"mem_fraction_static=([0-9.]+)",),
+    "max_num_batched_tokens": (r"chunked_prefill_size=([0-9]+)",),
+    "weights_gib": (r"Load weight end\..*?mem usage=([0-9.]+) GB",),
+    "kv_tokens": (r"max_total_num_tokens=([0-9]+)", r"KV Cache is allocated\..*?#tokens: ([0-9]+)"),
+    "free_gib": (r"Load weight begin\. avail mem=([0-9.]+) GB",),
+}
+_FAILURES = (
+    ("no memory for the cache", r"No available memory for the cache blocks"),
+    ("one request of the longest length does not fit", r"KV\s+cache is needed, which is larger"),
+    ("the server's share of the memory was not free", r"Free memory on device"),
+    ("the sampler ran out of memory", r"out of memory occurred when warming up sampler"),
+    ("not enough memory for the pool", r"Not enough memory\. Please try to increase --mem-fraction-static"),
+    ("out of memory", r"CUDA out of memory"),
+)
+_SERVERS = (
+    ("vllm", r"LLM engine \(v|kv_cache_utils|GPU KV cache size|gpu_model_runner|vllm"),
+    ("sglang", r"sglang|max_total_num_tokens|Load weight (?:begin|end)"),
+)
+_LAYOUTS = {"fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "mxfp4": "mxfp4"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupLog:
+    """What a log says: the engine, figures by name, and what went wrong, empty if nothing did.
+
+    `figures` are numbers in GiB, tokens or counts, and words.
+    """
+
+    engine: str
+    figures: dict[str, float | str]
+    failure: str = ""
+
+    def number(self, name: str) -> float | None:
+        """Return a figure that is a number, None if the log does not say it."""
+        value = self.figures.get(name)
+        return value if isinstance(value, (int, float)) else None
+
+    def query(self) -> str:
+        """Return the keys of a query that the log's own flags stand for, without the model and the device."""
+        keys = ["mode=serve", f"engine={self.engine}"] if self.engine != "vllm" else ["mode=serve"]
+        for name in ("engine_version", "tp", "pp", "dp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "util"):
+            value = self.figures.get(name)
+            if value is not None and not (name in ("tp", "pp", "dp") and value == 1):
+                keys.append(f"{name}={value if isinstance(value, str) else f'{value:g}' if name == 'util' else int(value)}")
+        if str(self.figures.get("kv", "auto")).startswith("fp8"):
+            keys.append("kv=fp8")
+        if self.figures.get("enforce_eager") == "True":
+            keys.append("enforce_eager=1")
+        if layout := _LAYOUTS.get(str(self.figures.get("layout", ""))):
+            keys.append(f"weights={layout}")
+        return "&".join(keys)
+
+
+def read_startup(text: str) -> StartupLog:
+    """Return what a startup log or error of a server says.
+
+    Raises:
+        RequestError: The text is of another program, or too long.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise RequestError(
+            "the log is too long",
+            given=f"{len(text):,} characters",
+            allowed=f"at most {MAX_CHARACTERS:,}",
+            todo="paste its beginning, up to the first request",
+        )
+    text = _COLOURS.sub("", text)
+    engine = next((name for name, pattern in _SERVERS if re.search(pattern, text)), None)
+    failure = next((said for said, pattern in _FAILURES if re.search(pattern, text)), "")
+    if engine is None and failure and failure != "out of memory":
+        engine = "sglang" if "pool" in failure else "vllm"
+    figures: dict[str, float | str] = {}
+    for name, patterns in (_SGLANG if engine == "sglang" else _VLLM).items():
+        for pattern in patterns:
+            if found := re.search(pattern, text):
+                figures[name] = _value(name, found[1])
+                break
+    if engine is None or (not failure and not {"weights_gib", "kv_tokens", "cache_gib"} & figures.keys()):
+        raise RequestError(
+            "this is no startup log of vLLM or SGLang",
+            given=f"{len(text):,} characters without the size of weights or cache",
+            allowed="the lines from the server's start to its first request, or its error",
+            todo="paste the log of the server itself",
+        )
+    return StartupLog(engine=engine, figures=figures, failure=failure)
+
+
+_WORDS = ("engine_version", "model", "layout", "enforce_eager", "kv", "sampler")
+
+
+def _value(name: str, text: str) -> float | str:
+    if name in _WORDS:
+        return text.rstrip(".")
+    return float(text.replace(",", "").rstrip("."))
+
+
+def compare(log: StartupLog, served: Served) -> list[str]:
+    """Return a line for the weights, the rest and the tokens: the log, the plan, their difference and a cause if it is large."""
+    lines = []
+    weights, cache, tokens = log.number("weights_gib"), log.number("cache_gib"), log.number("kv_tokens")
+    if cache is None:
+        cache = log.number("available_gib")
+    if weights is not None:
+        planned = served.weights_bytes / GIB
+        cause = "another quantisation, a draft model, LoRA slots, or a kernel's padding"
+        large = abs(planned - weights) > LARGE_SHARE * weights
+        lines.append(_line("weights", weights, planned, "GiB", cause if large else ""))
+    if cache is not None and weights is not None and served.engine == "vllm":
+        rest = served.budget_bytes / GIB - weights - cache
+        planned = (served.budget_bytes - served.weights_bytes - served.kv_cache_bytes) / GIB
+        cause = ""
+        if rest - planned > LARGE_GIB:
+            cause = "another max_num_seqs, an encoder's profile run, expert workspaces, or buffers between ranks"
+        elif planned - rest > LARGE_GIB:
+            cause = "a smaller max_num_seqs, another sampler, or another device or share than those of the question"
+        lines.append(_line("beside weights and cache", rest, planned, "GiB", cause))
+    if tokens is not None:
+        lines.append(_line("KV tokens", tokens, served.kv_tokens, "tokens", ""))
+    return lines
+
+
+def _line(name: str, logged: float, planned: float, unit: str, cause: str) -> str:
+    if unit == "tokens":
+        off = f"{100 * (planned / logged - 1):+.1f} %" if logged else "the log has none"
+        return f"{name}: {logged:,.0f} in the log, {planned:,.0f} planned ({off})"
+    said = f"{name}: {logged:.2f} {unit} in the log, {planned:.2f} planned ({planned - logged:+.2f})"
+    return f"{said}: {cause}" if cause else said
