@@ -11,7 +11,8 @@ from tests.serving.test_plan import answer
 
 LOG = """\
 \x1b[32mINFO\x1b[0m 07-12 [core.py:69] Initializing a V1 LLM engine (v0.9.2) with config: model='Qwen/Qwen3-8B', \
-dtype=torch.bfloat16, max_seq_len=40960, tensor_parallel_size=1, pipeline_parallel_size=1, quantization=None, enforce_eager=False, kv_cache_dtype=auto,
+dtype=torch.bfloat16, max_seq_len=40960, tensor_parallel_size=1, pipeline_parallel_size=1, \
+quantization=None, enforce_eager=False, kv_cache_dtype=auto,
 INFO non-default args: {'model': 'Qwen/Qwen3-8B', 'max_num_seqs': 64, 'gpu_memory_utilization': 0.85}
 INFO Chunked prefill is enabled with max_num_batched_tokens=2048.
 WARNING FlashInfer is not available. Falling back to the PyTorch-native implementation of top-p & top-k sampling.
@@ -32,8 +33,8 @@ chunked_prefill_size=2048)
 ERRORS = {
     "no memory for the cache": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
     "one request of the longest length does not fit": "ValueError: To serve at least one request with the models's max seq len "
-    "(40960), (5.62 GiB KV cache is needed, which is larger than the available KV cache memory (4.81 GiB). Based on the available memory, the "
-    "estimated maximum model length is 35040. Try increasing `gpu_memory_utilization`",
+    "(40960), (5.62 GiB KV cache is needed, which is larger than the available KV cache memory (4.81 GiB). Based on the "
+    "available memory, the estimated maximum model length is 35040. Try increasing `gpu_memory_utilization`",
     "the server's share of the memory was not free": "ValueError: Free memory on device (21.07/23.52 GiB) on startup is less than "
     "desired GPU memory utilization (0.92, 21.64 GiB).",
     "the sampler ran out of memory": "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests.",
@@ -71,7 +72,10 @@ def test_an_error_has_its_figures():
     assert [free.number(name) for name in ("free_gib", "total_gib", "util")] == [21.07, 23.52, 0.92]
 
 
-@pytest.mark.parametrize("text", ["", "Traceback: KeyError", "CUDA out of memory. Tried to allocate 2 GiB", "INFO vllm is great", "x" * 4_000_001])
+OTHERS = ("", "Traceback: KeyError", "CUDA out of memory. Tried to allocate 2 GiB", "INFO vllm is great", "x" * 4_000_001)
+
+
+@pytest.mark.parametrize("text", OTHERS, ids=range(len(OTHERS)))
 def test_other_texts_are_refused(text: str):
     with pytest.raises(RequestError, match=r"log"):
         read_startup(text)
