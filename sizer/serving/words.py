@@ -40,6 +40,8 @@ def sum_line(served: Served, vocabulary: int | None = None) -> str:
 
 def graphs_line(served: Served) -> str:
     """Return what CUDA graphs hold, and whether that comes off the budget."""
+    if served.engine == "sglang":
+        return "CUDA graphs and activations: of the memory that the static share leaves, not counted"
     if not served.graphs_bytes:
         return "CUDA graphs: none"
     where = (

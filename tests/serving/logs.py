@@ -84,11 +84,12 @@ def request_of(row: Row) -> Request:
     """Return the question that a log answers. Its version may be one that a query refuses."""
     cells, layout = row.cells, row.cells["layout"]
     request = parse_query(f"arch=hf:{cells['preset']}&mode=serve&engine={cells['engine']}")
+    own = layout in ("fp8", "nvfp4")
     weights = {"weights": layout} if layout == "fp8" else {"weights": "checkpoint" if layout else "full"}
     return replace(
         request,
         **weights,
-        server_weights=layout if layout and layout != "fp8" else None,
+        server_weights=layout if layout and not own else None,
         gpu=cells["gpu"] or UNKNOWN_GPU,
         engine_version=cells["version"] if row.is_known else None,
         tp=int(cells["tp"]),
@@ -112,6 +113,8 @@ def _facts(row: Row) -> tuple[Architecture, Gpu]:
 def flags_of(row: Row) -> Flags:
     """Return vLLM's flags of a log."""
     architecture, gpu = _facts(row)
+    if row.cells["layout"] == "nvfp4":
+        architecture = replace(architecture, quantization="nvfp4")  # of the checkpoint: no value of `weights`
     flags = resolve_flags(request_of(row), architecture, gpu, processors_of(gpu))
     return replace(
         flags,
@@ -176,6 +179,28 @@ def middle(values: list[float | None]) -> tuple[float, float]:
     """Return the median and the largest of absolute errors, in percent."""
     known = [abs(value) for value in values if value is not None]
     return median(known), max(known)
+
+
+def table(engine: str) -> list[str]:
+    """Return the logs of an engine as lines of a table: the errors in percent, source and reason. Small ones have no sign."""
+    lines = [
+        "| model | version | device | weights | KV tokens | from the log's memory | source | why |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in map(errors_of, read_rows(engine)):
+        cells = one.row.cells
+        parts = [_shown(value) for value in (one.weights, one.tokens, one.planned)]
+        ranks = "" if cells["tp"] == "1" else f" × {cells['tp']}"
+        device = f"{cells['gpu'] or 'not said'}{ranks}"
+        source = f"[log]({cells['source']})" if cells["source"].startswith("https") else f"`{cells['source'][6:]}`"
+        lines.append(f"| {' | '.join([cells['model'], cells['version'], device, *parts, source, cells['reason']])} |")
+    return lines
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:+.1f} %" if abs(value) >= 0.05 else "0.0 %"
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from tests.serving.logs import Errors, errors_of, middle, read_rows
+from tests.readme import DOCS
+from tests.serving.logs import Errors, errors_of, middle, read_rows, table
 
 
 @cache
@@ -16,7 +17,7 @@ def errors(engine: str) -> list[Errors]:
 
 def test_weights_are_those_of_the_logs():
     found = [one.weights for one in errors("vllm")]
-    assert sum(value is not None for value in found) >= 23
+    assert sum(value is not None for value in found) >= 34
     typical, worst = middle(found)
     assert typical <= 0.1
     assert worst <= 1.2
@@ -24,13 +25,13 @@ def test_weights_are_those_of_the_logs():
 
 def test_tokens_follow_from_the_memory_of_the_logs():
     found = [one.planned for one in errors("vllm")]
-    assert sum(value is not None for value in found) >= 20
+    assert sum(value is not None for value in found) >= 28
     assert middle(found)[0] <= 0.05
 
 
 def test_tokens_end_to_end():
     known = [one for one in errors("vllm") if one.tokens is not None]
-    assert len(known) >= 13
+    assert len(known) >= 16
     dense = [one.tokens for one in known if one.row.cells["tp"] == "1" and "-A" not in one.row.name and "oss" not in one.row.name]
     assert middle(dense)[0] <= 1.0
     assert middle([one.tokens for one in known])[0] <= 2.0
@@ -41,8 +42,14 @@ def test_tokens_end_to_end():
 
 def test_sglangs_pool_follows_from_its_share():
     known = [one.tokens for one in errors("sglang")]
-    assert len(known) >= 7
+    assert len(known) >= 8
     assert middle(known)[0] <= 1.0
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_every_row_is_documented_with_its_errors(engine: str):
+    documented = (DOCS / "serving.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in table(engine) if line not in documented] == []
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
