@@ -26,6 +26,7 @@ from sizer.errors import RequestError
 from sizer.query_keys import KEYS
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import Request, format_query, parse_query
+from sizer.ui import serving
 from sizer.ui.device_choice import OPTIONS, device_title
 from sizer.ui.field_errors import Places
 from sizer.ui.focus import in_focus, look_at
@@ -71,6 +72,7 @@ def fill(request: Request) -> None:
     state["pp"], state["schedule"], state["microbatch"] = str(request.pp), request.schedule, str(request.microbatch)
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
+    serving.fill(request)
     for key, row in PLAIN_KEYS.items():
         text = row.write(request) or ""
         state[key] = text == "1" if row.toggles else text
@@ -95,25 +97,33 @@ def ask(names: Names, *, for_device: bool = True) -> Request | None:
     name = ask_model(source, names)
     places.leave("arch", "Model")
     tasks = [task for task in TASKS.values() if task.mode not in source.refuses_modes]
+    if not for_device:
+        tasks = [task for task in tasks if not MODES[task.mode].serves]
     if st.session_state["mode"] not in {task.key for task in tasks}:
         st.session_state["mode"] = tasks[0].key
     values = _ask_device(source, MODES[TASKS[st.session_state["mode"]].mode], for_device, places)
     titles = {task.key: task.title for task in tasks}
     task = TASKS[_choose("Task", list(titles), key="mode", format_func=titles.get)]
     mode = MODES[task.mode]
+    if mode.serves:
+        return _parse({"arch": _arch(source, name)} | serving.ask(source, values["gpu"])) if name.strip() else None
     values = {"mode": mode.key} | _ask_sizes(source, mode, places) | values
     values |= _ask_task(source, task, places)
     values |= _ask_more(source, mode, values, for_device, places)
     if not name.strip():
         return None
-    arch = encode_config(canonical_config(name)) if source.entry == "config" else name.strip()
-    items = {"arch": f"{source.key}:{arch}"} | values
+    items = {"arch": _arch(source, name)} | values
     try:
         request = _parse(items)
         return in_focus(_parse(items | more) if (more := _ask_plain(source, request, places)) else request)
     except RequestError as error:
         places.show(error.refusals)
         raise
+
+
+def _arch(source: Source, name: str) -> str:
+    value = encode_config(canonical_config(name)) if source.entry == "config" else name.strip()
+    return f"{source.key}:{value}"
 
 
 def _parse(items: dict[str, str]) -> Request:
@@ -159,6 +169,8 @@ def _ask_sizes(source: Source, mode: Mode, places: Places) -> dict[str, str]:
 def _ask_device(source: Source, mode: Mode, for_device: bool, places: Places) -> dict[str, str]:
     """Return the device and how many of it work together."""
     values = {"gpu": _ask_gpu(places) if for_device else _gpu()}
+    if mode.serves:
+        return values
     # where no device is planned for, ranks are no choice, but a question that asks for them keeps them
     asked = for_device or st.session_state["parallel"] != "none"
     if _on_cuda(values["gpu"]) and asked:

@@ -17,6 +17,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query_keys import KEYS
 from sizer.request import Request
+from sizer.ui import serving
 from sizer.units import counted
 
 EXAMPLES_KEY = "examples"  # of the row of examples
@@ -30,6 +31,7 @@ EXAMPLES = {
     "QLoRA on 16 GB": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4&seq=2048&optimizer=paged-adamw-8bit&checkpointing=1"
     "&gpu=rtx-4060-ti-16gb&train=adapter&weights=nf4-dq",
     "gpt-oss 20B, MXFP4, on 24 GB": "arch=hf:gpt-oss-20b&mode=generate&dtype=bfloat16&batch=1,2,4&seq=2048&gpu=rtx-4090",
+    "Serve Qwen3 8B on an H100": "arch=hf:qwen3-8b&mode=serve&gpu=h100-80gb&want=32x8192",
     "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&gpu=l40s",
     "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",
 }
@@ -97,6 +99,9 @@ def _facts(request: Request) -> Iterator[str]:
     mode = MODES[request.mode]
     yield model_name(request)
     yield mode.title
+    if mode.serves:
+        yield from serving.facts(request)
+        return
     yield ", ".join(request.dtypes)
     yield f"batch {', '.join(map(str, request.batches))}"
     if request.sequence_length is not None:

@@ -15,7 +15,7 @@ from sizer.memory.phases import inside
 from sizer.memory.report import Report
 from sizer.memory.tape import CATEGORIES, FROZEN, KV_CACHE
 from sizer.request import Request
-from sizer.ui import charts, remarks, tables
+from sizer.ui import charts, remarks, serving, tables
 from sizer.ui.capacity import show_capacity
 from sizer.ui.compared import offer_comparison
 from sizer.ui.decision import show_decision
@@ -37,6 +37,9 @@ DETAILS = "details"  # key of the tabs below an answer, which holds the name of 
 
 def show_report(request: Request, report: Report, *, growing: bool) -> None:
     """Show everything a report says, the most important first; whether it is `growing` yet."""
+    if report.serve is not None:
+        serving.show(request, report, report.serve)
+        return
     remarks.show_failures(report)
     focus = report.focus and report.find(report.focus.dtype, report.focus.batch)
     if focus is not None:
@@ -55,6 +58,8 @@ def show_report(request: Request, report: Report, *, growing: bool) -> None:
 
 def _show_focus(request: Request, report: Report, focus: Estimate) -> None:
     show_headline(request, report, focus)
+    if MODES[request.mode].generates:
+        serving.offer_server(request)
     show_badge(report, focus)
     show_capacity(report, focus)
     show_figures(report, focus)

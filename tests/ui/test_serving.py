@@ -1,0 +1,118 @@
+"""A server as a task of the page: its form, its answer, and a change applied."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.memory.report import Report
+from sizer.memory.served import Served
+from sizer.request import Request, parse_query
+from sizer.serving.answer import answer_vllm
+from sizer.ui.serving import budget_parts
+from tests.serving.models import decoder, flags, profiler
+from tests.ui.clients import ScriptedClient
+from tests.ui.conftest import install, markup, texts
+from tests.ui.reports import report_for
+from tests.ui.test_page import address_of
+
+
+def open_tab(page: AppTest, name: str) -> AppTest:
+    """The page after a tab below the server's answer was opened."""
+    page.session_state["details_of_server"] = name
+    return page.run()
+
+
+def served_for(request: Request) -> Served:
+    changes = {"max_num_seqs": request.max_num_seqs or 256, "kv_bytes": request.kv_bytes}
+    return answer_vllm(
+        decoder(), flags(**changes), profiler, find_gpu(request.gpu), model="org/model", want=request.want
+    )
+
+
+def server_report(request: Request) -> Report:
+    report = report_for(replace(request, mode="inference"))
+    return replace(report, estimates=(), max_batch=(), focus=None, kv_caches=(), loop=(), serve=served_for(request))
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> ScriptedClient:
+    return install(monkeypatch, ScriptedClient(server_report))
+
+
+ADDRESS = {"arch": "hf:qwen3-8b", "mode": "serve", "gpu": "rtx-4090"}
+
+
+def test_a_link_opens_with_requests_at_once(client, open_page):
+    page = open_page(**ADDRESS, want="8x32k")
+    served = served_for(client.requests[-1])
+    held = f"{served.requests_at_once:,.1f} requests of 8,192 tokens at once"
+    assert page.main.title[0].value == f"{held} on one GeForce RTX 4090 (24 GB)"
+    assert f"{served.kv_tokens:,} KV tokens" in markup(page)
+    assert page.code[0].value == served.command
+    assert page.text_input(key="serve_want_requests").value == "8"
+    assert page.text_input(key="serve_want_tokens").value == "32768"
+    charts = [json.loads(chart.proto.spec) for chart in page.get("vega_lite_chart")]
+    assert [chart["description"] for chart in charts] == ["The server's budget by what it is spent on, in GiB"]
+
+
+def test_the_parts_of_the_bar_are_the_budget(client):
+    served = served_for(parse_query("arch=hf:qwen3-8b&mode=serve&gpu=rtx-4090"))
+    assert sum(budget_parts(served).values()) == served.budget_bytes
+
+
+def test_the_form_asks_for_a_server(client, open_page):
+    page = open_page(**ADDRESS)
+    page.text_input(key="serve_want_requests").set_value("4")
+    page.text_input(key="serve_want_tokens").set_value("16k")
+    page.text_input(key="serve_max_num_seqs").set_value("64")
+    page.text_input(key="serve_tp").set_value("2").run()
+    asked = client.requests[-1]
+    assert (asked.mode, asked.want, asked.max_num_seqs, asked.tp, asked.parallel) == ("serve", (4, 16_384), 64, 2, "none")
+    assert address_of(page)["want"] == "4x16384"
+    page.text_input(key="serve_util").set_value("2").run()
+    assert any("util" in text for text in texts(page))
+
+
+def test_another_task_and_back_keeps_the_flags(client, open_page):
+    page = open_page(**ADDRESS, util="0.8")
+    assert page.text_input(key="serve_util").value == "0.8"
+    task = next(control for control in page.segmented_control if control.label == "Task")
+    assert task.value == "serve"
+
+
+def test_a_change_is_applied_to_the_address(client, open_page):
+    page = open_page(**ADDRESS)
+    open_tab(page, "What to change")
+    lever = served_for(client.requests[-1]).levers[0]
+    page.button(key="serve_lever_0").click().run()
+    key, value = lever.query.split("=")
+    assert address_of(page)[key] == value
+
+
+def test_a_server_without_room_shows_its_message(client, open_page):
+    page = open_page(**ADDRESS, kv_bytes="32MiB")
+    assert any("estimated maximum model length is 4096" in text for text in texts(page))
+    assert "Does not start" in markup(page)
+
+
+def test_tabs_show_contexts_and_flags(client, open_page):
+    page = open_page(**ADDRESS)
+    served = served_for(client.requests[-1])
+    assert len(page.dataframe[0].value) == len(served.contexts)
+    open_tab(page, "Flags")
+    assert "gpu_memory_utilization" in list(page.dataframe[0].value["Flag"])
+
+
+def test_a_generation_offers_the_same_model_on_a_server(monkeypatch, open_page):
+    answers = ScriptedClient(lambda request: server_report(request) if request.mode == "serve" else report_for(request))
+    install(monkeypatch, answers)
+    page = open_page(arch="hf:qwen3-8b", mode="generate", dtype="bfloat16", batch="32", seq="2048", gpu="rtx-4090")
+    assert "One batch in transformers." in markup(page)
+    page.button(key="serve_offer").click().run()
+    assert address_of(page) == {**ADDRESS, "want": "32x2560"}
+    assert answers.requests[-1].mode == "serve"
