@@ -23,7 +23,7 @@ SLOW = (
     "device/comparison/test_accuracy", "device/trial/test_launch",
     "device/trial/test_measure_models", "device/trial/test_trial", "distributed/test_gloo", "distributed/test_pipeline",
     "service/test_broker", "service/test_client", "service/test_memory_budget", "service/test_server",
-    "serving/test_logs", "serving/test_queries",
+    "serving/test_logs", "serving/test_planner", "serving/test_queries",
     "test_estimator", "test_measure_command", "test_peak_command", "test_published", "test_readme", "test_tracer",
     "tracing/test_accumulate", "tracing/test_batch_curve",
     "tracing/test_cpu_truth", "tracing/test_cpu_truth_adapters", "tracing/test_cpu_truth_generation",

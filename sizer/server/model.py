@@ -6,7 +6,7 @@ The names of parameters are transformers'. What a config does not say is read fr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -53,7 +53,7 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
     if facts.get("kv_lora_rank"):
         latent = (int(facts["kv_lora_rank"]), int(facts["qk_nope_head_dim"]), int(facts["v_head_dim"]))
     ropes = facts.get("rope_parameters") or {}
-    tables = len([one for one in ropes.values() if isinstance(one, Mapping)]) or 1 if ropes else 0
+    positions = _first(facts, "max_position_embeddings", "n_positions", "max_target_positions", "seq_length")
     encoder = next((found[1] for weight in weights if (found := _ENCODER.search(weight.name)) and found[1]), None)
     layers = tuple(_layers(weights, facts, kv_heads, head, heads))
     if not any(layer.elements or layer.state_elements or layer.conv_elements for layer in layers):
@@ -67,9 +67,9 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         kv_heads=kv_heads,
         head_size=head,
         intermediate=_first(facts, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden,
-        positions=_first(facts, "max_position_embeddings", "n_positions", "max_target_positions", "seq_length"),
+        positions=positions,
         rotary=_rotary(facts, ropes, head),
-        rotary_tables=tables,
+        rotary_rows=tuple(_rotary_rows(ropes, positions)),
         weights=weights,
         layers=layers,
         experts=experts,
@@ -131,6 +131,27 @@ def _rotary(facts: Mapping[str, Any], ropes: Mapping[str, Any], head: int) -> in
         return int(facts["qk_rope_head_dim"])
     nested = next((one for one in ropes.values() if isinstance(one, Mapping)), ropes)
     return int(head * float(nested.get("partial_rotary_factor") or facts.get("partial_rotary_factor") or 1))
+
+
+def _rotary_rows(ropes: Mapping[str, Any], positions: int) -> Iterator[int]:
+    """Yield the rows of each table of rotations: of a scaled one the tokens after scaling, of one for images four times as many.
+
+    Source: vllm/model_executor/layers/rotary_embedding, linear_scaling_rope.py, yarn_scaling_rope.py, mrope.py; vLLM 0.33.
+    """
+    nested = [one for one in ropes.values() if isinstance(one, Mapping)] or ([ropes] if ropes else [])
+    for rope in nested:
+        kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("factor") or 1
+        original = _first(rope, "original_max_position_embeddings") or positions
+        if rope.get("mrope_section"):
+            yield positions * 4
+        elif kind in ("linear", "dynamic"):
+            yield round(positions * factor)
+        elif kind == "yarn":
+            yield round(original * factor)
+        elif kind == "longrope":
+            yield positions + original
+        else:
+            yield positions
 
 
 def _state_itemsize(facts: Mapping[str, Any], model_type: str) -> int:

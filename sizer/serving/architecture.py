@@ -38,8 +38,8 @@ class Layer:
 class Architecture:
     """The facts of a model that a server's plan depends on.
 
-    `positions` are the tokens that its config allows, `rotary` the elements of each row of its tables of rotations, of which there
-    are `rotary_tables`. `intermediate` is the width of a dense layer's feed-forward part, `expert_width` that of one expert.
+    `positions` are the tokens that its config allows, `rotary` the elements of each row of its tables of rotations, `rotary_rows`
+    the rows of each table. `intermediate` is the width of a dense layer's feed-forward part, `expert_width` that of one expert.
     `quantization` is the checkpoint's own layout ("awq", "gptq", "fp8", "w8a8", "mxfp4", "nvfp4"), None if it has none, with
     its group size and the layers that it leaves as they are. `encoder` names what is not text, None if the model reads text alone.
     """
@@ -54,7 +54,7 @@ class Architecture:
     intermediate: int
     positions: int
     rotary: int
-    rotary_tables: int
+    rotary_rows: tuple[int, ...]
     weights: tuple[Weight, ...]
     layers: tuple[Layer, ...]
     experts: int = 0

@@ -24,8 +24,7 @@ class Flags:
     """Every flag of one vLLM server as resolved. Sizes are in bytes, lengths in tokens.
 
     `layout` is the layout of quantised weights, None for unquantised ones. `marlin` says whether MXFP4 experts are padded for
-    Marlin's kernel. `kv_bytes` is the cache's size if it is given, `positions` the length of the tables of rotations if another
-    than the config's. `processors` are the device's multiprocessors.
+    Marlin's kernel. `kv_bytes` is the cache's size if it is given. `processors` are the device's multiprocessors.
     """
 
     release: Release
@@ -49,7 +48,6 @@ class Flags:
     used_bytes: int = 0
     block: int = BLOCK_TOKENS
     prefix_caching: bool = True
-    positions: int | None = None
     vocabulary: int = 0
 
     @property

@@ -72,8 +72,8 @@ def tensors(architecture: Architecture, flags: Flags, stage: int = 0) -> Iterato
         rank, nope, value = architecture.latent
         for _ in _stage_layers(architecture, flags, stage):
             yield architecture.heads // flags.tp * rank * (nope + value) * 2
-    for _ in range(architecture.rotary_tables):
-        yield (flags.positions or architecture.positions) * architecture.rotary * 2
+    for rows in architecture.rotary_rows:
+        yield rows * architecture.rotary * 2
 
 
 def weights_bytes(architecture: Architecture, flags: Flags, stage: int = 0) -> int:

@@ -107,7 +107,8 @@ def request_of(row: Row) -> Request:
 def _facts(row: Row) -> tuple[Architecture, Gpu]:
     architecture, gpu = architecture_of(row.cells["preset"]), find_gpu(row.cells["gpu"] or UNKNOWN_GPU)
     longest = max(architecture.positions, row.integer("max_model_len") or 0)  # checkpoints of one preset differ in it
-    return replace(architecture, positions=longest), gpu
+    rows = architecture.rotary_rows if row.integer("positions") is None else (row.integer("positions"),)
+    return replace(architecture, positions=longest, rotary_rows=rows), gpu
 
 
 def flags_of(row: Row) -> Flags:
@@ -120,7 +121,6 @@ def flags_of(row: Row) -> Flags:
         flags,
         release=flags.release if row.is_known else (0, 9, 0),
         marlin=row.cells["marlin"] == "1",
-        positions=row.integer("positions") or architecture_of(row.cells["preset"]).positions,
         block=row.integer("block") or 16,
     )
 

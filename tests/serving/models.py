@@ -40,7 +40,7 @@ def decoder(*, layers: tuple[Layer, ...] | None = None, heads: int = 8, kv_heads
         intermediate=4096,
         positions=32_768,
         rotary=head,
-        rotary_tables=1,
+        rotary_rows=(32_768,),
         weights=tuple(weights),
         layers=layers or (full,) * LAYERS,
     )

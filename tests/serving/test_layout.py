@@ -59,7 +59,7 @@ def test_layers_that_a_checkpoint_leaves_out_are_not_quantised():
 
 def test_experts_are_split_by_width_or_whole():
     experts = Weight(name="model.layers.0.mlp.experts.gate_up_proj", shape=(8, 512, 1024))
-    sparse = replace(decoder(), weights=(experts,), experts=8, expert_width=256, rotary_tables=0)
+    sparse = replace(decoder(), weights=(experts,), experts=8, expert_width=256, rotary_rows=())
     whole = 8 * 512 * 1024 * 2
     assert [list(tensors(sparse, flags(tp=tp, ep=ep))) for tp, ep in ((1, False), (4, False), (4, True))] == [
         [whole],
@@ -73,7 +73,7 @@ def test_experts_are_split_by_width_or_whole():
 
 def test_marlin_pads_mxfp4():
     experts = Weight(name="model.layers.0.mlp.experts.down_proj", shape=(2, 2880, 2880))
-    sparse = replace(decoder(), weights=(experts,), hidden=2880, experts=2, expert_width=2880, rotary_tables=0)
+    sparse = replace(decoder(), weights=(experts,), hidden=2880, experts=2, expert_width=2880, rotary_rows=())
     # 2,880 is padded to 3,072 and 2,944; others keep it: 4 bits an element and a byte for 32
     for marlin, elements in ((True, 2 * 3072 * 2944), (False, 2 * 2880 * 2880)):
         assert list(tensors(sparse, flags(layout="mxfp4", marlin=marlin))) == [elements // 2, elements // 32]
@@ -95,6 +95,6 @@ def test_more_ranks_never_hold_more():
 
 def test_stages_hold_all_layers_once():
     assert [list(one) for one in stage_layers(10, 4)] == [[0, 1], [2, 3, 4], [5, 6, 7], [8, 9]]
-    whole = weights_bytes(replace(decoder(), rotary_tables=0), flags())
-    stages = [weights_bytes(replace(decoder(), rotary_tables=0), flags(pp=2), stage) for stage in (0, 1)]
+    whole = weights_bytes(replace(decoder(), rotary_rows=()), flags())
+    stages = [weights_bytes(replace(decoder(), rotary_rows=()), flags(pp=2), stage) for stage in (0, 1)]
     assert sum(stages) == whole
