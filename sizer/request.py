@@ -216,12 +216,13 @@ def check_one_rank(request: Request, what: str) -> None:
 def check_traced(request: Request) -> None:
     """Raise RequestError for a server, whose scheduler is planned: it has no step, tape or peak to look at."""
     if MODES[request.mode].serves:
-        raise RequestError(
-            "mode",
+        refusal = Refusal(
+            key="mode",
             given=f"{request.mode!r}",
             allowed="the command `estimate`, which plans a server and lists what to change",
             todo="ask `sizer estimate`, or for another mode",
         )
+        raise RequestError(refusals=[refusal])
 
 
 def gpu_of(request: Request) -> Gpu:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from urllib.parse import parse_qsl, quote
 
 from sizer.errors import Refusal, RequestError
-from sizer.request import Request, format_query, parse_query, query_keys
+from sizer.request import Request, check_traced, format_query, parse_query, query_keys
 
 FEWEST, MOST = 2, 4
 NOT_COMPARED = ("v", "focus")  # keys that change no figure
@@ -43,7 +43,9 @@ def _as_text(value: object) -> str:
 def read_question(text: str, number: int) -> Request:
     """The request of the question with this number. Raises RequestError, whose refusals name the number."""
     try:
-        return parse_query(as_query(text))
+        request = parse_query(as_query(text))
+        check_traced(request)
+        return request
     except RequestError as error:
         whole = Refusal(key=error.what, given=error.given or "", allowed=error.allowed or "", todo=error.todo or "")
         refusals = (replace(one, key=f"question {number}: {one.key}") for one in error.refusals or (whole,))

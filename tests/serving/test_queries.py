@@ -118,6 +118,9 @@ def test_a_server_that_does_not_start_fails_the_report():
 
 def test_other_commands_refuse_a_server():
     from sizer.decision.limits import limits
+    from sizer.questions.query import read_questions
 
+    with pytest.raises(RequestError, match=r"question 2: mode: given 'serve', allowed the command `estimate`"):
+        read_questions(("arch=hf:smollm2-135m", SMALL))
     with pytest.raises(RequestError, match=r"mode: given 'serve', allowed the command `estimate`"):
         list(limits(parse_query(SMALL)))
