@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from sizer.catalogue import contexts
@@ -29,6 +30,7 @@ from tests.memory.test_bounds import CONVOLVING
 from tests.null_driver.test_ranks import QUERIES
 from tests.oldest import REQUIREMENTS, floors
 from tests.readme import DOCS, DOCUMENTS, README
+from tests.serving import log_table
 from tests.tracing.test_cpu_truth_models import CASES as CPU_CASES
 from tests.tracing.test_cpu_truth_models import HAIR
 
@@ -234,6 +236,11 @@ BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "reports": (DOCS / "accuracy.md", _reports),
     "errors by set": (DOCS / "accuracy.md", table_by_set),
     "errors by kind of run": (PUBLISHED_README, table_by_kind),
+    "logs of vLLM": (DOCS / "serving.md", partial(log_table.table, "vllm")),
+    "logs of SGLang": (DOCS / "serving.md", partial(log_table.table, "sglang")),
+    "errors of servers": (DOCS / "serving.md", log_table.summary),
+    "ranges of servers": (DOCS / "serving.md", log_table.bands),
+    "rules of vLLM": (DOCS / "serving.md", log_table.rules),
     "the service": (DOCS / "hosting.md", _service),
     "torchtitan": (DOCS / "several-gpus.md", bench_torchtitan.table),
 }

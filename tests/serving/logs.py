@@ -1,14 +1,15 @@
 """Startup logs of servers that others have published, and what the plan says in their place: `serving.csv` beside other runs.
 
-    python -m tests.serving.logs      # every row with its errors in percent
+    python -m tests.serving.logs              # every row with its errors in percent
+    python -m tests.serving.logs --record     # and write them beside the logs, for docs/serving.md
 """
 
 from __future__ import annotations
 
 import csv
+import sys
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from statistics import median
 
 from sizer.architecture.loaded import as_loaded
@@ -31,8 +32,9 @@ from sizer.serving.plan import Plan, make_plan
 from sizer.serving.sglang import Pool, plan_pool, resolve_sglang
 from sizer.tracing.device import Device
 from sizer.units import GIB
+from tests.serving.log_table import ROWS, read_cells
 
-ROWS = Path(__file__).parent.parent / "measured/published/serving.csv"
+ENGINES_SCORED = ("vllm", "sglang")
 UNKNOWN_GPU = "a10"  # stands for a card that a log does not name: such a row tests weights and plan alone
 
 
@@ -65,8 +67,7 @@ class Row:
 
 def read_rows(engine: str = "vllm") -> list[Row]:
     """Return the logs of an engine."""
-    with ROWS.open(encoding="utf-8", newline="") as file:
-        return [Row(cells) for cells in csv.DictReader(file) if cells["engine"] == engine]
+    return [Row(cells) for cells in read_cells() if cells["engine"] == engine]
 
 
 @cache
@@ -181,31 +182,27 @@ def middle(values: list[float | None]) -> tuple[float, float]:
     return median(known), max(known)
 
 
-def table(engine: str) -> list[str]:
-    """Return the logs of an engine as lines of a table: the errors in percent, source and reason. Small ones have no sign."""
-    lines = [
-        "| model | version | device | weights | KV tokens | from the log's memory | source | why |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for one in map(errors_of, read_rows(engine)):
-        cells = one.row.cells
-        parts = [_shown(value) for value in (one.weights, one.tokens, one.planned)]
-        ranks = "" if cells["tp"] == "1" else f" × {cells['tp']}"
-        device = f"{cells['gpu'] or 'not said'}{ranks}"
-        source = f"[log]({cells['source']})" if cells["source"].startswith("https") else f"`{cells['source'][6:]}`"
-        lines.append(f"| {' | '.join([cells['model'], cells['version'], device, *parts, source, cells['reason']])} |")
-    return lines
+def recorded_errors(one: Errors) -> dict[str, str]:
+    """Return the columns of the errors of a log, in percent with two decimals."""
+    parts = {"weights_off": one.weights, "tokens_off": one.tokens, "planned_off": one.planned}
+    inside = {"inside": "" if one.in_band is None else "01"[one.in_band]}
+    return {name: "" if value is None else f"{value:.2f}" for name, value in parts.items()} | inside
 
 
-def _shown(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:+.1f} %" if abs(value) >= 0.05 else "0.0 %"
+def record() -> None:
+    """Write the errors of every log beside its figures."""
+    rows = [row.cells | recorded_errors(errors_of(row)) for engine in ENGINES_SCORED for row in read_rows(engine)]
+    with ROWS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def main() -> None:
     """Print every log with its errors."""
-    for engine in ("vllm", "sglang"):
+    if "--record" in sys.argv[1:]:
+        record()
+    for engine in ENGINES_SCORED:
         found = [errors_of(row) for row in read_rows(engine)]
         for one in found:
             parts = (one.weights, one.tokens, one.planned)

@@ -17,7 +17,8 @@ from sizer.serving.cache import plan_cache
 from sizer.serving.flags import resolve_flags
 from sizer.serving.layout import weights_bytes
 from sizer.units import GIB
-from tests.serving.logs import ROWS, architecture_of
+from tests.serving.log_table import ROWS
+from tests.serving.logs import architecture_of
 
 RECORDED = ROWS.with_name("vllm_planner.csv")
 SMALL = ("gpt2",)  # a quarter of a GiB, of which the allocator's rest of a segment is 2 %

@@ -1,0 +1,90 @@
+"""The published startup logs with recorded errors, as tables of docs/serving.md. No torch: tests.serving.logs records them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from sizer.serving.plan import DENSE_BAND, OTHER_BAND, VISION_BAND
+from sizer.serving.rules import RULES
+from sizer.units import format_bytes
+
+ROWS = Path(__file__).parent.parent / "measured/published/serving.csv"
+ERRORS = ("weights_off", "tokens_off", "planned_off")  # columns, in percent
+TITLES = {
+    "weights_off": "weights",
+    "planned_off": "KV tokens from the log's own memory",
+    "tokens_off": "KV tokens end to end, from 0.9 on",
+}
+WORDS = {
+    "util": "share of the memory",
+    "sampler": "path of the sampler in the profile run",
+    "graphs_in_budget": "CUDA graphs are part of the budget",
+    "padding": "a group has as many layers as the commonest kind if that is less than so many times the rarest",
+    "batches_in_flight": "steps that a sliding window keeps",
+    "tokens_of_requests": "KV tokens in the log are those of whole requests",
+    "large_seqs": "requests in a step on a large device",
+    "huge_tokens": "devices from 160 GiB on take 16,384 tokens in a step",
+    "outside_bytes": "outside PyTorch",
+    "outside_ranks_bytes": "outside PyTorch with several ranks, more",
+    "graph_bytes": "a CUDA graph, for each layer and captured size",
+}
+
+
+def read_cells() -> list[dict[str, str]]:
+    """Return the rows of the logs as text."""
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(engine: str) -> Iterator[str]:
+    """Yield the logs of an engine as lines of a table: the errors in percent, source and reason."""
+    yield "| model | version | device | weights | KV tokens | from the log's memory | source | why |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for cells in read_cells():
+        if cells["engine"] != engine:
+            continue
+        ranks = "" if cells["tp"] == "1" else f" × {cells['tp']}"
+        device = f"{cells['gpu'] or 'not said'}{ranks}"
+        source = f"[log]({cells['source']})" if cells["source"].startswith("https") else f"`{cells['source'][6:]}`"
+        shown = [f"{cells[name]} %" if cells[name] else "" for name in ERRORS]
+        yield f"| {' | '.join([cells['model'], cells['version'], device, *shown, source, cells['reason']])} |"
+
+
+def summary() -> Iterator[str]:
+    """Yield the median and the worst error of each kind, in percent."""
+    yield "| server | error of | logs | median | worst |"
+    yield "|---|---|---|---|---|"
+    for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang")):
+        rows = [cells for cells in read_cells() if cells["engine"] == engine]
+        for name, words in TITLES.items():
+            known = [abs(float(cells[name])) for cells in rows if cells[name]]
+            if known:
+                yield f"| {title} | {words} | {len(known)} | {median(known):.2f} % | {max(known):.1f} % |"
+    inside = [cells["inside"] for cells in read_cells() if cells["inside"]]
+    yield f"| vLLM | KV tokens inside the range | {len(inside)} | {inside.count('1')} inside | |"
+
+
+def bands() -> Iterator[str]:
+    """Yield how far the cache may be off, by what is not exact."""
+    for size, words in (
+        (DENSE_BAND, "a dense model on one card, graphs outside the budget"),
+        (OTHER_BAND, "graphs inside the budget, experts, or several ranks"),
+        (VISION_BAND, "a model with an encoder of images or sound"),
+    ):
+        yield f"- ±{format_bytes(size)}: {words}."
+
+
+def rules() -> Iterator[str]:
+    """Yield vLLM's rules by version."""
+    yield "| rule | from | value | source |"
+    yield "|---|---|---|---|"
+    for rule in RULES:
+        value = format_bytes(rule.value) if rule.name.endswith("_bytes") else _shown(rule.value)
+        yield f"| {WORDS[rule.name]} | {'.'.join(map(str, rule.since))} | {value} | {rule.source} |"
+
+
+def _shown(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
