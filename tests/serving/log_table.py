@@ -16,7 +16,7 @@ ERRORS = ("weights_off", "tokens_off", "planned_off")  # columns, in percent
 TITLES = {
     "weights_off": "weights",
     "planned_off": "KV tokens from the log's own memory",
-    "tokens_off": "KV tokens end to end, from 0.9 on",
+    "tokens_off": "KV tokens end to end",
 }
 WORDS = {
     "util": "share of the memory",
@@ -49,7 +49,7 @@ def table(engine: str) -> Iterator[str]:
         ranks = "" if cells["tp"] == "1" else f" × {cells['tp']}"
         device = f"{cells['gpu'] or 'not said'}{ranks}"
         source = f"[log]({cells['source']})" if cells["source"].startswith("https") else f"`{cells['source'][6:]}`"
-        shown = [f"{cells[name]} %" if cells[name] else "" for name in ERRORS]
+        shown = [f"{float(cells[name]) + 0.0:.2f} %" if cells[name] else "" for name in ERRORS]
         yield f"| {' | '.join([cells['model'], cells['version'], device, *shown, source, cells['reason']])} |"
 
 

@@ -186,7 +186,7 @@ def recorded_errors(one: Errors) -> dict[str, str]:
     """Return the columns of the errors of a log, in percent with two decimals."""
     parts = {"weights_off": one.weights, "tokens_off": one.tokens, "planned_off": one.planned}
     inside = {"inside": "" if one.in_band is None else "01"[one.in_band]}
-    return {name: "" if value is None else f"{value:.2f}" for name, value in parts.items()} | inside
+    return {name: "" if value is None else f"{round(value, 2) + 0.0:.2f}" for name, value in parts.items()} | inside
 
 
 def record() -> None:
