@@ -27,7 +27,7 @@ from sizer.query_values import DTYPES, MAX_MICROBATCHES, check_length
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 USUAL_MICROBATCHES = 4  # for each stage of a pipeline, of which each microbatch is traced
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
-MAX_KEYS = 64
+MAX_KEYS = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

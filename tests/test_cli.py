@@ -148,8 +148,10 @@ def test_how_much_is_trained_is_told_of_what_trains(mode, told):
 def test_what_the_host_holds_follows_the_headline():
     report = report_for(parse_query("arch=torchvision:resnet50&dtype=float32&batch=32"))
     held = tuple(replace(row, host_bytes=3 * 2**30) for row in report.estimates)
-    said = "The host holds 3.00 GiB of what is offloaded, for each rank."
-    assert said in format_report(replace(report, estimates=held)).splitlines()
+    said = "The host holds 3.00 GiB of what is offloaded"
+    assert f"{said}." in format_report(replace(report, estimates=held)).splitlines()
+    ranks = replace(report, estimates=held, request=report.request | {"parallel": "ddp"})
+    assert f"{said}, for each rank." in format_report(ranks).splitlines()
     assert said not in format_report(report)
 
 

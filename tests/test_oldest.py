@@ -13,6 +13,7 @@ from sizer.cautions import versions
 from sizer.versions import READ, format_version
 from tests.oldest import DEPENDED_ON, REQUIREMENTS, constraints, floors
 
+EXTRAS = ("diffusers", "torchao")
 TEXT = REQUIREMENTS.read_text(encoding="utf-8")
 
 
@@ -40,11 +41,12 @@ def test_rules_of_the_oldest_pytorch_that_is_installed_were_read() -> None:
 
 
 def test_every_version_that_answers_depend_on_is_held() -> None:
-    assert set(DEPENDED_ON) == {"torch", *(source.package for source in SOURCES.values()), PACKAGE, BITSANDBYTES}
-    assert {"sizer", "torch", "torchvision", "transformers"} <= set(versions()) <= {*DEPENDED_ON, "sizer"}
+    required = {source.package for source in SOURCES.values()} & set(floors(TEXT))  # diffusers is an extra
+    assert set(DEPENDED_ON) == {"torch", *required, PACKAGE, BITSANDBYTES}
+    assert {"sizer", "torch", "torchvision", "transformers"} <= set(versions()) <= {*DEPENDED_ON, *EXTRAS, "sizer"}
 
 
 def test_what_is_installed_is_not_older() -> None:
     as_numbers = lambda text: [int(part) for part in text.split("+")[0].split(".")[:2]]  # noqa: E731
-    for name in set(versions()) - {"sizer"}:
+    for name in set(versions()) - {*EXTRAS, "sizer"}:
         assert as_numbers(version(name)) >= as_numbers(floors(TEXT)[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def _class(library: Any, name: str, what: str) -> Any:
     kind = getattr(library, name, None)
     if kind is None:
         raise BuildError(
-            f"the installed {library.__name__} {library.__version__} has no such {what}",
+            f"the installed {library.__name__} {version(library.__name__)} has no such {what}",
             given=quote(name),
             todo=f"upgrade {library.__name__}, or check model_index.json",
         )

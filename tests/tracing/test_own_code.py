@@ -78,15 +78,19 @@ def four_bit_embedding() -> nn.Module:
 
 
 @pytest.mark.parametrize(("make", "bits"), [(eight_bits, "8-bit"), (four_bits, "4-bit"), (four_bit_embedding, "4-bit")])
-def test_low_bit_layers_are_refused_by_name(make: Callable[[], nn.Module], bits: str) -> None:
-    def setup() -> Callable[[], None]:
-        model = make().cuda()
-        return lambda: model(torch.zeros(2, 64, device="cuda", dtype=torch.float16))
-
-    with pytest.raises(TraceError, match=rf"bitsandbytes' {bits} layers .+weights="):
-        size_step(setup)
+def test_low_bit_layers_of_a_module_are_refused_by_name(make: Callable[[], nn.Module], bits: str) -> None:
     with pytest.raises(TraceError, match=rf"bitsandbytes' {bits} layers .+weights="):
         size_module(make, (torch.zeros(2, 64),))
+
+
+@pytest.mark.parametrize(("make", "weights"), [(eight_bits, 64 * 64), (four_bits, 64 * 32), (four_bit_embedding, 64 * 32)])
+def test_low_bit_layers_are_quantised_as_they_come_to_the_device(make: Callable[[], nn.Module], weights: int) -> None:
+    def setup() -> Callable[[], None]:
+        model = make().cuda()
+        dtype = torch.long if isinstance(model, nn.Embedding) else torch.float16
+        return lambda: model(torch.zeros(2, 64, device="cuda", dtype=dtype))
+
+    assert size_step(setup).estimates[0].weights_bytes == weights
 
 
 def test_cudnns_benchmark_tries_every_plan_in_the_first_step() -> None:
