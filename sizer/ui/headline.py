@@ -24,7 +24,7 @@ from sizer.units import counted, format_bytes, format_count
 
 BADGES = {"fits": "green", "tight": "blue", "may not fit": "orange", "does not fit": "red"}  # Streamlit's names
 HOST_HELP = (
-    "The most that the host's memory holds of parameters, gradients and optimizer state at once, for each rank. What is pinned "
+    "The most that the host's memory holds of parameters, gradients and optimizer state at once, for each rank. Pinned memory "
     "comes in powers of two."
 )
 
@@ -104,7 +104,8 @@ def show_figures(report: Report, estimate: Estimate) -> None:
         )
         _metric("Reserved", estimate.peak_reserved_bytes, f"{format_bytes(cache)} cache", PEAK_KINDS["reserved"].help)
         if estimate.host_bytes:
-            _metric("Host", estimate.host_bytes, "of each rank, offloaded", HOST_HELP)
+            held = "offloaded, for each rank" if "parallel" in report.request else "at most at once"
+            _metric("Host", estimate.host_bytes, held, HOST_HELP)
         _show_parameters(report, describe_download(report, estimate))
 
 

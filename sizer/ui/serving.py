@@ -125,13 +125,17 @@ def show(request: Request, report: Report, served: Served) -> None:
     """Show a server's answer: requests at once and tokens, the bar, contexts, what to change, and the command."""
     length = served.flags.get("max_model_len")
     card = f"{served.gpus} × {report.gpu.name}" if served.gpus > 1 else f"one {report.gpu.name}"
-    st.title(f"{served.requests_at_once:,.1f} requests of {length:,} tokens at once on {card}", anchor=False)
+    answer = f"{served.requests_at_once:,.1f} requests of {length:,} tokens at once on {card}"
+    if served.starts is False:
+        answer = f"A server for {length:,} tokens a request does not start on {card}"
+    st.title(answer, anchor=False)
     st.badge(f"{STARTS[served.starts].rstrip('.')} · {served.kv_tokens:,} KV tokens", color=BADGES[served.starts])
     if served.want is not None:
         st.markdown(f"**{want_line(served.want)}**")
     if served.message:
-        st.warning("The server's message:")
-        st.text(served.message)
+        with st.container(border=True):
+            st.caption("The server's message")
+            st.text(served.message)
     draw(budget_chart(served), "budget_chart")
     with st.container(horizontal=True, gap="medium"):
         _metric("Budget", served.budget_bytes)
@@ -192,7 +196,7 @@ def budget_chart(served: Served) -> alt.LayerChart:
     )
     end = pd.DataFrame({"budget": [served.budget_bytes / GIB]})
     line = alt.Chart(end).mark_rule(strokeDash=[4, 3]).encode(x="budget:Q")
-    return alt.layer(bars, line, height=40, description="The server's budget by what it is spent on, in GiB")
+    return alt.layer(bars, line, height=160, description="The server's budget by what it is spent on, in GiB")
 
 
 def _show_contexts(served: Served) -> None:
