@@ -26,12 +26,14 @@ from sizer.memory.archive import Traced
 from sizer.memory.bounds import ROUTED, Margin
 from sizer.memory.census import Census
 from sizer.memory.column import read_columns
+from sizer.memory.compiled_code import CompiledCode
 from sizer.memory.estimate import with_margin
 from sizer.memory.family import TapeFamily
 from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import peak_reserved_bytes
 from sizer.query_values import read_torch
+from sizer.tracing.compiled.install import Compiler, compile_failures
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
@@ -132,34 +134,41 @@ def size_step(
         allowed = "False, or a CUDA device"
         raise RequestError("expandable_segments", given=f"True with gpu={gpu}", allowed=allowed, todo="leave it out")
     device = _device(place, torch)
-    traced = partial(_trace_step, setup, device, steps, world=lambda recorder: _world(world, rank, place, recorder))
-    recorder, roots = traced()
+    traced = partial(_trace_step, setup, device, place, steps, world=lambda recorder: _world(world, rank, place, recorder))
+    recorder, roots, compiled = traced()
     census = take_census(nn.ModuleList(roots) if len(roots) != 1 else roots[0], name=getattr(setup, "__name__", "step"))
     tape, dtype = _tape(recorder), _dtype(roots[0]) if roots else "float32"
     crowded = _tape(traced(crowded=True)[0]) if any(note.startswith(ROUTES) for note in recorder.notes) else None
     told = {"gpu": place, "mode": "training", "device": device, "expandable_segments": expandable_segments}
-    return _report(tape, census, dtype=dtype, crowded=crowded, **told)
+    return _report(tape, census, dtype=dtype, crowded=crowded, compiled=compiled, **told)
 
 
 def _trace_step(
     setup: Callable[[], Callable[[], Any]],
     device: Device,
+    gpu: Gpu,
     steps: int,
     *,
     world: Callable[[Recorder], AbstractContextManager[None]],
     crowded: bool = False,
-) -> tuple[Recorder, list[nn.Module]]:
-    """What has recorded the steps, and the modules that no other one holds; `crowded` as the recorder takes it."""
+) -> tuple[Recorder, list[nn.Module], CompiledCode | None]:
+    """What has recorded the steps, the modules that no other one holds, and what was compiled.
+
+    `crowded` is as the recorder takes it.
+    """
     recorder = Recorder(device, crowded=crowded)
+    compiler = Compiler(gpu) if device.kind == "cuda" else None
+    recorder.compiles = compiler is not None
     watcher = StepWatcher(recorder)
     with (
         world(recorder),
         repeatable(),
         checkpoints_read_at_once(),
-        compiling_refused(),
+        compiling_refused() if compiler is None else compiler.watching(),
         recording(recorder),
         watcher.watching(),
         explained(recorder),
+        compile_failures(),
     ):
         host, deferred = recorder.host, recorder.deferred
         host.setting_up = device.kind != "cpu"
@@ -178,11 +187,13 @@ def _trace_step(
             watcher.begin_step()
             with OnMeta(host, deferred) as mode, modes_in_callbacks(mode), devices_told(host, deferred):
                 step()
+            if compiler is not None:
+                compiler.end_step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
     if device.kind != "cpu" and not recorder.log.sizes:
         todo = "add .cuda() or device='cuda' to what the step computes with"
         raise RequestError("setup", given="tensors of the host alone", allowed="one on the device or more", todo=todo)
-    return recorder, watcher.roots()
+    return recorder, watcher.roots(), compiler and compiler.code
 
 
 def _tape(recorder: Recorder) -> Tape:
@@ -200,6 +211,7 @@ def _report(
     optimizer: str | None = None,
     expandable_segments: bool = False,
     crowded: Tape | None = None,
+    compiled: CompiledCode | None = None,
 ) -> Report:
     """The report of a tape; `crowded` is the one where all other ranks send this one all they have, and ends its range."""
     family, oracle = TapeFamily(exact=(tape,)), size_oracle_of(gpu)
@@ -229,6 +241,7 @@ def _report(
             expandable_segments=expandable_segments,
         ),
         formulas=formulas(device, gpu),
+        compiled=compiled,
     )
 
 

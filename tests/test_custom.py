@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import sizer
+from sizer.catalogue.gpus import GPUS
 from sizer.custom import _trace_step, size_module, size_step
 from sizer.errors import RequestError, TraceError
 from sizer.memory.report import Report
@@ -544,8 +545,8 @@ def test_weights_come_to_the_device_in_the_order_of_modules() -> None:
             self.weight = nn.Parameter(torch.zeros(256))
             self.child = nn.Linear(384, 1, bias=False)
 
-    recorder, _ = _trace_step(
-        lambda: Own().cuda().zero_grad, Device("cuda", (8, 0)), 1, world=lambda recorder: nullcontext()
+    recorder, *_ = _trace_step(
+        lambda: Own().cuda().zero_grad, Device("cuda", (8, 0)), GPUS["a100-80gb"], 1, world=lambda recorder: nullcontext()
     )
     assert recorder.log.sizes == [4 * 384, 4 * 256, 4 * 128]
 

@@ -11,6 +11,7 @@ from sizer.catalogue.modes import MODES
 from sizer.memory.census import Census, ModuleRow
 from sizer.memory.codec import DecodeError, decode, encode, json_names
 from sizer.memory.column import Column
+from sizer.memory.compiled_code import CompiledCode
 from sizer.memory.estimate import Estimate, describe_range
 from sizer.memory.explanation import Explanation, Formula, explain_workspaces
 from sizer.memory.interval import Interval
@@ -51,6 +52,7 @@ class Report:
     training loops would take at the focus, `serve` what a server does with the device, None in other modes. `focus` is the
     estimate to look at first, None where there is none yet.
     `pending` are the dtypes of which cells or the largest batch are still to come, none in a whole answer.
+    `compiled` is what torch.compile did, None for eager code.
     """
 
     schema: int = SCHEMA
@@ -73,6 +75,7 @@ class Report:
     kv_caches: tuple[KvCache, ...] = ()
     loop: tuple[LoopDecision, ...] = ()
     serve: Served | None = None
+    compiled: CompiledCode | None = None
 
     def find(self, dtype: str, batch: int) -> Estimate | None:
         """The estimate of a dtype at a batch size, None where there is none."""
@@ -233,6 +236,7 @@ def build_report(
     kv_caches: Iterable[KvCache] = (),
     loop: Iterable[LoopDecision] = (),
     serve: Served | None = None,
+    compiled: CompiledCode | None = None,
 ) -> Report:
     """The report (bytes) of what was counted and traced: the `columns` of each dtype, side by side.
 
@@ -257,7 +261,8 @@ def build_report(
         focus=focus,
         pending=tuple(pending),
         failures=dict(failures or {}),
-        notes=tuple(dict.fromkeys([*cautions, *notes, *of_columns])),
+        notes=tuple(dict.fromkeys([*cautions, *notes, *of_columns, *(compiled.notes() if compiled else ())])),
+        compiled=compiled,
         cautions=cautions,
         target=dict(target or {}),
         assumptions=tuple(assumptions),

@@ -45,6 +45,7 @@ from sizer.tracing.workspaces import Workspaces
 from sizer.versions import by_address
 
 _CONTIGUOUS = torch.contiguous_format
+_META = torch.device("meta")
 _HALVES = (torch.bfloat16, torch.float16)
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
@@ -106,6 +107,12 @@ class Recorder(TorchDispatchMode):
         self._sole_owner = in_place.sole_owner_use_count()
         self.engine_use_count = in_place.engine_use_count()
 
+    compiles = False  # whether compiled code is compiled for the device (sizer.tracing.compiled)
+
+    def ignore_compile_internals(self) -> bool:
+        """Return True if Dynamo may compile under this mode (torch/utils/_python_dispatch.py, 2.15)."""
+        return self.compiles
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # Without it TorchDispatchMode wraps __torch_dispatch__ in torch._dynamo.disable, which costs more than an operator does
@@ -115,6 +122,8 @@ class Recorder(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # the subclass takes itself apart, and its inner operators come here
         kwargs = kwargs or {}
+        if self.compiles and (device := kwargs.get("device")) is not None and device.type == "cuda":
+            kwargs = kwargs | {"device": _META}  # in compiled code no function mode sends it there
         self.at = func
         if self.follow_stream is not None:
             self.follow_stream(args)

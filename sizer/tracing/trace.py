@@ -240,7 +240,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(untraced_imports())
         stack.enter_context(kernels_installed(device))
-        stack.enter_context(Autocast(device.kind, device.version).installed())
+        stack.enter_context(Autocast(device.kind, device.version, compiles=recorder.compiles).installed())
         stack.enter_context(optimizers_on(device.kind, lambda: recorder.host.offloads))
         stack.enter_context(fast_path_on(device.kind))
         stack.enter_context(fp8_products(device.kind))

@@ -37,9 +37,9 @@ def compiled_function() -> Callable[[], None]:
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # PyTorch's own, where modules have hooks
 @pytest.mark.parametrize("setup", [compiled_module, compiled_by_function, compiled_function])
-def test_compiled_code_is_refused_by_name(setup: Callable) -> None:
+def test_compiled_code_is_refused_by_name_on_other_devices(setup: Callable) -> None:
     with pytest.raises(TraceError, match=r"torch\.compile has compiled .+; call it without torch\.compile"):
-        size_step(setup)
+        size_step(setup, gpu="m2-ultra-64gb")
 
 
 def test_code_that_was_compiled_before_is_refused_and_works_again_afterwards() -> None:
@@ -50,7 +50,7 @@ def test_code_that_was_compiled_before_is_refused_and_works_again_afterwards() -
         return lambda: twice(torch.zeros(2, 64, device="cuda"))
 
     with pytest.raises(TraceError, match=r"torch\.compile has compiled"):
-        size_step(setup)
+        size_step(setup, gpu="m2-ultra-64gb")
     assert torch.compile is before
     assert twice(torch.ones(2)).tolist() == [2.0, 2.0]
 

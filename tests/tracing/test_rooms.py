@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "storages": ("log",),
     "workspaces": ("log", "modules", "allocations"),
     "recorder": (*_BELOW, "modules", "loading", "cuda", "rules", "storages", "workspaces"),
+    "compiled": (*_BELOW, "cuda"),
     "batch_lines": ("capability", "device"),
     "depth": ("capability", "device"),
     "steps": _BELOW,

@@ -27,13 +27,14 @@ _aten = torch.ops.aten
 class Autocast:
     """The autocast state of a traced device: (enabled, dtype), its nesting and its cache of cast weights."""
 
-    def __init__(self, kind: str, version: Version) -> None:
+    def __init__(self, kind: str, version: Version, *, compiles: bool = False) -> None:
+        """With `compiles`, PyTorch's own state of autocast on CUDA follows, which Dynamo saves and restores."""
         self.device_types = {kind, "meta"}
         self.enabled = False
         self.dtype = torch.bfloat16 if kind == "cpu" else torch.float16
         self._nesting = 0
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
-        self._kind = kind
+        self._kind, self._compiles = kind, compiles
         self._float32_of_cuda = lists.FLOAT32 if version_followed(version) > (2, 11) else lists.FLOAT32_TO_2_11
         self._excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)
 
@@ -72,6 +73,9 @@ class Autocast:
     def _set(self, enabled: bool, dtype: torch.dtype) -> None:
         self.enabled, self.dtype = enabled, dtype
         torch.set_autocast_enabled(_DEVICE, enabled)
+        if self._compiles:
+            torch._C.set_autocast_enabled(self._kind, enabled)
+            torch._C.set_autocast_dtype(self._kind, dtype)
         torch._C._dispatch_tls_set_dispatch_key_included(torch._C.DispatchKey.AutocastIPU, enabled)
 
     @contextmanager

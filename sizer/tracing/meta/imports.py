@@ -91,3 +91,14 @@ def untraced_imports() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+@contextmanager
+def usual_imports() -> Iterator[None]:
+    """Within the context, which is outside of the trace, modules are imported as usual."""
+    ours = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in ours]
+    try:
+        yield
+    finally:
+        sys.meta_path[:0] = ours

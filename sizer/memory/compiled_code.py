@@ -1,0 +1,41 @@
+"""What torch.compile did of the code that a report is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_LINES = 3  # of each kind in the notes; the JSON has all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledCode:
+    """The code that was compiled, each item a line with its file and number.
+
+    Args:
+        regions: Functions that were compiled, with their number of operators.
+        graph_breaks: Lines at which Dynamo ended a region, with its reason.
+        recompilations: Functions that were compiled again, with the guard that failed.
+        eager: Functions that ran eagerly, with the reason.
+        assumptions: Choices that a device makes by timing, as they were assumed.
+    """
+
+    regions: tuple[str, ...] = ()
+    graph_breaks: tuple[str, ...] = ()
+    recompilations: tuple[str, ...] = ()
+    eager: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    def notes(self) -> Iterator[str]:
+        """Yield the notes of a report."""
+        kinds = {
+            "compiled region": self.regions,
+            "graph break": self.graph_breaks,
+            "recompilation": self.recompilations,
+            "function that ran eagerly": self.eager,
+        }
+        for name, lines in kinds.items():
+            if lines:
+                more = f", and {len(lines) - _LINES} more" if len(lines) > _LINES else ""
+                yield f"torch.compile, {name}: {'; '.join(lines[:_LINES])}{more}"
+        yield from (f"torch.compile: {text}" for text in self.assumptions)

@@ -1,0 +1,96 @@
+"""What torch.cuda answers to PyTorch's compiler for the described device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sizer.catalogue.hardware import Hardware
+
+# Of every capability from 7.0 on (CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability").
+_REGISTERS, _BLOCK_THREADS, _WARP, _BLOCK_SHARED = 65536, 1024, 32, 48 * 1024
+
+
+def properties_of(device: Hardware) -> SimpleNamespace:
+    """Return the attributes that `torch.cuda.get_device_properties` has, memory in bytes."""
+    major, minor = device.capability
+    return SimpleNamespace(
+        name=device.name,
+        major=major,
+        minor=minor,
+        total_memory=device.gpu.total_bytes,
+        multi_processor_count=device.processors,
+        max_threads_per_multi_processor=device.threads,
+        max_threads_per_block=_BLOCK_THREADS,
+        warp_size=_WARP,
+        regs_per_multiprocessor=_REGISTERS,
+        shared_memory_per_block=_BLOCK_SHARED,
+        shared_memory_per_block_optin=(device.shared_kib - device.reserved_kib) * 1024,
+        shared_memory_per_multiprocessor=device.shared_kib * 1024,
+        L2_cache_size=device.l2_kib * 1024,
+        gcnArchName="",
+    )
+
+
+class NoGuard:
+    """Stand in for torch.cuda._DeviceGuard, which Inductor's wrapper enters."""
+
+    def __init__(self, index: int) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+@contextmanager
+def compiler_answers(device: Hardware) -> Iterator[None]:
+    """Within the context torch.cuda, and the copies of its functions in Dynamo and Inductor, answer for the device."""
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._dynamo.variables import torch as folding
+
+    properties, total = properties_of(device), device.gpu.total_bytes
+
+    def nothing() -> Callable[..., None]:
+        return lambda *args, **kwargs: None  # a function of its own for each name: Dynamo's rules require it
+
+    answers: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": nothing(),
+        "device_count": torch.cuda.device_count,
+        "current_device": torch.cuda.current_device,
+        "set_device": nothing(),
+        "synchronize": nothing(),
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: properties.name,
+        "mem_get_info": lambda device=None: (total, total),
+        "is_bf16_supported": lambda *args, **kwargs: device.capability >= (8, 0),
+        "memory_allocated": lambda device=None: 0,
+        "_exchange_device": lambda index: 0,
+        "_maybe_exchange_device": lambda index: 0,
+    }
+    bound = {name.lstrip("_"): answer for name, answer in answers.items()} | {"get_raw_stream": lambda index: 0}
+    folded = {
+        answers[name]: None for name in ("is_available", "get_device_properties", "is_initialized", "current_device")
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        for name, answer in bound.items():
+            if name in vars(CudaInterface):
+                stack.enter_context(mock.patch.object(CudaInterface, name, staticmethod(answer)))
+        worker = staticmethod(answers["get_device_properties"])
+        stack.enter_context(mock.patch.object(CudaInterface.Worker, "get_device_properties", worker))
+        stack.enter_context(mock.patch.dict(folding.constant_fold_functions, folded))
+        stack.enter_context(mock.patch.object(torch.cuda, "_DeviceGuard", NoGuard))
+        stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True))
+        yield

@@ -1,0 +1,93 @@
+"""Dynamo as it traces a step whose tensors are on meta, under a recorder."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sizer.errors import TraceError
+from sizer.tracing.compiled.findings import Findings
+from sizer.tracing.compiled.graphs import Frontend
+from sizer.tracing.compiled.inductor import compiler_at_work, without_function_modes
+
+BACKENDS = ("inductor", "eager", "aot_eager")
+_OF_TENSORS = ("device", "is_cuda", "is_cpu", "is_meta", "data_ptr", "get_device")
+
+
+@contextmanager
+def dynamo_on(findings: Findings, frontend: Frontend) -> Iterator[None]:
+    """Within the context Dynamo compiles under a recorder, and traces neither the recorder's hooks nor its function modes."""
+    import torch._dynamo as dynamo
+    import torch._dynamo.convert_frame as convert_frame
+    import torch._dynamo.trace_rules as trace_rules
+    import torch._dynamo.variables.tensor as tensors
+
+    convert = convert_frame.CatchErrorsWrapper.__call__
+
+    def convert_on_device(self: Any, frame: Any, *args: Any) -> Any:
+        if trace_rules.check(frame.f_code):  # Dynamo will skip this frame
+            return convert(self, frame, *args)
+        _refuse_backend(self)
+        with compiler_at_work(), frontend.turned(True):
+            converted = convert(self, frame, *args)
+        findings.compiled = True
+        gc.collect()  # the compiler's frames are in cycles, and keep what the caller has alive
+        return converted
+
+    for name in _OF_TENSORS:  # Dynamo may have been imported while Sizer's own attributes were in their place
+        tensors.all_tensor_attrs[name] = vars(torch._C.TensorBase)[name]
+    with ExitStack() as stack:
+        stack.callback(dynamo.reset)
+        stack.enter_context(frontend.installed())
+        stack.callback(trace_rules.clear_lru_cache)
+        for place, name, value in (
+            (convert_frame.CatchErrorsWrapper, "__call__", convert_on_device),
+            (trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS]),
+            (trace_rules, "SKIP_DIRS_RE", trace_rules.SKIP_DIRS_RE),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value))
+        trace_rules.add("sizer")  # between graphs Sizer's own functions run, which are not to be compiled
+        dynamo.reset()
+        trace_rules.clear_lru_cache()
+        findings.start()
+        yield
+
+
+def _refuse_backend(callback: Any) -> None:
+    """Raise TraceError for a backend whose allocations are unknown."""
+    while (inner := getattr(callback, "_torchdynamo_orig_backend", None)) is not None:
+        callback = inner
+    name = getattr(callback, "compiler_name", None) or getattr(callback, "__name__", type(callback).__name__)
+    if name not in BACKENDS and name != "compile_fx":
+        raise TraceError(
+            "code compiled by this backend cannot be traced",
+            given=f"torch.compile(backend={name})",
+            allowed=", ".join(BACKENDS),
+            todo="use one of these backends",
+        )
+
+
+def hide_modes() -> Callable[[], None]:
+    """Remove the function modes and the global hooks of modules for the time of a compiled call: Dynamo would trace Sizer's own.
+
+    Returns the function that puts them back.
+    """
+    module = torch.nn.modules.module
+    hooks = [value for name, value in vars(module).items() if name.startswith("_global_") and isinstance(value, dict)]
+    kept = [dict(one) for one in hooks]
+    for one in hooks:
+        one.clear()
+    modes = ExitStack()
+    modes.enter_context(without_function_modes())
+
+    def put_back() -> None:
+        modes.close()
+        for one, before in zip(hooks, kept, strict=True):
+            one.update(before)
+
+    return put_back

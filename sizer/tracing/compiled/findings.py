@@ -1,0 +1,92 @@
+"""What the compiler did of a step: regions, graph breaks with their reasons, recompilations, and what ran eagerly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sizer.memory.compiled_code import CompiledCode
+
+_TEXT = 200  # characters of a reason
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_GOT = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
+
+
+class Findings:
+    """What was compiled since `start`. `timed` are choices that a device makes by timing, as they were assumed.
+
+    `compiled` is True from a compilation on until the step has ended.
+    """
+
+    def __init__(self) -> None:
+        self.compiled = False
+        self.timed: set[str] = set()
+
+    def read(self) -> CompiledCode:
+        """Return what Dynamo has recorded."""
+        from torch._dynamo import utils
+
+        regions, again, eager = [], [], []
+        for one in utils.get_compilation_metrics():
+            if not one.is_forward or not one.co_name:
+                continue
+            where = _function(one.co_name, one.co_filename, one.co_firstlineno)
+            if one.recompile_reason:
+                again.append(f"{where}: {reason_of(one.recompile_reason)}")
+            if one.fail_type and not one.has_guarded_code:
+                eager.append(f"{where}: {reason_of(one.fail_reason or one.fail_type)}")
+            elif one.graph_op_count:
+                regions.append(f"{where}: {one.graph_op_count} operators")
+        return CompiledCode(
+            regions=_unique(regions),
+            graph_breaks=_unique(_break(reason) for reason in utils.graph_break_reasons if reason.graph_break),
+            recompilations=_unique(again),
+            eager=_unique(eager),
+            assumptions=tuple(sorted(self.timed)),
+        )
+
+    @staticmethod
+    def start() -> None:
+        """Forget Dynamo's records of code that was compiled before."""
+        from torch._dynamo import utils
+
+        utils.graph_break_reasons.clear()
+        utils.set_compilation_metrics_limit(10_000)
+        utils.clear_compilation_metrics()
+
+
+def line_of_stack(stack: Iterable[Any] | None) -> str | None:
+    """Return the file and line of the innermost frame that is neither PyTorch's nor Sizer's, None if there is none."""
+    theirs = [frame for frame in stack or () if not frame.filename.startswith((*_OWN, "<"))]
+    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else None
+
+
+def reason_of(message: str) -> str:
+    """Return the first line of a message of Dynamo's; if an operator failed, with that operator's error."""
+    first = next((line for line in message.splitlines() if line.strip()), "no reason given")
+    failed = _GOT.search(message)
+    return _line(f"{first}: {failed[1]}" if failed else first)
+
+
+def _break(reason: Any) -> str:
+    where = line_of_stack(reason.user_stack)
+    return f"{reason_of(reason.reason)}{f' ({where})' if where else ''}"
+
+
+def _function(name: str, file: str, line: int) -> str:
+    """Return a function's name and place, without Dynamo's own: what runs after a graph break is a function of its own."""
+    if file.startswith(_OWN[0]):
+        return "a module of torch.nn"
+    return f"{name.partition('torch_dynamo_resume_in_')[2].rpartition('_at_')[0] or name} ({Path(file).name}:{line})"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_TEXT]
+
+
+def _unique(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))

@@ -1,0 +1,207 @@
+"""Inductor and AOTAutograd as they compile for a device that is not there."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._C import DispatchKey
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sizer.catalogue.hardware import Hardware
+from sizer.errors import TraceError
+from sizer.tracing.compiled.findings import Findings
+from sizer.tracing.compiled.graphs import Frontend, move
+from sizer.tracing.compiled.sources import Sources, empty_strided, triton_kernel
+from sizer.tracing.cuda.convolution_backend import as_call, backend_of
+from sizer.tracing.meta.imports import usual_imports
+
+TIMED = "Inductor times whether to pad matrix products with sizes that are no multiple of the alignment; padding is taken as slower"
+_CONVOLUTION = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+
+
+class _OnHost(TorchFunctionMode):
+    """Make on the CPU what code makes on CUDA: constants of one element, which Inductor folds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        def on_host(value: Any) -> Any:
+            return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
+
+        return func(*map(on_host, args), **{name: on_host(value) for name, value in (kwargs or {}).items()})
+
+
+@contextmanager
+def without_function_modes() -> Iterator[None]:
+    """Within the context no function mode is on: the compiler must not trace Sizer's own."""
+    count = torch._C._len_torch_function_stack()
+    modes = [torch._C._pop_torch_function_stack() for _ in range(count)]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+@contextmanager
+def compiler_at_work() -> Iterator[None]:
+    """Within the context the compiler runs as outside of a trace: without its modes and its imports.
+
+    Warnings are ignored: they advise on speed, or are about fake tensors.
+    """
+    with _disable_current_modes(), without_function_modes(), usual_imports(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def inductor_on(device: Hardware, findings: Findings, frontend: Frontend) -> Iterator[None]:
+    """Within the context Inductor compiles graphs over meta tensors as on the device, and its code runs on meta tensors."""
+    import torch._functorch.config as functorch_config
+    import torch._inductor.async_compile as async_compile
+    import torch._inductor.codecache as codecache
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.config as inductor_config
+    import torch._inductor.fx_passes.joint_graph as joint_graph
+    import torch._inductor.fx_passes.pad_mm as pad_mm
+    import torch._inductor.output_code as output_code
+    import torch._inductor.scheduler as scheduler
+    import torch.utils._triton as triton_answers
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    sources = Sources()
+    partition, forward, backward = (
+        compile_fx.partition_fn,
+        compile_fx.compile_fx_forward,
+        compile_fx.compile_fx_backward,
+    )
+    folder = joint_graph.UniformValueConstantFolder
+    deduce = folder._deduce_value
+    guards = torch._C._dynamo.guards
+
+    def partition_moved(graph: Any, joint_inputs: Any, **kwargs: Any) -> Any:
+        with frontend.turned(False):
+            return partition(graph, move(graph, joint_inputs), **kwargs)
+
+    def forward_moved(graph: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_settings(inductor_config)
+        with frontend.turned(False):
+            if kwargs.get("is_inference"):
+                return forward(graph, move(graph, example_inputs), *args, **kwargs)
+            inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+            return forward(graph, inputs, *args, **kwargs)
+
+    def backward_moved(*args: Any, **kwargs: Any) -> Any:
+        # as late as in the first backward pass, within whichever modes the step has then
+        with compiler_at_work(), frontend.turned(False):
+            made = backward(*args, **kwargs)
+        findings.compiled = True
+        gc.collect()  # the compiler's frames are in cycles, and keep what the step returns alive
+        return made
+
+    def pad_by_assumption(match: Any, first: Any, second: Any, op: Any, input: Any = None) -> bool:
+        findings.timed.add(TIMED)
+        return False
+
+    def deduce_on_host(self: Any, node: torch.fx.Node) -> Any:
+        with _OnHost():
+            return deduce(self, node)
+
+    replacements: list[tuple[Any, str, Any]] = [
+        (compile_fx, "with_fresh_cache_if_config", nullcontext),  # a folder on the disk
+        (compile_fx, "partition_fn", partition_moved),
+        (compile_fx, "compile_fx_forward", forward_moved),
+        (compile_fx, "compile_fx_backward", backward_moved),
+        (FakeTensorMode, "avoid_device_init", property(lambda self: True)),
+        (triton_answers, "triton_hash_with_backend", lambda: "none"),
+        (scheduler, "has_triton", lambda: True),
+        (pad_mm, "has_triton", lambda: True),
+        (pad_mm, "_should_pad", pad_by_assumption),
+        (folder, "_deduce_value", deduce_on_host),
+        *((codecache.PyCodeCache, name, getattr(sources, name)) for name in ("write", "load", "load_by_key_path")),
+        (output_code, "open", sources.open),
+        (async_compile.AsyncCompile, "triton", triton_kernel),
+        (async_compile.AsyncCompile, "warm_pool", lambda: None),
+        (guards, "_empty_strided_cuda", empty_strided),
+        (guards, "assert_alignment", lambda *args: None),
+        *_convolutions_on(device),
+    ]
+    torch._C._ensureCUDADeviceGuardSet()
+    with ExitStack() as stack:
+        for place, name, value in replacements:
+            stack.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
+        stack.enter_context(_composites_taken_apart())
+        stack.enter_context(inductor_config.patch(force_disable_caches=True, compile_threads=1))
+        stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
+        yield
+
+
+def _refuse_settings(config: Any) -> None:
+    """Raise TraceError for settings of Inductor whose memory cannot be traced."""
+    if config.max_autotune or config.max_autotune_gemm or config.max_autotune_pointwise:
+        raise TraceError(
+            "max-autotune chooses kernels by timing them on the device",
+            given="torch.compile with max-autotune",
+            allowed="mode=default",
+            todo="leave max-autotune out: without it each product is cuBLAS's, with its workspace",
+        )
+    if config.triton.cudagraphs:
+        raise TraceError(
+            "CUDA graphs keep private pools of memory, which cannot be traced yet",
+            given="torch.compile with mode=reduce-overhead",
+            allowed="mode=default",
+            todo="leave the mode out: the figures are then those without CUDA graphs, which reserve less",
+        )
+
+
+def _convolutions_on(device: Hardware) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Return replacements that give a convolution's result the memory format of the device's backend.
+
+    PyTorch's own functions ask the device whether cuDNN takes bfloat16. `_select_conv_backend` hands the format on to
+    `_conv_determine_backend_memory_format`, in place of a backend (torch/_meta_registrations.py, meta_conv; 2.15).
+    """
+    select, determine = torch._C._select_conv_backend, torch._C._conv_determine_backend_memory_format
+
+    def select_on_device(input: torch.Tensor, weight: torch.Tensor, *args: Any, **given: Any) -> Any:
+        if input.device.type != "cuda" or args:
+            return select(input, weight, *args, **given)
+        call = as_call(input, weight, tuple(given[name] for name in _CONVOLUTION))
+        return call.layout if backend_of(call, device.capability) == "cudnn" else torch.contiguous_format
+
+    def determine_on_device(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        return backend if isinstance(backend, torch.memory_format) else determine(input, weight, backend)
+
+    return [
+        (torch._C, "_select_conv_backend", select_on_device),
+        (torch._C, "_conv_determine_backend_memory_format", determine_on_device),
+    ]
+
+
+@contextmanager
+def _composites_taken_apart() -> Iterator[None]:
+    """Within the context, composite operators with a meta kernel in Python are taken apart for meta tensors, as for CUDA's.
+
+    `resolve_key` (torch/_ops.py, 2.15) takes no operator apart that has a kernel for the backend: under AOTAutograd,
+    F.cross_entropy has no gradient on meta. Eager mode does not know those kernels.
+    """
+    from torch._decomp import global_decomposition_table
+
+    named = {
+        op for table in global_decomposition_table.values() for op in table if isinstance(op, torch._ops.OpOverload)
+    }
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = [op for op in named if DispatchKey.Meta in op.py_kernels and has(op.name(), "CompositeImplicitAutograd")]
+    kernels = [op.py_kernels.pop(DispatchKey.Meta) for op in found]
+    for op in found:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernel in zip(found, kernels, strict=True):
+            op.py_kernels[DispatchKey.Meta] = kernel
+            op._dispatch_cache.clear()

@@ -1,0 +1,164 @@
+"""The context within which a step may call compiled code; the compiler is imported when it first does."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from traceback import extract_tb
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.hardware import HARDWARE, Hardware
+from sizer.errors import TraceError
+from sizer.memory.compiled_code import CompiledCode
+from sizer.tracing.compiled.answers import compiler_answers
+from sizer.tracing.compiled.dynamo import dynamo_on, hide_modes
+from sizer.tracing.compiled.findings import Findings, line_of_stack, reason_of
+from sizer.tracing.compiled.graphs import Frontend
+from sizer.tracing.compiled.inductor import compiler_at_work, inductor_on
+from sizer.tracing.compiled.names import check_compiler
+
+_PATCHED = (
+    torch,
+    torch.cuda,
+    torch.accelerator,
+    torch._C,
+    torch.Tensor,
+)  # Sizer replaces attributes of these in a trace
+
+# Of Sizer's own settings: its hooks, and Inductor's caches, which are off.
+_WARNINGS = (r"Using `torch\.compile\(module\)` when there are global hooks", "dynamo_pgo force disabled")
+
+
+class Compiler:
+    """PyTorch's compiler within one trace on one GPU: installed at the first compiled call, uninstalled with the trace.
+
+    Make it before anything of PyTorch is replaced. `code` is what was compiled, None if nothing was.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.code: CompiledCode | None = None
+        self._findings: Findings | None = None
+        self._gpu, self._hardware = gpu, _hardware(gpu)
+        self._originals = [(owner, dict(vars(owner))) for owner in _PATCHED]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within the context compiled code is compiled for the GPU. Raises TraceError for code that cannot be."""
+        compile_ = torch.compile
+        with ExitStack() as stack:
+
+            def compile_and_watch(*args: Any, **kwargs: Any) -> Any:
+                self._import()
+                watch()
+                return compile_(*args, **kwargs)
+
+            def watch() -> None:
+                frames = sys.modules["torch._dynamo.eval_frame"]
+                choose = frames._callback_from_stance
+                if getattr(choose, "__self__", None) is None and choose.__name__ == "_callback_from_stance":
+                    stack.enter_context(mock.patch.object(frames, "_callback_from_stance", begin(choose)))
+                    stack.enter_context(warnings.catch_warnings())
+                    for message in _WARNINGS:
+                        warnings.filterwarnings("ignore", message=message)
+
+            def begin(choose: Any) -> Any:
+                def begin_call(callback: Any) -> Any:
+                    frame = sys._getframe(1)
+                    # None and False are no compiler: `torch.compiler.disable`, and what is put back after a call
+                    if callable(callback) and frame.f_code.co_name == "compile_wrapper":
+                        if self._findings is None:
+                            self._install(stack)
+                        frame.f_locals["cleanups"].append(hide_modes())
+                    return choose(callback)
+
+                return begin_call
+
+            if "torch._dynamo.eval_frame" in sys.modules:
+                watch()
+            stack.enter_context(mock.patch.object(torch, "compile", compile_and_watch))
+            yield
+            if self._findings is not None:
+                self.code = self._findings.read()
+
+    def end_step(self) -> None:
+        """Collect the compiler's cycles if a step compiled anything: they keep the step's tensors alive, and no collection runs."""
+        if self._findings is not None and self._findings.compiled:
+            self._findings.compiled = False
+            gc.collect()
+
+    def _import(self) -> None:
+        """Import Dynamo as it is without a trace: it keeps functions of PyTorch that Sizer has replaced."""
+        if "torch._dynamo.eval_frame" in sys.modules:
+            return
+        ours = [(owner, name, value) for owner, before in self._originals for name, value in vars(owner).items()
+                if name not in before or before[name] is not value]  # fmt: skip
+        before = {id(owner): names for owner, names in self._originals}
+        for owner, name, _ in ours:
+            if name in before[id(owner)]:
+                setattr(owner, name, before[id(owner)][name])
+            else:
+                delattr(owner, name)
+        try:
+            with compiler_at_work():
+                import torch._dynamo.eval_frame  # noqa: F401
+        finally:
+            for owner, name, value in ours:
+                setattr(owner, name, value)
+
+    def _install(self, stack: ExitStack) -> None:
+        with compiler_at_work():
+            check_compiler()
+        if self._hardware is None:
+            raise TraceError(
+                "compiled code is traced for GPUs of the catalogue's capabilities",
+                given=f"compute capability {self._gpu.capability}",
+                todo="choose a GPU of the catalogue, or run the step eagerly",
+            )
+        findings, frontend = Findings(), Frontend()
+        stack.enter_context(compiler_answers(self._hardware))
+        stack.enter_context(inductor_on(self._hardware, findings, frontend))
+        stack.enter_context(dynamo_on(findings, frontend))
+        self._findings = findings
+
+
+@contextmanager
+def compile_failures() -> Iterator[None]:
+    """Turn an error of the compiler into a TraceError with its reason and the line of the user's code."""
+    try:
+        yield
+    except Exception as error:
+        raise _failure(error) or error from error
+
+
+def _failure(error: BaseException) -> TraceError | None:
+    """Return the TraceError for an error that Dynamo raised, None for any other error."""
+    exc = sys.modules.get("torch._dynamo.exc")
+    if exc is None or not isinstance(error, exc.TorchDynamoException):
+        return None
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, TraceError):
+            return inner
+        inner = getattr(inner, "inner_exception", None) or inner.__cause__ or inner.__context__
+    where = line_of_stack(getattr(error, "real_stack", None)) or line_of_stack(extract_tb(error.__traceback__))
+    text = f"torch.compile fails: {reason_of(str(error))}{f' ({where})' if where else ''}"
+    if isinstance(error, exc.Unsupported):
+        return TraceError(text, todo="leave fullgraph=True out, or change the line so that Dynamo can trace it")
+    return TraceError(text)
+
+
+def _hardware(gpu: Gpu) -> Hardware | None:
+    """Return the device's hardware, or that of a catalogue's GPU of the same capability with this GPU's memory."""
+    row = HARDWARE.get(gpu.key)
+    if row is not None or gpu.capability is None:
+        return row
+    alike = [row for row in HARDWARE.values() if row.capability == gpu.capability]
+    return replace(alike[0], gpu=gpu) if alike else None

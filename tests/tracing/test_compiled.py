@@ -1,0 +1,160 @@
+"""Code that torch.compile has compiled: each step's figures against PyTorch's own over the null driver, to the byte.
+
+`tests/null_driver/compiled.json` holds what `tests.null_driver.compiled` recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from sizer.custom import size_step
+from sizer.errors import TraceError
+from sizer.tracing.compiled import names
+from sizer.tracing.compiled.findings import reason_of
+from sizer.versions import installed_version
+from tests.tracing.compiled_steps import figures
+from tests.tracing.compiled_works import FEW, WORKS, Step, asks, between, breaks, two_lengths
+
+RECORDED = json.loads((Path(__file__).parents[1] / "null_driver/compiled.json").read_text())
+# torch._dynamo of PyTorch 2.11 calls it at import
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.skipif(bool(names.missing_names()), reason="this PyTorch's compiler is refused by name"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_settings():
+    """The compiler's settings are put back, and its records are not kept: pytest keeps each with the tensors that it names."""
+    import torch._functorch.config as config
+
+    logging.disable(logging.CRITICAL)
+    with config.patch(activation_memory_budget=config.activation_memory_budget):
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def gpu_step(model: nn.Module, **options: Any) -> Callable[[], Step]:
+    """A setup that compiles a module of 4 features."""
+
+    def setup() -> Step:
+        compiled = torch.compile(model.cuda(), **options)
+        return lambda: compiled(torch.zeros(2, 4, device="cuda")).sum().backward()
+
+    return setup
+
+
+def test_every_work_is_recorded():
+    assert RECORDED["works"].keys() == WORKS.keys()
+
+
+@pytest.mark.skipif(installed_version() != (2, 15), reason="recorded with PyTorch 2.15")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name in WORKS]
+)
+def test_each_step_is_what_pytorch_allocates(name: str):
+    assert figures(name, gpu=RECORDED["gpu"]) == RECORDED["works"][name]
+
+
+def test_the_report_lists_regions_breaks_and_recompilations():
+    broken = size_step(partial(between, breaks), gpu="h100-80gb")
+    (place,) = broken.compiled.graph_breaks
+    assert "graph_break()" in place and "compiled_works.py:" in place
+    assert len(broken.compiled.regions) == 2
+    assert any("graph break" in note for note in broken.notes)
+    (reason,) = size_step(two_lengths, gpu="h100-80gb").compiled.recompilations
+    assert "size mismatch at index 0. expected 96, actual 128" in reason
+    assert type(broken).from_dict(json.loads(broken.to_json())).compiled == broken.compiled
+
+
+def test_eager_code_has_no_compiled_part():
+    def setup() -> Step:
+        model = nn.Linear(4, 4).cuda()
+        torch.compile(model)  # never called
+        return lambda: model(torch.zeros(2, 4, device="cuda")).sum().backward()
+
+    assert size_step(setup, gpu="h100-80gb").compiled is None
+
+
+def test_code_compiled_before_the_trace_is_traced_and_works_afterwards():
+    twice = torch.compile(lambda x: x * 2, backend="aot_eager")
+    compile_, is_available, device = torch.compile, torch.cuda.is_available, vars(torch.Tensor).get("device")
+    import torch._dynamo.trace_rules as rules
+    import torch._inductor.compile_fx as compile_fx
+
+    skipped, partition = [*rules.SKIP_DIRS], compile_fx.partition_fn
+    report = size_step(lambda: lambda: twice(torch.zeros(2, 64, device="cuda")), gpu="h100-80gb")
+    assert report.compiled.regions
+    assert torch.compile is compile_
+    assert torch.cuda.is_available is is_available
+    assert vars(torch.Tensor).get("device") is device
+    assert (rules.SKIP_DIRS, compile_fx.partition_fn) == (skipped, partition)
+    assert twice(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_two_gpus_are_compiled_for_one_after_the_other():
+    setup = partial(between, nn.Identity())
+    first = size_step(setup, gpu="t4").estimates[0].peak_allocated_bytes
+    assert size_step(setup, gpu="h100-80gb").estimates[0].peak_allocated_bytes > first  # cuBLAS takes 32 MiB for 8.1
+    assert size_step(setup, gpu="t4").estimates[0].peak_allocated_bytes == first
+
+
+REFUSED = {
+    "fullgraph": (partial(between, asks, fullgraph=True), r"Data-dependent branching \(compiled_works\.py:\d+\)"),
+    "shape": (gpu_step(nn.Linear(5, 4)), r"same reduction dim.*\(test_compiled\.py:\d+\)"),
+    "backend": (
+        gpu_step(nn.Linear(4, 4), backend="cudagraphs"),
+        r"backend=cudagraphs.*allowed inductor, eager, aot_eager",
+    ),
+    "own backend": (
+        gpu_step(nn.Linear(4, 4), backend=lambda graph, inputs: graph.forward),
+        r"backend=<lambda>.*allowed inductor",
+    ),
+    "max-autotune": (gpu_step(nn.Linear(4, 4), mode="max-autotune"), "timing"),
+    "reduce-overhead": (gpu_step(nn.Linear(4, 4), mode="reduce-overhead"), "CUDA graphs"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_traced_is_refused_by_name(case: str):
+    setup, text = REFUSED[case]
+    with pytest.raises(TraceError, match=text) as caught:
+        size_step(setup, gpu="h100-80gb")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_triton_the_error_says_how_to_install_it():
+    find = names.importlib.util.find_spec
+    with (
+        mock.patch.object(names.importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)),
+        pytest.raises(TraceError, match="pip install triton"),
+    ):
+        size_step(gpu_step(nn.Linear(4, 4)), gpu="h100-80gb")
+
+
+@pytest.mark.parametrize(("module", "path"), names.NAMES, ids=".".join)
+def test_pytorch_has_each_private_name(module: str, path: str):
+    assert names._exists(module, path)
+
+
+def test_a_version_without_a_name_is_refused_by_name():
+    with (
+        mock.patch.object(names, "NAMES", (*names.NAMES, ("torch._dynamo", "no_such_name"))),
+        pytest.raises(TraceError, match=r"lacks torch\._dynamo\.no_such_name"),
+    ):
+        names.check_compiler()
+
+
+def test_an_operators_own_error_is_part_of_the_reason():
+    assert reason_of("\nA\nExplanation: got RuntimeError('b must be c')") == "A: b must be c"
+    assert reason_of("A\nB") == "A"
