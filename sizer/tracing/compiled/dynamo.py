@@ -20,14 +20,19 @@ _OF_TENSORS = ("device", "is_cuda", "is_cpu", "is_meta", "data_ptr", "get_device
 
 
 @contextmanager
-def dynamo_on(findings: Findings, frontend: Frontend) -> Iterator[None]:
-    """Within the context Dynamo compiles under a recorder, and traces neither the recorder's hooks nor its function modes."""
+def dynamo_on(findings: Findings, frontend: Frontend, on_host: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Within the context Dynamo compiles under a recorder, and traces neither the recorder's hooks nor its function modes.
+
+    Raises TraceError for an input that is `on_host`: both kinds of tensors are on meta, so that Dynamo takes it for the device's.
+    """
     import torch._dynamo as dynamo
     import torch._dynamo.convert_frame as convert_frame
     import torch._dynamo.trace_rules as trace_rules
+    import torch._dynamo.variables.builder as builder
+    import torch._dynamo.variables.optimizer as optimizer
     import torch._dynamo.variables.tensor as tensors
 
-    convert = convert_frame.CatchErrorsWrapper.__call__
+    convert, wrap = convert_frame.CatchErrorsWrapper.__call__, builder.VariableBuilder.__call__
 
     def convert_on_device(self: Any, frame: Any, *args: Any) -> Any:
         if trace_rules.check(frame.f_code):  # Dynamo will skip this frame
@@ -39,6 +44,26 @@ def dynamo_on(findings: Findings, frontend: Frontend) -> Iterator[None]:
         gc.collect()  # the compiler's frames are in cycles, and keep what the caller has alive
         return converted
 
+    def wrap_on_device(self: Any, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and on_host(value):
+            raise TraceError(
+                "compiled code cannot be traced with a tensor of the host as an input",
+                given=f"{self.get_source().name} of shape {tuple(value.shape)}",
+                allowed="tensors of the device",
+                todo="move the tensor to the device outside of the compiled code",
+            )
+        return wrap(self, value)
+
+    def set_capturable(self: Any, group: dict[str, Any]) -> bool:
+        if group.get("capturable", True):
+            return False
+        raise TraceError(
+            "a compiled optimizer cannot be traced with its step counters on the host",
+            given=f"{type(self.value).__name__} with capturable=False",
+            allowed="capturable=True, which keeps the counters on the device",
+            todo="set it, or call the optimizer without torch.compile",
+        )
+
     for name in _OF_TENSORS:  # Dynamo may have been imported while Sizer's own attributes were in their place
         tensors.all_tensor_attrs[name] = vars(torch._C.TensorBase)[name]
     with ExitStack() as stack:
@@ -47,6 +72,8 @@ def dynamo_on(findings: Findings, frontend: Frontend) -> Iterator[None]:
         stack.callback(trace_rules.clear_lru_cache)
         for place, name, value in (
             (convert_frame.CatchErrorsWrapper, "__call__", convert_on_device),
+            (builder.VariableBuilder, "__call__", wrap_on_device),
+            (optimizer.OptimizerVariable, "_safe_to_set_capturable", set_capturable),
             (trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS]),
             (trace_rules, "SKIP_DIRS_RE", trace_rules.SKIP_DIRS_RE),
         ):

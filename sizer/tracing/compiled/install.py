@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from traceback import extract_tb
@@ -40,13 +40,14 @@ _WARNINGS = (r"Using `torch\.compile\(module\)` when there are global hooks", "d
 class Compiler:
     """PyTorch's compiler within one trace on one GPU: installed at the first compiled call, uninstalled with the trace.
 
-    Make it before anything of PyTorch is replaced. `code` is what was compiled, None if nothing was.
+    Make it before anything of PyTorch is replaced. `code` is what was compiled, None if nothing was. `on_host` is True for
+    tensors of the host.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, on_host: Callable[[torch.Tensor], bool]) -> None:
         self.code: CompiledCode | None = None
         self._findings: Findings | None = None
-        self._gpu, self._hardware = gpu, _hardware(gpu)
+        self._gpu, self._hardware, self._on_host = gpu, _hardware(gpu), on_host
         self._originals = [(owner, dict(vars(owner))) for owner in _PATCHED]
 
     @contextmanager
@@ -125,7 +126,7 @@ class Compiler:
         findings, frontend = Findings(), Frontend()
         stack.enter_context(compiler_answers(self._hardware))
         stack.enter_context(inductor_on(self._hardware, findings, frontend))
-        stack.enter_context(dynamo_on(findings, frontend))
+        stack.enter_context(dynamo_on(findings, frontend, self._on_host))
         self._findings = findings
 
 
@@ -134,6 +135,9 @@ def compile_failures() -> Iterator[None]:
     """Turn an error of the compiler into a TraceError with its reason and the line of the user's code."""
     try:
         yield
+    except TraceError as error:
+        error.args = (str(error).partition("\n")[0],)  # Dynamo appends the user's lines (torch/_dynamo/exc.py, 2.15)
+        raise
     except Exception as error:
         raise _failure(error) or error from error
 
@@ -146,6 +150,7 @@ def _failure(error: BaseException) -> TraceError | None:
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, TraceError):
+            inner.args = (str(inner).partition("\n")[0],)
             return inner
         inner = getattr(inner, "inner_exception", None) or inner.__cause__ or inner.__context__
     where = line_of_stack(getattr(error, "real_stack", None)) or line_of_stack(extract_tb(error.__traceback__))

@@ -25,6 +25,8 @@ NAMES = (
     ("torch._dynamo.utils", "graph_break_reasons"),
     ("torch._dynamo.utils", "set_compilation_metrics_limit"),
     ("torch._dynamo.variables.torch", "constant_fold_functions"),
+    ("torch._dynamo.variables.builder", "VariableBuilder.__call__"),
+    ("torch._dynamo.variables.optimizer", "OptimizerVariable._safe_to_set_capturable"),
     ("torch._dynamo.variables.tensor", "TensorVariable.method_attr_device"),
     ("torch._dynamo.variables.tensor", "TensorVariable.method_attr_is_cuda"),
     ("torch._dynamo.variables.tensor", "all_tensor_attrs"),
