@@ -73,13 +73,13 @@ def test_a_phone_shows_the_question_without_the_form(page: Page, app_url: str):
 def test_a_phone_opens_the_form_from_the_page(page: Page, app_url: str):
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{app_url}/?{SMALL}")
-    field = page.get_by_label("Batch sizes", exact=True)
+    form = page.get_by_role("heading", name="How much device memory does it need?")
     for batch in ("1", "2"):  # again after it was closed by hand
         page.get_by_role("button", name="Edit the question").click(timeout=ANSWER_MS)
-        expect(field).to_be_in_viewport()
+        expect(form).to_be_in_viewport()
         write(page, "Batch sizes", batch)
         expect(page.get_by_text(f"· batch {batch} ·")).to_be_visible()
         page.get_by_test_id("stSidebarCollapseButton").locator("button").click()
-        expect(field).not_to_be_in_viewport()
+        expect(form).not_to_be_in_viewport()
     page.set_viewport_size({"width": 1400, "height": 844})
     expect(page.get_by_role("button", name="Edit the question")).to_be_hidden()

@@ -97,7 +97,7 @@ def test_no_library_is_asked_in_its_place():
         ("MI300", "did you mean mi300x?"),
         ("7900xtx", "did you mean rx-7900-xtx?"),
         ("gb10", "did you mean dgx-spark?"),
-        ("m4-max", "did you mean m4-max-64gb, m4-max-128gb?"),
+        ("m4-max", "did you mean m4-max-64gb, m4-max-128gb, m4-max-36gb?"),
         ("rtx-4009", "did you mean rtx-4090, "),
         ("x", "write for example gpu=rtx-4090"),
         ("nothing of the kind", "write for example gpu=rtx-4090"),
