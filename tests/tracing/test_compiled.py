@@ -26,14 +26,8 @@ from tests.tracing.compiled_steps import figures
 from tests.tracing.compiled_works import FEW, WORKS, Step, asks, between, breaks, two_lengths
 
 RECORDED = json.loads((Path(__file__).parents[1] / "null_driver/compiled.json").read_text())
-# torch._dynamo of PyTorch 2.11 calls it at import
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-    pytest.mark.skipif(
-        installed_version() != (2, 15) and bool(names.missing_names()),
-        reason="this PyTorch's compiler is refused by name",
-    ),
-]
+OLDER = installed_version() < names.OLDEST_READ
+pytestmark = pytest.mark.skipif(OLDER, reason="this PyTorch's compiler is refused by name (test_own_code.py)")
 
 
 @pytest.fixture(autouse=True)

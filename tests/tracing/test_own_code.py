@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from sizer.custom import size_module, size_step
 from sizer.errors import TraceError
+from sizer.tracing.compiled import names
 from sizer.tracing.cuda.cudnn import version
 
 # torch._dynamo of PyTorch 2.11 calls it at import
@@ -53,6 +55,14 @@ def test_code_that_was_compiled_before_is_refused_and_works_again_afterwards() -
         size_step(setup, gpu="m2-ultra-64gb")
     assert torch.compile is before
     assert twice(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_the_compiler_of_an_older_pytorch_is_refused_by_name() -> None:
+    with (
+        mock.patch.object(names, "installed_version", lambda: (2, 11)),
+        pytest.raises(TraceError, match=r"the compiler of PyTorch 2\.11 cannot be traced: allowed PyTorch 2\.15 or newer"),
+    ):
+        names.check_compiler()
 
 
 def test_compiling_without_a_call_is_no_fault() -> None:

@@ -9,6 +9,9 @@ from functools import reduce
 import torch
 
 from sizer.errors import TraceError
+from sizer.versions import format_version, installed_version
+
+OLDEST_READ = (2, 15)
 
 NAMES = (
     ("torch._dynamo.eval_frame", "_TorchDynamoContext"),
@@ -71,8 +74,14 @@ def missing_names() -> list[str]:
 def check_compiler() -> None:
     """Import PyTorch's compiler.
 
-    Raises TraceError if triton is missing, or if this PyTorch lacks a name of NAMES.
+    Raises TraceError if triton is missing, if this PyTorch is older than those that were read, or if it lacks a name of NAMES.
     """
+    if (version := installed_version()) < OLDEST_READ:
+        raise TraceError(
+            f"the compiler of PyTorch {format_version(version)} cannot be traced",
+            allowed=f"PyTorch {format_version(OLDEST_READ)} or newer",
+            todo="install such a version, or leave torch.compile out",
+        )
     if importlib.util.find_spec("triton") is None:
         raise TraceError(
             "torch.compile generates Triton kernels for this device, and triton is not installed",
@@ -81,7 +90,7 @@ def check_compiler() -> None:
     if missing := missing_names():
         raise TraceError(
             f"the compiler of PyTorch {torch.__version__} cannot be traced: it lacks {', '.join(missing)}",
-            allowed="a PyTorch of 2.15",
+            allowed="PyTorch 2.15",
             todo="install that version, or leave torch.compile out",
         )
 
