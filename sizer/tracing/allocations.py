@@ -1,9 +1,10 @@
 """What a kernel allocates beside its results, where no dispatch mode sees it: steps in the kernel's own order.
 
 A list of sizes (bytes) is held together and released, a tuple of sizes is held until the operator ends, a tensor is one of the
-operator's results, which exists from there on. PRODUCT among the sizes of a list stands for cuBLAS's workspace. A tuple among the
-sizes of a list is allocated and released at its place, once for each thread, and the cache is emptied then. Each function in a
-table HELD takes the device, the operator's arguments and its results; its docstring names the C++ file.
+operator's results, which exists from there on. A list at the beginning of a tuple is held until the rest of the tuple exists.
+PRODUCT among the sizes of a list stands for cuBLAS's workspace. A tuple among the sizes of a list is allocated and released at its
+place, once for each thread, and the cache is emptied then. Each function in a table HELD takes the device, the operator's arguments
+and its results; its docstring names the C++ file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sizer.tracing.values.known import tensors_of
 
 PRODUCT: Final = -1
 
-Step = list[int | tuple[DeferredSize]] | list[int] | tuple[int, ...] | Tensor
+Step = list[int | tuple[DeferredSize]] | list[int] | tuple[list[int] | int, ...] | Tensor
 Steps = Iterable[Step]
 Held = Callable[[Device, tuple, dict, Any], Steps]
 

@@ -357,7 +357,10 @@ class Recorder(TorchDispatchMode):
             if isinstance(step, Tensor):
                 self._see(plan, step, args)
             elif isinstance(step, tuple):
-                kept += self._workspaces.allocate(plan.name, step)
+                passing, lasting = (step[0], step[1:]) if step and isinstance(step[0], list) else ([], step)
+                blocks = self._workspaces.allocate(plan.name, passing)
+                kept += self._workspaces.allocate(plan.name, lasting)
+                self._workspaces.release(blocks)
             else:
                 self._workspaces.hold(plan.name, step)
         self._workspaces.release(kept)

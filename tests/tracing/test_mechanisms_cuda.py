@@ -381,10 +381,11 @@ def test_efficient_attention_keeps_its_random_state_on_the_host_with_dropout(ver
 
 def test_efficient_attention_backward_in_float32() -> None:
     tape = run(Attend, torch.zeros(2, 4, 16), on=cuda(), optimizer="none")
-    # the expanded gradient copied, 2*4*2*8*4, and delta [2, 2, 4] in float32, both held to the end; the product of gradient and
-    # output as large as the gradient, and delta before it is copied; a tile of 64 x 64 for each of the 4 pairs: (4 + 64*64) * 4
+    # the expanded gradient copied, 2*4*2*8*4, held to the end; the product of gradient and output as large as the gradient, its
+    # sum [2, 2, 4] in float32, and delta, which is that sum copied and held to the end; a tile of 64 x 64 for each of the 4
+    # pairs: (4 + 64*64) * 4
     stages = held(tape, "aten._scaled_dot_product_efficient_attention_backward.default")
-    assert stages == [[512, 64, 512, 64, 4 * (4 + 64 * 64) * 4]] * 2
+    assert stages == [[512, 512, 64, 64, 4 * (4 + 64 * 64) * 4]] * 2
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def efficient_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> S
         copies = [batch * heads * key.shape[2] * t.shape[-1] * t.itemsize for t in (key, value)]
     if half:
         return [[*copies, delta, workspace]]
-    # in float32 delta is the sum of a product as large as the output, copied to be contiguous
-    return [(*copies, delta), [batch * heads * queries * value.shape[-1] * 4, delta], [workspace]]
+    # in float32 delta is a copy, made contiguous, of the sum of a product as large as the output
+    return [tuple(copies), ([batch * heads * queries * value.shape[-1] * 4, delta], delta), [workspace]]
 
 
 def efficient_workspace(capability: tuple[int, int], words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
