@@ -218,7 +218,7 @@ def test_uploaded_config(page: Page, app_url: str):
     headline(page, "resnet18")
     choose(page, "Model source", "Your config.json")
     upload = {"name": "config.json", "mimeType": "application/json", "buffer": json.dumps(LLAMA).encode()}
-    page.get_by_test_id("stFileUploaderDropzoneInput").set_input_files(upload)
+    page.get_by_test_id("stSidebar").get_by_test_id("stFileUploaderDropzoneInput").set_input_files(upload)
     headline(page, "LlamaForCausalLM")
     assert json.loads(page.get_by_label("or paste it").input_value()) == LLAMA
 

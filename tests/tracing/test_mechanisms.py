@@ -267,7 +267,6 @@ CHOICES = [
     (HOPPER, FLOAT32, "efficient"),
     (HOPPER, {"head": 136}, "flash"),  # wider than 128
     (HOPPER, {"head": 192, "value_head": 128}, "cudnn"),
-    (HOPPER, {"dropout": 0.1}, "flash"),  # no multiple of 1/16
     (HOPPER, {"dropout": 0.125}, "cudnn"),
     (HOPPER, {"keys": 1}, "flash"),
     (HOPPER, {"causal": True, "queries": 8}, "cudnn"),
@@ -279,6 +278,11 @@ CHOICES = [
 @pytest.mark.parametrize(("capability", "asked", "backend"), CHOICES, ids=str)
 def test_attention_backend(capability: tuple[int, int], asked: dict[str, Any], backend: str) -> None:
     assert choose(device(capability=capability), question(**asked)) == backend
+
+
+@pytest.mark.parametrize(("version", "backend"), [((2, 11), "cudnn"), ((2, 12), "flash")], ids=str)
+def test_cudnn_takes_any_dropout_before_2_12(version: tuple[int, int], backend: str) -> None:
+    assert choose(Device("cuda", HOPPER, version=version), question(dropout=0.1)) == backend
 
 
 class Attend(nn.Module):

@@ -21,6 +21,8 @@ def refused_in_a_trace(kind: str) -> list[str]:
     with recording(Recorder(Device(kind, (8, 0) if kind == "cuda" else None))):
         found = []
         for operator, call in cases().items():
+            if operator not in registered():
+                continue
             for name, dtype in DTYPES.items():
                 if operator == "box_iou_rotated" and name not in MISSING[operator][kind == "cpu"]:
                     continue  # torchvision has no meta kernel for it
@@ -39,7 +41,7 @@ def test_every_operator_of_the_wheel_has_a_case_and_a_row():
 def test_a_trace_by_the_cpus_rules_refuses_what_the_wheels_cpu_kernels_refuse():
     judged = refused("cpu")
     assert "nms float16" in judged and "roi_align float16" not in judged
-    assert [row for row in refused_in_a_trace("cpu") if row.split()[0] in registered()] == judged
+    assert refused_in_a_trace("cpu") == judged
 
 
 def test_a_named_dtype_is_refused_with_the_operator():

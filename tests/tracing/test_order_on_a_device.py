@@ -12,7 +12,7 @@ from sizer.device.record.files import read_measured
 from sizer.estimator import estimate_cell
 from sizer.memory.loops import written
 from sizer.memory.tape import Tape
-from sizer.units import round_up
+from sizer.tracing.allocations import round_up
 from sizer.versions import installed_version
 
 MEASURED = Path(__file__).parents[1] / "measured/h200-2.11-2026-11-26"

@@ -7,7 +7,6 @@ keys, head_dim].
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -129,6 +128,11 @@ def _cudnn_mask(device: Device, a: Attention) -> bool:
     return all(size in (1, whole) for size, whole in zip(a.mask.shape, wanted, strict=True))
 
 
+def _cudnn_dropout(device: Device, a: Attention) -> bool:
+    """check_dropout_quantization, which came with 2.12: before it cuDNN took any share, as 2.11 did on an H200."""
+    return device.version < (2, 12) or (a.dropout * 16).is_integer()
+
+
 # The order that `sdpa_kernel(..., set_priority=True)` leaves where nobody asked for another (Context.h, sdp_priority_order), by
 # the numbers of torch.nn.attention.SDPBackend.
 _NUMBERS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
@@ -174,7 +178,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
         ("it does not take this mask", _cudnn_mask),
         ("it needs capability 8.0 to 12.1", _within((8, 0), (12, 1))),
         (_NO_KERNELS, _has_kernels),
-        ("dropout is no multiple of 1/16", lambda device, a: a.dropout * 16 == math.floor(a.dropout * 16)),
+        ("dropout is no multiple of 1/16", _cudnn_dropout),
         ("the last dimension is strided", _unit_stride(singleton=True)),
         ("batch or heads are above 65,535", _grid_fits),
         ("batches or heads do not match", lambda device, a: heads_fit(device, a, same=False)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sizer.tracing.allocations import Held, Steps, after_results, copies, round_up
+from sizer.tracing.allocations import Held, Steps, copies, round_up
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
 from sizer.tracing.values.known import tensors_of
@@ -36,8 +36,9 @@ def flash_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
 
 
 def cudnn_attention(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
-    """256 bytes (cudnn/MHA.cpp asks cuDNN, which answered so for every shape tried: 9.19 and 9.26, capability 9.0)."""
-    return [[256]]
+    """Seed and offset, which come before the other results (cuda/attention.cu, _cudnn_attention_forward), and 256 bytes
+    (cudnn/MHA.cpp asks cuDNN, which answered so for every shape tried: 9.19 and 9.26, capability 9.0)."""
+    return [*tensors_of((out[6:8], out[:6], out[8:])), [256]]
 
 
 def cudnn_attention_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
@@ -130,7 +131,7 @@ def cudnn_backward(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps
 
 
 HELD: dict[Any, Held] = {
-    _aten._scaled_dot_product_cudnn_attention.default: after_results(cudnn_attention),
+    _aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
     _aten._scaled_dot_product_flash_attention_backward.default: _with_copied_gradient(flash_backward),
     _aten._scaled_dot_product_efficient_attention_backward.default: _with_copied_gradient(efficient_backward),
     _aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
