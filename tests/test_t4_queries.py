@@ -77,15 +77,22 @@ def test_what_a_t4_allocated(case, arguments):
     assert min(errors) <= LIMITS_PERCENT[case]
 
 
-@pytest.mark.exhaustive
-def test_what_a_t4s_processes_held_is_in_the_range():
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param([*RUNS][::5], marks=pytest.mark.exhaustive, id="some"),
+        pytest.param([*RUNS], marks=pytest.mark.full, id="all"),
+    ],
+)
+def test_what_a_t4s_processes_held_is_in_the_range(runs):
     outside = []
-    for (case, arguments), rows in RUNS.items():
+    for case, arguments in runs:
+        rows = RUNS[case, arguments]
         row = cell(query(case, arguments))
         low, high = row.process_low_bytes, row.process_high_bytes
         if not any(low <= float(run["process"]) * MIB <= high for run in rows):
             outside.append(arguments)
-    assert len(outside) <= OUTSIDE
+    assert len(outside) <= OUTSIDE * len(runs) / len(RUNS) + 0.5
 
 
 def test_another_loop_is_listed_with_its_bytes():

@@ -19,6 +19,7 @@ EQUAL = 0.99  # of samples; the differences are named in README's limits
 BLAS = 32 * 2**20  # cuBLAS' workspace, which an earlier sample of the same process may have made
 OF_2_15 = pytest.mark.skipif(torch.__version__ < "2.15", reason="the kernels' rules are those of PyTorch 2.15")
 # SIZER_OPERATORS=3:8 takes eight samples from the fourth on, of every operator in every dtype.
+OFTEN = (("no_grad", "float32"), ("backward", "float32"), ("backward", "bfloat16"))  # the others are of the third tier
 FIRST, COUNT = os.environ.get("SIZER_OPERATORS", "0:3").split(":")
 WHOLE = "SIZER_OPERATORS" in os.environ
 
@@ -82,10 +83,15 @@ def test_a_sample_of_layouts_allocates_as_on_a_device(run_on_null, mode: str):
     assert not differing
 
 
-@pytest.mark.exhaustive
 @OF_2_15
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [
+        pytest.param(mode, dtype, marks=pytest.mark.exhaustive if (mode, dtype) in OFTEN else pytest.mark.full)
+        for mode in MODES
+        for dtype in ("float32", "bfloat16", "float16")
+    ],
+)
 def test_operators_allocate_as_on_a_device(run_on_null, mode: str, dtype: str):
     every = 1 if dtype == "float32" or WHOLE else 2
     ran, differing = compared(run_on_null, operators, mode, dtype, int(FIRST), int(COUNT), every)
