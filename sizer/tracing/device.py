@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from torch import Tensor
+
 from sizer.memory.archive import Decision, Kernel
 from sizer.tracing.capability import Capability
 from sizer.versions import Version, installed_version
@@ -39,6 +41,7 @@ class Device:
         self.dtype = ""
         self._modules: dict[tuple[str, str, str], set[str]] = {}
         self.where: Callable[[], str] = str
+        self.is_on_host: Callable[[Tensor], bool] = lambda tensor: tensor.is_cpu  # also meta tensors that stand for host memory
         self.halves_differ = False  # whether a traced operator treats float16 and bfloat16 differently
         self.differs_at_one = False  # whether a traced operator takes another kernel for a batch of one
         self.changes_at: int | None = None  # the batch size from which a traced operator takes another kernel

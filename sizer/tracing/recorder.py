@@ -47,6 +47,7 @@ from sizer.versions import by_address
 _CONTIGUOUS = torch.contiguous_format
 _META = torch.device("meta")
 _HALVES = (torch.bfloat16, torch.float16)
+_COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}  # between the device and the host, too
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
@@ -85,6 +86,7 @@ class Recorder(TorchDispatchMode):
         self.log = BlockLog(by_address=device.kind == "cuda" and by_address(device.version))
         self.values = KnownValues()
         self.host = HostMemory()
+        device.is_on_host = lambda tensor: tensor.is_cpu or tensor in self.host
         self.deferred = Deferred()
         self.paths = ModulePaths()
         self.notes: dict[str, None] = {}
@@ -154,7 +156,7 @@ class Recorder(TorchDispatchMode):
                 out = plan.correct(args, out)
             self.values.follow(func, args, kwargs, out)
         on_host = bool(self.host) and self.host.makes(args)
-        if plan.held is not None and not on_host:
+        if plan.held is not None and (not on_host or func in _COPIES):
             self._follow(plan, plan.held(self.device, args, kwargs, out), args)
         if isinstance(out, Tensor):
             self._see(plan, out, args)

@@ -35,6 +35,14 @@ def turned() -> Tensor:
     return torch.empty(1, 1024, 64, device="cuda", dtype=HALF).transpose(-1, -2).reshape(1, 64, 32, 32)
 
 
+def host() -> Tensor:
+    return torch.zeros(2, 64, 128, 128)
+
+
+def brought() -> Tensor:
+    return host().cuda()
+
+
 def weights() -> Tensor:
     return torch.empty(64, device="cuda", dtype=HALF)
 
@@ -149,6 +157,38 @@ WITH_GRADIENTS = {
     "to the host in another dtype": (rows, lambda x: x.detach().to("cpu", torch.float64, non_blocking=True), 1638400),
     "large slice to the host": (rows, lambda x: torch.cat([x, x])[:, :90].detach().cpu(), 3112960),
 }  # fmt: skip
+# Tensors of 8 MiB [2, 64, 128, 128], which have no memory of the host in a trace.
+COPIES = {
+    "channels last": (host, lambda x: x.to("cuda", memory_format=LAST), 16777216, (1048576, 1, 8192, 64)),
+    "cast on the host": (host, lambda x: x.to("cuda", HALF), 4194304, (1048576, 16384, 128, 1)),
+    "cast on the device": (host, lambda x: x.to("cuda", HALF, non_blocking=True), 12582912, (1048576, 16384, 128, 1)),
+    "cast on the host, channels last": (
+        host, lambda x: x.to("cuda", HALF, memory_format=LAST), 8388608, (1048576, 1, 8192, 64),
+    ),
+    "cast on the device, channels last": (
+        host, lambda x: x.to("cuda", HALF, non_blocking=True, memory_format=LAST), 12582912, (1048576, 1, 8192, 64),
+    ),
+    "half of the channels": (host, lambda x: x[:, ::2].to("cuda"), 4194304, (524288, 16384, 128, 1)),
+    "channels last on the host": (host, lambda x: x.to(memory_format=LAST).to("cuda"), 8388608, (1048576, 1, 8192, 64)),
+    "cast on the host, where channels are last": (
+        host, lambda x: x.to(memory_format=LAST).to("cuda", HALF), 8388608, (1048576, 1, 8192, 64),
+    ),
+    "to the host, channels last": (brought, lambda x: x.to("cpu", memory_format=LAST), 0, (1048576, 1, 8192, 64)),
+    "to the host, cast there": (brought, lambda x: x.to("cpu", HALF), 0, (1048576, 16384, 128, 1)),
+    "to the host, cast on the device": (
+        brought, lambda x: x.to("cpu", HALF, non_blocking=True), 4194304, (1048576, 16384, 128, 1),
+    ),
+    "to the host, half of the channels, cast there": (
+        brought, lambda x: x[:, ::2].to("cpu", HALF), 4194304, (524288, 16384, 128, 1),
+    ),
+    "to the host, turned": (
+        brought, lambda x: x.transpose(0, 1).to("cpu", memory_format=LAST), 8388608, (32768, 1, 256, 2),
+    ),
+    "to the host, no longer channels last": (
+        brought, lambda x: x.to(memory_format=LAST).to("cpu", memory_format=torch.contiguous_format), 16777216,
+        (1048576, 16384, 128, 1),
+    ),
+}  # fmt: skip
 STRIDES = {
     "x / 1.0": (turned, lambda x: x / 1.0, (64, 1, 2048, 64)),
     "zeros_like": (turned, torch.zeros_like, (64, 1, 2048, 64)),
@@ -172,6 +212,12 @@ def test_bytes_are_those_of_cudas_kernels(name: str):
 def test_bytes_of_gradients_are_those_of_cudas_kernels(name: str):
     make, operator, right = WITH_GRADIENTS[name]
     assert traced(make, operator, trains=True)[0] == right
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_between_the_device_and_the_host(name: str):
+    make, operator, *right = COPIES[name]
+    assert [*traced(make, operator)] == right
 
 
 @pytest.mark.parametrize("name", STRIDES)

@@ -106,17 +106,17 @@ def im2col(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 def between_devices(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """_to_copy(source, ..) from or to the host: a copy that nobody waits for is converted on the device, and a strided one is made
     contiguous there (cuda/Copy.cu, copy_kernel_cuda)."""
-    return _between(args[0], out, kwargs.get("non_blocking", False))
+    return _between(device, args[0], out, kwargs.get("non_blocking", False))
 
 
 def into_other_device(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     """copy_(target, source, non_blocking) from or to the host: the same (cuda/Copy.cu, copy_kernel_cuda)."""
-    return _between(args[1], args[0], args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    return _between(device, args[1], args[0], args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
 
 
-def _between(source: Tensor, target: Tensor, non_blocking: bool) -> Steps:
-    to_host = target.device.type == "cpu"
-    if to_host == (source.device.type == "cpu"):
+def _between(device: Device, source: Tensor, target: Tensor, non_blocking: bool) -> Steps:
+    to_host = device.is_on_host(target)
+    if to_host == device.is_on_host(source):
         return []
     same = source.dtype == target.dtype
     if same and source.stride() == target.stride() and _is_dense(source):

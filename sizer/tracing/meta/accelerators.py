@@ -21,6 +21,7 @@ from sizer.tracing.meta.host_memory import HostMemory
 _ACCELERATOR = torch.device("cuda")
 _FIRST = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
+Format = torch.memory_format
 _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
 _SET_DATA = Tensor.data.__set__
@@ -66,9 +67,9 @@ class OnMeta(TorchFunctionMode):
                 return self._deferred.emptied(args[0])
             if args[0] in self._host:
                 return self._from_host(*args, **kwargs)
-            if (found := self._host_and_dtype(*args[1:], **kwargs)) is not None:
+            if self._names_host(*args[1:], **kwargs):
                 held = isinstance(args[0], nn.Parameter) or sys._getframe(1).f_globals.get("__name__") == _MODULE
-                return self._to_host(args[0], *found, of_module=held)
+                return self._to_host(args[0], *self._asked(*args[1:], **kwargs)[1:], of_module=held)
         if len(args) == 2 and func == _SET_DATA and args[0].is_meta and args[1].is_cpu:
             args = (args[0], self._host.copy_of(args[1], pinned=False))
         deferred = self._deferred
@@ -107,28 +108,37 @@ class OnMeta(TorchFunctionMode):
         """Return True if arguments of `Tensor.to` name meta itself, which is no device."""
         return self._deferred.names(kwargs.get("device", device)) and _is_outside(sys._getframe(2))
 
-    def _host_and_dtype(self, *args: Any, **kwargs: Any) -> tuple[torch.dtype | None] | None:
-        """Return the dtype that arguments of `Tensor.to` name beside the host; None if they do not name the host."""
+    def _names_host(self, *args: Any, **kwargs: Any) -> bool:
+        """Return True if arguments of `Tensor.to` name the host, or a tensor there."""
         device = args[0] if args else kwargs.get("device", kwargs.get("other"))
         if isinstance(device, Tensor):
-            return (device.dtype,) if device.is_cpu or device in self._host else None
-        if not isinstance(device, (str, torch.device)) or str(device).partition(":")[0] != "cpu":
-            return None
-        return (args[1] if len(args) > 1 else kwargs.get("dtype"),)
+            return device.is_cpu or device in self._host
+        return isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cpu"
 
-    def _to_host(self, tensor: Tensor, dtype: torch.dtype | None = None, *, of_module: bool = False) -> Tensor:
-        """Return a copy on the host; a large one, or one of a module, stays on meta, and takes no memory here.
+    def _asked(self, *args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Format | None]:
+        """Return the device, the dtype, `non_blocking` and the memory format that arguments of `Tensor.to` name."""
+        other = args[0] if args else kwargs.get("other")
+        if not isinstance(other, Tensor):
+            return torch._C._nn._parse_to(*args, **{name: value for name, value in kwargs.items() if name != "copy"})
+        device = _CPU if other in self._host or other.is_cpu else _ACCELERATOR
+        non_blocking = args[1] if len(args) > 1 else kwargs.get("non_blocking", False)
+        return device, other.dtype, non_blocking, kwargs.get("memory_format")
 
-        The device casts and makes it contiguous before it copies (cuda/Copy.cu, copy_kernel_cuda).
-        """
+    def _to_host(
+        self,
+        tensor: Tensor,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+        memory_format: Format | None = None,
+        *,
+        of_module: bool = False,
+    ) -> Tensor:
+        """Return a copy on the host; a large one, or one of a module, stays on meta, and takes no memory here."""
+        how = (dtype or tensor.dtype, non_blocking)
         if not tensor.is_meta or (tensor.nbytes <= LARGE and not of_module):
-            return tensor.cpu() if dtype in (None, tensor.dtype) else tensor.to(dtype).cpu()
-        if dtype not in (None, tensor.dtype):
-            tensor = tensor.to(dtype)
-        if not torch.ops.aten.is_non_overlapping_and_dense.default(tensor):
-            tensor = tensor.contiguous()
+            return Tensor.to(tensor, "cpu", *how, memory_format=memory_format or torch.preserve_format)
         with self._host.told(True):
-            return Tensor.to(tensor, "meta", copy=True)
+            return Tensor.to(tensor, "meta", *how, copy=True, memory_format=memory_format or torch.preserve_format)
 
     def _empty(self, args: tuple, kwargs: dict) -> Tensor:
         """Make a host tensor as `torch.empty` does; a large tensor is a meta tensor that stands for host memory."""
@@ -142,16 +152,12 @@ class OnMeta(TorchFunctionMode):
 
     def _from_host(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """A tensor of the host as `.to(…)` gives it."""
-        other = args[0] if args else kwargs.get("other")
-        if isinstance(other, Tensor):
-            device, dtype = _CPU if other in self._host or other.is_cpu else _ACCELERATOR, other.dtype
-        else:
-            device, dtype, *_ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
-        copies = {"copy": True} if kwargs.get("copy") else {}
+        device, dtype, non_blocking, memory_format = self._asked(*args, **kwargs)
+        how = (dtype or tensor.dtype, non_blocking, kwargs.get("copy", False))
         if device is None or device.type == "cpu":
-            return Tensor.to(tensor, dtype or tensor.dtype, **copies)
+            return Tensor.to(tensor, *how, memory_format=memory_format or torch.preserve_format)
         with self._host.told(False):
-            return Tensor.to(tensor, "meta", dtype or tensor.dtype, copy=True)
+            return Tensor.to(tensor, "meta", *how[:2], copy=True, memory_format=memory_format or torch.preserve_format)
 
 
 @contextmanager
