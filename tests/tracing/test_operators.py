@@ -174,6 +174,10 @@ COPIES = {
         host, lambda x: x.to(memory_format=LAST).to("cuda", HALF), 8388608, (1048576, 1, 8192, 64),
     ),
     "to the host, channels last": (brought, lambda x: x.to("cpu", memory_format=LAST), 0, (1048576, 1, 8192, 64)),
+    "to the host, by position": (
+        brought, lambda x: x.to("cpu", HALF, True, True, memory_format=LAST), 4194304, (1048576, 1, 8192, 64),
+    ),
+    "to the device, by position": (host, lambda x: x.to("cuda", HALF, False, True), 4194304, (1048576, 16384, 128, 1)),
     "to the host, cast there": (brought, lambda x: x.to("cpu", HALF), 0, (1048576, 16384, 128, 1)),
     "to the host, cast on the device": (
         brought, lambda x: x.to("cpu", HALF, non_blocking=True), 4194304, (1048576, 16384, 128, 1),

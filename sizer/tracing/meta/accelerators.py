@@ -69,7 +69,10 @@ class OnMeta(TorchFunctionMode):
                 return self._from_host(*args, **kwargs)
             if self._names_host(*args[1:], **kwargs):
                 held = isinstance(args[0], nn.Parameter) or sys._getframe(1).f_globals.get("__name__") == _MODULE
-                return self._to_host(args[0], *self._asked(*args[1:], **kwargs)[1:], of_module=held)
+                _, dtype, non_blocking, _, memory_format = self._asked(*args[1:], **kwargs)
+                return self._to_host(
+                    args[0], dtype, non_blocking=non_blocking, memory_format=memory_format, of_module=held
+                )
         if len(args) == 2 and func == _SET_DATA and args[0].is_meta and args[1].is_cpu:
             args = (args[0], self._host.copy_of(args[1], pinned=False))
         deferred = self._deferred
@@ -115,30 +118,35 @@ class OnMeta(TorchFunctionMode):
             return device.is_cpu or device in self._host
         return isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cpu"
 
-    def _asked(self, *args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, Format | None]:
-        """Return the device, the dtype, `non_blocking` and the memory format that arguments of `Tensor.to` name."""
+    def _asked(self, *args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, bool, Format]:
+        """Return the device, the dtype, `non_blocking`, `copy` and the memory format that arguments of `Tensor.to` name."""
         other = args[0] if args else kwargs.get("other")
+        before_copy = 2 if isinstance(other, (Tensor, torch.dtype)) else 3  # positions
+        copy = args[before_copy] if len(args) > before_copy else kwargs.get("copy", False)
+        kept = torch.preserve_format
         if not isinstance(other, Tensor):
-            return torch._C._nn._parse_to(*args, **{name: value for name, value in kwargs.items() if name != "copy"})
+            named = {name: value for name, value in kwargs.items() if name != "copy"}
+            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args[:before_copy], **named)
+            return device, dtype, non_blocking, copy, memory_format or kept
         device = _CPU if other in self._host or other.is_cpu else _ACCELERATOR
         non_blocking = args[1] if len(args) > 1 else kwargs.get("non_blocking", False)
-        return device, other.dtype, non_blocking, kwargs.get("memory_format")
+        return device, other.dtype, non_blocking, copy, kwargs.get("memory_format", kept)
 
     def _to_host(
         self,
         tensor: Tensor,
         dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-        memory_format: Format | None = None,
         *,
+        non_blocking: bool = False,
+        memory_format: Format = torch.preserve_format,
         of_module: bool = False,
     ) -> Tensor:
         """Return a copy on the host; a large one, or one of a module, stays on meta, and takes no memory here."""
         how = (dtype or tensor.dtype, non_blocking)
         if not tensor.is_meta or (tensor.nbytes <= LARGE and not of_module):
-            return Tensor.to(tensor, "cpu", *how, memory_format=memory_format or torch.preserve_format)
+            return Tensor.to(tensor, "cpu", *how, memory_format=memory_format)
         with self._host.told(True):
-            return Tensor.to(tensor, "meta", *how, copy=True, memory_format=memory_format or torch.preserve_format)
+            return Tensor.to(tensor, "meta", *how, copy=True, memory_format=memory_format)
 
     def _empty(self, args: tuple, kwargs: dict) -> Tensor:
         """Make a host tensor as `torch.empty` does; a large tensor is a meta tensor that stands for host memory."""
@@ -152,12 +160,12 @@ class OnMeta(TorchFunctionMode):
 
     def _from_host(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """A tensor of the host as `.to(…)` gives it."""
-        device, dtype, non_blocking, memory_format = self._asked(*args, **kwargs)
-        how = (dtype or tensor.dtype, non_blocking, kwargs.get("copy", False))
+        device, dtype, non_blocking, copy, memory_format = self._asked(*args, **kwargs)
+        how = (dtype or tensor.dtype, non_blocking)
         if device is None or device.type == "cpu":
-            return Tensor.to(tensor, *how, memory_format=memory_format or torch.preserve_format)
+            return Tensor.to(tensor, *how, copy=copy, memory_format=memory_format)
         with self._host.told(False):
-            return Tensor.to(tensor, "meta", *how[:2], copy=True, memory_format=memory_format or torch.preserve_format)
+            return Tensor.to(tensor, "meta", *how, copy=True, memory_format=memory_format)
 
 
 @contextmanager
