@@ -46,16 +46,14 @@ def estimate(query: str, /, **keys: Any) -> Report:
 
     *Known limitations*: the work runs in this process, without limits and sandbox. Page and command line use a child process.
     """
-    from sizer.catalogue.sources import SOURCES
+    from sizer.catalogue.sources import fetch
     from sizer.config_json import read_config
     from sizer.questions.query import with_keys
     from sizer.request import parse_query
 
     request, config = parse_query(with_keys(query, keys)), None
-    if SOURCES[request.source].fetched:
-        from sizer.architecture.hub import fetch_config
-
-        config = read_config(fetch_config(request.name, request.revision))
+    if request.is_fetched:
+        config = read_config(fetch(request.source, request.name, request.revision))
     from sizer.estimator import estimate as estimate_request
 
     return estimate_request(request, config=config)

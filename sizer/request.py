@@ -18,7 +18,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS, beside_nccl, nccl_bytes
 from sizer.catalogue.schedules import SCHEDULES
-from sizer.catalogue.sources import EXAMPLE, SOURCES
+from sizer.catalogue.sources import EXAMPLE, SOURCES, is_fetched
 from sizer.conflicts import conflicts
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
@@ -134,6 +134,11 @@ class Request:
     kv_bytes: int | None = None
     used: int = 0
     want: tuple[int, int] | None = None
+
+    @property
+    def is_fetched(self) -> bool:
+        """Return True if its config comes from the hub."""
+        return is_fetched(self.source, self.name)
 
     @property
     def data_ranks(self) -> int:

@@ -1,4 +1,4 @@
-"""A model's config.json from the hub by anonymous, bounded GETs. No torch, no token, no cache, no proxy."""
+"""Files of a model's repository on the hub by anonymous, bounded GETs: config.json here. No torch, no token, no cache, no proxy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from sizer.catalogue.sources import REPO_ID, REVISION
-from sizer.config_json import MAX_CONFIG_BYTES, query_of_adapter, read_config
+from sizer.config_json import MAX_CONFIG_BYTES, query_of_adapter, read_config, read_object
 from sizer.errors import ConfigError, HubError
 from sizer.errors import quote as quote_given
 
@@ -27,6 +28,8 @@ TOTAL_SECONDS = 10.0
 
 _CHUNK_BYTES = 64 * 2**10
 _CONFIG, _ADAPTER, _QUANTIZATION = "config.json", "adapter_config.json", "hf_quant_config.json"
+MODEL_INDEX = "model_index.json"
+_NEXT = {_CONFIG: _ADAPTER, _ADAPTER: MODEL_INDEX}  # the file that is asked for if a repository lacks one
 _PASTE = "paste its config.json instead"
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "sizer", "Connection": "close"}
 
@@ -47,23 +50,21 @@ def fetch_config(
     repo_id: "org/name"; revision: branch, tag or commit, None for "main"; endpoint: None for HF_ENDPOINT, else the
     public hub. The whole exchange, name look-up and redirects included, ends within `total_seconds` of wall-clock time.
 
-    Raises HubError: malformed name, not found, an adapter instead (with the query that asks for it), gated or private,
-    redirected elsewhere, too slow, too large, not JSON.
+    Raises HubError: malformed name, not found, an adapter or a pipeline instead (with the query that asks for it), gated or
+    private, redirected elsewhere, too slow, too large, not JSON.
     *Known limitations*: proxies of the environment are not used; where there is no direct way out, paste the config.
     """
-    if not REPO_ID.fullmatch(repo_id):
-        todo = "write for example openai-community/gpt2"
-        raise HubError("repository name is malformed", given=quote_given(repo_id), allowed="<org/name>", todo=todo)
-    if revision is not None and not REVISION.fullmatch(revision):
-        raise HubError("revision is malformed", given=quote_given(revision), allowed="a branch, tag or commit")
-    base = _read_endpoint(endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
-    folder = f"{base.geturl()}/{repo_id}/resolve/{quote(revision or 'main', safe='')}"
+    folder = folder_address(repo_id, revision, endpoint)
     end = time.monotonic() + total_seconds
     data = _Exchange(repo_id, urlsplit(f"{folder}/{_CONFIG}"), connect_seconds).finish(total_seconds)
     try:
         if (query := query_of_adapter(data)) is not None:
             what = f"{repo_id} holds an adapter, which is asked for by its base model"
             raise HubError(what, given=_ADAPTER, allowed=f"the {_CONFIG} of a model", todo=f"ask for {query}")
+        if _is_index(read_object(data)):
+            at = "" if revision is None else f"@{revision}"
+            what, todo = f"{repo_id} holds a diffusion pipeline", f"ask for arch=diffusers:{repo_id}{at}"
+            raise HubError(what, given=MODEL_INDEX, allowed=f"the {_CONFIG} of a model", todo=todo)
         if not read_config(data).keys() & {"quantization_config", "compression_config"}:
             exchange = _Exchange(repo_id, urlsplit(f"{folder}/{_QUANTIZATION}"), connect_seconds)
             if other := exchange.finish(max(end - time.monotonic(), 0)):
@@ -73,6 +74,35 @@ def fetch_config(
         what = f"config.json of {repo_id} is refused: {error.what}"
         raise HubError(what, given=error.given, allowed=error.allowed, todo=_PASTE) from None
     return data
+
+
+def folder_address(repo_id: str, revision: str | None, endpoint: str | None) -> str:
+    """Return the address of the folder of a repository's revision. Raises HubError for a malformed name, revision or endpoint."""
+    if not REPO_ID.fullmatch(repo_id):
+        todo = "write for example openai-community/gpt2"
+        raise HubError("repository name is malformed", given=quote_given(repo_id), allowed="<org/name>", todo=todo)
+    if revision is not None and not REVISION.fullmatch(revision):
+        raise HubError("revision is malformed", given=quote_given(revision), allowed="a branch, tag or commit")
+    base = _read_endpoint(endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
+    return f"{base.geturl()}/{repo_id}/resolve/{quote(revision or 'main', safe='')}"
+
+
+def fetch_files(
+    repo_id: str, folder: str, files: Iterable[str], *, connect_seconds: float, total_seconds: float
+) -> dict[str, bytes]:
+    """Return the bytes of files of a folder (`folder_address`), by name; all are fetched at once.
+
+    Raises HubError as `fetch_config` does, and if a file does not exist.
+    """
+    end = time.monotonic() + total_seconds
+    exchanges = {file: _Exchange(repo_id, urlsplit(f"{folder}/{file}"), connect_seconds, file) for file in files}
+    for exchange in exchanges.values():
+        exchange.start()
+    return {file: exchange.finish(max(end - time.monotonic(), 0)) for file, exchange in exchanges.items()}
+
+
+def _is_index(config: dict) -> bool:
+    return "_class_name" in config and "model_type" not in config and any(isinstance(v, list) for v in config.values())
 
 
 def _read_endpoint(text: str) -> SplitResult:
@@ -93,20 +123,29 @@ class _Answer:
 
 
 class _Exchange:
-    """One fetch in a thread of its own, because only giving up on it bounds the name look-up and a dripping server."""
+    """One fetch in a thread of its own, because only giving up on it bounds the name look-up and a dripping server.
 
-    def __init__(self, repo_id: str, url: SplitResult, connect_seconds: float):
-        self._repo_id, self._url, self._connect_seconds = repo_id, url, connect_seconds
+    `file` is the one that is fetched, if no other may take its place.
+    """
+
+    def __init__(self, repo_id: str, url: SplitResult, connect_seconds: float, file: str = ""):
+        self._repo_id, self._url, self._connect_seconds, self._file = repo_id, url, connect_seconds, file
+        self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None
         self._outcome: bytes | HubError = _unreadable(repo_id, "for a reason unknown")
         self._given_up = threading.Event()
 
+    def start(self) -> None:
+        """Begin the fetch."""
+        self._thread = threading.Thread(target=self._run, name="sizer-hub", daemon=True)
+        self._thread.start()
+
     def finish(self, total_seconds: float) -> bytes:
         """Return the body; empty if there is no hf_quant_config.json. Raises HubError if the exchange failed or took longer."""
-        thread = threading.Thread(target=self._run, name="sizer-hub", daemon=True)
-        thread.start()
-        thread.join(total_seconds)
-        if thread.is_alive():
+        if self._thread is None:
+            self.start()
+        self._thread.join(total_seconds)
+        if self._thread.is_alive():
             self._give_up()
             raise _too_slow(self._repo_id, f"no full answer within {total_seconds:g} s")
         if isinstance(self._outcome, HubError):
@@ -156,12 +195,13 @@ class _Exchange:
             with connection.getresponse() as response:
                 if response.status in (301, 302, 303, 307, 308):
                     return _Answer(location=response.headers.get("Location", ""))
-                if _lacks_entry(response) and url.path.endswith(f"/{_CONFIG}"):
-                    return _Answer(location=url.path.removesuffix(_CONFIG) + _ADAPTER)
+                folder, _, file = url.path.rpartition("/")
+                if _lacks_entry(response) and not self._file and file in _NEXT:
+                    return _Answer(location=f"{folder}/{_NEXT[file]}")
                 if response.status == 404 and self._url.path.endswith(f"/{_QUANTIZATION}"):
                     return _Answer(body=b"")
                 if response.status != 200:
-                    raise _status_error(self._repo_id, response)
+                    raise _status_error(self._repo_id, response, self._file or _CONFIG)
                 return _Answer(body=self._read(response))
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
@@ -173,7 +213,7 @@ class _Exchange:
             size += len(chunk)
             if size > MAX_CONFIG_BYTES:
                 allowed = f"at most {MAX_CONFIG_BYTES:,} bytes"
-                raise HubError(f"config.json of {self._repo_id} is too large", allowed=allowed, todo=_PASTE)
+                raise HubError(f"{self._file or _CONFIG} of {self._repo_id} is too large", allowed=allowed, todo=_PASTE)
             chunks.append(chunk)
         declared = response.headers.get("Content-Length", str(size))
         if declared != str(size):
@@ -208,7 +248,7 @@ def _lacks_entry(response: http.client.HTTPResponse) -> bool:
     return response.status == 404 and response.headers.get("X-Error-Code") == "EntryNotFound"
 
 
-def _status_error(repo_id: str, response: http.client.HTTPResponse) -> HubError:
+def _status_error(repo_id: str, response: http.client.HTTPResponse, file: str) -> HubError:
     """The status of an answer in words; X-Error-Code is the hub's own, finer word for it."""
     code, status = response.headers.get("X-Error-Code", ""), response.status
     if status in (401, 403):  # to anonymous readers the hub answers 401 for a repository that does not exist, too
@@ -217,8 +257,8 @@ def _status_error(repo_id: str, response: http.client.HTTPResponse) -> HubError:
     if status == 404:
         what = {
             "RevisionNotFound": "does not have this revision",
-            "EntryNotFound": "has no config.json",
-        }.get(code, "was not found, or has no config.json")
+            "EntryNotFound": f"has no {file}",
+        }.get(code, f"was not found, or has no {file}")
         return HubError(f"{repo_id} {what}", todo="check the name (its case too) and the revision")
     if status == 429:
         return HubError("the hub asks for fewer requests", given=repo_id, todo=f"wait a minute, or {_PASTE}")

@@ -44,8 +44,9 @@ class Source:
     beside `package` and the blueprint's.
     `count` and `trace` are the functions that do the work of a source that names several modules; None elsewhere. `defaults`
     are fields of Request that have other defaults with this source.
-    `refuses` are the keys of the query that its models do not take, `refuses_modes` the values of `mode`. `fetched` says that its
-    config.json comes from the hub, `required` that the package is installed wherever Sizer is.
+    `refuses` are the keys of the query that its models do not take, `refuses_modes` the values of `mode`. `fetch` is the function
+    (repository, revision) -> bytes that gets a config from the hub, if a name is a repository; `required` says that the package is
+    installed wherever Sizer is.
     """
 
     key: str
@@ -63,7 +64,7 @@ class Source:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     refuses: tuple[str, ...] = ()
     refuses_modes: tuple[str, ...] = ()
-    fetched: bool = False
+    fetch: str | None = None
     required: bool = True
 
 
@@ -76,6 +77,16 @@ def import_function(path: str) -> Callable[..., Any]:
     """The function that MODULE:FUNCTION names. Raises ImportError."""
     module, function = path.split(":")
     return getattr(importlib.import_module(module), function)
+
+
+def is_fetched(source: str, name: str) -> bool:
+    """Return True if the config of a source's name comes from the hub."""
+    return SOURCES[source].fetch is not None and REPO_ID.fullmatch(name) is not None
+
+
+def fetch(source: str, name: str, revision: str | None) -> bytes:
+    """Return the config of a repository of the hub as a source reads it. Raises HubError."""
+    return import_function(SOURCES[source].fetch or "")(name, revision)
 
 
 def find_source(text: str) -> tuple[str, str] | None:
@@ -118,14 +129,12 @@ def _read_preset(value: str) -> dict[str, str | None]:
         raise RefusedValueError(error.allowed, error.todo) from None
 
 
-def _read_hub(value: str) -> dict[str, str | None]:
+def _read_hub(value: str, example: str = "hub:openai-community/gpt2") -> dict[str, str | None]:
     name, at, revision = _repository(value).partition("@")
     if not REPO_ID.fullmatch(name):
-        raise RefusedValueError(
-            "<org/name> of letters, digits, . _ -", "write for example arch=hub:openai-community/gpt2"
-        )
+        raise RefusedValueError("<org/name> of letters, digits, . _ -", f"write for example arch={example}")
     if at and not REVISION.fullmatch(revision):
-        raise RefusedValueError("<org/name>@<branch, tag or commit>", "write arch=hub:openai-community/gpt2@main")
+        raise RefusedValueError("<org/name>@<branch, tag or commit>", f"write arch={example}@main")
     return {"name": name, "revision": revision if at else None}
 
 
@@ -154,6 +163,8 @@ def _read_config(value: str) -> dict[str, str | None]:
 
 
 def _read_pipeline(value: str) -> dict[str, str | None]:
+    if "/" in value:  # base64url has none
+        return _read_hub(value, "diffusers:stabilityai/stable-diffusion-xl-base-1.0")
     if len(value) > _LONGEST_PRESET:
         return _read_config(value)
     return {"name": import_function("sizer.diffusion.bundle:find_preset")(value)}
@@ -219,7 +230,7 @@ _ROWS = (
         refuses=_OF_TORCHVISION,
         package="transformers",
         blueprint="sizer.architecture.from_config:from_config",
-        fetched=True,
+        fetch="sizer.architecture.hub:fetch_config",
     ),
     Source(
         key="config",
@@ -233,7 +244,7 @@ _ROWS = (
     ),
     Source(
         key="diffusers",
-        usage="diffusers:<preset> or <base64url(zlib(JSON of its files))>",
+        usage="diffusers:<preset>, <org/name>[@revision] or <base64url(zlib(JSON of its files))>",
         title="Diffusion pipeline",
         entry="names",
         read=_read_pipeline,
@@ -243,6 +254,7 @@ _ROWS = (
         names="sizer.diffusion.work:list_names",
         count="sizer.diffusion.work:count",
         trace="sizer.diffusion.work:trace",
+        fetch="sizer.diffusion.hub:fetch_bundle",
         defaults={"mode": "inference", "dtypes": ("bfloat16",), "batches": (1,)},
         refuses=(*_OF_A_MODULE, *_OF_TORCHVISION),
         refuses_modes=("training", *_GENERATES),

@@ -30,7 +30,7 @@ def build_pipeline(
     """
     diffusers = _diffusers()
     kind = _class(diffusers, bundle.pipeline, "pipeline")
-    made: dict[str, Any] = dict.fromkeys(bundle.absent) | dict(bundle.options)
+    made: dict[str, Any] = dict.fromkeys(bundle.absent + bundle.left_out) | dict(bundle.options)
     for part in bundle.parts:
         if part.name in without:
             made[part.name] = None

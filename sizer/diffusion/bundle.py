@@ -17,6 +17,7 @@ EXAMPLE = "write for example arch=diffusers:flux.1-dev"
 SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
 DENOISERS = ("transformer", "unet")
 _NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler")
+CHECKER = "safety_checker"  # of the first pipelines: its class is one of diffusers' pipelines, not of diffusers itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,21 @@ class Part:
     @property
     def has_weights(self) -> bool:
         """Return False for tokenizers, processors and schedulers."""
-        return not any(word in self.kind for word in _NO_WEIGHTS)
+        return has_weights(self.kind)
+
+
+def has_weights(kind: str) -> bool:
+    """Return False for the class of a tokenizer, a processor or a scheduler."""
+    return not any(word in kind for word in _NO_WEIGHTS)
+
+
+def file_of(name: str, kind: str) -> str | None:
+    """Return the path of the file that configures a part of a class; None if no value of it changes memory."""
+    if has_weights(kind):
+        return f"{name}/config.json"
+    if "Scheduler" in kind:
+        return f"{name}/scheduler_config.json"
+    return f"{name}/tokenizer_config.json" if "Tokenizer" in kind else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +55,14 @@ class Bundle:
 
     `options` are what its class is constructed with beside its parts, `call` arguments of a usual call, `float32` the parts that
     are loaded in float32 whatever the dtype, `prompt_tokens` how many tokens a prompt has, by tokenizer. `absent` are parts
-    without a class, which pipelines accept as None.
+    without a class, which pipelines accept as None; `left_out` are parts that are not built here.
     """
 
     title: str
     pipeline: str
     parts: tuple[Part, ...]
     absent: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
     call: Mapping[str, object] = field(default_factory=dict)
     float32: tuple[str, ...] = ()
@@ -110,7 +126,7 @@ def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object
             allowed=f"{INDEX} with _class_name, and config.json of each part",
             todo="copy these files from the pipeline's repository",
         )
-    parts, absent, options = [], [], {}
+    parts, absent, left_out, options = [], [], [], {}
     for name, value in index.items():
         if name.startswith("_"):
             continue
@@ -118,6 +134,8 @@ def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object
             options[name] = value
         elif len(value) == 2 and value[1] is None:
             absent.append(name)
+        elif name == CHECKER:
+            left_out.append(name)
         else:
             parts.append(_read_part(files, name, value))
     return Bundle(
@@ -125,6 +143,7 @@ def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object
         pipeline=index["_class_name"],
         parts=tuple(parts),
         absent=tuple(absent),
+        left_out=tuple(left_out),
         options=options,
         **usual,
     )

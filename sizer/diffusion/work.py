@@ -56,6 +56,7 @@ def count(request: Request, config: dict | None = None) -> tuple[Census, tuple[s
         f"{bundle.pipeline} is called with {told}.",
         f"{DENOISING_STEPS} denoising steps are traced: more are alike.",
     ]
+    notes += [f"{name} is left out: pass {name}=None to from_pretrained." for name in bundle.left_out]
     if INT8 in dict(request.part_weights).values():
         notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, whose number depends on the data.")
     return census, tuple(notes)

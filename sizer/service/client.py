@@ -20,7 +20,6 @@ from dataclasses import replace
 from itertools import chain
 
 from sizer.catalogue.gpus import in_parts
-from sizer.catalogue.sources import SOURCES
 from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, quote
@@ -69,7 +68,7 @@ class JobClient:
     ):
         cache = Cache(ttl_seconds, max_entries or read_limit(ANSWERS, 64), clock)
         settings = settings or Settings()
-        self._pool = JobPool(settings, cache, fetch or _fetch_config, connect)
+        self._pool = JobPool(settings, cache, fetch, connect)
         self._device_jobs = min(settings.max_jobs, DEVICE_JOBS)
         self._read = read
         self._visitor = Visitor()
@@ -150,7 +149,7 @@ class JobClient:
         request = parse_query(measurement.query)
         if (request.dtypes, request.batches) != ((measurement.dtype,), (measurement.batch,)):
             raise RequestError("a measurement's query names its one dtype and batch", given=quote(measurement.query))
-        if SOURCES[request.source].fetched and measurement.config_text is None:
+        if request.is_fetched and measurement.config_text is None:
             raise RequestError("a measurement of arch=hub: holds the config that it was made with", given="none")
         text = json.dumps(measured.to_dict(), separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(text.encode()).digest()
@@ -192,7 +191,7 @@ class JobClient:
 
     def _submit(self, task: str, query: str, config_text: str | None, read: Read, part: str | None = None) -> Job:
         request = parse_query(query)
-        if config_text is not None and not SOURCES[request.source].fetched:
+        if config_text is not None and not request.is_fetched:
             todo = "put the config itself into the query, as arch=config:..."
             raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
         canonical = format_query(request, complete=True)
@@ -208,7 +207,7 @@ class JobClient:
             )
         message = {"task": task, "query": canonical, "config_text": config_text, "part": part}
         self._pool.check_size(message)
-        from_hub = request if SOURCES[request.source].fetched and config_text is None else None
+        from_hub = request if request.is_fetched and config_text is None else None
         shared = SharedJob((task, question, digest, part), message, read, self._visitor)
         return self._pool.submit(shared, from_hub, functools.partial(_look_at, request.focus))
 
@@ -268,12 +267,6 @@ def _make_shared() -> JobClient:
         what = f"{BROKER_VARIABLE} needs a package that is not installed ({error.name})"
         raise JobError(what, todo="pip install -r deploy/requirements-broker.txt") from error
     return JobClient(replace(Settings(), spares=0), connect=functools.partial(BrokerConnection, url))
-
-
-def _fetch_config(repo_id: str, revision: str | None) -> bytes:
-    from sizer.architecture.hub import fetch_config
-
-    return fetch_config(repo_id, revision)
 
 
 def _read_snapshot(data: dict) -> bytes:

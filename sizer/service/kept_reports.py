@@ -17,7 +17,6 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sizer.catalogue.sources import SOURCES
 from sizer.errors import RequestError
 from sizer.request import format_query, parse_query
 from sizer.service.edition import kept_digest, write_whole
@@ -107,7 +106,7 @@ def _key_of(query: str, folder: Path) -> str | None:
         request = parse_query(query)
     except RequestError:
         return None
-    if SOURCES[request.source].fetched:
+    if request.is_fetched:
         return None
     parts = (format_query(request, complete=True), kept_digest(folder), *_installation())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]

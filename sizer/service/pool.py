@@ -6,12 +6,14 @@ A question whose job server has ended is asked again by itself (`sizer.service.s
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable
 
+from sizer.catalogue.sources import fetch
 from sizer.errors import ConfigError, HubError, JobError, SizerError, quote
 from sizer.processes.wire import clip_progress, error_from_wire, to_line
 from sizer.request import Request
@@ -35,10 +37,13 @@ Fetch = Callable[[str, str | None], bytes]
 
 
 class JobPool:
-    """Jobs by what they ask, each with all who wait for it. `fetch` gets the config of a repository and revision."""
+    """Jobs by what they ask, each with all who wait for it.
 
-    def __init__(self, settings: Settings, cache: Cache, fetch: Fetch, connect: Connect = Connection):
-        self._settings, self._cache, self._fetch = settings, cache, fetch
+    `own_fetch` gets the config of a repository and revision, None for the function of the request's source.
+    """
+
+    def __init__(self, settings: Settings, cache: Cache, own_fetch: Fetch | None, connect: Connect = Connection):
+        self._settings, self._cache, self._fetch = settings, cache, own_fetch
         self._failures = Cache(FAILURE_SECONDS, MOST_FAILURES, time.monotonic)
         self._lock = threading.RLock()
         self._shared_jobs: dict[tuple, SharedJob] = {}
@@ -128,7 +133,8 @@ class JobPool:
 
     def _fetch_then_dispatch(self, shared: SharedJob, request: Request) -> None:
         try:
-            shared.message["config_text"] = self._fetch(request.name, request.revision).decode("utf-8")
+            get = self._fetch or functools.partial(fetch, request.source)
+            shared.message["config_text"] = get(request.name, request.revision).decode("utf-8")
             self.check_size(shared.message)
             with self._lock:
                 shared.fetching = False

@@ -217,8 +217,8 @@ def test_circles_end(hub: Hub):
 )
 def test_statuses_say_what_to_do(hub: Hub, status: int, code: str, text: str):
     headers = {"X_Error_Code": code} if code else {}
-    for path in (PATH, PATH.replace("config.json", "adapter_config.json")):
-        hub.routes[path] = lambda handler: handler.answer(status, b"", **headers)
+    for file in ("config.json", "adapter_config.json", "model_index.json"):
+        hub.routes[PATH.replace("config.json", file)] = lambda handler: handler.answer(status, b"", **headers)
     with pytest.raises(HubError, match=text):
         fetch_config(REPO)
 

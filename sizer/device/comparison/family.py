@@ -41,7 +41,7 @@ def family_of(request: Request) -> Family:
 
 def _model_type(request: Request) -> str:
     """The config's model_type; the repository's name where the config is not at hand."""
-    if SOURCES[request.source].fetched:
+    if request.is_fetched:
         return request.name.rpartition("/")[2].lower()
     config = json.loads(request.config) if request.config is not None else find_preset(request.name).config
     return str(config.get("model_type", ""))

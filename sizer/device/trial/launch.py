@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import GPUS
-from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.sources import fetch
 from sizer.device.record.recording import Measured
 from sizer.device.trial.measuring import Measuring
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
@@ -70,7 +70,7 @@ class MeasureJob(Outcome):
             self._check_wanted()
 
     def _measure(self) -> object:
-        if SOURCES[self._request.source].fetched and self._message["config_text"] is None:
+        if self._request.is_fetched and self._message["config_text"] is None:
             self._message["config_text"] = self._fetch()
         clock = threading.Timer(self._seconds, self._end_late)
         clock.daemon = True
@@ -95,10 +95,9 @@ class MeasureJob(Outcome):
             self._processes.append(Measuring(name))
 
     def _fetch(self) -> str:
-        from sizer.architecture.hub import fetch_config
-
-        self._say(f"fetching the config of {self._request.name}")
-        return fetch_config(self._request.name, self._request.revision).decode("utf-8")
+        request = self._request
+        self._say(f"fetching the config of {request.name}")
+        return fetch(request.source, request.name, request.revision).decode("utf-8")
 
     def _say(self, text: str) -> None:
         self.progress = clip_progress(text)
@@ -149,7 +148,7 @@ def start(
     check_cell(request)
     check_one_rank(request, "a measurement in one process")
     _check_possible(request, device)
-    if config_text is not None and not SOURCES[request.source].fetched:
+    if config_text is not None and not request.is_fetched:
         todo = "put the config itself into the query, as arch=config:..."
         raise RequestError("config_text", given=f"arch={request.source}:", allowed="with arch=hub:", todo=todo)
     message = message_for(request, device, timing=timing, record=record, seconds=seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from sizer.catalogue.sources import SOURCES
+from sizer.catalogue.sources import fetch
 from sizer.errors import ConfigError, JobError, quote
 from sizer.memory.codec import LIMIT_TEXT
 from sizer.processes.process import ChildProcess
@@ -77,12 +77,10 @@ def checked_query(query: str) -> str:
 def _fetched_config(query: str, show: Callable[[str], None]) -> str | None:
     """Return the config of an architecture from the hub, None for other sources."""
     request = parse_query(query)
-    if not SOURCES[request.source].fetched:
+    if not request.is_fetched:
         return None
-    from sizer.architecture.hub import fetch_config
-
     show(f"fetching the config of {request.name}")
     try:
-        return fetch_config(request.name, request.revision).decode()
+        return fetch(request.source, request.name, request.revision).decode()
     except UnicodeDecodeError:
         raise ConfigError("config is not UTF-8", given=quote(request.name)) from None
