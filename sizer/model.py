@@ -38,7 +38,8 @@ Progress = Callable[[str], None]
 class Counted:
     """What is known of an architecture before its steps are traced.
 
-    `smallest` is the smallest batch size that it takes, `refusal` why that is not 1. The other fields are the Blueprint's.
+    `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1. The
+    other fields are the Blueprint's.
     """
 
     census: Census
@@ -46,6 +47,7 @@ class Counted:
     image_size: tuple[int, int] | None
     notes: tuple[str, ...]
     uncounted: tuple[str, ...]
+    frames: int | None = None
     smallest: int = 1
     refusal: str = ""
 

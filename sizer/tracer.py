@@ -111,9 +111,8 @@ class Tracer:
     def _count_parts(self) -> Counted:
         """Return the counts of a source whose work is that of several modules."""
         self._progress("building the pipeline on meta")
-        census, notes = import_function(self._source.count)(self.request, self._config)
-        told = {"sequence_length": self.request.sequence_length, "image_size": self.request.image_size}
-        return Counted(census=census, notes=notes, uncounted=(), **told)
+        census, notes, sizes = import_function(self._source.count)(self.request, self._config)
+        return Counted(census=census, notes=notes, uncounted=(), sequence_length=self.request.sequence_length, **sizes)
 
     @cached_property
     def replays(self) -> Replays:

@@ -52,6 +52,8 @@ def run(options: argparse.Namespace, make_client: MakeClient) -> int:
 def format_peak(found: PeakReport, width: int | None = None) -> Iterator[str]:
     """The sentence, the largest tensors, and the bytes by module."""
     yield found.sentence
+    if found.remedy:
+        yield found.remedy
     yield ""
     rows = [*map(_cells, found.tensors)]
     if found.rest_count:

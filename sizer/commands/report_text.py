@@ -104,7 +104,9 @@ def _headline(report: Report) -> Iterator[str]:
         )
         if focus.host_bytes:
             ranks = ", for each rank" if report.request.get("parallel", "none") != "none" else ""
-            yield f"The host holds {format_bytes(focus.host_bytes)} of what is offloaded{ranks}."
+            loads = focus.phases[-1].phase == AFTER and report.request.get("offloading") == "none"
+            held = "at most, while parts are loaded" if loads else f"of what is offloaded{ranks}"
+            yield f"The host holds {format_bytes(focus.host_bytes)} {held}."
     for caveat in caveats(report):
         yield f"Note: {caveat}"
     for dtype, reason in report.failures.items():
@@ -159,6 +161,9 @@ def _peaks(report: Report, width: int | None) -> Iterator[str]:
 
 
 def _largest(report: Report) -> Iterator[str]:
+    if report.estimates and report.estimates[0].phases[-1].phase == AFTER and len({row.batch for row in report.estimates}) == 1:
+        yield "Each batch size of a pipeline is traced by itself: `sizer limits` searches the largest that fits."
+        return
     if report.max_batch:
         yield f"Largest batch on one {report.gpu.name}:"
     for row in report.max_batch:

@@ -151,7 +151,7 @@ def _half_new(request: Request, known: Counted) -> Request | None:
 
 
 def _half_image(request: Request, known: Counted) -> Request | None:
-    if known.image_size is None or known.sequence_length is not None:
+    if known.image_size is None or known.sequence_length is not None or SOURCES[request.source].trace:
         return None
     height, width = known.image_size
     return replace(request, image_size=(height // 2, width // 2))
@@ -175,9 +175,10 @@ def _of_weights(lost: str, trained: str) -> Callable[[Request, Counted], str]:
     return lambda request, known: trained if MODES[request.mode].trains else lost
 
 
-def _row_of(
+def row_of(
     key: str, group: str, price: int, title: str | Callable, cost: str | Callable, code: str | Callable, change: Change
 ) -> Lever:
+    """Return a lever whose words are the same for all questions, or functions of one."""
     return Lever(
         key=key,
         group=group,
@@ -190,104 +191,104 @@ def _row_of(
 
 
 LEVERS = (
-    _row_of(
+    row_of(
         "fused", "implementation", 1, "Fused optimizer step", "nothing; it is faster",
         lever_code.fused, _training(_fused),
     ),
-    _row_of(
+    row_of(
         "sdpa", "attention", 1, "SDPA instead of eager attention", "nothing; it is faster",
         'model.set_attn_implementation("sdpa")',
         lambda request, known: replace(request, attention="sdpa") if request.attention == "eager" else None,
     ),
-    _row_of(
+    row_of(
         "outputs", "outputs", 1, "Outputs freed before the backward pass", "nothing",
         "loss = loss_fn(model(inputs), targets)  # no variable keeps the outputs\nloss.backward()",
         lambda request, known: replace(request, outputs=FREED) if request.outputs == KEPT else None,
     ),
-    _row_of(
+    row_of(
         "expandable", "segments", 1, "Expandable segments", "nothing on most systems",
         lever_code.expandable, lambda request, known: replace(request, expandable_segments=True),
     ),
-    _row_of(
+    row_of(
         "static", "cache", 2, "A static KV cache", "room for every token from the start, also where generations end early",
         'model.generate(..., cache_implementation="static", disable_compile=True)',
         lambda request, known: replace(request, cache="static") if MODES[request.mode].generates else None,
     ),
-    _row_of(
+    row_of(
         "batch", "batch", 2, _batch_title, _of_small_batches, lever_code.accumulate, _with_batch,
     ),
-    _row_of(
+    row_of(
         "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",
         lever_code.checkpoint, _training(lambda request, known: replace(request, checkpointing=True)),
     ),
-    _row_of(
+    row_of(
         "amp-bfloat16", "dtype", 3, "Autocast to bfloat16", "precision of activations; weights stay float32",
         lever_code.autocast("bfloat16"), _with_dtype("amp-bfloat16"),
     ),
-    _row_of(
+    row_of(
         "amp-float16", "dtype", 3, "Autocast to float16", "precision and range of activations; needs a gradient scaler",
         lever_code.autocast("float16"), _with_dtype("amp-float16"),
     ),
-    _row_of(
+    row_of(
         "float16", "dtype", 4, "Weights in float16",
         _of_weights("precision and range of weights", "precision and range of weights; may overflow in training"),
         lever_code.cast("float16"), _with_dtype("float16"),
     ),
-    _row_of(
+    row_of(
         "bfloat16", "dtype", 4, "Weights in bfloat16",
         _of_weights("precision of weights", "precision of weights, gradients and optimizer state"),
         lever_code.cast("bfloat16"), _with_dtype("bfloat16"),
     ),
-    _row_of(
+    row_of(
         "int8", "weights", 3, "Weights in 8 bits (LLM.int8())", "precision of weights; needs bitsandbytes",
         lever_code.quantized("int8"), _with_weights("int8"),
     ),
-    _row_of(
+    row_of(
         "nf4-dq", "weights", 4, "Weights in 4 bits (NF4)", "more precision of weights; needs bitsandbytes",
         lever_code.quantized("nf4-dq"), _with_weights("nf4-dq"),
     ),
-    _row_of(
+    row_of(
         "adamw-8bit", "optimizer", 3, "AdamW with its state in 8 bits", "precision of the optimizer's state; needs bitsandbytes",
         "import bitsandbytes\noptimizer = bitsandbytes.optim.AdamW8bit(model.parameters())",
         _training(_with_library("adamw-8bit")),
     ),
-    _row_of(
+    row_of(
         "paged-adamw-8bit", "optimizer", 3, "Paged AdamW with its state in 8 bits",
         "precision of the optimizer's state, which moves between host and device; needs bitsandbytes",
         "import bitsandbytes\noptimizer = bitsandbytes.optim.PagedAdamW8bit(model.parameters())",
         _training(_with_library("paged-adamw-8bit")),
     ),
-    _row_of(
+    row_of(
         "adafactor", "optimizer", 4, "Adafactor", "trains otherwise: tune the learning rate anew",
         "optimizer = torch.optim.Adafactor(model.parameters())", _training(_with_optimizer("adafactor")),
     ),
-    _row_of(
+    row_of(
         "sgd", "optimizer", 4, "SGD without momentum", "trains otherwise: tune the learning rate anew",
         "optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)", _training(_with_optimizer("sgd")),
     ),
-    _row_of(
+    row_of(
         "seq", "size", 5, lambda request: f"Sequences of {request.sequence_length:,} tokens", "half the context",
         lever_code.sequence, _half_sequence,
     ),
-    _row_of(
+    row_of(
         "new", "tokens", 5, lambda request: counted(request.new, "new token"), "half as many tokens",
         lambda request: f"model.generate(..., max_new_tokens={request.new})", _half_new,
     ),
-    _row_of(
+    row_of(
         "logits", "mode", 5, "Logits of the last token alone", "no logits of the tokens before it",
         "outputs = model.generate(inputs, max_new_tokens=1)  # reads the prompt as model(inputs, logits_to_keep=1) does",
         _last_logits,
     ),
-    _row_of(
+    row_of(
         "image", "size", 5, lambda request: "Images of {} × {}".format(*(request.image_size or (0, 0))), "half the resolution",
         lever_code.image, _half_image,
     ),
-    _row_of(
+    row_of(
         "lora", "train", 5, "A LoRA adapter alone", "the weights themselves learn nothing",
         "from peft import LoraConfig, get_peft_model\n"
         'model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))', _training(_with_lora),
     ),
-    _row_of(
+    row_of(
         "qlora", "train", 5, "A LoRA adapter on 4-bit weights (QLoRA)",
         "the weights themselves learn nothing, and lose precision; needs bitsandbytes",
         "from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training\n"
@@ -299,12 +300,12 @@ LEVERS = (
         'model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))',
         _training(_with_quantized_lora),
     ),
-    _row_of(
+    row_of(
         "head", "train", 5, "The head alone", "the backbone learns nothing",
         "model.requires_grad_(False)\nhead.requires_grad_(True)  # model.lm_head, model.classifier, model.fc, ...",
         _training(_with_head),
     ),
-    _row_of(
+    row_of(
         "inference", "mode", 5, "Inference only", "nothing is trained",
         "model.eval()\nwith torch.inference_mode(): output = model(inputs)",
         _training(_without_training),

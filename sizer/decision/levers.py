@@ -16,6 +16,7 @@ from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.effects import describe_effect
 from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK, Lever, accumulated
+from sizer.decision.pipeline_levers import PIPELINE_LEVERS, describe_slicing
 from sizer.errors import RequestError
 from sizer.kept import Kept
 from sizer.memory.decision import LeverReport, LeverRow, LeverSet
@@ -24,6 +25,7 @@ from sizer.model import Counted, Progress
 from sizer.request import Request, format_query
 from sizer.units import counted, format_bytes
 
+ALL = (*LEVERS, *PIPELINE_LEVERS)
 TRIED_WHOLE = 2  # up to so many levers at once every set is tried; beyond, levers are taken away from all of them
 
 
@@ -46,7 +48,7 @@ def levers(
     quantized = cells.tracer(request).loaded.quantization is not None  # what else is made of its weights is larger
     offered = [
         (lever, changed)
-        for lever in LEVERS
+        for lever in ALL
         if (changed := _changed(lever, request, known)) and not (quantized and lever.group == "weights")
     ]
     report = LeverReport(
@@ -73,13 +75,16 @@ def _row(lever: Lever, changed: Request, cells: Cells, request: Request, base: E
     try:
         if lever.key == "batch":
             changed = _largest_fitting(changed, cells, of=request)
-        cell, reason, effect = cells.cell(changed), "", describe_effect(lever.key, base, cells.estimate(changed))
+        found = cells.estimate(changed)
+        cell, reason, effect = cells.cell(changed), "", describe_effect(lever.key, base, found)
+        host_bytes = found.host_bytes if changed.offloading != request.offloading else 0
     except CANNOT as error:
-        cell, reason, effect = None, why(error), ""
+        cell, reason, effect, host_bytes = None, why(error), "", 0
+    cost = lever.cost(changed, cells.counted(request))
     return LeverRow(
         key=lever.key,
         title=lever.title(changed),
-        cost=lever.cost(changed, cells.counted(request)),
+        cost=f"{format_bytes(host_bytes)} of host memory; {cost}" if host_bytes else cost,
         code=lever.code(changed),
         query=format_query(changed),
         cell=cell,
@@ -151,7 +156,7 @@ def _search(
     for adapter in (lever for lever in offered if lever.key in ADAPTERS and lever.key in able):
         adapted = adapter.change(request, cells.counted(request))
         known = cells.counted(adapted)
-        beside = [lever for lever in LEVERS if lever.key not in OTHER_WORK and _changed(lever, adapted, known)]
+        beside = [lever for lever in ALL if lever.key not in OTHER_WORK and _changed(lever, adapted, known)]
         found, _ = sets.fewest(beside, adapter)
         if found is not None:
             adapted_sets.append(found)
@@ -166,8 +171,8 @@ def _search(
     yield replace(report, search=f"No set of these changes makes it fit for sure: {', '.join(needs)}; {ends}")
 
 
-PRICES = {lever.key: lever.price for lever in LEVERS}
-DEAREST = max(lever.price for lever in LEVERS if lever.key not in OTHER_WORK)  # half the context, half the resolution
+PRICES = {lever.key: lever.price for lever in ALL}
+DEAREST = max(lever.price for lever in ALL if lever.key not in OTHER_WORK)  # half the context, half the resolution
 
 
 def _order(found: LeverSet) -> tuple[int, int, int]:
@@ -276,6 +281,8 @@ def _everything(offered: list[Lever]) -> list[Lever]:
 
 
 def _useless(request: Request, base: Estimate) -> Iterator[str]:
+    if slicing := describe_slicing(request):
+        yield slicing
     if find_gpu(request.gpu).backend == "cuda":
         idle = base.reserved_at_peak_bytes - base.peak_allocated_bytes
         yield (

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.pipelines import MAX_FRAMES
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
+from sizer.decision.pipeline_levers import FRAMES, is_pipeline
 from sizer.distributed.context_parallel import BLOCK, PIECES
 from sizer.errors import SizerError
 from sizer.kept import Kept
@@ -21,6 +23,7 @@ from sizer.query_values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGT
 from sizer.request import Request, format_query, gpu_of
 
 LINES = 4  # through two values each, that lead to where a limit is looked for: most memory grows with more than one power of a size
+PIPELINE_SIDE = 64  # pixels by which a pipeline's largest image is searched: every VAE divides it
 CLOSE = 256  # of a value: how near the next one is that needs no other line
 MOST_EVENTS = 3 * 2**15  # of a tape, where each batch size is traced by itself: a trace of some seconds
 
@@ -29,8 +32,8 @@ MOST_EVENTS = 3 * 2**15  # of a tape, where each batch size is traced by itself:
 class Size:
     """A size of a sample that can be solved for: its key in the query, its title, its smallest and largest value, the question with
     another value, and the value that the question has by now; None where the model, or the mode, has no such size. Its values are
-    multiples of `step`, which `smallest` and `largest` count; it is looked for by at most so many `lines`, and `bound` says why
-    larger ones are not looked at."""
+    multiples of `step` after `offset`, which `smallest` and `largest` count; it is looked for by at most so many `lines`, and
+    `bound` says why larger ones are not looked at."""
 
     key: str
     title: str
@@ -39,12 +42,19 @@ class Size:
     with_value: Callable[[Request, int], Request]
     value: Callable[[Request, Counted], int | None]
     step: int = 1
+    offset: int = 0
     lines: int = LINES
     bound: str = ""
 
+    def of(self, value: int) -> int:
+        """Return the value of the query's key for a value that is counted in steps."""
+        return value * self.step + self.offset
+
     def in_steps(self, request: Request) -> Size:
         """The size as a question can have it: sequences that lie over ranks divide among them, those of context parallel in whole
-        blocks of attention."""
+        blocks of attention; a pipeline's images have sides that its VAE divides."""
+        if self.key == "image" and is_pipeline(request):
+            return replace(self, smallest=1, step=PIPELINE_SIDE, largest=self.largest // PIPELINE_SIDE)
         if self.key != "seq" or not (request.sp or request.cp > 1):
             return self
         step = request.tp if request.sp else PIECES * BLOCK * request.cp
@@ -114,6 +124,16 @@ SIZES = (
         with_value=lambda request, side: replace(request, image_size=(side, side)),
         value=_image_side,
     ),
+    Size(
+        key="frames",
+        title="Most frames",
+        smallest=0,
+        largest=(MAX_FRAMES - 1) // FRAMES,
+        with_value=lambda request, frames: replace(request, frames=frames),
+        value=lambda request, known: known.frames,
+        step=FRAMES,
+        offset=1,
+    ),
 )
 
 
@@ -178,7 +198,7 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
     verdicts: dict[int, Fits] = {}
 
     def at(value: int) -> Request:
-        return size.with_value(request, value * size.step)
+        return size.with_value(request, size.of(value))
 
     def fits(value: int, wanted: tuple[Fits, ...]) -> bool:
         if value not in verdicts:
@@ -189,7 +209,7 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
                 verdicts[value] = False
         return verdicts[value] in wanted
 
-    now = max(1, size.value(request, cells.counted(request)) // size.step)
+    now = max(1, (size.value(request, cells.counted(request)) - size.offset) // size.step)
     if size.key == "new" and fits(size.largest, (True,)):
         start = near = size.largest
     else:
@@ -203,8 +223,8 @@ def _solve(size: Size, request: Request, cells: Cells) -> Limit:
     limit = Limit(
         key=size.key,
         title=size.title,
-        value=sure * size.step if sure > smallest else None,
-        possible_value=possible * size.step if possible > smallest else None,
+        value=size.of(sure) if sure > smallest else None,
+        possible_value=size.of(possible) if possible > smallest else None,
         reason=_reason(size, sure, possible, now, refused),
         most_value=_most(size, possible, refused),
     )
@@ -269,18 +289,18 @@ def _most(size: Size, possible: int, refused: dict[int, SizerError]) -> int | No
     """Return the largest value that can fit, 0 if not even the smallest can, None if the search ended before one that cannot."""
     if possible >= size.largest and possible + 1 not in refused:
         return None
-    return possible * size.step if possible >= size.smallest else 0
+    return size.of(possible) if possible >= size.smallest else 0
 
 
 def _reason(size: Size, sure: int, possible: int, now: int, refused: dict[int, SizerError]) -> str:
     if (error := refused.get(possible + 1)) is not None:
-        return f"at {(possible + 1) * size.step} the model refuses it: {why(error)}"
+        return f"at {size.of(possible + 1)} the model refuses it: {why(error)}"
     if sure >= size.largest:
-        return f"searched up to {size.largest * size.step}{size.bound}"
+        return f"searched up to {size.of(size.largest)}{size.bound}"
     if sure < size.smallest:
-        return f"not even {size.smallest * size.step} fits for sure"
+        return f"not even {size.of(size.smallest)} fits for sure"
     if possible >= size.largest:
-        return f"where it may still fit, searched up to {size.largest * size.step}{size.bound}"
+        return f"where it may still fit, searched up to {size.of(size.largest)}{size.bound}"
     return ""
 
 

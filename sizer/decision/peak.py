@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sizer.catalogue.gpu_keys import find_gpu
-from sizer.decision.cells import Cells, one_cell
+from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
+from sizer.decision.effects import SAME
+from sizer.decision.pipeline_levers import describe_part, is_pipeline, remedies
 from sizer.decision.script import write_script
 from sizer.decision.script_ranks import check_scripted
 from sizer.errors import BuildError, RequestError
@@ -16,6 +18,7 @@ from sizer.memory.peak import PeakReport, find_peak
 from sizer.memory.snapshot import write_snapshot
 from sizer.model import Progress
 from sizer.request import Request, check_one_rank, format_query
+from sizer.units import format_bytes
 
 EVENTS_AT_MOST = 2_000_000  # of a snapshot: about a gigabyte
 
@@ -29,7 +32,8 @@ def peak(
 ) -> Iterator[PeakReport]:
     """What is alive at the peak of the one dtype and batch size of a request; then with the script that does the work.
 
-    Raises RequestError for a request of several, and what an estimate raises where the work itself has none.
+    A pipeline has no script: its report names the part that has the peak, with its remedies. Raises RequestError for a request of
+    several, and what an estimate raises where the work itself has none.
     """
     request = one_cell(request)
     check_one_rank(request, "every tensor alive at the peak")
@@ -44,11 +48,34 @@ def peak(
         expandable_segments=request.expandable_segments,
     )
     yield report
+    if is_pipeline(request):
+        yield from _with_remedies(report, request, cells)
+        return
     try:
         estimate = cells.estimate(request)
         yield replace(report, script=write_script(request, cells.tracer(request), estimate=estimate))
     except BuildError as error:
         yield replace(report, no_script=str(error))
+
+
+def _with_remedies(report: PeakReport, request: Request, cells: Cells) -> Iterator[PeakReport]:
+    """Yield the report of a pipeline with the part that has the peak, and what each of its remedies makes of the peak."""
+    sentences = [describe_part(report)]
+    report = replace(report, no_script="a script is of one module, not of a pipeline")
+    for lever in remedies(report.phase):
+        changed = lever.change(request, cells.counted(request))
+        if changed is None:
+            continue
+        try:
+            lowered = cells.estimate(checked(changed)).peak_allocated_bytes
+        except CANNOT as error:
+            sentences.append(f"{lever.title(changed)}: {why(error)}.")
+            continue
+        saves = lowered < report.allocated_bytes * (1 - SAME)
+        what = f"lowers it to {format_bytes(lowered)}" if saves else "does not lower it"
+        sentences.append(f"{lever.title(changed)} {what}.")
+        yield replace(report, remedy=" ".join(sentences))
+    yield replace(report, remedy=" ".join(sentences))
 
 
 def script(

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import PurePosixPath
 
+from sizer.catalogue.pipelines import DENOISERS
 from sizer.errors import ConfigError, RefusedValueError, suggest
 
 INDEX = "model_index.json"
 LIBRARIES = ("diffusers", "transformers")
 EXAMPLE = "write for example arch=diffusers:flux.1-dev"
 SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
-DENOISERS = ("transformer", "unet")
 _NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler")
 CHECKER = "safety_checker"  # of the first pipelines: its class is one of diffusers' pipelines, not of diffusers itself
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sizer.catalogue.pipelines import CAST
-from sizer.diffusion.bundle import DENOISERS
+from sizer.catalogue.pipelines import CAST, DENOISERS
 from sizer.errors import BuildError, RequestError
 
 NF4, NF4_TWICE, INT8 = "nf4", "nf4-dq", "int8"

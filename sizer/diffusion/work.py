@@ -21,7 +21,7 @@ from sizer.diffusion.bundle import Bundle, preset_names, read_bundle, read_prese
 from sizer.diffusion.placing import INT8, NONE, denoiser_of, place
 from sizer.distributed.devices import Accelerator, devices_answer
 from sizer.errors import RequestError
-from sizer.memory.block_notes import BlockNotes
+from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.census import Census
 from sizer.memory.tape import AFTER, PIPELINE_PHASES, Tape
 from sizer.tracing.device import Device
@@ -35,11 +35,14 @@ if TYPE_CHECKING:
 
 DENOISING_STEPS = 2  # the first may keep something, the second repeats; further ones are alike
 _SIZES = ("height", "width")
+_FRAMES = ("video_length", "num_frames")
 _CALLED = ("decode", "encode", "encode_prompt", "get_image_features")  # what pipelines call beside `forward`
 
 
-def count(request: Request, config: dict | None = None) -> tuple[Census, tuple[str, ...]]:
-    """Return what a pipeline's parts hold, and notes on its call.
+def count(
+    request: Request, config: dict | None = None
+) -> tuple[Census, tuple[str, ...], dict[str, int | tuple[int, int] | None]]:
+    """Return what a pipeline's parts hold, notes on its call, and the call's `image_size` and `frames`.
 
     Raises:
         RequestError, ConfigError, BuildError: The pipeline cannot be built, or does not take what is asked for.
@@ -59,7 +62,7 @@ def count(request: Request, config: dict | None = None) -> tuple[Census, tuple[s
     notes += [f"{name} is left out: pass {name}=None to from_pretrained." for name in bundle.left_out]
     if INT8 in dict(request.part_weights).values():
         notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, whose number depends on the data.")
-    return census, tuple(notes)
+    return census, tuple(notes), _sizes(pipe, call)
 
 
 def trace(
@@ -117,6 +120,7 @@ def trace(
             call = call_of(pipe, bundle, request, batch)
         host.setting_up = False
         watcher.loaded()
+        _note_end(recorder, "load")
         with (
             OnMeta(host, deferred) as mode,
             modes_in_callbacks(mode),
@@ -126,6 +130,7 @@ def trace(
         ):
             pipe(**call)
         recorder.log.mark(AFTER)
+        _note_end(recorder, AFTER)
     return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=host.peak_bytes)
 
 
@@ -201,7 +206,7 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
         ask("image", "x".join(map(str, request.image_size)), **dict(zip(_SIZES, request.image_size, strict=True)))
         _check_size(pipe, request.image_size)
     if request.frames is not None:
-        name = "video_length" if "video_length" in taken else "num_frames"
+        name = next((name for name in _FRAMES if name in taken), _FRAMES[-1])
         ask("frames", request.frames, **{name: request.frames})
     if request.sequence_length is not None and "max_sequence_length" in taken:
         call["max_sequence_length"] = request.sequence_length
@@ -220,8 +225,27 @@ def _guidance(taken: Any, guided: bool, call: dict[str, Any]) -> dict[str, Any]:
     return {"guidance_scale": max(usual, 5.0) if guided else min(usual, 1.0)}
 
 
+def _sizes(pipe: Any, call: dict[str, Any]) -> dict[str, int | tuple[int, int] | None]:
+    """Return the image size and the frames of a call; None if its pipeline does not tell its usual size."""
+    taken = inspect.signature(type(pipe).__call__).parameters
+    usual = getattr(pipe, "default_sample_size", None) or getattr(getattr(pipe, "unet", None), "config", {}).get("sample_size")
+
+    def value(name: str) -> int | None:
+        found = call.get(name) or (taken[name].default if name in taken else None)
+        return found if type(found) is int else None
+
+    sides = [value(name) or (usual * _factor(pipe) if type(usual) is int else None) for name in _SIZES]
+    frames = next((value(name) for name in _FRAMES if name in taken), None)
+    return {"image_size": None if None in sides else (sides[0], sides[1]), "frames": frames}
+
+
+def _factor(pipe: Any) -> int:
+    """Return by how much a pipeline's VAE makes an image smaller."""
+    return getattr(pipe, "vae_scale_factor", None) or getattr(pipe, "vae_scale_factor_spatial", 1)
+
+
 def _check_size(pipe: Any, size: tuple[int, int]) -> None:
-    factor = getattr(pipe, "vae_scale_factor", None) or getattr(pipe, "vae_scale_factor_spatial", 1)
+    factor = _factor(pipe)
     if any(side % factor for side in size):
         fitting = "x".join(str(max(side // factor, 1) * factor) for side in size)
         raise RequestError(
@@ -241,8 +265,12 @@ def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
         if name in begun or name not in PIPELINE_PHASES:
             return
         if begun:
-            recorder.log.mark(begun[-1])
+            end()
         begun.append(name)
+
+    def end() -> None:
+        recorder.log.mark(begun[-1])
+        _note_end(recorder, begun[-1])
 
     with ExitStack() as stack:
         for name, part in pipe.components.items():
@@ -250,7 +278,12 @@ def _phases_marked(pipe: Any, recorder: Recorder) -> Iterator[None]:
                 _watch(stack, part, lambda name=name: begin(name), recorder)
         yield
     if begun:
-        recorder.log.mark(begun[-1])
+        end()
+
+
+def _note_end(recorder: Recorder, phase: str) -> None:
+    if recorder.block_notes is not None:
+        recorder.block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase=phase)))
 
 
 def _watch(stack: ExitStack, part: nn.Module, begin: Callable[[], None], recorder: Recorder) -> None:

@@ -60,7 +60,7 @@ class PeakReport:
     The bytes of `tensors` (the largest groups first) and `rest_bytes` (of the `rest_count` other blocks) sum to
     `allocated_bytes`, as do those of `modules` and of `at_peak`. `phase`, `step` (of two), `op` and `module` are those of the
     allocation that made the peak; `sentence` explains it. `script` is a PyTorch program that does the work, empty with the reason
-    in `no_script` where there is none.
+    in `no_script` where there is none. `remedy` names the part of a pipeline that has the peak, and what lowers it.
     """
 
     query: str
@@ -80,6 +80,7 @@ class PeakReport:
     modules: tuple[ModuleBytes, ...]
     script: str = ""
     no_script: str = ""
+    remedy: str = ""
 
 
 def find_peak(
@@ -209,7 +210,7 @@ def _sentence(at: PhaseOfStep, op: str, module: str, groups: list[TensorGroup], 
     (shape, dtype), largest = max(alike.items(), key=lambda item: sum(group.bytes for group in item[1]))
     number, size = sum(group.count for group in largest), sum(group.bytes for group in largest)
     step = f" of step {at.step}" if at.step else ""
-    where = f"{_DURING[at.phase]}{step}, by {op} in {module or 'the model itself'}"
+    where = f"{_DURING.get(at.phase, f'while {at.phase} works')}{step}, by {op} in {module or 'the model itself'}"
     what = f"{counted(number, 'tensor')} of {tensor_text(shape, dtype)}" if dtype else counted(number, "workspace")
     share = f"{format_bytes(size)} of {format_bytes(allocated)} ({size / allocated:.0%})"
     all_the_time = format_bytes(sum(group.bytes for group in stay))

@@ -62,6 +62,8 @@ def _ask(cell: Request) -> PeakReport | SizerError:
 @drawn_once
 def _show_found(found: PeakReport) -> None:
     st.text(found.sentence)
+    if found.remedy:
+        st.text(found.remedy)
     st.markdown("**By module**, children under their parents; the strip below each name is what it holds, by category")
     st.altair_chart(icicle_chart(found.modules), key="icicle")
     st.html(legend([category for category, size in found.at_peak.items() if size]))

@@ -89,7 +89,7 @@ def test_a_call_takes_what_it_takes_on_cuda(run_on_null: Run, name: str) -> None
 def test_the_parts_of_a_preset_have_their_published_size(name: str) -> None:
     from sizer.diffusion.work import count
 
-    census, _ = count(parse_query(f"arch=diffusers:{name}"))
+    census, _, _ = count(parse_query(f"arch=diffusers:{name}"))
     sizes: dict[str, int] = {}
     for row in census.modules:
         part = row.path.partition(".")[0]

@@ -1,0 +1,164 @@
+"""The levers of diffusion pipelines: a row for each thing that can be changed in a call, with the lines of diffusers that do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+
+from sizer.catalogue.optimizers import BITSANDBYTES
+from sizer.catalogue.pipelines import CAST, DENOISERS
+from sizer.catalogue.sources import SOURCES
+from sizer.decision.lever_table import Change, Lever, row_of
+from sizer.memory.peak import PeakReport
+from sizer.memory.tape import FROZEN
+from sizer.request import Request
+from sizer.tracer import Counted
+from sizer.units import format_bytes
+
+# Every VAE divides the sides of a smaller image, and the frames of a shorter video after the first, by these.
+SIDE, FRAMES = 32, 8
+_GROUPS = """from diffusers.hooks import apply_group_offloading
+host, device = torch.device("cpu"), torch.device("cuda")
+for name, part in pipe.components.items():
+    if isinstance(part, torch.nn.Module) and not name.startswith("vae"):
+        apply_group_offloading(part, onload_device=device, offload_device=host, offload_type="leaf_level")
+pipe.vae.to(device)"""
+_QUANTISED = """from diffusers import DiffusionPipeline
+from diffusers.quantizers import PipelineQuantizationConfig
+settings = {{"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.{dtype}}}
+config = PipelineQuantizationConfig("bitsandbytes_4bit", settings, components_to_quantize=["{part}"])
+pipe = DiffusionPipeline.from_pretrained(name, quantization_config=config, torch_dtype=torch.{dtype})"""
+
+
+def is_pipeline(request: Request) -> bool:
+    """Return True for a question about a diffusion pipeline."""
+    return SOURCES[request.source].trace is not None
+
+
+def _of_pipelines(change: Change) -> Change:
+    return lambda request, known: change(request, known) if is_pipeline(request) else None
+
+
+def _quantised(request: Request) -> dict[str, str]:
+    """Return how parts are held that are not in the pipeline's dtype."""
+    named = {} if request.weights in ("checkpoint", "full") else {"": request.weights}
+    return named | dict(request.part_weights)
+
+
+def _offloaded(offload: str) -> Change:
+    order = ("none", "model", "group-leaf", "sequential")
+
+    def change(request: Request, known: Counted) -> Request | None:
+        now = request.offloading.partition(":")[0]
+        if "int8" in _quantised(request).values() or now not in order or order.index(offload) <= order.index(now):
+            return None
+        return replace(request, offloading=offload)
+
+    return change
+
+
+def _decoded(how: str) -> Change:
+    def change(request: Request, known: Counted) -> Request | None:
+        kept = request.vae or ()
+        if how in kept or (how == "slicing" and request.batches == (1,)):
+            return None
+        return replace(request, vae=(*kept, how))
+
+    return change
+
+
+def _held(how: str) -> Change:
+    def change(request: Request, known: Counted) -> Request | None:
+        roots = {row.path.partition(".")[0] for row in known.census.modules}
+        part = next((name for name in DENOISERS if name in roots), None)
+        if part is None or {"", part} & _quantised(request).keys() or (how != CAST and not find_spec(BITSANDBYTES)):
+            return None
+        return replace(request, part_weights=(*request.part_weights, (part, how)))
+
+    return change
+
+
+def _smaller(request: Request, known: Counted) -> Request | None:
+    if known.image_size is None:
+        return None
+    height, width = (side // 2 // SIDE * SIDE for side in known.image_size)
+    return replace(request, image_size=(height, width)) if height and width else None
+
+
+def _shorter(request: Request, known: Counted) -> Request | None:
+    if known.frames is None or known.frames <= FRAMES + 1:
+        return None
+    return replace(request, frames=(known.frames - 1) // 2 // FRAMES * FRAMES + 1)
+
+
+def _part_code(lines: str) -> Callable[[Request], str]:
+    return lambda request: lines.format(part=request.part_weights[-1][0], dtype=request.dtypes[0])
+
+
+PIPELINE_LEVERS: tuple[Lever, ...] = (
+    row_of(
+        "vae-slicing", "slicing", 1, "VAE slicing", "time: images are decoded one after the other",
+        "pipe.vae.enable_slicing()", _of_pipelines(_decoded("slicing")),
+    ),
+    row_of(
+        "vae-tiling", "tiling", 2, "VAE tiling", "time; seams between tiles are blended",
+        "pipe.vae.enable_tiling()", _of_pipelines(_decoded("tiling")),
+    ),
+    row_of(
+        "offload-model", "offload", 2, "Model offload", "time: each part is copied to the device once a call",
+        "pipe.enable_model_cpu_offload()  # instead of pipe.to('cuda')", _of_pipelines(_offloaded("model")),
+    ),
+    row_of(
+        "offload-group", "offload", 2, "Group offload, layer by layer", "time: each layer is copied at each denoising step",
+        _GROUPS, _of_pipelines(_offloaded("group-leaf")),
+    ),
+    row_of(
+        "offload-sequential", "offload", 3, "Sequential offload", "much time: each layer is copied at each denoising step",
+        "pipe.enable_sequential_cpu_offload()  # instead of pipe.to('cuda')", _of_pipelines(_offloaded("sequential")),
+    ),
+    row_of(
+        CAST, "held", 3, "The denoiser's weights in float8", "precision of weights; time to cast each layer",
+        _part_code("pipe.{part}.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.{dtype})"),
+        _of_pipelines(_held(CAST)),
+    ),
+    row_of(
+        "nf4", "held", 4, "The denoiser's weights in 4 bits (NF4)", "more precision of weights; needs bitsandbytes",
+        _part_code(_QUANTISED), _of_pipelines(_held("nf4")),
+    ),
+    row_of(
+        "smaller", "size", 5, lambda request: "Images of {} × {}".format(*(request.image_size or (0, 0))), "half the resolution",
+        lambda request: "pipe(prompt, height={}, width={})".format(*(request.image_size or (0, 0))), _of_pipelines(_smaller),
+    ),
+    row_of(
+        "shorter", "frames", 5, lambda request: f"Videos of {request.frames} frames", "half the length",
+        lambda request: f"pipe(prompt, num_frames={request.frames})", _of_pipelines(_shorter),
+    ),
+)  # fmt: skip
+"""In the order in which they are shown."""
+
+
+def describe_slicing(request: Request) -> str:
+    """Return why VAE slicing changes nothing; empty if it may change something."""
+    if not is_pipeline(request) or request.batches != (1,) or "slicing" in (request.vae or ()):
+        return ""
+    return "VAE slicing changes nothing at batch 1: it decodes the images of a batch one after the other."
+
+
+
+def describe_part(found: PeakReport) -> str:
+    """Return a sentence on the part that works at the peak, with its weights and other tensors."""
+    weights = sum(found.at_peak.get(name, 0) for name in ("parameter", FROZEN, "buffer"))
+    others = found.allocated_bytes - weights
+    return f"{found.phase} holds the peak: {format_bytes(weights)} of weights and {format_bytes(others)} of other tensors."
+
+
+def remedies(part: str) -> tuple[Lever, ...]:
+    """Return the levers that may lower a peak while a part works."""
+    if part.startswith("vae"):
+        keys = ("vae-tiling", "offload-model", "offload-sequential")
+    elif part in (*DENOISERS, "transformer_2"):
+        keys = (CAST, "nf4", "offload-model", "offload-sequential")
+    else:  # text encoders, and the load
+        keys = ("offload-model", "offload-sequential")
+    return tuple(lever for lever in PIPELINE_LEVERS if lever.key in keys)
