@@ -260,6 +260,24 @@ def _pipelines() -> Iterator[str]:
         yield f"| `{query}` | {row['quantity']} | {row['published_gib']} | {error} | {row['source']} | {row['reason']} |"
 
 
+def _measured_pipelines() -> Iterator[str]:
+    """Yield a line for each pipeline that was measured, with the signed error of the estimate."""
+    rows = read_table(TESTS / "diffusion" / "measured.csv")
+    quantities = list(dict.fromkeys(row["quantity"] for row in rows))
+    yield f"| question | {' | '.join(quantities)} |"
+    yield f"|---|{'---|' * len(quantities)}"
+    for query in dict.fromkeys(row["query"] for row in rows):
+        cells = [_measured_cell(row) for row in rows if row["query"] == query]
+        yield f"| `{query.removeprefix('arch=diffusers:')}` | {' | '.join(cells)} |"
+
+
+def _measured_cell(row: dict[str, str]) -> str:
+    measured, estimated = int(row["measured_bytes"]), int(row["estimated_bytes"])
+    if measured == estimated:
+        return f"{measured:,}, equal"
+    return f"{measured:,}, {estimated / measured - 1:+.3%}".replace("%", " %").replace("-", "−")
+
+
 def _keys() -> Iterator[str]:
     """Yield a line for each key of a query."""
     yield "| key | flag | values | default |"
@@ -275,6 +293,7 @@ BLOCKS: dict[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "an H200": (DOCS / "accuracy.md", _far),
     "keys": (DOCS / "cli.md", _keys),
     "pipelines": (DOCS / "diffusion.md", _pipelines),
+    "measured pipelines": (DOCS / "diffusion.md", _measured_pipelines),
     "reports": (DOCS / "accuracy.md", _reports),
     "errors by set": (DOCS / "accuracy.md", table_by_set),
     "errors by kind of run": (PUBLISHED_README, table_by_kind),

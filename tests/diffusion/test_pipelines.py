@@ -64,6 +64,7 @@ PUBLISHED = {
     ("latte", "transformer"): (1, 0.1),
 }
 QUANTITIES = {
+    "load allocated": lambda row: row.phases[0].allocated_bytes,
     "load reserved": lambda row: row.phases[0].reserved_bytes,
     "after allocated": lambda row: row.phases[-1].allocated_bytes,
     "peak allocated": lambda row: row.peak_allocated_bytes,
@@ -137,6 +138,21 @@ def test_pasted_files_and_their_preset_take_the_same_bytes() -> None:
     pasted = f"arch=config:{encode_config(json.dumps(files))}&dtype=float16&gpu={GPU}"
     row, preset = estimated(pasted), estimated(f"{CASES['sample-sd1.5']}&gpu={GPU}")
     assert row.phases == preset.phases
+
+
+def measured() -> list[dict[str, str]]:
+    with open(FOLDER / "measured.csv", newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("query", dict.fromkeys(row["query"] for row in measured()))
+def test_a_measured_call_has_its_recorded_error(query: str) -> None:
+    row = estimated(query)
+    for one in measured():
+        if one["query"] == query:
+            found = QUANTITIES[one["quantity"]](row)
+            assert found == int(one["estimated_bytes"]), one["quantity"]
+            assert found == pytest.approx(int(one["measured_bytes"]), rel=0.035), one["quantity"]
 
 
 def published() -> list[dict[str, str]]:
