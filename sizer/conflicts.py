@@ -39,11 +39,36 @@ def conflicts(request: AnyRequest) -> Iterator[Refusal]:
             todo="remove it, or ask for that dtype and batch",
         )
     gpu = find_gpu(request.gpu)
+    if request.compile is not None:
+        yield from _refused_in_compiled_code(request, gpu)
     if MODES[request.mode].serves:
         yield from _refused_by_server(request, gpu)
     yield from _refused_on_device(request, gpu)
     if request.parallel != "none":
         yield from _refused_in_parallel(request, gpu)
+
+
+_NOT_COMPILED = ("train", "weights", "checkpointing", "cudnn_benchmark", "accumulate", "outputs", "parallel")
+
+
+def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """Yield a refusal for each value whose compiled steps were not compared with PyTorch's own."""
+    compiled = f"compile={request.compile}"
+    if gpu.backend != "cuda":
+        yield Refusal(
+            key="compile",
+            given=f"{quote(request.compile)} with gpu={request.gpu}",
+            allowed="a CUDA device, whose kernels Inductor writes with Triton",
+            todo="remove it, or choose another gpu",
+        )
+    for key in _NOT_COMPILED:
+        if not KEYS[key].is_default(request):
+            yield Refusal(
+                key=key,
+                given=f"{quote(KEYS[key].write(request))} with {compiled}",
+                allowed=f"its default with {compiled}: other values were not compared with PyTorch's own",
+                todo=f"remove it, or {compiled}",
+            )
 
 
 def _refused_by_server(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:

@@ -15,11 +15,10 @@ from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.census import take_census
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
-from sizer.catalogue.hardware import HARDWARE
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.cautions import cautions, target, versions
-from sizer.distributed.devices import Accelerator, devices_answer
+from sizer.distributed.devices import accelerator_of, devices_answer
 from sizer.distributed.world import world_of
 from sizer.errors import RefusedValueError, RequestError
 from sizer.memory.archive import Traced
@@ -269,7 +268,7 @@ def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> Abstrac
             raise RequestError(
                 "rank", given=str(rank), allowed="0 without a world", todo="give world=, the number of ranks"
             )
-        return devices_answer(_accelerator(gpu), count=1) if gpu.backend == "cuda" else nullcontext()
+        return devices_answer(accelerator_of(gpu), count=1) if gpu.backend == "cuda" else nullcontext()
     if size < 1:
         raise RequestError("world", given=str(size), allowed="1 or more", todo="give the number of ranks")
     if not 0 <= rank < size:
@@ -278,13 +277,7 @@ def _world(size: int | None, rank: int, gpu: Gpu, recorder: Recorder) -> Abstrac
         raise RequestError(
             "gpu", given=gpu.key, allowed="a GPU of CUDA's where there is a world", todo="give one, as h100-80gb"
         )
-    return world_of(size, rank, _accelerator(gpu), on_no_device=recorder.deferred.__contains__)
-
-
-def _accelerator(gpu: Gpu) -> Accelerator:
-    hardware = HARDWARE.get(gpu.key)
-    processors = None if hardware is None else hardware.processors
-    return Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors)
+    return world_of(size, rank, accelerator_of(gpu), on_no_device=recorder.deferred.__contains__)
 
 
 def _check(name: str, given: str, allowed: Collection[str]) -> None:

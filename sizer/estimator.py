@@ -14,6 +14,7 @@ from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept
 from sizer.memory.archive import Traced
 from sizer.memory.column import Column, read_cells, with_largest
+from sizer.memory.compiled_code import merge_compiled
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import Formula
 from sizer.memory.kv_cache import KvCache, build_kv_cache
@@ -303,6 +304,7 @@ class Estimator:
             formulas=self._formulas,
             kv_caches=kv_caches,
             loop=() if pending or focus is None else self._loop(focus),
+            compiled=merge_compiled(one.compiled for one in traced.values()),
         )
 
     def _loop(self, focus: Focus) -> Iterator[LoopDecision]:

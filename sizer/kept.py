@@ -89,13 +89,17 @@ class KeptTapes:
         device = self._device
         rules = (device.kind, *(capability or self._capability or ()), *device.version)
         alone = "" if at_batch is None else f" at batch {at_batch}"
+        if (gpu := device.compiles_for) is not None:  # Inductor decides by the number of multiprocessors, too
+            alone += f" compiled for {gpu.key} {gpu.name} {gpu.total_bytes}"
         return f"traced {dtype} {'.'.join(map(str, rules))} {self._choices}{alone}"
 
     def find(self, dtype: str, *, at_batch: int | None = None) -> Traced | None:
         """What was traced for this device's capability, or for one that answered all that its rules asked as this one does."""
         own = self._capability
-        if (found := self._read(self.name(dtype, at_batch=at_batch))) is not None or own is None:
+        if (found := self._read(self.name(dtype, at_batch=at_batch))) is not None:
             return found
+        if own is None or self._device.compiles_for is not None:
+            return None
         for capability in CAPABILITIES:
             found = self._read(self.name(dtype, capability=capability, at_batch=at_batch))
             if found is not None and decide_alike(own, found.decisions):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
+from sizer.catalogue.compilation import SCOPES
 from sizer.catalogue.gpu_keys import EXAMPLE as CUSTOM_EXAMPLE
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS
@@ -36,6 +37,8 @@ from sizer.query_needs import (
     four_bits,
     generation,
     of_adapters,
+    of_compiled,
+    of_compiled_training,
     of_context,
     of_diffusion,
     of_engines,
@@ -46,6 +49,7 @@ from sizer.query_needs import (
     of_ranks,
     of_split,
     of_weights,
+    once_passed,
     one_stage,
     quantized_adapters,
     served_or,
@@ -69,6 +73,9 @@ from sizer.query_serving import (
 from sizer.query_values import (
     ATTENTIONS,
     CACHES,
+    COMPILED_BATCHES,
+    COMPILED_DTYPES,
+    COMPILES,
     COMPUTES,
     DTYPES,
     MAX_ACCUMULATE,
@@ -83,6 +90,7 @@ from sizer.query_values import (
     MAX_TP,
     MAX_WORLD,
     MIN_IMAGE,
+    OFF,
     OTHER_DTYPES,
     check_length,
     choice,
@@ -91,7 +99,9 @@ from sizer.query_values import (
     format_switch,
     listed,
     read_batches,
+    read_budget,
     read_cache,
+    read_compile,
     read_head,
     read_image_size,
     read_inputs,
@@ -139,8 +149,9 @@ def _field(
     otherwise: str = "",
     needs: Callable[[AnyRequest], str] = lambda request: "",
     label: str = "",
+    compiled: object = None,
 ) -> Key:
-    """The key of one field of Request."""
+    """The key of one field of Request, whose default is `compiled`, if given, in a question with compiled code."""
 
     def write_field(request: AnyRequest) -> str | None:
         value = getattr(request, name)
@@ -149,7 +160,8 @@ def _field(
     return Key(
         read=lambda text: {name: read(text)},
         write=write_field,
-        is_default=lambda request: getattr(request, name) == _default_of(type(request), name),
+        is_default=lambda request: getattr(request, name)
+        == (_default_of(type(request), name) if compiled is None or request.compile is None else compiled),
         allowed=allowed,
         otherwise=otherwise,
         needs=needs,
@@ -263,9 +275,15 @@ KEYS: dict[str, Key] = {
         format_list,
         allowed=f"a comma list of {', '.join(DTYPES)}",
         needs=unserved(_anything),
+        compiled=COMPILED_DTYPES,
     ),
     "batch": _field(
-        "batches", read_batches, format_list, allowed=f"a comma list of 1 to {MAX_BATCH}", needs=unserved(_anything)
+        "batches",
+        read_batches,
+        format_list,
+        allowed=f"a comma list of 1 to {MAX_BATCH}",
+        needs=unserved(_anything),
+        compiled=COMPILED_BATCHES,
     ),
     "seq": _field(
         "sequence_length",
@@ -411,6 +429,31 @@ KEYS: dict[str, Key] = {
         whole_number(MAX_ACCUMULATE, "accumulate=4"),
         allowed=f"forward and backward passes to an optimizer's step, 1 to {MAX_ACCUMULATE}",
         needs=training,
+    ),
+    "compile": _field(
+        "compile",
+        read_compile,
+        allowed=f"{', '.join(COMPILES)}: torch.compile with Inductor, whose steps PyTorch's own compiler is asked about",
+        otherwise=OFF,
+        needs=once_passed,
+        label="torch.compile",
+    ),
+    "compile_scope": _field(
+        "compile_scope",
+        choice(SCOPES),
+        allowed=f"{', '.join(SCOPES)}: each repeated block is compiled, or the model as a whole",
+        otherwise="blocks for transformers' models, model for others",
+        needs=of_compiled,
+        label="Compiled part",
+    ),
+    "budget": _field(
+        "budget",
+        read_budget,
+        lambda share: f"{share:g}",
+        allowed="0 to 1: torch._functorch.config.activation_memory_budget, with compile=default and mode=training",
+        otherwise="PyTorch's own, 1",
+        needs=of_compiled_training,
+        label="Activation memory budget",
     ),
     "outputs": _field(
         "outputs",

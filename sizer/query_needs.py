@@ -121,6 +121,22 @@ def of_group_offload(request: AnyRequest) -> str:
     return needs or ("" if request.offloading.startswith("group") else "offload=group-leaf or offload=group-block:1")
 
 
+def once_passed(request: AnyRequest) -> str:
+    """Return what torch.compile needs: a mode whose compiled steps were compared with PyTorch's own."""
+    mode = MODES[request.mode]
+    return "mode=training or mode=inference" if mode.generates or mode.serves else ""
+
+
+def of_compiled(request: AnyRequest) -> str:
+    """Return what a key needs that says how a model is compiled."""
+    return "compile=default" if request.compile is None else ""
+
+
+def of_compiled_training(request: AnyRequest) -> str:
+    """Return what the activation memory budget needs: a compiled backward pass."""
+    return training(request) or of_compiled(request)
+
+
 def four_bits(request: AnyRequest) -> str:
     """Return what the dtype of 4-bit products needs."""
     row = WEIGHTS[request.weights]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
 from sizer.catalogue.modes import ALL, INPUTS, OFFLOADED, QUANTIZED
-from sizer.errors import RefusedValueError, letters, suggest
+from sizer.errors import RefusedValueError, letters, quote, suggest
 from sizer.versions import OLDEST, format_version, parse_version
 
 DTYPES = ("float32", "bfloat16", "float16", "amp-bfloat16", "amp-float16")
@@ -27,7 +27,15 @@ OTHER_DTYPES = {
     **{"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"},
     **{"ampbf16": "amp-bfloat16", "ampfp16": "amp-float16"},
 }
+OFF = "off"
 CACHES = ("dynamic", "static", *OFFLOADED, QUANTIZED)
+COMPILES = (OFF, "default")  # modes of torch.compile; off runs the model eagerly
+COMPILED_DTYPES, COMPILED_BATCHES = ("bfloat16",), (8,)  # of a compiled question that names none
+_REFUSED_COMPILES = {
+    "reduce-overhead": "CUDA graphs keep private pools of memory, which cannot be traced yet",
+    "max-autotune": "it chooses kernels by timing them on the device",
+    "max-autotune-no-cudagraphs": "it chooses kernels by timing them on the device",
+}
 MAX_VALUE_LENGTH = 1000  # of every key but arch, and of an arch that is not a config
 MODULE_NAME = re.compile(r"[A-Za-z_0-9]{1,64}(\.[A-Za-z_0-9]{1,64}){0,15}", re.ASCII)
 CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -95,6 +103,23 @@ def read_share(text: str) -> float:
     """A number from 0 to below 1, with at most four decimals."""
     if not re.fullmatch(r"0|0?\.[0-9]{1,4}", text, re.ASCII):
         raise RefusedValueError("numbers from 0 to below 1, with at most four decimals", "write for example 0.05")
+    return float(text)
+
+
+def read_compile(text: str) -> str | None:
+    """Return a mode of torch.compile whose memory can be traced, None for off."""
+    word = letters(text)
+    for mode, reason in _REFUSED_COMPILES.items():
+        if word == letters(mode):
+            raise RefusedValueError(", ".join(COMPILES), "ask for compile=default", f"{quote(text)}: {reason}")
+    mode = choice(COMPILES)(text)
+    return None if mode == OFF else mode
+
+
+def read_budget(text: str) -> float:
+    """Return a number from 0 to 1 with at most four decimals."""
+    if not re.fullmatch(r"0|0?\.[0-9]{1,4}|1(\.0{1,4})?", text, re.ASCII):
+        raise RefusedValueError("numbers from 0 to 1, with at most four decimals", "write for example budget=0.5")
     return float(text)
 
 

@@ -13,6 +13,7 @@ from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_plus
 
 from sizer.catalogue.adapters import ALL_LINEAR
+from sizer.catalogue.compilation import BLOCKS, MODEL
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
@@ -22,7 +23,7 @@ from sizer.catalogue.sources import EXAMPLE, SOURCES, is_fetched
 from sizer.conflicts import conflicts
 from sizer.errors import Refusal, RefusedValueError, RequestError, quote, suggest
 from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
-from sizer.query_values import DTYPES, MAX_MICROBATCHES, check_length
+from sizer.query_values import COMPILED_BATCHES, COMPILED_DTYPES, DTYPES, MAX_MICROBATCHES, check_length
 
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 USUAL_MICROBATCHES = 4  # for each stage of a pipeline, of which each microbatch is traced
@@ -46,6 +47,8 @@ class Request:
     to 5, None for all). `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `accumulate` is how many forward and backward
     passes an optimizer's step has. `inputs` is "text" if a model that reads images or sound is given text alone, None if it is
     given all that it reads.
+    `compile` is a mode of torch.compile, None for eager code. `compile_scope` is one of SCOPES, None for the usual one of the
+    source (`scope_of`). `budget` is PyTorch's activation memory budget, None for PyTorch's own.
     `outputs` is one of OUTPUTS (sizer.catalogue.modes), None if the question leaves open whether the loop keeps them.
     `focus` is the dtype and batch size to look at first, one of those asked for; it changes no figure. `new` (tokens after the
     prompt, which has `sequence_length`) and `cache` are of modes that generate. `parallel` is a key of PARALLELS, `ranks` how many
@@ -93,6 +96,9 @@ class Request:
     trainable_layers: int | None = None
     cudnn_benchmark: bool = False
     accumulate: int = 1
+    compile: str | None = None
+    compile_scope: str | None = None
+    budget: float | None = None
     outputs: str | None = None
     focus: tuple[str, int] | None = None
     new: int = 512
@@ -189,6 +195,8 @@ def parse_query(text: str) -> Request:
     source = SOURCES.get(str(values.get("source", "")))
     if source is not None:
         values = {**source.defaults, **values}
+    if values.get("compile") is not None:
+        values = {"dtypes": COMPILED_DTYPES, "batches": COMPILED_BATCHES, **values}
     if "batches" not in values:
         values["batches"] = _usual_batches(Request(**{"source": "", **values}))
     request = Request(**{"source": "", **values})  # what was refused is judged at its default
@@ -215,6 +223,24 @@ def check_one_rank(request: Request, what: str) -> None:
             given=f"parallel={request.parallel}",
             allowed="one GPU",
             todo="leave parallel out",
+        )
+
+
+def scope_of(request: Request) -> str | None:
+    """Return how much of the model is compiled as one, one of SCOPES; None if the model runs eagerly."""
+    if request.compile is None:
+        return None
+    return request.compile_scope or (BLOCKS if SOURCES[request.source].package == "transformers" else MODEL)
+
+
+def check_eager(request: Request, what: str) -> None:
+    """Raise RequestError for compiled code: `what` names the answer that is not available for it."""
+    if request.compile is not None:
+        raise RequestError(
+            f"{what}: not for compiled code",
+            given=f"compile={request.compile}",
+            allowed="compile=off",
+            todo="leave compile out",
         )
 
 

@@ -22,6 +22,7 @@ from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_t
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
+from sizer.memory.compiled_code import merge_compiled
 from sizer.memory.family import NotTracedError, TapeFamily
 from sizer.memory.kv_cache import KvSegment
 from sizer.memory.loop_choices import with_outputs
@@ -94,8 +95,12 @@ class Tracer:
     def device(self, *, shared: bool = False) -> Device:
         """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
         version = self.request.torch and parse_version(self.request.torch)
-        shared = shared and not self._compares_stages  # stages are compared by their bytes
-        return Device(self.gpu.backend, self.gpu.capability, version=version, shared=shared)
+        compiles_for = self.gpu if self.request.compile is not None else None
+        # stages are compared by their bytes; compiled code is of one GPU
+        shared = shared and not self._compares_stages and compiles_for is None
+        return Device(
+            self.gpu.backend, self.gpu.capability, version=version, shared=shared, compiles_for=compiles_for
+        )
 
     @cached_property
     def counted(self) -> Counted:
@@ -157,7 +162,8 @@ class Tracer:
         except TraceError:
             return None  # `trace` says why
         self._begun[dtype] = device, tape
-        return self._tapes.sized(Traced(family=TapeFamily(exact=(tape,)), kernels=device.kernels()))
+        begun = Traced(family=TapeFamily(exact=(tape,)), kernels=device.kernels(), compiled=device.compiled())
+        return self._tapes.sized(begun)
 
     def trace_cell(self, dtype: str, batch: int) -> Tape:
         """The tape at one batch size, its size queries not resolved: traced there alone where no line is kept.
@@ -183,7 +189,8 @@ class Tracer:
                     self._begun[dtype] = device, tape
             except TraceError as error:
                 family, failure = TapeFamily(), str(error)
-            alone = Traced(family=family, failure=failure, kernels=device.kernels(), decisions=device.decisions())
+            told = {"kernels": device.kernels(), "decisions": device.decisions(), "compiled": device.compiled()}
+            alone = Traced(family=family, failure=failure, **told)
             self._tapes.keep(dtype, alone, at_batch=batch)
         if alone.failure:
             check_kernels(alone.failure, dtype)
@@ -265,7 +272,9 @@ class Tracer:
             return trace_generation(blueprint, module, work, **told, deep=self._model.deep_traces(work.plan))
 
         at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
-        return at() if block_notes is not None else self._model.deep_traces(work.plan).trace(module, at, device)
+        # the compiler may decide otherwise in a model with fewer layers
+        whole = block_notes is not None or work.compile_scope is not None
+        return at() if whole else self._model.deep_traces(work.plan).trace(module, at, device)
 
     @property
     def _compares_stages(self) -> bool:
@@ -295,11 +304,14 @@ class Tracer:
                 kernels=device.kernels(),
                 halves_differ=device.halves_differ,
                 decisions=tuple(dict.fromkeys((*before.decisions, *device.decisions()))),
+                compiled=merge_compiled((before.compiled, device.compiled())),
             )
 
         try:
             if self._source.trace:
                 raise NotAffineError("a pipeline's call is traced as a whole")
+            if self.request.compile is not None:
+                raise NotAffineError("torch.compile decides by the sizes of tensors")
             if self.request.pp > 1:
                 raise NotAffineError("a schedule has other steps with more microbatches")
             if before.note.startswith(BY_ITSELF):

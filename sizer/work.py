@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sizer.catalogue.parallel import PARALLELS
 from sizer.distributed.plan import Plan
-from sizer.request import Request
+from sizer.request import Request, scope_of
 from sizer.tracing.steps import Work
 
 
@@ -21,6 +21,8 @@ def work_of(request: Request, dtype: str) -> Work:
         cache=request.cache,
         plan=plan_of(request),
         cudnn_benchmark=request.cudnn_benchmark,
+        compile_scope=scope_of(request),
+        budget=request.budget,
     )
 
 

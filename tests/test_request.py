@@ -28,6 +28,7 @@ from sizer.request import (
     format_query,
     gpu_of,
     parse_query,
+    scope_of,
 )
 
 RESNET = "arch=torchvision:resnet50"
@@ -340,6 +341,7 @@ def test_the_complete_form_writes_defaults_too():
     adapters = "train=adapter&alpha=8&outputs=kept&weights=nf4&compute=float32"
     asked = [f"{most}&{more}" for more in ("mode=generate", adapters, "parallel=hsdp&tp=2&rank=0", "pp=2")]
     asked.append(f"{RESNET}&classes=10&trainable_layers=3")
+    asked.append(f"{LLAMA}&compile=default&compile_scope=model&budget=0.5")
     video = "frames=9&vae=tiling&guidance=0&output=latent&without=transformer_2"
     asked.append(f"arch=diffusers:mochi&seq=5&image=64&offload=group-leaf&stream=1&{video}")
     server = "engine_version=0.11.2&util=0.5&max_model_len=auto&max_num_seqs=8&max_num_batched_tokens=1k&kv_bytes=1GiB"
@@ -422,6 +424,48 @@ def test_an_adapter_is_asked_for_by_its_keys():
     ],
 )
 def test_keys_that_do_not_apply_are_refused_by_name(keys: str, said: str):
+    with pytest.raises(RequestError, match=f"^{re.escape(said)}"):
+        parse_query(f"{LLAMA}&{keys}")
+
+
+def test_compiled_code_has_one_dtype_and_batch_unless_they_are_named():
+    request = parse_query(f"{LLAMA}&compile=default&budget=0.50")
+    assert (request.dtypes, request.batches, request.budget) == (("bfloat16",), (8,), 0.5)
+    assert format_query(request) == f"{LLAMA}&compile=default&budget=0.5"
+    assert parse_query(format_query(request)) == request
+    named = parse_query(f"{LLAMA}&compile=default&dtype=float32,bfloat16,float16,amp-bfloat16,amp-float16&batch=8,16")
+    assert (len(named.dtypes), named.batches) == (5, (8, 16))
+    assert parse_query(format_query(named)) == named
+    assert parse_query(f"{LLAMA}&compile=off") == parse_query(LLAMA)
+
+
+def test_language_models_are_compiled_by_blocks():
+    scopes = [scope_of(parse_query(f"{arch}&compile=default")) for arch in (LLAMA, RESNET)]
+    assert scopes == ["blocks", "model"]
+    assert scope_of(parse_query(f"{LLAMA}&compile=default&compile_scope=model")) == "model"
+    assert scope_of(parse_query(LLAMA)) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("budget=0.5", "budget: given '0.5' without compile=default, allowed budget with compile=default"),
+        ("compile=default&mode=inference&budget=0.5", "budget: given '0.5' without mode=training"),
+        ("compile=default&budget=1.1", "budget: given '1.1', allowed numbers from 0 to 1, with at most four decimals"),
+        ("compile=default&budget=-1", "budget: given '-1', allowed numbers from 0 to 1"),
+        ("compile_scope=model", "compile_scope: given 'model' without compile=default"),
+        ("compile=reduce-overhead", "compile: given 'reduce-overhead': CUDA graphs keep private pools"),
+        ("compile=max-autotune", "compile: given 'max-autotune': it chooses kernels by timing"),
+        ("compile=1", "compile: given '1', allowed off, default; give one of these"),
+        ("compile=default&mode=generate", "compile: given 'default' without mode=training or mode=inference"),
+        ("compile=default&mode=serve", "compile: given 'default' without mode=training or mode=inference"),
+        ("compile=default&gpu=cpu", "compile: given 'default' with gpu=cpu, allowed a CUDA device"),
+        ("compile=default&gpu=m2-ultra-64gb", "compile: given 'default' with gpu=m2-ultra-64gb, allowed a CUDA device"),
+        ("compile=default&parallel=fsdp", "parallel: given 'fsdp' with compile=default, allowed its default"),
+        ("compile=default&mode=inference&weights=nf4", "weights: given 'nf4' with compile=default, allowed its default"),
+    ],
+)
+def test_what_is_not_compiled_is_refused_by_name(keys: str, said: str):
     with pytest.raises(RequestError, match=f"^{re.escape(said)}"):
         parse_query(f"{LLAMA}&{keys}")
 

@@ -173,7 +173,10 @@ def _read_pipeline(value: str) -> dict[str, str | None]:
 _OF_TRANSFORMERS = ("tp", "cp", "pp", "head", "seq", "inputs", "attention", "weights")
 _INDEX = '"model_index.json":'  # in the files of a pipeline, by their paths
 _LONGEST_PRESET = 64  # characters
-_OF_A_MODULE = ("head", "inputs", "attention", "checkpointing", "train", "parallel", "tp", "cp", "pp", "classes")
+_OF_A_MODULE = (
+    *("head", "inputs", "attention", "checkpointing", "train", "parallel", "tp", "cp", "pp", "classes"),
+    *("compile", "compile_scope", "budget"),
+)
 _OF_TORCHVISION = ("trainable_layers",)
 _GENERATES = ("generate", "serve")
 

@@ -135,7 +135,11 @@ class Cells:
         """The tracer of a question; those on the same module share it."""
         gpu = gpu_of(request)
         key = replace(
-            as_traced(request), dtypes=("float32",), batches=(1,), gpu=_rules_of(gpu), expandable_segments=False
+            as_traced(request),
+            dtypes=("float32",),
+            batches=(1,),
+            gpu=_rules_of(gpu) if request.compile is None else gpu.key,
+            expandable_segments=False,
         )
         if key not in self._tracers:
             tracer = Tracer(request, gpu, config=self._config, kept=self._kept, progress=self._progress)

@@ -13,7 +13,7 @@ from sizer.errors import RequestError
 from sizer.kept import Kept
 from sizer.memory.decision import DeviceReport, DeviceRow, with_largest
 from sizer.model import Progress
-from sizer.request import Request, format_query
+from sizer.request import Request, check_eager, format_query
 
 
 def devices(
@@ -31,6 +31,7 @@ def devices(
     raises where the work itself has none.
     """
     request = one_cell(request)
+    check_eager(request, "a table of devices")
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here where the architecture itself is

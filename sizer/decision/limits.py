@@ -20,7 +20,7 @@ from sizer.memory.largest_batch import search
 from sizer.memory.timeline import peak_requested_bytes
 from sizer.model import Counted, Progress
 from sizer.query_values import MAX_BATCH, MAX_IMAGE, MAX_NEW, MAX_SEQUENCE_LENGTH, MIN_IMAGE
-from sizer.request import Request, format_query, gpu_of
+from sizer.request import Request, check_eager, format_query, gpu_of
 
 LINES = 4  # through two values each, that lead to where a limit is looked for: most memory grows with more than one power of a size
 PIPELINE_SIDE = 64  # pixels by which a pipeline's largest image is searched: every VAE divides it
@@ -151,6 +151,7 @@ def limits(
     estimate raises where the work itself has none.
     """
     request = one_cell(request)
+    check_eager(request, "the largest sizes that fit")
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
     known = cells.counted(request)

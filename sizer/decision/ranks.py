@@ -14,7 +14,7 @@ from sizer.kept import Kept
 from sizer.memory.decision import RankReport, RankRow, with_largest
 from sizer.memory.weighing import weigh_peak
 from sizer.model import Progress
-from sizer.request import Request, format_query, parse_query
+from sizer.request import Request, check_eager, format_query, parse_query
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 PIPELINES = (
@@ -48,6 +48,7 @@ def ranks(
     what an estimate raises where the work itself has none.
     """
     request = one_cell(request)
+    check_eager(request, "ways to train on several GPUs")
     checked(ways(request)[1].request)  # refused here where no ranks can share it
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)

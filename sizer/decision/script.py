@@ -39,6 +39,10 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
     It prints the `estimate` next to what the device has held. Raises BuildError where a plain program cannot make the
     model or its inputs.
     """
+    if request.compile is not None:
+        raise BuildError(
+            "no script is written for compiled code", given=f"compile={request.compile}", todo="leave compile out"
+        )
     blueprint, module = tracer.built()
     trains = MODES[request.mode].trains
     example = rank_example(blueprint.example(request.batches[0], trains), plan_of(request))

@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data._utils import worker as workers
 
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.hardware import HARDWARE
+
 _RESETS = (
     "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
     "set_per_process_memory_fraction", "ipc_collect",
@@ -30,6 +33,13 @@ class Accelerator:
     total_bytes: int | None = None
     name: str | None = None
     processors: int | None = None
+
+
+def accelerator_of(gpu: Gpu) -> Accelerator:
+    """Return what a GPU of CUDA's answers."""
+    hardware = HARDWARE.get(gpu.key)
+    processors = None if hardware is None else hardware.processors
+    return Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors)
 
 
 class Generator(torch.Generator):

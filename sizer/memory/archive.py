@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from sizer.memory.affine import AffineTape
 from sizer.memory.codec import DecodeError, decode, encode
 from sizer.memory.communication import Collective
+from sizer.memory.compiled_code import CompiledCode
 from sizer.memory.family import TapeFamily
 from sizer.memory.size_queries import AffineSizeQuery, SizeQuery
 from sizer.memory.tape import Loop, Tape
@@ -48,7 +49,7 @@ class Traced:
 
     `failure` says why batches that `family` has no tape for could not be traced. `note` is to be read with the answer.
     `halves_differ` says whether a traced operator treats float16 and bfloat16 differently. `decisions` are what rules asked of the
-    device's compute capability: where another answers alike, its traces are the same.
+    device's compute capability: where another answers alike, its traces are the same. `compiled` is what torch.compile did.
     """
 
     family: TapeFamily = field(default_factory=TapeFamily)
@@ -57,6 +58,7 @@ class Traced:
     kernels: tuple[Kernel, ...] = ()
     halves_differ: bool = False
     decisions: tuple[Decision, ...] = ()
+    compiled: CompiledCode | None = None
 
     def with_dtype(self, dtype: str, *, instead_of: str) -> Traced:
         """The same work in another dtype that takes the same kernels."""
@@ -99,8 +101,9 @@ def unpack(data: bytes) -> Traced:
             smallest=header.pop("smallest"),
         )
         kernels = decode(tuple[Kernel, ...], header.pop("kernels"), "kernels")
+        compiled = decode(CompiledCode | None, header.pop("compiled"), "compiled")
         decisions = tuple((what, how, _tuples(other), outcome) for what, how, other, outcome in header.pop("decisions"))
-        return Traced(family=family, kernels=kernels, decisions=decisions, **header)
+        return Traced(family=family, kernels=kernels, decisions=decisions, compiled=compiled, **header)
     except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DecodeError(f"these are not the bytes of tapes ({type(error).__name__}: {error})") from error
 

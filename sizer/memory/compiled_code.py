@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 
 _LINES = 3  # of each kind in the notes; the JSON has all
 
@@ -17,7 +17,7 @@ class CompiledCode:
         graph_breaks: Lines at which Dynamo ended a region, with its reason.
         recompilations: Functions that were compiled again, with the guard that failed.
         eager: Functions that ran eagerly, with the reason.
-        assumptions: Choices that a device makes by timing, as they were assumed.
+        assumptions: Whose decisions these are, what is not counted, and choices that a device makes by timing, as assumed.
     """
 
     regions: tuple[str, ...] = ()
@@ -39,3 +39,13 @@ class CompiledCode:
                 more = f", and {len(lines) - _LINES} more" if len(lines) > _LINES else ""
                 yield f"torch.compile, {name}: {'; '.join(lines[:_LINES])}{more}"
         yield from (f"torch.compile: {text}" for text in self.assumptions)
+
+
+def merge_compiled(codes: Iterable[CompiledCode | None]) -> CompiledCode | None:
+    """Return what several pieces of compiled code have, each line once; None if there is none."""
+    found = [code for code in codes if code is not None]
+    if not found:
+        return None
+    names = [field.name for field in fields(CompiledCode)]
+    lines = {name: dict.fromkeys(line for code in found for line in getattr(code, name)) for name in names}
+    return CompiledCode(**{name: tuple(of_name) for name, of_name in lines.items()})

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
+from sizer.catalogue.gpus import Gpu
 from sizer.memory.archive import Decision, Kernel
+from sizer.memory.compiled_code import CompiledCode, merge_compiled
 from sizer.tracing.capability import Capability
 from sizer.versions import Version, installed_version
 
@@ -17,6 +19,7 @@ class Device:
     """The facts of a device: kind "cuda", "mps" or "cpu"; capability (major, minor) for CUDA; the version (major, minor) of the
     PyTorch whose rules are followed, the installed one where none is given. The rules themselves are `sizer.tracing.rules`.
     Where its traces are `shared`, sizes that go by the capability alone are left to size queries (`cuda.by_capability`).
+    `compiles_for` is the GPU that PyTorch's compiler decides for, None if its traces are eager.
 
     Made for the traces of one model in one dtype: `kernels()` are those that were taken and why, for the report; `where` returns
     the module at work.
@@ -29,6 +32,7 @@ class Device:
         *,
         version: Version | None = None,
         shared: bool = False,
+        compiles_for: Gpu | None = None,
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"no rules for device {kind!r}: give one of {', '.join(KINDS)}")
@@ -38,6 +42,8 @@ class Device:
         self.capability = None if capability is None else Capability(capability)
         self.version = version or installed_version()
         self.shared = shared
+        self.compiles_for = compiles_for
+        self._compiled: list[CompiledCode] = []
         self.dtype = ""
         self._modules: dict[tuple[str, str, str], set[str]] = {}
         self.where: Callable[[], str] = str
@@ -61,6 +67,15 @@ class Device:
             Kernel(operator=operator, kernel=kernel, why=why, modules=len(modules))
             for (operator, kernel, why), modules in self._modules.items()
         )
+
+    def note_compiled(self, code: CompiledCode | None) -> None:
+        """Note what the compiler did of one trace."""
+        if code is not None:
+            self._compiled.append(code)
+
+    def compiled(self) -> CompiledCode | None:
+        """Return what the compiler did of all traces, None if nothing was compiled."""
+        return merge_compiled(self._compiled)
 
     def decisions(self) -> tuple[Decision, ...]:
         """What rules have asked of the capability so far."""

@@ -34,7 +34,8 @@ class Work:
     trained are a category of their own. With `keeps_outputs` the loop keeps what the model returns during the backward pass, until
     the next pass or the end of the step. `accumulates` is one of ACCUMULATES. In a generation there are `new`
     tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
-    `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`.
+    `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `compile_scope` is one of SCOPES (sizer.catalogue.compilation), None
+    for eager code. `budget` is the compiler's activation memory budget, None for PyTorch's own.
     """
 
     mode: str
@@ -49,6 +50,8 @@ class Work:
     keeps_outputs: bool = False
     accumulates: str = "each"
     cudnn_benchmark: bool = False
+    compile_scope: str | None = None
+    budget: float | None = None
 
     @property
     def trains(self) -> bool:

@@ -6,7 +6,7 @@ import copy
 import gc
 import random
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -20,10 +20,12 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.quantization import quantization_objects
 from sizer.architecture.subclasses import parts_of
 from sizer.distributed.sharding import replicate, split
-from sizer.errors import TraceError
+from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
+from sizer.tracing.compiled.install import compile_failures
+from sizer.tracing.compiled.modules import compiling, module_compiled
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
@@ -125,16 +127,17 @@ def trace(
     if work.plan is None:
         bring(recorder, module, loading, tell_frozen=work.tell_frozen)
     with world_of_work(work, module, device), unchanged(module):
-        with repeatable(), backends_of(work), recording(recorder):
+        with repeatable(), backends_of(work), compiling(work, recorder) as end_phase, recording(recorder):
             try:
-                with explained(recorder, module):
+                with explained(recorder, module), compile_failures(), ExitStack() as stack:
                     if work.plan is not None:
                         module = on_rank(recorder, module, work, loading)
                     recorder.log.mark("load")
                     if block_notes is not None:
                         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
+                    called = stack.enter_context(module_compiled(module, work.compile_scope))
                     steps = make_steps(
-                        *(blueprint, module, example, work),
+                        *(blueprint, called, example, work),
                         device=_META,
                         kind=device.kind,
                         move=recorder.place,
@@ -143,7 +146,7 @@ def trace(
                     trains = short and work.trains and not forward_alone
                     last = "backward" if trains else "forward" if short or forward_alone else None
                     with closing(steps.run_all()) as parts:
-                        _log(recorder, steps, parts, last=last)
+                        _log(recorder, steps, parts, last=last, end_phase=end_phase)
             finally:
                 module.zero_grad(set_to_none=True)
         _check_size(recorder, batch)
@@ -182,9 +185,16 @@ def _check_size(recorder: Recorder, batch: int) -> None:
         raise TraceError(f"batch {batch} would allocate {total:.1e} bytes in all", allowed="less than 2**62")
 
 
-def _log(recorder: Recorder, steps: Steps, parts: Iterable[tuple[int, str, bool]], *, last: str | None) -> None:
+def _log(
+    recorder: Recorder,
+    steps: Steps,
+    parts: Iterable[tuple[int, str, bool]],
+    *,
+    last: str | None,
+    end_phase: Callable[[], None],
+) -> None:
     """Runs the `parts` of steps, marks their phases and says what their blocks are; with `last` up to the end of that phase of the
-    first step."""
+    first step. `end_phase` is called at the end of each phase."""
     log = recorder.log
     trained = [p for p in steps.module.parameters() if p.requires_grad]
     start = len(log.order)
@@ -192,6 +202,7 @@ def _log(recorder: Recorder, steps: Steps, parts: Iterable[tuple[int, str, bool]
 
     def passed(number: int, phase: str, ends: bool) -> None:
         nonlocal start
+        end_phase()
         if phase == "forward":
             log.keep_activations(start)
             if steps.loss is not None:
@@ -269,7 +280,7 @@ def explained(recorder: Recorder, module: nn.Module | None = None) -> Iterator[N
     """
     try:
         yield
-    except TraceError:  # says already why
+    except (TraceError, RequestError):  # says already why
         raise
     except Exception as error:  # model code can raise anything; all of it means that this step cannot be traced
         todo = remedy(recorder.device.dtype, module) if module is not None and is_refusal(error) else None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from urllib.parse import quote
 
 import streamlit as st
@@ -22,7 +24,7 @@ from sizer.catalogue.sources import SOURCES, Source
 from sizer.catalogue.tasks import TASKS, Task, task_of
 from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import canonical_config, encode_config
-from sizer.errors import RequestError
+from sizer.errors import RefusedValueError, RequestError
 from sizer.query_keys import KEYS
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import Request, format_query, parse_query
@@ -133,16 +135,20 @@ def _parse(items: dict[str, str]) -> Request:
 
 def _ask_plain(source: Source, request: Request, places: Places) -> dict[str, str]:
     """Return the values of the plain keys that apply to the request, each from a field of its own."""
-    rows = {key: row for key, row in PLAIN_KEYS.items() if key not in source.refuses and not row.needs(request)}
-    if not rows:
+    rows = {key: row for key, row in PLAIN_KEYS.items() if key not in source.refuses}
+    if all(row.needs(request) for row in rows.values()):
         return {}
     values = {}
     with st.expander("Advanced options"):
         for key, row in rows.items():
+            if row.needs(request):
+                continue
             if row.toggles:
                 values[key] = "01"[st.toggle(row.label, key=key, help=row.allowed, **KEEP)]
             else:
                 values[key] = _text(row.label, row.allowed, key=key, placeholder=row.otherwise, places=places)
+            with suppress(RefusedValueError):  # further keys may need this one
+                request = replace(request, **row.read(values[key])) if values[key] else request
     return values
 
 

@@ -326,6 +326,7 @@ def test_bad_entry_is_refused_by_name(client, open_page):
         "arch=torchvision:resnet18&classes=10&cudnn_benchmark=1",
         "arch=torchvision:fasterrcnn_resnet50_fpn&dtype=float32&batch=2&trainable_layers=3",
         "arch=hf:gpt2&dtype=bfloat16&train=adapter&weights=nf4&compute=float32&prepare=0",
+        "arch=hf:gpt2&compile=default&compile_scope=model&budget=0.5",
     ],
 )
 def test_the_form_keeps_keys_that_have_plain_fields(client, open_page, query):

@@ -14,7 +14,7 @@ from sizer.device.trial.measuring import Measuring
 from sizer.errors import JobError, Refusal, RequestError, SizerError, quote
 from sizer.processes.outcome import Outcome
 from sizer.processes.wire import clip_progress
-from sizer.request import Request, check_one_rank, format_query, parse_query
+from sizer.request import Request, check_eager, check_one_rank, format_query, parse_query
 
 WALL_SECONDS = 600.0
 POLL_SECONDS = 0.1  # how often a job that waits for the device looks whether it was cancelled
@@ -147,6 +147,7 @@ def start(
     request = parse_query(query)
     check_cell(request)
     check_one_rank(request, "a measurement in one process")
+    check_eager(request, "a measurement")
     _check_possible(request, device)
     if config_text is not None and not request.is_fetched:
         todo = "put the config itself into the query, as arch=config:..."

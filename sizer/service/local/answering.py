@@ -33,6 +33,7 @@ from sizer.service.tape_folder import TapeFolder
 
 LOOK_SECONDS = 0.25  # between two looks at the time and the memory of a child
 MOST_RUNS = 2  # a child that something else than its own limits ended is run once more
+_COMPILER = "torch._dynamo"
 _ALWAYS = ("sizer.estimator", "sizer.service.tasks")
 # What Numba has compiled is read from files here: a confined child could not keep what it compiles.
 _COMPILED = {
@@ -116,7 +117,10 @@ def prepare(request: Request) -> None:
     name = "torch"
     try:
         importlib.import_module(name)
-        placeholders.install()
+        if request.compile is None:
+            placeholders.install()
+        else:  # the compiler needs the real modules
+            importlib.import_module(name := _COMPILER)
         with placeholders.hidden("scipy"):
             for name in compiled_for(request):
                 importlib.import_module(name)

@@ -13,11 +13,15 @@ from sizer.memory.compiled_code import CompiledCode
 
 _TEXT = 200  # characters of a reason
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_ASSUMED = (
+    f"its decisions are those of the installed PyTorch {torch.__version__.partition('+')[0]}",
+    "memory that compilation itself takes on the device is not counted",
+)
 _GOT = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
 
 
 class Findings:
-    """What was compiled since `start`. `timed` are choices that a device makes by timing, as they were assumed.
+    """What was compiled since `start`. `timed` are choices that a device makes by timing, as they were assumed: whether to pad.
 
     `compiled` is True from a compilation on until the step has ended.
     """
@@ -46,7 +50,7 @@ class Findings:
             graph_breaks=_unique(_break(reason) for reason in utils.graph_break_reasons if reason.graph_break),
             recompilations=_unique(again),
             eager=_unique(eager),
-            assumptions=tuple(sorted(self.timed)),
+            assumptions=(*_ASSUMED, *sorted(self.timed)),
         )
 
     @staticmethod
@@ -67,7 +71,8 @@ def line_of_stack(stack: Iterable[Any] | None) -> str | None:
 
 def reason_of(message: str) -> str:
     """Return the first line of a message of Dynamo's; if an operator failed, with that operator's error."""
-    first = next((line for line in message.splitlines() if line.strip()), "no reason given")
+    lines = [line for line in message.splitlines() if line.strip()] or ["no reason given"]
+    first = " ".join(lines[:2]) if lines[0].rstrip().endswith("raised:") else lines[0]
     failed = _GOT.search(message)
     return _line(f"{first}: {failed[1]}" if failed else first)
 

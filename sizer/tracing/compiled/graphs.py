@@ -57,7 +57,17 @@ class Frontend:
         def is_cuda_told(variable: Any, tx: Any) -> Any:
             return VariableTracker.build(tx, True) if is_on_device(variable) else is_cuda(variable, tx)
 
+        def made_on_meta(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            def made(data: Any, *args: Any, **given: Any) -> torch.Tensor:
+                if self.active and (device := given.get("device")) is not None and torch.device(device).type == "cuda":
+                    given = given | {"device": META}
+                return make(data, *args, **given)
+
+            return made
+
         with (
+            mock.patch.object(torch, "tensor", made_on_meta(torch.tensor)),
+            mock.patch.object(torch, "as_tensor", made_on_meta(torch.as_tensor)),
             mock.patch.object(FakeTensorMode, "dispatch", dispatch_on_meta),
             mock.patch.object(TensorVariable, "method_attr_device", device_told),
             mock.patch.object(TensorVariable, "method_attr_is_cuda", is_cuda_told),

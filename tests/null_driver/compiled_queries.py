@@ -1,0 +1,163 @@
+"""Queries with compile=default over the null driver: PyTorch's own figures of each phase, as JSON.
+
+python -m tests.null_driver.compiled_queries GPU FILE [NAME…]
+
+records what FILE lacks of `QUERIES`, each in a process of its own. With `--one GPU NAME` it prints the figures of one query.
+A row is [phase, allocated at its end, most allocated, reserved at its end], in bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from sizer.architecture import make_blueprint
+from sizer.catalogue.hardware import HARDWARE
+from sizer.config_json import encode_config
+from sizer.device.trial.materialize import allocate_parameters, build_without_weights, initialize_parameters, load
+from sizer.request import parse_query
+from sizer.tracing.compiled.inductor import without_function_modes
+from sizer.tracing.compiled.modules import budgeted, module_compiled
+from sizer.tracing.steps import Steps, weight_dtype
+from sizer.tracing.trace import repeatable
+from sizer.work import work_of
+from tests.null_driver.build import null_environment
+from tests.null_driver.compiled import Kernel, environment
+from tests.null_driver.emptied import empty_the_allocator
+from tests.null_driver.values import KnownValues
+
+ROOT = Path(__file__).parent.parent.parent
+RECORDED = Path(__file__).parent / "compiled_queries.json"
+GPU = "h100-80gb"
+
+_LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1408,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
+MODELS = {
+    "resnet18": "arch=torchvision:resnet18&batch=8",
+    "vit_b_16": "arch=torchvision:vit_b_16&batch=4",
+    "gpt2": "arch=hf:gpt2&seq=256&batch=4",
+    "bert": "arch=hf:bert-base-uncased&seq=128&batch=4",
+    "llama": f"arch=config:{encode_config(json.dumps(_LLAMA))}&seq=256&batch=2",
+}
+# MODEL, then the other keys of the query.
+QUERIES = (
+    *(f"resnet18 dtype={dtype}" for dtype in ("float32", "bfloat16", "amp-bfloat16")),
+    "resnet18 dtype=float32&mode=inference",
+    *(f"vit_b_16 dtype=amp-bfloat16{more}" for more in ("", "&budget=0.5", "&budget=0.2", "&mode=inference")),
+    "vit_b_16 dtype=bfloat16&compile_scope=blocks",
+    *(f"gpt2 dtype={dtype}" for dtype in ("float32", "bfloat16", "amp-bfloat16", "amp-float16")),
+    *(f"gpt2 dtype=bfloat16&budget={budget}" for budget in ("0.5", "0.2")),
+    *(f"gpt2 dtype=bfloat16&compile_scope=model{more}" for more in ("", "&budget=0.5", "&budget=0.2")),
+    "gpt2 dtype=bfloat16&mode=inference",
+    "bert dtype=float16&optimizer=sgd",
+    *(f"llama dtype={dtype}" for dtype in ("float32", "bfloat16", "amp-bfloat16")),
+    *(f"llama dtype=bfloat16&budget={budget}" for budget in ("0.5", "0.2")),
+    "llama dtype=bfloat16&compile_scope=model",
+    "llama dtype=bfloat16&mode=inference",
+    "llama dtype=bfloat16&mode=inference&compile_scope=model",
+)
+
+
+def query_of(name: str, gpu: str = GPU) -> str:
+    """Return the query of one of QUERIES."""
+    model, _, keys = name.partition(" ")
+    return f"{MODELS[model]}&{keys}&compile=default&gpu={gpu}"
+
+
+def figures(query: str) -> list[list[Any]]:
+    """Return a row for each phase of a query's one cell."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    request = parse_query(query)
+    blueprint, work, (batch,) = make_blueprint(request), work_of(request, *request.dtypes), request.batches
+    module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
+    allocate_parameters(module)
+    torch._dynamo.callback_handler.register_end_callback(lambda told: gc.collect())  # as tests.null_driver.compiled
+    empty_the_allocator()
+    rows: list[list[Any]] = []
+
+    def read(phase: str) -> None:
+        rows.append(
+            [phase, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]
+        )
+        torch.cuda.reset_peak_memory_stats()
+
+    with (
+        repeatable(),
+        mock.patch.object(AsyncCompile, "triton", lambda self, *args, **kwargs: Kernel()),
+        mock.patch.object(AsyncCompile, "warm_pool", lambda: None),
+        budgeted(work.budget),
+        nullcontext() if request.source == "torchvision" else KnownValues(),  # as tests.null_driver.record
+    ):
+        module = load(module, torch.device("cuda"))
+        read("load")
+        initialize_parameters(module)
+        example = blueprint.example(batch, work.trains)
+        with module_compiled(module, work.compile_scope) as called, without_modes_in(called, module):
+            for phase in Steps(blueprint, called, example, work, device=torch.device("cuda")).run():
+                read(phase)
+    return rows
+
+
+@contextmanager
+def without_modes_in(called: nn.Module, module: nn.Module) -> Iterator[None]:
+    """Within the context compiled code runs without function modes, which Dynamo would trace."""
+
+    def plain(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with without_function_modes():
+                return call(*args, **kwargs)
+
+        return run
+
+    if called is not module:
+        called.forward = plain(called.forward)
+    for block in module.modules():
+        if block._compiled_call_impl is not None:
+            block._compiled_call_impl = plain(block._compiled_call_impl)
+    yield
+
+
+def record(gpu: str, file: Path, names: list[str]) -> None:
+    """Record what a file lacks."""
+    kept = json.loads(file.read_text()) if file.exists() else {"gpu": gpu, "versions": {}, "queries": {}}
+    kept["versions"] = {
+        name: version(name).split("+")[0] for name in ("torch", "torchvision", "transformers", "triton")
+    }
+    for name in names or QUERIES:
+        if name in kept["queries"]:
+            continue
+        command = [sys.executable, "-m", "tests.null_driver.compiled_queries", "--one", gpu, name]
+        given = {**os.environ, **null_environment(HARDWARE[gpu]), **environment()}
+        done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True)
+        if done.returncode:
+            print(name, "FAILED", (done.stderr.strip().splitlines() or ["no reason"])[-1][:300], flush=True)
+            continue
+        kept["queries"][name] = json.loads(done.stdout.splitlines()[-1])
+        print(name, kept["queries"][name], flush=True)
+        text = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in kept["queries"].items())
+        head = f'"gpu": {json.dumps(kept["gpu"])},\n "versions": {json.dumps(kept["versions"])}'
+        file.write_text(f'{{{head},\n "queries": {{\n{text}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--one":
+        torch.cuda.init()
+        print(json.dumps(figures(query_of(sys.argv[3], sys.argv[2]))), flush=True)
+        os._exit(0)  # nothing to take down: the device is none
+    record(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
