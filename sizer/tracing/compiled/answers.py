@@ -82,7 +82,12 @@ def compiler_answers(device: Hardware) -> Iterator[None]:
     folded = {
         answers[name]: None for name in ("is_available", "get_device_properties", "is_initialized", "current_device")
     }
+    # the trace's own (sizer.tracing.meta.autocast), which Dynamo knows by the names of the bindings
+    autocast = {name: getattr(torch, name) for name in ("is_autocast_enabled", "get_autocast_dtype")}
+    folded |= dict.fromkeys(autocast.values())
     with ExitStack() as stack:
+        for name, answer in autocast.items():
+            stack.enter_context(mock.patch.object(torch._C, name, answer))
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         for name, answer in bound.items():

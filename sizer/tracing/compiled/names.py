@@ -59,6 +59,8 @@ NAMES = (
     ("torch._C", "_dynamo.guards.assert_alignment"),
     ("torch._C", "_ensureCUDADeviceGuardSet"),
     ("torch._C", "_pop_torch_function_stack"),
+    ("torch._C", "get_autocast_dtype"),
+    ("torch._C", "is_autocast_enabled"),
     ("torch._C", "_push_on_torch_function_stack"),
     ("torch._C", "_select_conv_backend"),
     ("torch.cuda", "_DeviceGuard"),
