@@ -32,7 +32,8 @@ from sizer.memory.report import Report, build_report
 from sizer.memory.tape import Tape
 from sizer.memory.unbounded import peak_reserved_bytes
 from sizer.query_values import read_torch
-from sizer.tracing.compiled.install import Compiler, compile_failures
+from sizer.tracing.compiled.install import Compiler, compile_failures, hardware_like
+from sizer.tracing.compiled.launches import Launches
 from sizer.tracing.cuda.size_oracle import size_oracle_of
 from sizer.tracing.device import Device
 from sizer.tracing.explain import explain, formulas
@@ -158,8 +159,10 @@ def _trace_step(
     recorder = Recorder(device, crowded=crowded)
     compiler = Compiler(gpu, recorder.host.__contains__) if device.kind == "cuda" else None
     recorder.compiles = compiler is not None
+    launches = Launches(hardware_like(gpu), recorder.values.forget) if device.kind == "cuda" else None
     watcher = StepWatcher(recorder)
     with (
+        nullcontext() if launches is None else launches.seen(),
         world(recorder),
         repeatable(),
         checkpoints_read_at_once(),
@@ -189,6 +192,7 @@ def _trace_step(
             if compiler is not None:
                 compiler.end_step()
             watcher.end_step("optimizer" if number == 1 else "step2" if number == steps else "")
+    recorder.notes.update(dict.fromkeys(() if launches is None else launches.notes()))
     if device.kind != "cpu" and not recorder.log.sizes:
         todo = "add .cuda() or device='cuda' to what the step computes with"
         raise RequestError("setup", given="tensors of the host alone", allowed="one on the device or more", todo=todo)

@@ -41,7 +41,7 @@ def third_party(*folders: str) -> set[str]:
 IMPORTED_AS = {"PIL": "pillow", "yaml": "pyyaml"}  # packages whose modules have another name
 NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name when they run
 
-OF_AN_EXTRA = {"diffusers"}  # sizer.diffusion says how to install it
+OF_AN_EXTRA = {"diffusers", "triton"}  # the errors and docs say how to install these
 OF_THE_PLUGIN = {"pytest"}  # sizer.running's plugin is loaded by pytest alone
 NEEDED_BY_STREAMLIT = {"python-multipart"}  # reads uploads; its floor is ours, because it is above what Streamlit asks
 

@@ -523,6 +523,8 @@ RANKS_REFUSED = [
         "parallel: given 'fsdp1', allowed none, ddp, zero1, fsdp, hsdp, tp, pp; ask for fsdp, which is FSDP2; sizer.size_step",
     ),
     ("parallel=zero2", "The nearest is parallel=fsdp&reshard=0, which needs less"),
+    ("parallel=zero2", "sizer run --gpu h100-80gb -- torchrun --nproc_per_node=8 train.py"),
+    ("parallel=zero3", "sizer run --gpu h100-80gb -- torchrun --nproc_per_node=8 train.py"),
     ("parallel=ep", "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code"),
     ("parallel=fsdp&ranks=0", "ranks: given '0', allowed whole numbers from 1 to 16,384; write for example ranks=8"),
     ("parallel=fsdp&train=adapter&weights=nf4", "weights: given 'nf4' with parallel=fsdp, allowed checkpoint, full"),

@@ -75,14 +75,16 @@ PARALLEL_KEYS = ("parallel", "ranks", "replicate", "reshard", "offload", *_SPLIT
 PARALLELS: dict[str, Parallel] = {row.key: row for row in _ROWS}
 
 # Names that people know for one of these or for what is not among them: what to ask for instead, and why.
+_DEEPSPEED = (
+    "DeepSpeed runs in your own script: sizer run --gpu h100-80gb -- torchrun --nproc_per_node=8 train.py --deepspeed config.json"
+)
 OTHER_NAMES = {
     "fsdp1": "ask for fsdp, which is FSDP2; sizer.size_step takes code that has FSDP1",
     "fsdp2": "ask for fsdp",
-    "zero2": "DeepSpeed is not computed. The nearest is parallel=fsdp&reshard=0, which needs less: in its step DeepSpeed "
+    "zero2": f"{_DEEPSPEED}. The nearest is parallel=fsdp&reshard=0, which needs less: in its step DeepSpeed "
     "keeps the whole 16-bit model beside float32 shards and buckets",
-    "zero3": "DeepSpeed is not computed. The nearest is parallel=fsdp, without float32 copies of 16-bit weights and buckets",
-    "deepspeed": "DeepSpeed is not computed. The nearest are zero1 and fsdp, which have no float32 copies of 16-bit weights and no "
-    "buckets",
+    "zero3": f"{_DEEPSPEED}. The nearest is parallel=fsdp, without float32 copies of 16-bit weights and buckets",
+    "deepspeed": f"{_DEEPSPEED}. The nearest are zero1 and fsdp, which have no float32 copies of 16-bit weights and no buckets",
     "ep": "which rank a token goes to its values say; ask for tp or fsdp, or give sizer.size_step code that has it: a range",
     "sp": "ask for tp=8&sp=1 beside a way of parallel training",
     "cp": "ask for cp=4 beside ddp, fsdp or hsdp",

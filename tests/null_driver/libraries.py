@@ -89,6 +89,53 @@ def torchtune() -> Step:
     return step
 
 
+def language_model(loss_of: Callable[[Tensor, Tensor, Tensor], Tensor], *between: nn.Module) -> Step:
+    """Train tied embeddings in bfloat16; `loss_of` takes hidden states [N, H], the head's weight [V, H] and targets [N]."""
+    embeddings, layers = nn.Embedding(32_000, 512), nn.Sequential(*(between or (nn.Linear(512, 512),)))
+    model = nn.ModuleList((embeddings, layers)).to(torch.bfloat16).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    tokens = torch.zeros(2, 511, dtype=torch.int64, device="cuda")
+    targets = torch.zeros(1022, dtype=torch.int64, device="cuda")
+
+    def step() -> None:
+        loss_of(layers(embeddings(tokens)).view(-1, 512), embeddings.weight, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def liger() -> Step:
+    """Liger's loss, which multiplies and reduces chunks of tokens in Triton kernels."""
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    fused = LigerFusedLinearCrossEntropyLoss()
+    return language_model(lambda states, weight, targets: fused(weight, states, targets))
+
+
+def liger_layers() -> Step:
+    """Liger's norms and feed-forward layers."""
+    from types import SimpleNamespace
+
+    from liger_kernel.transformers import LigerRMSNorm, LigerSwiGLUMLP
+    from torch.nn.functional import cross_entropy
+
+    config = SimpleNamespace(hidden_size=512, intermediate_size=1024, hidden_act="silu")
+    layers = (LigerRMSNorm(512), LigerSwiGLUMLP(config), LigerRMSNorm(512), LigerSwiGLUMLP(config))
+    return language_model(lambda states, weight, targets: cross_entropy(states @ weight.t(), targets), *layers)
+
+
+def trl_loss() -> Step:
+    """The loss of TRL's SFTTrainer: tiles of logits, multiplied into given results and reduced by Triton kernels."""
+    from trl.kernels import ChunkedLogProbFunction
+
+    def loss(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        found = ChunkedLogProbFunction.apply(states, weight, None, targets, 1.0, 8192, None, 1.0, ("entropy", "is_top1"))
+        return -found[0].sum()
+
+    return language_model(loss)
+
+
 def fabric() -> Step:
     """Lightning Fabric, which moves the model to the device and wraps its forward pass."""
     from lightning.fabric import Fabric
@@ -114,6 +161,9 @@ STEPS: dict[str, Callable[[], Step]] = {
     "torchtune": torchtune,
     "torchtune-offloading": torchtune_offloading,
     "fabric": fabric,
+    "liger": liger,
+    "liger-layers": liger_layers,
+    "trl-loss": trl_loss,
 }
 
 

@@ -11,6 +11,7 @@ compiled. No file is written and no process is started.
 - `answers`: what torch.cuda answers to Inductor for the described device;
 - `graphs`: a graph moved from meta to the device;
 - `sources`: Inductor's wrapper code in memory, and kernels that compute nothing;
+- `launches`: Triton kernels that code launches by itself, without the compiler;
 - `findings`: regions, graph breaks and recompilations, for the report;
 - `inductor`, `dynamo`: the functions of PyTorch that are replaced while a step is traced;
 - `install`: the context that installs all of this at the first call of `torch.compile`.

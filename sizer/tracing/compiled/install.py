@@ -47,7 +47,7 @@ class Compiler:
     def __init__(self, gpu: Gpu, on_host: Callable[[torch.Tensor], bool]) -> None:
         self.code: CompiledCode | None = None
         self._findings: Findings | None = None
-        self._gpu, self._hardware, self._on_host = gpu, _hardware(gpu), on_host
+        self._gpu, self._hardware, self._on_host = gpu, hardware_like(gpu), on_host
         self._originals = [(owner, dict(vars(owner))) for owner in _PATCHED]
 
     @contextmanager
@@ -160,7 +160,7 @@ def _failure(error: BaseException) -> TraceError | None:
     return TraceError(text)
 
 
-def _hardware(gpu: Gpu) -> Hardware | None:
+def hardware_like(gpu: Gpu) -> Hardware | None:
     """Return the device's hardware, or that of a catalogue's GPU of the same capability with this GPU's memory."""
     row = HARDWARE.get(gpu.key)
     if row is not None or gpu.capability is None:

@@ -1,0 +1,168 @@
+"""Triton kernels that code launches by itself: they compute nothing, and the report names them.
+
+A kernel works on buffers that its caller has allocated, so a trace that launches nothing holds the same memory. Triton's own driver
+is replaced by one that describes the GPU. Source: triton/runtime/jit.py, autotuner.py and driver.py, read in Triton 3.4 to 3.9.
+
+*Known limitations*: memory that a kernel asks of `triton.set_allocator` is not counted, nor is autotuning: with several
+configurations it takes a buffer of 256 MiB (`get_empty_cache_for_benchmark`) and copies of some arguments, once per key.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from sizer.catalogue.hardware import Hardware
+from sizer.tracing.compiled.answers import properties_of
+
+_BUILT_IN = frozenset(("range", "min", "max", "len", "print", "float", "int"))
+_NAMES = 8  # in one note
+
+
+class Launches:
+    """The Triton kernels that were launched within `seen`, by name.
+
+    Args:
+        hardware: The GPU that is described; None if its hardware is unknown, in which case Triton's driver stays as it is.
+        forget: Called with each tensor that a kernel takes, whose values are unknown from then on.
+    """
+
+    def __init__(self, hardware: Hardware | None, forget: Callable[[Tensor], None]) -> None:
+        self._hardware, self._forget = hardware, forget
+        self._names: dict[str, None] = {}
+        self._tuned: dict[str, None] = {}
+        self._arguments: dict[int, frozenset[str]] = {}  # by kernel, arguments that it writes to
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """Within the context kernels launch nothing. Do nothing if triton is not installed."""
+        if importlib.util.find_spec("triton") is None:
+            yield
+            return
+        from triton.runtime import autotuner, jit
+        from triton.runtime.driver import driver
+
+        tunes = autotuner.Autotuner
+
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+            name = _name_of(kernel)
+            self._names[name] = None
+            if isinstance(kernel, tunes) and len(kernel.configs) > 1:
+                self._tuned[name] = None
+            written = self._written(kernel)
+            for argument, value in (*zip(kernel.arg_names, args, strict=False), *kwargs.items()):
+                if isinstance(value, Tensor) and argument in written:
+                    self._forget(value)
+
+        with ExitStack() as stack:
+            for kind in (jit.JITFunction, tunes, autotuner.Heuristics):
+                stack.enter_context(mock.patch.object(kind, "run", run))
+            if self._hardware is not None:
+                stack.enter_context(mock.patch.object(driver, "_active", _Driver(self._hardware)))
+            yield
+
+    def _written(self, kernel: Any) -> frozenset[str]:
+        if id(kernel) not in self._arguments:
+            self._arguments[id(kernel)] = arguments_written(_function_of(kernel).parse())
+        return self._arguments[id(kernel)]
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what to say of the kernels: a line on kernels that were launched, and a line on kernels that are autotuned."""
+        found = []
+        if self._names:
+            found.append(f"memory that Triton kernels hold in addition to their arguments: {_listed(self._names)}")
+        if self._tuned:
+            found.append(f"the buffers in which Triton autotunes kernels in their first launch: {_listed(self._tuned)}")
+        return tuple(found)
+
+
+class _Driver:
+    """Stand in for Triton's driver of a GPU, which libraries ask for multiprocessors and shared memory."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        told = properties_of(hardware)
+        properties = {
+            "max_shared_mem": told.shared_memory_per_block_optin,
+            "max_num_regs": told.regs_per_multiprocessor,
+            "multiprocessor_count": told.multi_processor_count,
+            "warpSize": told.warp_size,
+        }
+        self.utils = SimpleNamespace(get_device_properties=lambda index: properties)
+        self._capability = 10 * told.major + told.minor
+
+    def get_current_device(self) -> int:
+        """Return the number of the device, of which there is one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """Return the default stream."""
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Return the device."""
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        """Return torch.cuda."""
+        return torch.cuda
+
+    def get_current_target(self) -> Any:
+        """Return what Triton would compile for."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+
+def arguments_written(source: ast.AST) -> frozenset[str]:
+    """Return the names that reach a store of a kernel, or a function that is not Triton's own.
+
+    Args:
+        source: The kernel's syntax tree.
+    """
+    found: set[str] = set()
+    assigned: list[tuple[set[str], set[str]]] = []
+    for node in ast.walk(source):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            if name.startswith(("store", "atomic")):
+                found |= _names(node.func) | (_names(node.args[0]) if node.args else _names(node))
+            elif isinstance(node.func, ast.Name) and node.func.id not in _BUILT_IN:
+                found |= _names(*node.args, *(keyword.value for keyword in node.keywords))
+        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            assigned.append((_names(*targets), _names(node.value)))
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for targets, values in assigned:
+            if targets & found:
+                found |= values
+    return frozenset(found)
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _function_of(kernel: Any) -> Any:
+    """Return the function that heuristics and autotuning wrap."""
+    while not hasattr(kernel, "parse"):
+        kernel = kernel.fn
+    return kernel
+
+
+def _name_of(kernel: Any) -> str:
+    return str(_function_of(kernel).__name__)
+
+
+def _listed(names: dict[str, None]) -> str:
+    shown = list(names)[:_NAMES]
+    return f"{', '.join(shown)}{' …' if len(names) > _NAMES else ''}"
