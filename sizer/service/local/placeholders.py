@@ -10,8 +10,8 @@
 A placeholder has what is used of plain numbers. Any other attribute, submodule or kind of value loads the real module, which then
 takes its place.
 
-*Known limitations*: a function that was wrapped by the placeholder's `disable` is not hidden from code that is compiled later. The
-worker compiles nothing.
+*Known limitations*: a function that was wrapped by the placeholder's `disable` is not hidden from code that is compiled later. For
+questions with compiled code the worker imports the real modules.
 """
 
 from __future__ import annotations
