@@ -25,7 +25,7 @@ from sizer.memory.affine import LIMIT_BYTES
 from sizer.memory.block_notes import BlockNotes, PhaseOfStep
 from sizer.memory.tape import Tape
 from sizer.tracing.compiled.install import compile_failures
-from sizer.tracing.compiled.modules import compiling, module_compiled
+from sizer.tracing.compiled.modules import WRAPPED, compiling, module_compiled
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
@@ -241,7 +241,7 @@ def _note(recorder: Recorder, steps: Steps, number: int, phase: str) -> None:
         for tensor in (parameter.grad, *(value for value in state if isinstance(value, torch.Tensor))):
             for part in () if tensor is None else parts_of(tensor):
                 if (block := recorder.block_of(part)) is not None:
-                    notes.parameters[block] = name
+                    notes.parameters[block] = name.removeprefix(WRAPPED)
 
 
 @contextmanager

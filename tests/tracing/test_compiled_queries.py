@@ -109,6 +109,14 @@ def test_kept_results_are_of_one_way_to_compile_on_one_gpu():
     assert "compiled" not in eager
 
 
+@compiles
+def test_tensors_are_named_as_in_the_model():
+    request = parse_query(ALEXNET)
+    _, notes = Tracer(request, GPUS["h100-80gb"]).trace_noted("bfloat16", 8)
+    assert "classifier.1.weight" in notes.parameters.values()
+    assert not any("_orig_mod" in name for name in notes.parameters.values())
+
+
 def test_a_model_without_repeated_blocks_is_refused_by_name():
     with pytest.raises(RequestError, match="compile_scope: given 'blocks' with a model that repeats no block"):
         estimate(parse_query(f"{ALEXNET}&compile_scope=blocks"))

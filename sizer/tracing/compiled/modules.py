@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sizer.tracing.recorder import Recorder
     from sizer.tracing.steps import Work
 
+WRAPPED = "_orig_mod."  # begins the names of parameters in a compiled module (torch/_dynamo/eval_frame.py, 2.15)
+
 
 @contextmanager
 def compiling(work: Work, recorder: Recorder) -> Iterator[Callable[[], None]]:
