@@ -88,7 +88,9 @@ def test_what_the_tests_require_beside():
         *requirements("requirements.txt"),
         "accelerate",  # which peft brings
         "torchao",  # which .ci/run installs for its own tests
-        "lightning",  # these three by .ci/full
+        "triton",  # which torch brings on Linux
+        "lightning",  # these four by .ci/full
+        "liger_kernel",
         "torchtune",
         "trl",
         "torchtitan",  # of the clone that bench_torchtitan is given; once it was torchtrain
