@@ -32,6 +32,7 @@ MAY_ASK = {
     "decision/lever_code.py",
     "cautions.py",
     "commands/measure.py",
+    "tracing/compiled/findings.py",  # the compiler that runs is the installed one, here too
     "tracing/compiled/names.py",  # the compiler that runs is the installed one
     "tracing/device.py",
     "tracing/cuda/builds.py",

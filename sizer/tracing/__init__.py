@@ -3,7 +3,7 @@
     Blueprint ──build──► module on meta ──trace──► Recorder (a dispatch mode, by the Rules of a Device) ──► Tape
 
     tables, capability ← device, stream_order ← log, modules, storages, loading ← values ← allocations, workspaces ← meta
-        ← cuda | cpu | mps ← compiled, rules ← recorder ← steps ← rank, pipelined, stages
+        ← cuda | cpu | mps ← rules ← recorder ← steps ← compiled, rank, pipelined, stages
         ← trace, watch, explain, batch_lines, depth ← tokens ← kv_cache, generation
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
