@@ -119,14 +119,13 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
             st.rerun()
         finally:
             job.leave()
-        line = st.empty()
-        shown = found if found is not None else job.partial
-        if found is None:
-            line.caption(job.progress or "waiting")
-        elif ended is None:
+        if found is not None and ended is None:
             st.session_state[ENDED] = _Ended(name)
             learn(found)
             st.rerun()  # the page again, without a clock for this answer
+        # one line in either case, so that nothing below it moves at the end
+        st.caption(how_much(found) if found is not None else job.progress or "waiting")
+        shown = found if found is not None else job.partial
         if shown is not None:
             show(shown)
 
@@ -150,8 +149,7 @@ def _show_levers(found: LeverReport, request: Request) -> None:
     for row in found.rows:
         _show_lever(row, found.base, request)
     for title in found.pending_titles:
-        with _lever_row()[0]:
-            st.caption(f"{title} …")
+        _show_pending(title)
     for text in found.useless:
         st.caption(text)
 
@@ -173,6 +171,13 @@ def _show_smallest(found: LeverReport, request: Request) -> None:
 
 def _lever_row() -> list[DeltaGenerator]:
     return st.columns([3, 1.3, 1.5, 4, 1.1, 1], vertical_alignment="center")
+
+
+def _show_pending(title: str) -> None:
+    """Show a row as high as most are when their answer is there: two lines of text, so that the rows below it stay in place."""
+    name, _, _, costs, _, _ = _lever_row()
+    name.caption(f"{title} …")
+    costs.caption("&nbsp;  \n&nbsp;")
 
 
 def _show_lever(row: LeverRow, base: Cell, request: Request) -> None:

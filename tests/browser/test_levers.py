@@ -10,15 +10,33 @@ from tests.browser.test_browser import headline
 TIGHT = "arch=torchvision:resnet18&image=224&dtype=float32&batch=256&gpu=custom:4GiB@8.9"
 
 
+# Written down once it has stood for a quarter of a second: where the last row is, and how many rows are still to come.
+WATCH = """() => {
+    window.seen = [];
+    let [stands, since] = ["", 0];
+    const look = now => {
+        const main = document.querySelector("[data-testid=stMain]");
+        const texts = main ? [...main.querySelectorAll("p")] : [];
+        const last = texts.find(text => text.textContent.startsWith("Inference only"));
+        if (last) {
+            const place = Math.round(last.getBoundingClientRect().top + main.scrollTop);
+            const pending = texts.filter(text => text.textContent.endsWith(" …")).length;
+            if (stands !== `${place} ${pending}`) [stands, since] = [`${place} ${pending}`, now];
+            else if (now - since > 250) window.seen.push([place, pending]);
+        }
+        requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
+}"""
+
+
 def test_rows_do_not_move_while_the_answer_grows(page: Page, app_url: str) -> None:
+    page.add_init_script(f"({WATCH})()")
     page.goto(f"{app_url}/?{TIGHT}")
     headline(page, "does not fit")
-    last = page.get_by_text("Inference only")  # the last row, there from the beginning
-    expect(last).to_be_visible(timeout=ANSWER_MS)
-    place = "node => node.getBoundingClientRect().top + document.querySelector('[data-testid=stMain]').scrollTop"
-    places = set()
-    while not page.get_by_text("To make it fit").count():
-        if last.count():
-            places.add(round(last.evaluate(place)))
-        page.wait_for_timeout(200)
-    assert max(places) - min(places) < 60, "texts of rows may wrap into a second line"
+    expect(page.get_by_text("To make it fit")).to_be_visible(timeout=ANSWER_MS)
+    page.wait_for_timeout(1000)
+    seen = page.evaluate("window.seen")
+    assert max(pending for _, pending in seen) > 0 == seen[-1][1], "rows were seen before and after their answers"
+    places = {place for place, _ in seen}
+    assert max(places) - min(places) < 60, f"texts of rows may wrap into a second line: {places}"
