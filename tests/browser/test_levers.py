@@ -10,16 +10,16 @@ from tests.browser.test_browser import headline
 TIGHT = "arch=torchvision:resnet18&image=224&dtype=float32&batch=256&gpu=custom:4GiB@8.9"
 
 
-# Written down once it has stood for a quarter of a second: where the last row is, and how many rows are still to come.
+# Written down once it has stood for a quarter of a second: how far the last row is below the question that it answers (what is
+# above that is drawn anew when the browser has loaded the code of charts), and how many rows are still to come.
 WATCH = """() => {
     window.seen = [];
     let [stands, since] = ["", 0];
     const look = now => {
-        const main = document.querySelector("[data-testid=stMain]");
-        const texts = main ? [...main.querySelectorAll("p")] : [];
-        const last = texts.find(text => text.textContent.startsWith("Inference only"));
-        if (last) {
-            const place = Math.round(last.getBoundingClientRect().top + main.scrollTop);
+        const texts = [...document.querySelectorAll("[data-testid=stMain] p")];
+        const top = start => texts.find(text => text.textContent.startsWith(start))?.getBoundingClientRect().top;
+        if (top("Inference only") && top("What next?")) {
+            const place = Math.round(top("Inference only") - top("What next?"));
             const pending = texts.filter(text => text.textContent.endsWith(" …")).length;
             if (stands !== `${place} ${pending}`) [stands, since] = [`${place} ${pending}`, now];
             else if (now - since > 250) window.seen.push([place, pending]);
