@@ -56,7 +56,4 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
 
 def _largest(row: DeviceRow) -> str:
     """The largest batch of a row."""
-    found = largest_batch(row)
-    if row.tried and found.most is None:
-        return "not searched"  # the question's own batch size alone was traced
-    return str(found) if row.searched else "not known yet"
+    return str(largest_batch(row)) if row.searched else "not known yet"

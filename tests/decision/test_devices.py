@@ -57,7 +57,7 @@ def test_where_no_other_batch_was_tried_it_says_so():
     *_, found = devices(asked, gpus=[GPUS["rtx-4060-8gb"], GPUS["h200"]])
     assert [(row.batch, row.possible_batch, row.tried) for row in found.rows] == [(None, None, True), (64, 64, True)]
     told = [line.rpartition("  ")[2].strip() for line in list(format_devices(found))[1:3]]
-    assert told == ["at most 63", "not searched"]
+    assert told == ["at most 63", "at least 64"]
 
 
 class KeptInMemory(dict):
