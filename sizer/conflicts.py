@@ -67,7 +67,7 @@ def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal
                 key=key,
                 given=f"{quote(KEYS[key].write(request))} with {compiled}",
                 allowed=f"its default with {compiled}: other values were not compared with PyTorch's own",
-                todo=f"remove it, or {compiled}",
+                todo=f"remove it, or remove {compiled}",
             )
 
 
@@ -126,7 +126,7 @@ def _refused_on_device(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed=f"PyTorch's own; those of {OPTIMIZERS[request.optimizer].package} with a CUDA device, whose kernels are known",
             todo="choose another optimizer, or another gpu",
         )
-    if request.source and SOURCES[request.source].trace and gpu.backend != "cuda":
+    if request.is_pipeline and gpu.backend != "cuda":
         yield Refusal(
             key="gpu",
             given=quote(request.gpu),

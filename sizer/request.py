@@ -147,6 +147,11 @@ class Request:
         return is_fetched(self.source, self.name)
 
     @property
+    def is_pipeline(self) -> bool:
+        """Return True for a diffusion pipeline, which has a trace of its own."""
+        return self.source != "" and SOURCES[self.source].trace is not None
+
+    @property
     def data_ranks(self) -> int:
         """Among how many ranks data are parallel: each has samples of its own."""
         return self.ranks * self.replicate if "ranks" in PARALLELS[self.parallel].keys else 1

@@ -8,7 +8,6 @@ from dataclasses import replace
 from sizer.catalogue.gpus import GPUS, Gpu
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.changes import Changed, changes
-from sizer.decision.pipeline_levers import is_pipeline
 from sizer.errors import RequestError
 from sizer.kept import Kept
 from sizer.memory.decision import DeviceReport, DeviceRow, with_largest
@@ -84,7 +83,7 @@ def _row(gpu: Gpu, request: Request, cells: Cells) -> DeviceRow:
             cells.trace_line(asked)  # the largest batch needs it too
         return replace(row, cell=cells.cell(asked))
     except RequestError as error:
-        of_device = is_pipeline(request) and [refusal.key for refusal in error.refusals] == ["gpu"]
+        of_device = request.is_pipeline and [refusal.key for refusal in error.refusals] == ["gpu"]
         return replace(row, reason=f"a pipeline needs {error.refusals[0].allowed}" if of_device else why(error))
     except CANNOT as error:
         return replace(row, reason=why(error))

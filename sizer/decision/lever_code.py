@@ -7,7 +7,6 @@ from collections.abc import Callable
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
 from sizer.versions import allocator_variable, installed_version, parse_version
@@ -22,7 +21,7 @@ def fused(request: Request) -> str:
 
 def accumulate(request: Request) -> str:
     (batch,) = request.batches
-    if SOURCES[request.source].trace:
+    if request.is_pipeline:
         return f"images = []  # instead of one call\nfor _ in range(calls):\n    images += pipe([prompt] * {batch}).images"
     if MODES[request.mode].generates:
         return f"for part in inputs.split({batch}):\n    outputs.append(model.generate(part, max_new_tokens={request.new}).cpu())"
@@ -46,7 +45,7 @@ def checkpoint(request: Request) -> str:
 
 def cast(dtype: str) -> Code:
     def code(request: Request) -> str:
-        if SOURCES[request.source].trace:
+        if request.is_pipeline:
             return f"pipe = DiffusionPipeline.from_pretrained(name, torch_dtype=torch.{dtype})"
         return f"model = model.to(torch.{dtype})\ninputs = inputs.to(torch.{dtype})  # where they are floating point"
 

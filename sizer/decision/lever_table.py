@@ -151,7 +151,7 @@ def _half_new(request: Request, known: Counted) -> Request | None:
 
 
 def _half_image(request: Request, known: Counted) -> Request | None:
-    if known.image_size is None or known.sequence_length is not None or SOURCES[request.source].trace:
+    if known.image_size is None or known.sequence_length is not None or request.is_pipeline:
         return None
     height, width = known.image_size
     return replace(request, image_size=(height // 2, width // 2))

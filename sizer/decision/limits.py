@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.pipelines import MAX_FRAMES
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
-from sizer.decision.pipeline_levers import FRAMES, is_pipeline
+from sizer.decision.pipeline_levers import FRAMES
 from sizer.distributed.context_parallel import BLOCK, PIECES
 from sizer.errors import SizerError
 from sizer.kept import Kept
@@ -53,7 +53,7 @@ class Size:
     def in_steps(self, request: Request) -> Size:
         """The size as a question can have it: sequences that lie over ranks divide among them, those of context parallel in whole
         blocks of attention; a pipeline's images have sides that its VAE divides."""
-        if self.key == "image" and is_pipeline(request):
+        if self.key == "image" and request.is_pipeline:
             return replace(self, smallest=1, step=PIPELINE_SIDE, largest=self.largest // PIPELINE_SIDE)
         if self.key != "seq" or not (request.sp or request.cp > 1):
             return self

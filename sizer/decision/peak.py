@@ -8,7 +8,7 @@ from dataclasses import replace
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.effects import SAME
-from sizer.decision.pipeline_levers import describe_part, is_pipeline, remedies
+from sizer.decision.pipeline_levers import describe_part, remedies
 from sizer.decision.script import write_script
 from sizer.decision.script_ranks import check_scripted
 from sizer.errors import BuildError, RequestError
@@ -48,7 +48,7 @@ def peak(
         expandable_segments=request.expandable_segments,
     )
     yield report
-    if is_pipeline(request):
+    if request.is_pipeline:
         yield from _with_remedies(report, request, cells)
         return
     try:

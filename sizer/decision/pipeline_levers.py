@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.pipelines import CAST, DENOISERS
-from sizer.catalogue.sources import SOURCES
 from sizer.decision.lever_table import Change, Lever, row_of
 from sizer.memory.peak import PeakReport
 from sizer.memory.tape import FROZEN
@@ -31,13 +30,8 @@ config = PipelineQuantizationConfig("bitsandbytes_4bit", settings, components_to
 pipe = DiffusionPipeline.from_pretrained(name, quantization_config=config, torch_dtype=torch.{dtype})"""
 
 
-def is_pipeline(request: Request) -> bool:
-    """Return True for a question about a diffusion pipeline."""
-    return SOURCES[request.source].trace is not None
-
-
 def _of_pipelines(change: Change) -> Change:
-    return lambda request, known: change(request, known) if is_pipeline(request) else None
+    return lambda request, known: change(request, known) if request.is_pipeline else None
 
 
 def _quantised(request: Request) -> dict[str, str]:
@@ -140,10 +134,9 @@ PIPELINE_LEVERS: tuple[Lever, ...] = (
 
 def describe_slicing(request: Request) -> str:
     """Return why VAE slicing changes nothing; empty if it may change something."""
-    if not is_pipeline(request) or request.batches != (1,) or "slicing" in (request.vae or ()):
+    if not request.is_pipeline or request.batches != (1,) or "slicing" in (request.vae or ()):
         return ""
     return "VAE slicing changes nothing at batch 1: it decodes the images of a batch one after the other."
-
 
 
 def describe_part(found: PeakReport) -> str:

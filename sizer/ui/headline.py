@@ -73,7 +73,7 @@ def verdict(request: Request, report: Report, estimate: Estimate) -> str:
     what = "a rank" if "parallel" in report.request else "it"
     said = f"{what} {PHRASES[estimate.verdict]} one {report.gpu.name}"
     largest = largest_batch(request, report, estimate.dtype)
-    repeated = SOURCES[request.source].trace is not None and largest.most is None  # a pipeline's largest batch is not searched
+    repeated = request.is_pipeline and largest.most is None  # a pipeline's largest batch is not searched
     if not largest.is_known or repeated or estimate.dtype in report.pending:
         return said
     return f"{said}; {f'the largest batch is {largest}' if largest.most != 0 else 'no batch fits'}"
