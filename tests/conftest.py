@@ -13,6 +13,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from sizer.service.tape_folder import FOLDER_VARIABLE
+from tests.hub import hub  # noqa: F401 (a fixture of several folders)
 
 FOLDER = Path(__file__).parent
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).

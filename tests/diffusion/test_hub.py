@@ -14,13 +14,13 @@ from sizer.diffusion.bundle import INDEX, read_bundle, read_preset
 from sizer.diffusion.hub import fetch_bundle
 from sizer.errors import HubError, RequestError
 from sizer.request import format_query, parse_query
-from tests.architecture.test_hub import REPO, Hub, hub  # noqa: F401 (a fixture)
 from tests.diffusion.test_bundle import files_of
+from tests.hub import REPO, Hub
 
 NAME = "sd1.5"
 
 
-def serve(hub: Hub, files: dict, revision: str = "main") -> None:  # noqa: F811
+def serve(hub: Hub, files: dict, revision: str = "main") -> None:
     """Answer with the files of a pipeline, and as the hub does for a file that a repository lacks."""
     for path in (INDEX, "config.json", "adapter_config.json"):
         hub.routes[f"/{REPO}/resolve/{revision}/{path}"] = lambda handler: handler.answer(
@@ -31,25 +31,25 @@ def serve(hub: Hub, files: dict, revision: str = "main") -> None:  # noqa: F811
         hub.routes[f"/{REPO}/resolve/{revision}/{path}"] = lambda handler, data=data: handler.answer(200, data)
 
 
-def test_a_repository_is_read_as_its_preset_is(hub: Hub) -> None:  # noqa: F811
+def test_a_repository_is_read_as_its_preset_is(hub: Hub) -> None:
     serve(hub, files_of(NAME))
     bundle = read_bundle(read_config(fetch_bundle(REPO)))
     assert bundle.parts == read_preset(NAME).parts
     assert {unquote(path) for path, _ in hub.asked} <= {f"/{REPO}/resolve/main/{path}" for path in files_of(NAME)}
 
 
-def test_a_revision_is_fetched(hub: Hub) -> None:  # noqa: F811
+def test_a_revision_is_fetched(hub: Hub) -> None:
     serve(hub, files_of(NAME), "refs%2Fpr%2F1")
     assert read_config(fetch_bundle(REPO, "refs/pr/1"))[INDEX] == files_of(NAME)[INDEX]
 
 
-def test_a_tokenizer_without_a_limit_is_read(hub: Hub) -> None:  # noqa: F811
+def test_a_tokenizer_without_a_limit_is_read(hub: Hub) -> None:
     tokenizer = b'{"model_max_length": 1000000000000000019884624838656, "added_tokens_decoder": {}}'
     serve(hub, files_of(NAME) | {"tokenizer/tokenizer_config.json": tokenizer})
     assert read_config(fetch_bundle(REPO))["tokenizer/tokenizer_config.json"] == {}
 
 
-def test_the_safety_checker_is_left_out_and_named(hub: Hub) -> None:  # noqa: F811
+def test_the_safety_checker_is_left_out_and_named(hub: Hub) -> None:
     files = files_of(NAME)
     files[INDEX] = files[INDEX] | {"safety_checker": ["stable_diffusion", "StableDiffusionSafetyChecker"]}
     serve(hub, files)
@@ -68,7 +68,7 @@ def test_the_safety_checker_is_left_out_and_named(hub: Hub) -> None:  # noqa: F8
         ({INDEX: {f"part{number}": ["diffusers", "UNet2DModel"] for number in range(33)}}, "too many parts"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(hub: Hub, changed: dict, said: str) -> None:  # noqa: F811
+def test_a_file_that_cannot_be_read_is_named(hub: Hub, changed: dict, said: str) -> None:
     files = files_of(NAME) | changed
     serve(hub, {path: content for path, content in files.items() if content is not None})
     for path, content in changed.items():
@@ -78,14 +78,14 @@ def test_a_file_that_cannot_be_read_is_named(hub: Hub, changed: dict, said: str)
         fetch_bundle(REPO)
 
 
-def test_a_gated_repository_is_named(hub: Hub) -> None:  # noqa: F811
+def test_a_gated_repository_is_named(hub: Hub) -> None:
     hub.routes[f"/{REPO}/resolve/main/{INDEX}"] = lambda handler: handler.answer(401, X_Error_Code="GatedRepo")
     with pytest.raises(HubError, match="org/name is gated"):
         fetch_bundle(REPO)
 
 
 @pytest.mark.parametrize("revision", [None, "v1"])
-def test_a_model_query_of_a_pipeline_names_the_query_that_answers(hub: Hub, revision: str | None) -> None:  # noqa: F811
+def test_a_model_query_of_a_pipeline_names_the_query_that_answers(hub: Hub, revision: str | None) -> None:
     serve(hub, files_of(NAME), revision or "main")
     at = f"@{revision}" if revision else ""
     with pytest.raises(HubError, match=f"org/name holds a diffusion pipeline.*ask for arch=diffusers:org/name{at}$"):
@@ -108,7 +108,7 @@ def test_a_malformed_repository_is_refused(value: str) -> None:
 
 
 @pytest.mark.full
-def test_a_repository_and_its_pasted_files_take_the_same_bytes(hub: Hub) -> None:  # noqa: F811
+def test_a_repository_and_its_pasted_files_take_the_same_bytes(hub: Hub) -> None:
     serve(hub, files_of(NAME))
     found = sizer.estimate(f"arch=diffusers:{REPO}&dtype=float16")
     pasted = sizer.estimate(f"arch=config:{encode_config(json.dumps(files_of(NAME)))}&dtype=float16")
