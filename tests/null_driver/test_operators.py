@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +18,11 @@ from tests.null_driver import layouts, operators
 from tests.null_driver.operators import MODES, Case, layout, moved, work
 
 GPU = "h100-80gb"
+MEASURED = Path(__file__).parent.parent / "measured" / "h200-2.11-2026-11-26" / "operators.json.gz"
+ON_DATA = ("prod|", "cumprod|", "norm.nuc|")  # gradients that depend on values, and a workspace of cuSOLVER
 EQUAL = 0.99  # of samples; the differences are named in README's limits
 BLAS = 32 * 2**20  # cuBLAS' workspace, which an earlier sample of the same process may have made
+OF_2_11 = pytest.mark.skipif(not torch.__version__.startswith("2.11."), reason="the H200 ran PyTorch 2.11")
 OF_2_15 = pytest.mark.skipif(torch.__version__ < "2.15", reason="the kernels' rules are those of PyTorch 2.15")
 # SIZER_OPERATORS=3:8 takes eight samples from the fourth on, of every operator in every dtype.
 OFTEN = (("no_grad", "float32"), ("backward", "float32"), ("backward", "bfloat16"))  # the others are of the third tier
@@ -65,6 +71,31 @@ def compared(run_on_null, survey, mode: str, dtype: str, *numbers: int) -> tuple
     """Return how many of a survey's samples ran on the device, and those that a trace answers differently."""
     truth = run_on_null(survey.__name__, mode, dtype, *map(str, numbers), gpu=GPU)
     return differences(truth, survey.cases(mode, getattr(torch, dtype), *numbers), mode)
+
+
+def differences_from_the_h200(run_on_null, mode: str, dtype: str, *numbers: int) -> tuple[int, dict[str, tuple]]:
+    """Return how many samples ran on the H200 and on its null driver, and those that differ."""
+    measured = json.loads(gzip.decompress(MEASURED.read_bytes()))[f"{mode} {dtype}"]
+    null = run_on_null(operators.__name__, mode, dtype, *map(str, numbers), gpu="h200")
+    ran = [name for name, answer in null.items() if len(answer) == len(measured.get(name, ())) == 2]
+    return len(ran), {name: (measured[name], null[name]) for name in ran if measured[name] != null[name]}
+
+
+@OF_2_11
+def test_a_sample_of_operators_allocates_as_on_an_h200(run_on_null):
+    ran, differing = differences_from_the_h200(run_on_null, "backward", "float32", 0, 1, 1)
+    assert ran > 300
+    assert all(name.startswith(ON_DATA) for name in differing), differing
+
+
+@pytest.mark.exhaustive
+@OF_2_11
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_operators_allocate_as_on_an_h200(run_on_null, mode: str, dtype: str):
+    ran, differing = differences_from_the_h200(run_on_null, mode, dtype, 0, 3, 1)
+    assert ran > 1000
+    assert all(name.startswith(ON_DATA) for name in differing), differing
 
 
 @OF_2_15
