@@ -433,7 +433,7 @@ KEYS: dict[str, Key] = {
     "compile": _field(
         "compile",
         read_compile,
-        allowed=f"{', '.join(COMPILES)}: torch.compile with Inductor, whose steps PyTorch's own compiler is asked about",
+        allowed=f"{', '.join(COMPILES)}: torch.compile with Inductor, run without a GPU",
         otherwise=OFF,
         needs=once_passed,
         label="torch.compile",

@@ -1,4 +1,4 @@
-"""What to change in a pipeline's call: levers, limits, the peak's part, and which GPU. Each answer is a trace's."""
+"""Test what to change in a pipeline's call: levers, limits, the peak's part, and which GPU. Each answer is a trace's."""
 
 from __future__ import annotations
 

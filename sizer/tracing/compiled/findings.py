@@ -21,7 +21,7 @@ _GOT = re.compile(r"got \w+\(['\"](.+?)['\"]\)")
 
 
 class Findings:
-    """What was compiled since `start`. `timed` are choices that a device makes by timing, as they were assumed: whether to pad.
+    """Collect what was compiled since `start`. `timed` lists choices that a device makes by timing, such as padding.
 
     `compiled` is True from a compilation on until the step has ended.
     """

@@ -21,7 +21,6 @@ from sizer.tracing.meta.host_memory import HostMemory
 _ACCELERATOR = torch.device("cuda")
 _FIRST = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
-Format = torch.memory_format
 _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
 _SET_DATA = Tensor.data.__set__
@@ -118,7 +117,7 @@ class OnMeta(TorchFunctionMode):
             return device.is_cpu or device in self._host
         return isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cpu"
 
-    def _asked(self, *args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, bool, Format]:
+    def _asked(self, *args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None, bool, bool, torch.memory_format]:
         """Return the device, the dtype, `non_blocking`, `copy` and the memory format that arguments of `Tensor.to` name."""
         other = args[0] if args else kwargs.get("other")
         before_copy = 2 if isinstance(other, (Tensor, torch.dtype)) else 3  # positions
@@ -138,7 +137,7 @@ class OnMeta(TorchFunctionMode):
         dtype: torch.dtype | None = None,
         *,
         non_blocking: bool = False,
-        memory_format: Format = torch.preserve_format,
+        memory_format: torch.memory_format = torch.preserve_format,
         of_module: bool = False,
     ) -> Tensor:
         """Return a copy on the host; a large one, or one of a module, stays on meta, and takes no memory here."""
