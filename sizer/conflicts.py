@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS, takes_weights
+from sizer.catalogue.recipes import FULL, IN_BACKWARD, LOSS, NONE, RECIPE_KEYS, is_library
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
 from sizer.catalogue.sources import SOURCES
@@ -41,6 +43,7 @@ def conflicts(request: AnyRequest) -> Iterator[Refusal]:
     gpu = find_gpu(request.gpu)
     if request.compile is not None:
         yield from _refused_in_compiled_code(request, gpu)
+    yield from _refused_in_recipe(request, gpu)
     if MODES[request.mode].serves:
         yield from _refused_by_server(request, gpu)
     yield from _refused_on_device(request, gpu)
@@ -48,7 +51,7 @@ def conflicts(request: AnyRequest) -> Iterator[Refusal]:
         yield from _refused_in_parallel(request, gpu)
 
 
-_NOT_COMPILED = ("train", "weights", "checkpointing", "cudnn_benchmark", "accumulate", "outputs", "parallel")
+_NOT_COMPILED = ("train", "weights", "checkpointing", "cudnn_benchmark", "accumulate", "outputs", *RECIPE_KEYS, "parallel")
 
 
 def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
@@ -69,6 +72,40 @@ def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal
                 allowed=f"its default with {compiled}: other values were not compared with PyTorch's own",
                 todo=f"remove it, or remove {compiled}",
             )
+
+
+def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """Refuse values of a training recipe that contradict each other or the source."""
+    if request.step == IN_BACKWARD and request.accumulate > 1:
+        yield Refusal(
+            key="step",
+            given=f"{request.step!r} with accumulate={request.accumulate}",
+            allowed="accumulate=1: a step in the backward pass drops each gradient before the next pass",
+            todo="remove it, or accumulate",
+        )
+    if is_library(request.loss) and gpu.backend != "cuda":
+        yield Refusal(
+            key="loss",
+            given=f"{request.loss!r} with gpu={request.gpu}",
+            allowed="full, torch, chunked:<chunks>; the others with a CUDA device, for which their kernels are written",
+            todo="choose a CUDA device, or loss=torch",
+        )
+    row = ADAPTERS[request.adapter]
+    if request.loss != FULL and request.train == "adapter" and row.learns_prompt:
+        yield Refusal(
+            key="loss",
+            given=f"{request.loss!r} with adapter={request.adapter}",
+            allowed=f"full: {row.title} adds tokens to the sequence",
+            todo="remove it, or ask for adapter=lora",
+        )
+    others = request.source and SOURCES[request.source].package != "transformers"
+    if others and request.evaluate not in (NONE, LOSS):
+        yield Refusal(
+            key="evaluate",
+            given=f"{request.evaluate!r} with a {request.source} architecture",
+            allowed="none, loss: logits are those of transformers' models",
+            todo="ask for evaluate=loss, or choose a model of transformers",
+        )
 
 
 def _refused_by_server(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:

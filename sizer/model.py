@@ -20,6 +20,8 @@ from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept, keep_depths, read_depths
 from sizer.memory.archive import Traced
 from sizer.memory.census import Census
+from sizer.recipes.evaluation import check_evaluation
+from sizer.recipes.losses import check_loss
 from sizer.request import Request
 from sizer.scopes import module_choices_of
 from sizer.tracing.batch_lines import FITTED_AT
@@ -97,6 +99,8 @@ class Model:
         blueprint, module = self.blueprint, self.module(COUNTED_IN)
         if (plan := plan_of(request)) is not None:
             check_plan(module, plan, blueprint.sequence_length)
+        check_loss(request.loss, module)
+        check_evaluation(request.evaluate, module)
         counted = Counted(
             census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,

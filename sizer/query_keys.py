@@ -26,6 +26,7 @@ from sizer.catalogue.pipelines import (
     PIPELINE_OUTPUTS,
     VAES,
 )
+from sizer.catalogue.recipes import AFTER, FULL, LOSSES, NONE, STEPS
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
@@ -43,7 +44,9 @@ from sizer.query_needs import (
     of_diffusion,
     of_engines,
     of_group_offload,
+    of_language_models,
     of_offload,
+    of_one_device,
     of_parallels,
     of_pipelines,
     of_ranks,
@@ -102,9 +105,11 @@ from sizer.query_values import (
     read_budget,
     read_cache,
     read_compile,
+    read_evaluate,
     read_head,
     read_image_size,
     read_inputs,
+    read_loss,
     read_new,
     read_rank,
     read_reshard,
@@ -168,6 +173,33 @@ def _field(
         label=label,
         toggles=read is read_switch,
     )
+
+
+def _recipe(
+    name: str,
+    read: Callable[[str], str],
+    *,
+    allowed: str,
+    label: str,
+    needs: Callable[[AnyRequest], str] = of_one_device,
+) -> Key:
+    """Return the key of a training recipe, which has no text at its default."""
+
+    def is_default(request: AnyRequest) -> bool:
+        return getattr(request, name) == _default_of(type(request), name)
+
+    return Key(
+        read=lambda text: {name: read(text)},
+        write=lambda request: None if is_default(request) else getattr(request, name),
+        is_default=is_default,
+        allowed=allowed,
+        otherwise=_RECIPES[name],
+        needs=needs,
+        label=label,
+    )
+
+
+_RECIPES = {"loss": FULL, "step": AFTER, "evaluate": NONE}
 
 
 @functools.cache
@@ -461,6 +493,27 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(OUTPUTS)}: whether the training loop keeps the model's outputs during the backward pass",
         otherwise="figures as freed, the range covers both",
         needs=one_stage,
+    ),
+    "loss": _recipe(
+        "loss",
+        read_loss,
+        allowed=f"{', '.join(LOSSES)}, chunked:<chunks>: the loss of a language model; trl, liger and cce call these libraries, "
+        "chunked:<chunks> computes logits in chunks of tokens as torchtune does",
+        label="Loss",
+        needs=of_language_models,
+    ),
+    "step": _recipe(
+        "step",
+        choice(STEPS),
+        allowed=f"{', '.join(STEPS)}: whether the optimizer steps after the backward pass, or in it, parameter by parameter",
+        label="Optimizer step",
+    ),
+    "evaluate": _recipe(
+        "evaluate",
+        read_evaluate,
+        allowed="none, loss, logits:<batches>: an evaluation after the steps; logits keeps those of all batches on the device, as "
+        "transformers' Trainer does for compute_metrics",
+        label="Evaluation",
     ),
     "parallel": Key(
         read=_read_parallel,

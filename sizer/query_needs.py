@@ -151,6 +151,23 @@ def quantized_adapters(request: AnyRequest) -> str:
     return "" if row.package == BITSANDBYTES or row.key == "checkpoint" else "weights quantised by bitsandbytes"
 
 
+def of_one_device(request: AnyRequest) -> str:
+    """Return what a training recipe needs: a step of one device, which ranks of a world were not compared with."""
+    return training(request) or of_plain_module(request) or ("" if request.parallel == "none" else "parallel=none")
+
+
+def of_language_models(request: AnyRequest) -> str:
+    """Return what a loss of language models needs."""
+    source = SOURCES.get(request.source)
+    known = source is None or source.package == "transformers"
+    return of_one_device(request) or ("" if known else "a language model of transformers")
+
+
+def of_plain_module(request: AnyRequest) -> str:
+    """Return what a key needs that a pipeline of several modules does not take."""
+    return "an architecture of one module" if request.source and not of_diffusion(request) else ""
+
+
 def one_stage(request: AnyRequest) -> str:
     """Return what a key needs that says what the loop does with outputs: a pipeline's schedule is no such loop."""
     return training(request) or ("" if request.pp == 1 else "pp=1")

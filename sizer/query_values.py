@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
 from sizer.catalogue.modes import ALL, INPUTS, OFFLOADED, QUANTIZED
+from sizer.catalogue.recipes import CHUNKED, LOGITS, LOSS, LOSSES, MAX_CHUNKS, MAX_EVALUATED, NONE
 from sizer.errors import RefusedValueError, letters, quote, suggest
 from sizer.versions import OLDEST, format_version, parse_version
 
@@ -203,6 +204,25 @@ def read_torch(text: str) -> str:
             f"write for example torch={oldest}, or leave it out for the installed one",
         )
     return format_version(version)
+
+
+def read_loss(text: str) -> str:
+    """Return a loss of the table, or one over N chunks as `chunked:N`."""
+    kind, colon, number = text.partition(":")
+    if kind == CHUNKED and (not colon or not re.fullmatch(r"[1-9][0-9]{0,3}", number) or int(number) > MAX_CHUNKS):
+        raise RefusedValueError(f"chunked:1 to chunked:{MAX_CHUNKS}", "write for example loss=chunked:8")
+    try:
+        return text if kind == CHUNKED else choice(LOSSES)(text)
+    except RefusedValueError as refused:
+        raise RefusedValueError(f"{refused.allowed}, {CHUNKED}:<chunks>", refused.todo) from None
+
+
+def read_evaluate(text: str) -> str:
+    """Return what an evaluation keeps: nothing, or the logits of N batches as `logits:N`."""
+    kind, colon, number = text.partition(":")
+    if kind == LOGITS and (not colon or not re.fullmatch(r"[1-9][0-9]{0,4}", number) or int(number) > MAX_EVALUATED):
+        raise RefusedValueError(f"logits:1 to logits:{MAX_EVALUATED}", "write for example evaluate=logits:8")
+    return text if kind == LOGITS else choice((NONE, LOSS))(text)
 
 
 def read_head(text: str) -> str:

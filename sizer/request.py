@@ -63,6 +63,7 @@ class Request:
     SERVER_FIELDS (sizer.catalogue.modes) are a server's flags; None is the server's own default. `server_weights` is one of LAYOUTS
     that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `want` how many
     requests of how many tokens are asked for.
+    `loss`, `step` and `evaluate` are of training recipes (sizer.catalogue.recipes).
     """
 
     source: str
@@ -140,6 +141,9 @@ class Request:
     kv_bytes: int | None = None
     used: int = 0
     want: tuple[int, int] | None = None
+    loss: str = "full"
+    step: str = "after"
+    evaluate: str = "none"
 
     @property
     def is_fetched(self) -> bool:

@@ -16,6 +16,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.recipes import FULL, NONE, chunks_of, is_library
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.errors import Refusal, RequestError, TraceError, quote
 from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
@@ -96,8 +97,8 @@ class Tracer:
         """The facts of the device, for the traces of one dtype, which devices of other capabilities may share."""
         version = self.request.torch and parse_version(self.request.torch)
         compiles_for = self.gpu if self.request.compile is not None else None
-        # stages are compared by their bytes; compiled code is of one GPU
-        shared = shared and not self._compares_stages and compiles_for is None
+        # stages are compared by their bytes, compiled code is of one GPU, and packages read the capability by themselves
+        shared = shared and not self._compares_stages and compiles_for is None and not is_library(self.request.loss)
         return Device(
             self.gpu.backend, self.gpu.capability, version=version, shared=shared, compiles_for=compiles_for
         )
@@ -294,7 +295,8 @@ class Tracer:
         device, begun = self._begun.pop(dtype, None) or (self.device(shared=True), None)
 
         def at(batch: int, *, short: bool = False) -> Tape:
-            return self._run(dtype, batch, device, short=short)
+            # what comes after the steps repeats none of them
+            return self._run(dtype, batch, device, short=short and self.request.evaluate == NONE)
 
         def traced(family: TapeFamily, *, failure: str = "", note: str = "") -> Traced:
             return Traced(
@@ -314,6 +316,8 @@ class Tracer:
                 raise NotAffineError("torch.compile decides by the sizes of tensors")
             if self.request.pp > 1:
                 raise NotAffineError("a schedule has other steps with more microbatches")
+            if self.request.loss != FULL and chunks_of(self.request.loss) is None:
+                raise NotAffineError("the loss has more chunks with more tokens")
             if before.note.startswith(BY_ITSELF):
                 raise NotAffineError(before.note.removeprefix(BY_ITSELF))
             told = {"begun": begun, "exceptional": self._exceptional}

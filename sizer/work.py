@@ -23,6 +23,9 @@ def work_of(request: Request, dtype: str) -> Work:
         cudnn_benchmark=request.cudnn_benchmark,
         compile_scope=scope_of(request),
         budget=request.budget,
+        loss=request.loss,
+        step=request.step,
+        evaluate=request.evaluate,
     )
 
 

@@ -39,6 +39,8 @@ class Mode:
 
     def phase_after(self, phase: str) -> str:
         """The phase that begins when one has ended; the last one goes on."""
+        if phase not in self.phases:  # an evaluation after the steps
+            return phase
         place = self.phases.index(phase) + 1
         return self.phases[min(place, len(self.phases) - 1)]
 

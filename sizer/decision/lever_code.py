@@ -34,6 +34,16 @@ def accumulate(request: Request) -> str:
     )
 
 
+def in_backward(request: Request) -> str:
+    """Return the hooks that step each parameter by itself (docs.pytorch.org, "optimizer step in backward")."""
+    name = OPTIMIZERS[request.optimizer].class_name or "SGD"
+    return (
+        f"each = {{p: torch.optim.{name}([p]) for p in model.parameters() if p.requires_grad}}\n"
+        "def step(p): each[p].step(); each[p].zero_grad()\n"
+        "for p in each: p.register_post_accumulate_grad_hook(step)  # in the loop loss.backward() is all"
+    )
+
+
 def checkpoint(request: Request) -> str:
     if request.source in ("hf", "hub", "config"):
         return 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'

@@ -12,6 +12,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import FREED, KEPT, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
+from sizer.catalogue.recipes import IN_BACKWARD, RECIPE_KEYS
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.decision import lever_code
@@ -126,13 +127,18 @@ def _with_library(optimizer: str) -> Change:
     return with_library
 
 
+def _in_backward(request: Request, known: Counted) -> Request | None:
+    steps = request.optimizer != "none" and request.accumulate == 1 and request.dtypes != ("amp-float16",)
+    return replace(request, step=IN_BACKWARD) if steps and request.step != IN_BACKWARD else None
+
+
 def _with_head(request: Request, known: Counted) -> Request | None:
     return replace(request, train="head") if request.train == "all" else None
 
 
 def _without_training(request: Request, known: Counted) -> Request:
     plain = Request(source=request.source)
-    trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", *PARALLEL_KEYS)
+    trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", *RECIPE_KEYS, *PARALLEL_KEYS)
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
     return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters)})
 
@@ -220,6 +226,10 @@ LEVERS = (
     row_of(
         "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",
         lever_code.checkpoint, _training(lambda request, known: replace(request, checkpointing=True)),
+    ),
+    row_of(
+        "in-backward", "step", 2, "The optimizer's step in the backward pass", "no gradient clipping, and no accumulation",
+        lever_code.in_backward, _training(_in_backward),
     ),
     row_of(
         "amp-bfloat16", "dtype", 3, "Autocast to bfloat16", "precision of activations; weights stay float32",

@@ -15,6 +15,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import KEPT, MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.recipes import RECIPE_KEYS
 from sizer.decision.script_models import Parts, parts_of
 from sizer.decision.script_pipeline import pipeline_lines
 from sizer.decision.script_ranks import DEVICE, command, main_lines, model_lines, rank_imports
@@ -25,6 +26,7 @@ from sizer.decision.script_weights import is_quantized
 from sizer.distributed.passes import rank_example
 from sizer.errors import BuildError
 from sizer.memory.estimate import Estimate
+from sizer.query_keys import KEYS
 from sizer.request import Request, format_query
 from sizer.tracer import Tracer
 from sizer.tracing.steps import INIT_SCALE
@@ -43,6 +45,9 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
         raise BuildError(
             "no script is written for compiled code", given=f"compile={request.compile}", todo="leave compile out"
         )
+    if asked := [key for key in RECIPE_KEYS if not KEYS[key].is_default(request)]:
+        given = ", ".join(f"{key}={KEYS[key].write(request)}" for key in asked)
+        raise BuildError("no script is written for training recipes", given=given, todo=f"leave {asked[0]} out")
     blueprint, module = tracer.built()
     trains = MODES[request.mode].trains
     example = rank_example(blueprint.example(request.batches[0], trains), plan_of(request))

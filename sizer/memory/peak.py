@@ -196,6 +196,7 @@ _DURING = {
     "backward": "in the backward pass",
     "optimizer": "in the optimizer's step",
     "step2": "after the second step",
+    "evaluate": "in the evaluation",
     "prefill": "while the prompt is read",
     "decode": "while tokens are generated",
 }

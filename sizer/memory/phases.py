@@ -8,6 +8,7 @@ PHASE_TITLES = {
     "backward": "backward",
     "optimizer": "optimizer",
     "step2": "second step",
+    "evaluate": "evaluation",
     "prefill": "prefill",
     "decode": "decode",
 }
@@ -17,6 +18,7 @@ PHASE_ENDS = {
     "backward": "gradients exist, activations are freed",
     "optimizer": "the optimizer has created its state",
     "step2": "one more whole step, the steady state",
+    "evaluate": "the batches of an evaluation without gradients have run",
     "prefill": "the prompt is read, the first token is there",
     "decode": "all tokens are there",
 }
@@ -26,6 +28,7 @@ _INSIDE = {
     "backward": "the backward pass",
     "optimizer": "the optimizer step",
     "step2": "the second step",
+    "evaluate": "the evaluation",
     "prefill": "reading the prompt",
     "decode": "generating",
 }

@@ -3,7 +3,7 @@
     Blueprint ──build──► module on meta ──trace──► Recorder (a dispatch mode, by the Rules of a Device) ──► Tape
 
     tables, capability ← device, stream_order ← log, modules, storages, loading ← values ← allocations, workspaces ← meta
-        ← cuda | cpu | mps ← rules ← recorder ← steps ← compiled, rank, pipelined, stages
+        ← cuda | cpu | mps ← rules ← recorder ← steps ← compiled ← libraries, rank, pipelined, stages
         ← trace, watch, explain, batch_lines, depth ← tokens ← kv_cache, generation
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
@@ -30,6 +30,7 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - which layers of a deep model are traced, and when all are: `depth.py`, `sizer/memory/unfold.py`;
 - which batch sizes are traced, and how the others follow from them: `batch_lines.py`;
 - how a generation is traced token by token: `tokens.py`; which of its steps are, and how the others follow: `generation.py`;
+- a package that launches Triton kernels by itself: `compiled/launches.py`, and in the steps of a query `libraries.py`;
 - what torch.compile does of code, and what it may ask of a device: `compiled/`;
 - a Python function that must be replaced while a trace runs: `trace.recording`, which enters all such contexts.
 """

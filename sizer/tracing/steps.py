@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,15 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.recipes import AFTER, FULL, IN_BACKWARD, NONE
 from sizer.distributed.passes import rank_example, rank_pass
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import tell_whether_last
-from sizer.tracing.meta.optimizers import build_optimizers
+from sizer.errors import TraceError
+from sizer.recipes.evaluation import run_evaluation
+from sizer.recipes.in_backward import StepsInBackward
+from sizer.recipes.losses import loss_of
+from sizer.tracing.meta.optimizers import Optimizers, build_optimizers, build_optimizers_of
 
 # Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
 INIT_SCALE = 1.0
@@ -36,6 +42,7 @@ class Work:
     tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
     `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `compile_scope` is one of SCOPES (sizer.catalogue.compilation), None
     for eager code. `budget` is the compiler's activation memory budget, None for PyTorch's own.
+    `loss`, `step` and `evaluate` are values of these keys (sizer.catalogue.recipes).
     """
 
     mode: str
@@ -52,6 +59,9 @@ class Work:
     cudnn_benchmark: bool = False
     compile_scope: str | None = None
     budget: float | None = None
+    loss: str = FULL
+    step: str = AFTER
+    evaluate: str = NONE
 
     @property
     def trains(self) -> bool:
@@ -120,6 +130,11 @@ def _as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
+def is_marked(number: int, phase: str) -> bool:
+    """Return True if the end of a phase of a step is one of a report's phases."""
+    return number == 1 or phase in ("step2", "evaluate")
+
+
 class Steps:
     """Two training or inference steps of a module that is on `device`, with the inputs of one batch.
 
@@ -129,6 +144,8 @@ class Steps:
     `told` is called as what `run_all` yields is, for phases that end while a schedule runs: those of a pipeline. `on_output` is
     called with what the model returns in a forward pass of training, `on_backward` before the loss is dropped; a schedule calls
     neither.
+
+    `on_gradient` is called with each gradient if the optimizer steps in the backward pass.
 
     `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
     `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is not given. PyTorch
@@ -153,7 +170,12 @@ class Steps:
         # the whole of training's state: inference has neither
         optimizer = work.optimizer if work.trains else "none"
         sharded = work.plan is not None and work.plan.parallel == "zero1"
-        self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module, sharded=sharded)
+        self._in_backward: StepsInBackward | None = None
+        if work.trains and work.step == IN_BACKWARD:
+            self.optimizers = self._step_in_backward(optimizer)
+        else:
+            self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module, sharded=sharded)
+        self._loss_of = loss_of(work.loss, blueprint) if work.trains else blueprint.loss
         scales = work.trains and work.dtype == "amp-float16"
         self._scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE, enabled=scales)
         # FSDP2 casts by a policy of its own
@@ -164,13 +186,14 @@ class Steps:
         self.told: Callable[[int, str, bool], None] = lambda number, phase, ends: None
         self.on_output: Callable[[object], None] = lambda output: None
         self.on_backward: Callable[[], None] = lambda: None
+        self.on_gradient: Callable[[Tensor], None] = lambda gradient: None
         self.loss: Tensor | None = None
         self.output: object = None
         self._sum: Tensor | None = None  # of the losses of the passes so far, if they are summed
 
     def run(self) -> Iterator[str]:
-        """Two steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2"."""
-        yield from (phase for number, phase, ends in self.run_all() if ends and (number == 1 or phase == "step2"))
+        """Two steps; yields the name of each phase of the first when it has ended ("forward" ...), then "step2" and "evaluate"."""
+        yield from (phase for number, phase, ends in self.run_all() if ends and is_marked(number, phase))
 
     def run_all(self) -> Iterator[tuple[int, str, bool]]:
         """Two steps; yields (number of the step, phase, whether the step's phase ends) after each of its parts, (2, "step2", True)
@@ -182,6 +205,10 @@ class Steps:
                 yield number, "optimizer", True
             self.clear()
         yield 2, "step2", True
+        if self._work.evaluate != NONE and self._work.trains:
+            how = {"cast": self._cast, "predict": self._blueprint.predict}
+            run_evaluation(self._work.evaluate, self.module, self.example, **how)
+            yield 2, "evaluate", True
 
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
         """The forward and backward passes of a step; yields as `run_all` does."""
@@ -206,7 +233,7 @@ class Steps:
         """Does the forward pass: `loss` in training, `output`, without gradients, in inference."""
         if self._work.trains:
             with self._cast(), self._output_seen():
-                self.loss = self._blueprint.loss(self.module, self.example)
+                self.loss = self._loss_of(self.module, self.example)
             if self._work.accumulates == SUMMED:
                 self.loss = self._sum = self.loss if self._sum is None else self._sum + self.loss
         else:
@@ -241,10 +268,30 @@ class Steps:
 
     def optimize(self) -> None:
         """Does the optimizer's step, through the gradient scaler."""
+        if self._in_backward is not None:
+            return
         for optimizer in self.optimizers.optimizers:
             self._scaler.step(optimizer)
         if self.optimizers.optimizers:
             self._scaler.update()
+
+    def _step_in_backward(self, optimizer: str) -> Optimizers:
+        """Return the optimizers of a module that step in its backward pass."""
+        if self._work.dtype == "amp-float16":
+            raise TraceError(
+                "the gradient scaler cannot step in the backward pass: it checks all gradients first",
+                given="step=in_backward with dtype=amp-float16",
+                todo="ask for amp-bfloat16",
+            )
+        make = partial(build_optimizers_of, optimizer, self._work.optimizer_impl)
+        self._in_backward = StepsInBackward(self.module, lambda parameters: make(parameters).optimizers)
+        self._in_backward.on_gradient = lambda gradient: self.on_gradient(gradient)
+        return Optimizers(self._in_backward.optimizers)
+
+    def close(self) -> None:
+        """Remove the hooks that step in the backward pass."""
+        if self._in_backward is not None:
+            self._in_backward.close()
 
     def clear(self) -> None:
         """Drops the output, if it is there, and the gradients."""

@@ -29,6 +29,7 @@ from sizer.tracing.compiled.modules import WRAPPED, compiling, module_compiled
 from sizer.tracing.cpu.bitsandbytes import bitsandbytes_on_cpu
 from sizer.tracing.cuda.encoder import fast_path_on
 from sizer.tracing.device import Device
+from sizer.tracing.libraries import libraries_called
 from sizer.tracing.loading import Loading
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.buckets import buckets_seen
@@ -46,7 +47,7 @@ from sizer.tracing.pipelined import make_steps
 from sizer.tracing.rank import world_of_work
 from sizer.tracing.recorder import Recorder
 from sizer.tracing.rules import kernels_installed
-from sizer.tracing.steps import Steps, Work, backends_of, weight_dtype
+from sizer.tracing.steps import Steps, Work, backends_of, is_marked, weight_dtype
 from sizer.tracing.values.boxes import boxes_assumed
 from sizer.tracing.values.lengths import lengths_assumed
 
@@ -145,8 +146,11 @@ def trace(
                     )
                     trains = short and work.trains and not forward_alone
                     last = "backward" if trains else "forward" if short or forward_alone else None
-                    with closing(steps.run_all()) as parts:
-                        _log(recorder, steps, parts, last=last, end_phase=end_phase)
+                    try:
+                        with libraries_called(work.loss, recorder), closing(steps.run_all()) as parts:
+                            _log(recorder, steps, parts, last=last, end_phase=end_phase)
+                    finally:
+                        steps.close()
             finally:
                 module.zero_grad(set_to_none=True)
         _check_size(recorder, batch)
@@ -219,11 +223,12 @@ def _log(
         if phase != "forward":
             log.again = several and phase == "optimizer"
         start = len(log.order)
-        if ends and (number == 1 or phase == "step2"):
+        if ends and is_marked(number, phase):
             log.mark(phase)
 
     steps.told = passed
     steps.on_output = recorder.note_output
+    steps.on_gradient = lambda gradient: recorder.classify((gradient,), "gradient")
     steps.on_backward = lambda: log.begin_graphs_end(recorder.block_of(steps.loss))
     for number, phase, ends in steps.run_all():
         passed(number, phase, ends)

@@ -50,6 +50,7 @@ _DOING = {
     "backward": "first backward pass",
     "optimizer": "first optimizer step",
     "step2": "second step",
+    "evaluate": "evaluation",
     "prefill": "reading the prompt",
     "decode": "generating token by token",
 }

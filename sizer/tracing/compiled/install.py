@@ -165,5 +165,10 @@ def hardware_like(gpu: Gpu) -> Hardware | None:
     row = HARDWARE.get(gpu.key)
     if row is not None or gpu.capability is None:
         return row
-    alike = [row for row in HARDWARE.values() if row.capability == gpu.capability]
-    return replace(alike[0], gpu=gpu) if alike else None
+    alike = hardware_of_capability(gpu.capability)
+    return None if alike is None else replace(alike, gpu=gpu)
+
+
+def hardware_of_capability(capability: tuple[int, int]) -> Hardware | None:
+    """Return the hardware of the catalogue's first GPU with a compute capability, None if there is none."""
+    return next((row for row in HARDWARE.values() if row.capability == capability), None)

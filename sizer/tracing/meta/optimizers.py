@@ -45,7 +45,13 @@ def build_optimizers(name: str, implementation: str | None, module: nn.Module, *
 
     `sharded` are those whose state lies over the ranks of a world (ZeroRedundancyOptimizer).
     """
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    return build_optimizers_of(name, implementation, [p for p in module.parameters() if p.requires_grad], sharded=sharded)
+
+
+def build_optimizers_of(
+    name: str, implementation: str | None, parameters: list[nn.Parameter], *, sharded: bool = False
+) -> Optimizers:
+    """Return the optimizers of parameters, as `build_optimizers` does."""
     if name == "none" or not parameters:
         return Optimizers([])
     if name != "muon":

@@ -1,0 +1,47 @@
+"""Training recipes as plain rows: how a step computes its loss, where its optimizer steps, and what an evaluation keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RECIPE_KEYS = ("loss", "step", "evaluate")
+FULL, TORCH, CHUNKED = "full", "torch", "chunked"
+AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
+NONE, LOSS, LOGITS = "none", "loss", "logits"
+MAX_CHUNKS, MAX_EVALUATED = 4096, 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One value of `loss=` with a name of its own. A library's loss needs `module` of the package `package`."""
+
+    key: str
+    title: str
+    package: str | None = None
+    module: str | None = None
+
+
+_LOSSES = (
+    Loss(key=FULL, title="transformers' own loss, over all logits"),
+    Loss(key=TORCH, title="torch.nn.functional.linear_cross_entropy with its default options"),
+    Loss(key="trl", title="the loss of TRL's SFTTrainer", package="trl", module="trl"),
+    Loss(key="liger", title="Liger's fused linear cross-entropy", package="liger-kernel", module="liger_kernel"),
+    Loss(key="cce", title="cut cross-entropy", package="cut-cross-entropy", module="cut_cross_entropy"),
+)
+LOSSES = {row.key: row for row in _LOSSES}
+
+
+def is_library(loss: str) -> bool:
+    """Return True if a loss is computed by a package that launches Triton kernels."""
+    return loss in LOSSES and LOSSES[loss].package is not None
+
+
+def chunks_of(loss: str) -> int | None:
+    """Return the number of chunks of `chunked:N`, None for any other loss."""
+    return int(loss.partition(":")[2]) if loss.startswith(f"{CHUNKED}:") else None
+
+
+def evaluated_batches(evaluate: str) -> int:
+    """Return how many batches an evaluation has: those of `logits:N`, 1 for `loss`, 0 for `none`."""
+    kind, _, batches = evaluate.partition(":")
+    return {NONE: 0, LOSS: 1}.get(kind) if kind != LOGITS else int(batches)

@@ -1,0 +1,8 @@
+"""Training recipes: losses that keep no logits, optimizers that step in the backward pass, and evaluations after the steps.
+
+Traced steps and measured steps (sizer.tracing.steps) call the same functions of this room. Imports torch.
+
+- `losses`: the loss of a language model by the key `loss`, and the check of the model;
+- `in_backward`: an optimizer for each parameter, which steps when its gradient is there (`step=in_backward`);
+- `evaluation`: batches without gradients after the steps, and what transformers' Trainer keeps of them (`evaluate`).
+"""

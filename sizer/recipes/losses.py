@@ -1,0 +1,143 @@
+"""The loss of a causal language model by the key `loss`: PyTorch's, torchtune's chunks, or a library's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sizer.architecture.adapters import base_of
+from sizer.architecture.blueprint import Blueprint, Example
+from sizer.catalogue.recipes import FULL, LOSSES, TORCH, chunks_of
+from sizer.errors import BuildError, RequestError
+
+IGNORED = -100  # transformers' label of tokens without a loss
+# What some models do to logits after the head (transformers 5.24): a loss that computes its own logits leaves it out.
+_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
+
+LossOf = Callable[[nn.Module, Example], Tensor]
+
+
+def loss_of(loss: str, blueprint: Blueprint) -> LossOf:
+    """Return the function that computes the loss of a module for an example.
+
+    Args:
+        loss: A value of the key `loss`.
+        blueprint: The architecture, whose own loss is `full`.
+    """
+    if loss == FULL:
+        return blueprint.loss
+    compute = _trl if loss == "trl" else _of_states(_STATES.get(loss) or _chunked(chunks_of(loss) or 1))
+    return lambda module, example: compute(base_of(module), example)
+
+
+def check_loss(loss: str, module: nn.Module) -> None:
+    """Check that a loss can be computed here for a module.
+
+    Raises:
+        BuildError: Its package is not installed, or this PyTorch does not have it.
+        RequestError: The module has no language model's head, or changes its logits after the head.
+    """
+    if loss == FULL:
+        return
+    row = LOSSES.get(loss)
+    if row is not None and row.module is not None and find_spec(row.module) is None:
+        raise BuildError(f"{row.package} is not installed", given=f"loss={loss}", todo=f"pip install {row.package}")
+    if loss == TORCH and not hasattr(F, "linear_cross_entropy"):
+        raise BuildError(
+            f"PyTorch {torch.__version__} has no linear_cross_entropy",
+            given="loss=torch",
+            todo="install PyTorch 2.15, or ask for loss=chunked:8",
+        )
+    model = base_of(module)
+    if not _is_causal(model):
+        raise RequestError(
+            f"loss: {type(model).__name__} has no head of a causal language model",
+            given=repr(loss),
+            allowed="a class such as LlamaForCausalLM, or loss=full",
+            todo="leave loss out",
+        )
+    text = model.config.get_text_config()
+    if changed := next((name for name in _CHANGES if getattr(text, name, None) not in (None, 1, 1.0)), None):
+        raise RequestError(
+            f"loss: {type(model).__name__} changes its logits after the head ({changed})",
+            given=repr(loss),
+            allowed="full",
+            todo="leave loss out",
+        )
+
+
+def _is_causal(model: nn.Module) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    return type(model).__name__ in NAMES.values() and isinstance(model.get_output_embeddings(), nn.Linear)
+
+
+def _of_states(compute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> LossOf:
+    """Return a loss from the backbone's last hidden states [batch, tokens, H] and labels [batch, tokens]."""
+
+    def loss(model: nn.Module, example: Example) -> Tensor:
+        inputs = {name: value for name, value in example.kwargs.items() if name != "labels"}
+        states = model.base_model(*example.args, **inputs | {"use_cache": False}).last_hidden_state
+        return compute(model.get_output_embeddings(), states, example.kwargs["labels"])
+
+    return loss
+
+
+def _chunked(number: int) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
+    """Return torchtune's loss over chunks of tokens (modules/loss/ce_chunked_output_loss.py, 0.6.1)."""
+
+    def loss(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
+        labels = torch.hstack((labels[:, 1:], labels.new_full((labels.shape[0], 1), IGNORED)))
+        logits = [head(part) for part in states.chunk(number, dim=1)]
+        count = (labels != IGNORED).sum()
+        targets = [part.reshape(-1) for part in labels.chunk(number, dim=1)]
+        logits = [part.reshape(-1, part.size(-1)) for part in logits]
+        total: Any = 0.0
+        for part, target in zip(logits, targets, strict=True):
+            total = total + F.cross_entropy(part.float(), target, ignore_index=IGNORED, reduction="sum")
+        return total / count
+
+    return loss
+
+
+def _torch(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
+    states = states[:, :-1].reshape(-1, states.shape[-1])
+    options = torch.nn.LinearCrossEntropyOptions()
+    return F.linear_cross_entropy(states, head.weight, labels[:, 1:].reshape(-1), options=options)
+
+
+def _liger(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
+    from liger_kernel.transformers.model.loss_utils import LigerForCausalLMLoss
+
+    found = LigerForCausalLMLoss(states, head.weight, labels, states.shape[-1])
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _cce(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return linear_cross_entropy(states, head.weight, labels, shift=1)
+
+
+_STATES = {TORCH: _torch, "liger": _liger, "cce": _cce}
+
+
+def _trl(model: nn.Module, example: Example) -> Tensor:
+    """Compute the loss of SFTTrainer.compute_loss with what its metrics keep (trl/trainer/sft_trainer.py, 1.16)."""
+    from trl.trainer.utils import add_fused_lm_head
+
+    forward = vars(model).get("forward")
+    add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+    try:
+        outputs = model(**example.kwargs, fused_lm_head=True)
+    finally:
+        if forward is None:
+            del model.forward
+        else:
+            model.forward = forward
+    return (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)

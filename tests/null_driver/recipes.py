@@ -1,0 +1,73 @@
+"""Training recipes over the null driver: what PyTorch's own code allocates for queries with `loss`, `step` and `evaluate`.
+
+python -m tests.null_driver.recipes [NAME…]
+
+records what recipes.json lacks, each query in a process of its own (`--one QUERY`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from sizer.catalogue.hardware import HARDWARE
+from tests.null_driver.build import null_environment
+from tests.null_driver.record import record
+
+ROOT = Path(__file__).parent.parent.parent
+RECORDED = Path(__file__).parent / "recipes.json"
+KEYS = {
+    "in-backward": "dtype=bfloat16&step=in_backward",
+    "in-backward-fused-checkpointing": "dtype=bfloat16&step=in_backward&optimizer_impl=fused&checkpointing=1",
+    "torch": "dtype=bfloat16&loss=torch",
+    "chunked": "dtype=bfloat16&loss=chunked:8",
+    "chunked-in-backward": "dtype=bfloat16&loss=chunked:8&step=in_backward",
+    "lora-chunked": "dtype=bfloat16&loss=chunked:4&train=adapter",
+    "evaluate-loss": "dtype=bfloat16&evaluate=loss",
+    "evaluate-logits": "dtype=bfloat16&evaluate=logits:4",
+    "amp-evaluate-logits": "dtype=amp-bfloat16&evaluate=logits:2",
+    "liger": "dtype=bfloat16&loss=liger",
+}
+MODELS = {"rtx-4090": "arch=hf:gpt2&batch=4&seq=256", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=2&seq=512"}
+QUERIES = {f"{gpu}/{name}": f"{model}&{keys}&gpu={gpu}" for gpu, model in MODELS.items() for name, keys in KEYS.items()}
+
+
+def main(names: list[str]) -> None:
+    """Record what the file lacks."""
+    kept = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
+    for name in names or QUERIES:
+        if name in kept:
+            continue
+        gpu = name.partition("/")[0]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.null_driver.recipes", "--one", QUERIES[name]],
+            cwd=ROOT,
+            env={**os.environ, **null_environment(HARDWARE[gpu])},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failure": done.stderr[-300:]}
+        print(name, found, flush=True)
+        if found.pop("failure") is None:
+            packages = ("torch", "transformers", *(("liger-kernel",) if "liger" in name else ()))
+            versions = {one: version(one).split("+")[0] for one in packages}
+            kept[name] = {**found, "query": QUERIES[name], "versions": versions}
+            RECORDED.write_text(json.dumps(dict(sorted(kept.items())), indent=2) + "\n", encoding="utf-8")
+
+
+def one(query: str) -> None:
+    """Print the figures of a query in bytes."""
+    found = record(query).measurement
+    phases = {phase.phase: phase.peak_allocated_bytes for phase in found.phases}
+    told = {"allocated": found.peak_allocated_bytes, "reserved": found.peak_reserved_bytes, "phases": phases}
+    print(json.dumps({"failure": found.failure, **told}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    one(sys.argv[2]) if sys.argv[1:2] == ["--one"] else main(sys.argv[1:])

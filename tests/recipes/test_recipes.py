@@ -1,0 +1,185 @@
+"""Training recipes: estimates against PyTorch's own host code, and what the keys refuse."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from sizer.architecture.blueprint import Example
+from sizer.custom import size_step
+from sizer.errors import BuildError, RequestError
+from sizer.estimator import estimate
+from sizer.memory.estimate import Estimate
+from sizer.recipes import losses
+from sizer.recipes.evaluation import run_evaluation
+from sizer.recipes.in_backward import StepsInBackward
+from sizer.request import format_query, parse_query
+from tests.null_driver.recipes import QUERIES, RECORDED
+
+ROWS = json.loads(RECORDED.read_text(encoding="utf-8"))
+OF_EACH_CHANGE = ("rtx-4090/in-backward", "rtx-4090/chunked", "rtx-4090/evaluate-logits")
+# How far the estimate is from what is recorded: allocated, reserved. F.linear_cross_entropy and Liger's loss free buffers between
+# chunks, so that the order in which the allocator reuses segments decides.
+CHUNKS_DECIDE = {"torch": (0.0, 0.01), "liger": (0.0, 0.08)}
+GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=64&gpu=rtx-4090"
+
+
+def _estimate(query: str) -> Estimate:
+    (found,) = estimate(parse_query(query)).estimates
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=() if name in OF_EACH_CHANGE else pytest.mark.full if "liger" in name else pytest.mark.exhaustive,
+        )
+        for name in ROWS
+    ],
+)
+def test_a_recipe_takes_what_pytorchs_own_code_allocates(name: str):
+    row, kind = ROWS[name], name.partition("/")[2]
+    allowed, reserved = CHUNKS_DECIDE.get(kind, (0.0, 0.0))
+    if row["versions"]["torch"] != version("torch").split("+")[0]:
+        allowed = reserved = 0.2
+    found = _estimate(row["query"])
+    assert abs(found.peak_allocated_bytes - row["allocated"]) <= allowed * row["allocated"]
+    assert abs(found.peak_reserved_bytes - row["reserved"]) <= reserved * row["reserved"]
+    if kind not in CHUNKS_DECIDE and not allowed:
+        assert {phase.phase: phase.peak_allocated_bytes for phase in found.phases} == row["phases"]
+
+
+def test_every_recipe_is_recorded():
+    assert set(ROWS) == set(QUERIES)
+    assert all(ROWS[name]["query"] == query for name, query in QUERIES.items())
+
+
+def test_keys_at_their_defaults_are_not_written():
+    query = f"{GPT2}&loss=full&step=after&evaluate=none"
+    assert format_query(parse_query(query)) == format_query(parse_query(GPT2))
+    assert not {"loss", "step", "evaluate"} & {
+        item.partition("=")[0] for item in format_query(parse_query(query), complete=True).split("&")
+    }
+
+
+def test_a_step_in_the_backward_pass_has_no_gradients_at_its_end():
+    after, within = _estimate(GPT2), _estimate(f"{GPT2}&step=in_backward")
+    assert within.gradients_bytes == 0 < after.gradients_bytes
+    assert within.optimizer_bytes == after.optimizer_bytes
+    assert within.peak_allocated_bytes < after.peak_allocated_bytes
+
+
+def test_an_evaluation_adds_its_phase_and_changes_no_other():
+    plain, evaluated = _estimate(GPT2), _estimate(f"{GPT2}&evaluate=logits:3")
+    assert evaluated.phases[:-1] == plain.phases
+    assert evaluated.phases[-1].phase == "evaluate"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("step=in_backward&accumulate=2", "step: given 'in_backward' with accumulate=2, allowed accumulate=1"),
+        ("step=in_backward&parallel=fsdp", "step: given 'in_backward' without parallel=none"),
+        ("loss=chunked:0", "loss: given 'chunked:0', allowed chunked:1 to chunked:4096"),
+        ("loss=chunks", "allowed full, torch, trl, liger, cce, chunked:<chunks>"),
+        ("loss=liger&gpu=cpu", "loss: given 'liger' with gpu=cpu"),
+        ("loss=torch&mode=inference", "loss: given 'torch' without mode=training"),
+        ("loss=torch&train=adapter&adapter=prefix", "loss: given 'torch' with adapter=prefix"),
+        ("evaluate=logits:0", "evaluate: given 'logits:0', allowed logits:1 to"),
+        ("evaluate=loss&mode=inference", "evaluate: given 'loss' without mode=training"),
+    ],
+)
+def test_what_a_recipe_cannot_be_is_refused(keys: str, said: str):
+    with pytest.raises(RequestError) as refused:
+        parse_query(f"arch=hf:gpt2&{keys}")
+    assert said in str(refused.value)
+
+
+def test_a_loss_needs_the_head_of_a_language_model():
+    with pytest.raises(RequestError, match="BertForMaskedLM has no head of a causal language model"):
+        estimate(parse_query("arch=hf:bert-base-uncased&dtype=bfloat16&batch=1&loss=torch"))
+    with pytest.raises(RequestError, match="loss: given 'torch' without a language model of transformers"):
+        parse_query("arch=torchvision:resnet18&loss=torch")
+
+
+def test_a_loss_whose_package_is_missing_says_how_to_install_it():
+    with (
+        mock.patch.object(losses, "find_spec", lambda name: None),
+        pytest.raises(BuildError, match="liger-kernel is not installed: given loss=liger; pip install liger-kernel"),
+    ):
+        estimate(parse_query(f"{GPT2}&loss=liger"))
+
+
+def test_the_gradient_scaler_does_not_step_in_the_backward_pass():
+    report = estimate(parse_query("arch=hf:gpt2&dtype=amp-float16&batch=2&seq=64&step=in_backward"))
+    assert "the gradient scaler cannot step in the backward pass" in report.failures["amp-float16"]
+
+
+class _Model(nn.Module):
+    """An embedding [11, 8] and a head [11, 8], called as transformers calls a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model, self.head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+
+def test_losses_in_chunks_are_the_mean_loss_of_the_next_tokens():
+    torch.manual_seed(0)
+    model, tokens = _Model(), torch.randint(0, 11, (3, 6))
+    states, head = model.base_model(tokens), model.head
+    whole = nn.functional.cross_entropy(head(states[:, :-1]).reshape(-1, 11), tokens[:, 1:].reshape(-1))
+    for loss in (losses._chunked(1), losses._chunked(4), losses._torch):
+        assert torch.allclose(loss(head, states, tokens), whole, atol=1e-6)
+
+
+def test_parameters_step_as_their_gradients_come():
+    torch.manual_seed(0)
+    one, other, seen = nn.Linear(4, 4), nn.Linear(4, 4), []
+    other.load_state_dict(one.state_dict())
+    steps = StepsInBackward(one, lambda parameters: [torch.optim.SGD(parameters, lr=0.1)])
+    steps.on_gradient = lambda gradient: seen.append(gradient.shape)
+    optimizer, inputs = torch.optim.SGD(other.parameters(), lr=0.1), torch.ones(2, 4)
+    one(inputs).sum().backward()
+    other(inputs).sum().backward()
+    optimizer.step()
+    assert torch.equal(one.weight, other.weight) and one.weight.grad is None
+    assert sorted(map(tuple, seen)) == [(4,), (4, 4)]
+    steps.close()
+    one(inputs).sum().backward()
+    assert one.weight.grad is not None
+
+
+def test_an_evaluation_runs_its_batches_without_gradients():
+    seen = []
+
+    def predict(module: nn.Module, example: Example) -> mock.Mock:
+        seen.append((module.training, torch.is_grad_enabled()))
+        return mock.Mock(loss=torch.tensor(1.0), logits=torch.zeros(2, 3))
+
+    model, example = nn.Linear(1, 1), Example(kwargs={"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 3)})
+    run_evaluation("logits:3", model, example, cast=torch.no_grad, predict=predict)
+    assert seen == [(False, False)] * 3
+    assert model.training
+
+
+def test_the_same_recipe_as_code_of_ones_own_takes_the_same():
+    def setup():
+        model = nn.Sequential(nn.Linear(1024, 4096), nn.Linear(4096, 1024)).cuda()
+        steps = StepsInBackward(model, lambda parameters: [torch.optim.SGD(parameters, lr=0.1, momentum=0.9)])
+        inputs = torch.zeros(8, 1024, device="cuda")
+        assert len(steps.optimizers) == 4
+        return lambda: model(inputs).square().mean().backward()
+
+    found = size_step(setup, gpu="rtx-4090").estimates[0]
+    weights = 2 * 4 * 1024 * 4096  # two matrices in float32; their momenta are as large, and one gradient at a time
+    assert 2.5 * weights < found.peak_allocated_bytes < 3 * weights
