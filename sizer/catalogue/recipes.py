@@ -44,4 +44,4 @@ def chunks_of(loss: str) -> int | None:
 def evaluated_batches(evaluate: str) -> int:
     """Return how many batches an evaluation has: those of `logits:N`, 1 for `loss`, 0 for `none`."""
     kind, _, batches = evaluate.partition(":")
-    return {NONE: 0, LOSS: 1}.get(kind) if kind != LOGITS else int(batches)
+    return int(batches) if kind == LOGITS else int(kind == LOSS)

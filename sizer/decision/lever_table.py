@@ -221,15 +221,15 @@ LEVERS = (
         lambda request, known: replace(request, cache="static") if MODES[request.mode].generates else None,
     ),
     row_of(
+        "in-backward", "batch", 2, "The optimizer's step in the backward pass", "no gradient clipping, and no accumulation",
+        lever_code.in_backward, _training(_in_backward),
+    ),
+    row_of(
         "batch", "batch", 2, _batch_title, _of_small_batches, lever_code.accumulate, _with_batch,
     ),
     row_of(
         "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",
         lever_code.checkpoint, _training(lambda request, known: replace(request, checkpointing=True)),
-    ),
-    row_of(
-        "in-backward", "step", 2, "The optimizer's step in the backward pass", "no gradient clipping, and no accumulation",
-        lever_code.in_backward, _training(_in_backward),
     ),
     row_of(
         "amp-bfloat16", "dtype", 3, "Autocast to bfloat16", "precision of activations; weights stay float32",
