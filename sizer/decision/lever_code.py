@@ -36,9 +36,10 @@ def accumulate(request: Request) -> str:
 
 def in_backward(request: Request) -> str:
     """Return the hooks that step each parameter by itself (docs.pytorch.org, "optimizer step in backward")."""
-    name = OPTIMIZERS[request.optimizer].class_name or "SGD"
+    row = OPTIMIZERS[request.optimizer]
     return (
-        f"each = {{p: torch.optim.{name}([p]) for p in model.parameters() if p.requires_grad}}\n"
+        f"import {row.module}\n"
+        f"each = {{p: {row.module}.{row.class_name}([p]) for p in model.parameters() if p.requires_grad}}\n"
         "def step(p): each[p].step(); each[p].zero_grad()\n"
         "for p in each: p.register_post_accumulate_grad_hook(step)  # in the loop loss.backward() is all"
     )

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from sizer.architecture.blueprint import Example
+from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.custom import size_step
+from sizer.decision import lever_code
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate
 from sizer.memory.estimate import Estimate
@@ -183,3 +185,11 @@ def test_the_same_recipe_as_code_of_ones_own_takes_the_same():
     found = size_step(setup, gpu="rtx-4090").estimates[0]
     weights = 2 * 4 * 1024 * 4096  # two matrices in float32; their momenta are as large, and one gradient at a time
     assert 2.5 * weights < found.peak_allocated_bytes < 3 * weights
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum", "adamw-8bit"])
+def test_the_code_of_the_change_names_the_optimizers_package(optimizer: str):
+    code = lever_code.in_backward(parse_query(f"{GPT2}&optimizer={optimizer}"))
+    row = OPTIMIZERS[optimizer]
+    assert f"{row.module}.{row.class_name}([p])" in code
+    compile(code, "change", "exec")
