@@ -178,28 +178,22 @@ def _field(
 def _recipe(
     name: str,
     read: Callable[[str], str],
+    default: str,
     *,
     allowed: str,
     label: str,
     needs: Callable[[AnyRequest], str] = of_one_device,
 ) -> Key:
     """Return the key of a training recipe, which has no text at its default."""
-
-    def is_default(request: AnyRequest) -> bool:
-        return getattr(request, name) == _default_of(type(request), name)
-
     return Key(
         read=lambda text: {name: read(text)},
-        write=lambda request: None if is_default(request) else getattr(request, name),
-        is_default=is_default,
+        write=lambda request: None if getattr(request, name) == default else getattr(request, name),
+        is_default=lambda request: getattr(request, name) == default,
         allowed=allowed,
-        otherwise=_RECIPES[name],
+        otherwise=default,
         needs=needs,
         label=label,
     )
-
-
-_RECIPES = {"loss": FULL, "step": AFTER, "evaluate": NONE}
 
 
 @functools.cache
@@ -497,6 +491,7 @@ KEYS: dict[str, Key] = {
     "loss": _recipe(
         "loss",
         read_loss,
+        FULL,
         allowed=f"{', '.join(LOSSES)}, chunked:<chunks>: the loss of a language model; trl, liger and cce call these libraries, "
         "chunked:<chunks> computes logits in chunks of tokens as torchtune does",
         label="Loss",
@@ -505,12 +500,14 @@ KEYS: dict[str, Key] = {
     "step": _recipe(
         "step",
         choice(STEPS),
+        AFTER,
         allowed=f"{', '.join(STEPS)}: whether the optimizer steps after the backward pass, or in it, parameter by parameter",
         label="Optimizer step",
     ),
     "evaluate": _recipe(
         "evaluate",
         read_evaluate,
+        NONE,
         allowed="none, loss, logits:<batches>: an evaluation after the steps; logits keeps those of all batches on the device, as "
         "transformers' Trainer does for compute_metrics",
         label="Evaluation",

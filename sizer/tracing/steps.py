@@ -206,8 +206,8 @@ class Steps:
             self.clear()
         yield 2, "step2", True
         if self._work.evaluate != NONE and self._work.trains:
-            how = {"cast": self._cast, "predict": self._blueprint.predict}
-            run_evaluation(self._work.evaluate, self.module, self.example, **how)
+            predict = self._blueprint.predict
+            run_evaluation(self._work.evaluate, self.module, self.example, cast=self._cast, predict=predict)
             yield 2, "evaluate", True
 
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
