@@ -33,6 +33,7 @@ from sizer.tracing.libraries import libraries_called
 from sizer.tracing.loading import Loading
 from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.buckets import buckets_seen
+from sizer.tracing.meta.chunked_loss import chunked_loss_on
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
 from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.empty_cache import emptied_caches_seen
@@ -260,6 +261,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(optimizers_on(device.kind, lambda: recorder.host.offloads))
         stack.enter_context(fast_path_on(device.kind))
         stack.enter_context(fp8_products(device.kind))
+        stack.enter_context(chunked_loss_on(device))
         stack.enter_context(emptied_caches_seen(device.kind, recorder.empty_cache))
         stack.enter_context(values_from_data(recorder.values, recorder.host.of_no_device))
         stack.enter_context(boxes_assumed(recorder))
