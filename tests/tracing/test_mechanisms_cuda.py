@@ -153,6 +153,31 @@ def test_which_products_go_to_cublaslt(bias: Tensor, first: Tensor, second: Tens
     assert uses_lt(bias, first, second) == light
 
 
+# what PyTorch 2.15's own code takes over the null driver
+@pytest.mark.parametrize(
+    ("func", "bias", "beta", "out", "light"),
+    [
+        ("default", meta(3), 1, None, True),
+        ("default", meta(3), 0.5, None, False),  # cuBLASLt's epilogue adds the bias as it is
+        ("default", meta(2, 3), 0.5, None, True),  # a matrix of a half dtype
+        ("default", meta(2, 3), 0, None, False),
+        ("out", meta(3), 1, meta(3, 2).T, False),  # by columns
+        ("out", meta(2, 3), 1, meta(2, 3), True),
+        ("out", meta(2, 3), 1, "bias", False),  # in place
+        ("dtype", meta(3, dtype=torch.float32), 1, meta(2, 3, dtype=torch.float32), True),
+        ("dtype", meta(2, 3, dtype=torch.float32), 1, meta(2, 3, dtype=torch.float32), False),
+    ],
+)
+def test_what_else_decides_on_cublaslt(func: str, bias: Tensor, beta: float, out: object, light: bool) -> None:
+    bias = bias if func == "dtype" else bias.to(torch.bfloat16)
+    first, second = meta(2, 4, dtype=torch.bfloat16), meta(4, 3, dtype=torch.bfloat16)
+    result = bias if out == "bias" else out if isinstance(out, Tensor) else meta(2, 3, dtype=torch.bfloat16)
+    addmm = getattr(torch.ops.aten.addmm, func)
+    blas = blas_of(AMPERE, (2, 15))
+    called, kept = blas.needs(addmm, (bias, first, second), result, beta=beta)
+    assert (called, kept) == ((LT_WORKSPACE if light else DEFAULT_WORKSPACE,), ())
+
+
 def test_in_2_6_a_bias_of_one_row_does_not_go_to_cublaslt() -> None:
     assert not uses_lt(meta(1, 3), meta(2, 4), meta(4, 3), row=False)
     takes = [blas_of(AMPERE, version).lt_takes_a_row for version in ((2, 6), (2, 8), (2, 9), (2, 11))]

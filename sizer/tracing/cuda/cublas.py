@@ -32,7 +32,7 @@ LT_WORKSPACE = 2**20  # parseCUDABlasLtWorkspaceSize: 1024 KiB
 
 Capability = tuple[int, int]
 
-_BIASED = frozenset({_aten.addmm.default, _aten.addmm.out, _aten._addmm_activation.default})
+_BIASED = frozenset({_aten._addmm_activation.default, *(getattr(_aten.addmm, name) for name in _aten.addmm.overloads())})
 _IN_PLACE = (_aten.addmm_, _aten.baddbmm_, _aten.addmv_, _aten.addbmm_)
 _INTO_RESULTS = (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.addmv, _aten.mv, _aten.dot, _aten.vdot, _aten.addbmm)
 WORKSPACE_USERS = _BIASED | {
@@ -61,26 +61,33 @@ class Blas:
     lt_takes_a_row: bool
     lt_takes_a_matrix: bool  # a bias [M, N] of a half dtype
 
-    def needs(self, func: object, args: tuple, out: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What a matrix product works in (bytes): for the time of the call, and what is kept. Those are copies of operands that
-        cuBLAS cannot read, and the handle's workspace, cuBLASLt's or both, which empty products do without."""
+    def needs(
+        self, func: object, args: tuple, out: Tensor, *, beta: float = 1
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what a matrix product works in (bytes): for the time of the call, and what is kept.
+
+        Those are copies of operands that cuBLAS cannot read, and the handle's workspace, cuBLASLt's or both, which empty products
+        do without. `beta` scales what is added to the product.
+        """
         copies = tuple(t.nbytes for t in args[-2:] if not _is_readable(t)) if func in _COPIES_OPERANDS else ()
         if out.numel() == 0 or any(t.numel() == 0 for t in args[-2:] if isinstance(t, Tensor)):
             return copies, ()
         light = ()
-        if self.lt_size is not None and func in _BIASED and self._uses_lt(*args[:3]):
+        if self.lt_size is not None and func in _BIASED and self._uses_lt(*args[:3], out, beta):
             light = (self.lt_size,)
         if not self.kept:
             return (*copies, *(light or (self.size,))), ()
         # a cuBLASLt handle is a cuBLAS handle, which brings its own workspace along
         return (copies, (self.size, *light)) if self.lt_kept else ((*copies, *light), (self.size,))
 
-    def _uses_lt(self, bias: Tensor, first: Tensor, second: Tensor) -> bool:
-        if uses_lt(bias, first, second, row=self.lt_takes_a_row):
+    def _uses_lt(self, bias: Tensor, first: Tensor, second: Tensor, out: Tensor, beta: float) -> bool:
+        if not out.is_contiguous():
+            return False
+        if beta == 1 and uses_lt(bias, first, second, row=self.lt_takes_a_row):
             return True
-        halves = first.dtype in (torch.float16, torch.bfloat16)
-        whole = bias.shape == (first.shape[0], second.shape[1]) and bias.is_contiguous()
-        return self.lt_takes_a_matrix and halves and whole and min(*second.shape) > 1
+        halves = first.dtype in (torch.float16, torch.bfloat16) and bias.dtype == first.dtype
+        whole = bias.shape == (first.shape[0], second.shape[1]) and bias.is_contiguous() and bias is not out
+        return self.lt_takes_a_matrix and beta != 0 and halves and whole and min(*second.shape) > 1
 
 
 def blas_of(capability: Capability, version: Version) -> Blas:
