@@ -342,7 +342,8 @@ def call_site() -> str:
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    # A storage that Python has an object of counts as shared: autograd would no longer add to a gradient in place.
+    return torch._C._storage_address(tensor)
 
 
 def _tensors(value: Any) -> list[Tensor]:

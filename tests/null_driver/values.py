@@ -117,7 +117,8 @@ def _is_small(tensors: list[Tensor]) -> bool:
 def _address(tensor: Tensor) -> int:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return 0
-    return tensor.untyped_storage().data_ptr()
+    # not by the storage's Python object: with one a storage counts as shared, and no gradient is added to it in place
+    return torch._C._data_address(tensor)
 
 
 def on_host(tensor: Tensor) -> Tensor:
