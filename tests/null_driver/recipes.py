@@ -7,6 +7,7 @@ records what recipes.json lacks, each query in a process of its own (`--one QUER
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sizer.catalogue.hardware import HARDWARE
+from sizer.running.values import Values
 from tests.null_driver.build import null_environment
 from tests.null_driver.record import record
 
@@ -31,7 +33,12 @@ KEYS = {
     "evaluate-logits": "dtype=bfloat16&evaluate=logits:4",
     "amp-evaluate-logits": "dtype=amp-bfloat16&evaluate=logits:2",
     "liger": "dtype=bfloat16&loss=liger",
+    "trl": "dtype=bfloat16&loss=trl",
+    "cce": "dtype=bfloat16&loss=cce",
 }
+PACKAGES = {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}  # by the name of a query
+# Triton's kernels launch nothing, so cut cross-entropy's two functions of single numbers are not compiled, as in the trace
+UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 MODELS = {"rtx-4090": "arch=hf:gpt2&batch=4&seq=256", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=2&seq=512"}
 QUERIES = {f"{gpu}/{name}": f"{model}&{keys}&gpu={gpu}" for gpu, model in MODELS.items() for name, keys in KEYS.items()}
 
@@ -42,11 +49,11 @@ def main(names: list[str]) -> None:
     for name in names or QUERIES:
         if name in kept:
             continue
-        gpu = name.partition("/")[0]
+        gpu, _, kind = name.partition("/")
         done = subprocess.run(
             [sys.executable, "-m", "tests.null_driver.recipes", "--one", QUERIES[name]],
             cwd=ROOT,
-            env={**os.environ, **null_environment(HARDWARE[gpu])},
+            env={**os.environ, **null_environment(HARDWARE[gpu]), **UNCOMPILED},
             capture_output=True,
             text=True,
             timeout=500,
@@ -54,7 +61,7 @@ def main(names: list[str]) -> None:
         found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failure": done.stderr[-300:]}
         print(name, found, flush=True)
         if found.pop("failure") is None:
-            packages = ("torch", "transformers", *(("liger-kernel",) if "liger" in name else ()))
+            packages = ("torch", "transformers", *((PACKAGES[kind],) if kind in PACKAGES else ()))
             versions = {one: version(one).split("+")[0] for one in packages}
             kept[name] = {**found, "query": QUERIES[name], "versions": versions}
             RECORDED.write_text(json.dumps(dict(sorted(kept.items())), indent=2) + "\n", encoding="utf-8")
@@ -62,7 +69,8 @@ def main(names: list[str]) -> None:
 
 def one(query: str) -> None:
     """Print the figures of a query in bytes."""
-    found = record(query).measurement
+    values = Values(ctypes.CDLL(None))  # as in `sizer run`: kernels count what masks select
+    found = record(query, values=values.installed()).measurement
     phases = {phase.phase: phase.peak_allocated_bytes for phase in found.phases}
     told = {"allocated": found.peak_allocated_bytes, "reserved": found.peak_reserved_bytes, "phases": phases}
     print(json.dumps({"failure": found.failure, **told}), flush=True)

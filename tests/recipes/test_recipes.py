@@ -21,13 +21,10 @@ from sizer.recipes import losses
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.request import format_query, parse_query
-from tests.null_driver.recipes import QUERIES, RECORDED
+from tests.null_driver.recipes import PACKAGES, QUERIES, RECORDED
 
 ROWS = json.loads(RECORDED.read_text(encoding="utf-8"))
-OF_EACH_CHANGE = ("rtx-4090/in-backward", "rtx-4090/chunked", "rtx-4090/evaluate-logits")
-# How far the estimate is from what is recorded: allocated, reserved. F.linear_cross_entropy and Liger's loss free buffers between
-# chunks, so that the order in which the allocator reuses segments decides.
-CHUNKS_DECIDE = {"torch": (0.0, 0.01), "liger": (0.0, 0.08)}
+OF_EACH_CHANGE = ("rtx-4090/in-backward", "rtx-4090/torch", "rtx-4090/chunked", "rtx-4090/evaluate-logits")
 GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=64&gpu=rtx-4090"
 
 
@@ -41,21 +38,20 @@ def _estimate(query: str) -> Estimate:
     [
         pytest.param(
             name,
-            marks=() if name in OF_EACH_CHANGE else pytest.mark.full if "liger" in name else pytest.mark.exhaustive,
+            marks=() if name in OF_EACH_CHANGE else pytest.mark.full if name.partition("/")[2] in PACKAGES else pytest.mark.exhaustive,
         )
         for name in ROWS
     ],
 )
 def test_a_recipe_takes_what_pytorchs_own_code_allocates(name: str):
-    row, kind = ROWS[name], name.partition("/")[2]
-    allowed, reserved = CHUNKS_DECIDE.get(kind, (0.0, 0.0))
-    if row["versions"]["torch"] != version("torch").split("+")[0]:
-        allowed = reserved = 0.2
+    row = ROWS[name]
     found = _estimate(row["query"])
-    assert abs(found.peak_allocated_bytes - row["allocated"]) <= allowed * row["allocated"]
-    assert abs(found.peak_reserved_bytes - row["reserved"]) <= reserved * row["reserved"]
-    if kind not in CHUNKS_DECIDE and not allowed:
+    if row["versions"]["torch"] == version("torch").split("+")[0]:
+        assert found.peak_allocated_bytes == row["allocated"]
+        assert found.peak_reserved_bytes == row["reserved"]
         assert {phase.phase: phase.peak_allocated_bytes for phase in found.phases} == row["phases"]
+    else:
+        assert abs(found.peak_allocated_bytes - row["allocated"]) <= 0.2 * row["allocated"]
 
 
 def test_every_recipe_is_recorded():
