@@ -41,6 +41,7 @@ def pytest_configure() -> None:
     of several workers wait for each other."""
     os.environ.setdefault(FOLDER_VARIABLE, "")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # the scratch of AMX's kernels is not modelled
     torch.set_num_threads(1)
 
 

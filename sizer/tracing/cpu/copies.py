@@ -42,17 +42,36 @@ def upsample(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     return [out, [0 if t.is_contiguous(memory_format=torch.channels_last) else t.nbytes for t in (input, out)]]
 
 
-def promoted(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """Pointwise operators of tensors of different dtypes (TensorIterator.cpp, compute_types): on the CPU each is first copied
-    to the dtype of the computation; a GPU converts in registers."""
-    tensors = [a for a in args if isinstance(a, Tensor)]
-    if len(tensors) < 2 or all(t.dtype == tensors[0].dtype for t in tensors):
-        return [out]
-    wide = functools.reduce(
-        torch.promote_types, (t.dtype for t in tensors if t.dim() or len(tensors) == 1), tensors[0].dtype
-    )
-    copies = [t.numel() * wide.itemsize for t in tensors if t.dtype != wide and t.dtype != torch.bool and t.dim()]
-    return [copies, out, copies]
+def promoted(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Pointwise operators on the CPU copy operands to the dtype of the computation (TensorIterator.cpp, compute_types).
+
+    What they write to in another dtype is computed in a copy, too, which then overwrites it. A GPU converts in registers.
+    """
+    return _converted(args, out, None)
+
+
+def promoted_to_float(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """Pointwise operators that compute integers in the default dtype (TensorIterator.cpp, promote_integer_inputs_to_float)."""
+    return _converted(args, out, torch.get_default_dtype())
+
+
+def selected(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:
+    """where(mask, input, other) and its like, whose mask stays as it is."""
+    return _converted(args[1:], out, None)
+
+
+def _converted(args: tuple, out: Any, of_integers: torch.dtype | None) -> Steps:
+    operands = [a for a in args if isinstance(a, (Tensor, bool, int, float, complex))]
+    tensors = [a for a in operands if isinstance(a, Tensor)]
+    if not isinstance(out, Tensor) or not tensors:
+        return [*tensors_of((out,))]
+    wide = functools.reduce(torch.promote_types, [torch.result_type(tensors[0], other) for other in operands])
+    if of_integers is not None and not (wide.is_floating_point or wide.is_complex):
+        wide = of_integers
+    sizes = [t.numel() * wide.itemsize for t in tensors if t.dtype != wide and t.dim()]
+    if out.dtype not in (wide, torch.bool):
+        sizes.append(out.numel() * wide.itemsize)
+    return [tuple(sizes), out] if sizes else [out]
 
 
 def like_input(args: tuple, out: Tensor) -> Tensor:
@@ -60,14 +79,28 @@ def like_input(args: tuple, out: Tensor) -> Tensor:
     return in_format(out, memory_format(args[0])) if out.dim() == 4 else out
 
 
+# By name, since PyTorch would make an object of each: a row serves new results, results in place and results in `out`.
+_KINDS = ("Tensor", "Scalar", "Tensor_Tensor", "self")
+_OVERLOADS = ("default", "out", *_KINDS, *(f"{kind}_out" for kind in _KINDS))
 _PROMOTED = """
-    add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor maximum.default minimum.default
-    pow.Tensor_Tensor addcmul.default addcdiv.default addcmul_.default addcdiv_.default eq.Tensor ne.Tensor lt.Tensor le.Tensor
-    gt.Tensor ge.Tensor
+    add sub mul maximum minimum fmax fmin pow fmod remainder hypot copysign addcmul addcdiv floor_divide clamp clamp_min clamp_max
+    bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge logical_and logical_or logical_xor
+"""
+_PROMOTED_TO_FLOAT = """
+    div atan2 logaddexp logaddexp2 xlogy exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan
+    sigmoid reciprocal erf erfc lgamma digamma
 """
 
+
+def _overloads(names: str, held: Held) -> dict[str, Held]:
+    each = ((name, place, overload) for name in names.split() for place in ("", "_") for overload in _OVERLOADS)
+    return {f"aten.{name}{place}.{overload}": held for name, place, overload in each}
+
+
 HELD: dict[Any, Held] = {
-    **listed(_PROMOTED, promoted),
+    **_overloads(_PROMOTED, promoted),
+    **_overloads(_PROMOTED_TO_FLOAT, promoted_to_float),
+    **_overloads("where", selected),
     **listed("_softmax _log_softmax index_select", copying(0)),
     **listed("_softmax_backward_data _log_softmax_backward_data", copying(0, 1)),
     **listed("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d", copying(0, last=True)),

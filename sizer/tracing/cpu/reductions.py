@@ -27,9 +27,9 @@ def logsumexp(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
     return [out, [out.nbytes, args[0].nbytes]]
 
 
-def integer_sum(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
-    """sum, cumsum and cumprod (ReduceOps.cpp) of booleans and integers: first the input in the output's dtype."""
-    return [out, [args[0].numel() * out.itemsize if args[0].dtype != out.dtype and not out.is_floating_point() else 0]]
+def converted_sum(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
+    """sum, cumsum and cumprod (ReduceOps.cpp) in another dtype than the input's: first the input in the output's dtype."""
+    return [out, [args[0].numel() * out.itemsize if args[0].dtype != out.dtype else 0]]
 
 
 def half_mean(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -47,10 +47,10 @@ HELD: dict[Any, Held] = {
     _aten.smooth_l1_loss.default: loss_elements,
     _aten._safe_softmax.default: safe_softmax,
     _aten.logsumexp.default: logsumexp,
-    _aten.cumsum.default: integer_sum,
-    _aten.cumprod.default: integer_sum,
-    _aten.sum.default: integer_sum,
-    _aten.sum.dim_IntList: integer_sum,
+    _aten.cumsum.default: converted_sum,
+    _aten.cumprod.default: converted_sum,
+    _aten.sum.default: converted_sum,
+    _aten.sum.dim_IntList: converted_sum,
     _aten.mean.default: half_mean,
     _aten.mean.dim: half_mean,
 }
