@@ -14,6 +14,7 @@ from sizer.architecture.census import take_census
 from sizer.architecture.loaded import Loaded
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.sources import SOURCES
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import check_plan
 from sizer.errors import RequestError, TraceError
@@ -21,7 +22,7 @@ from sizer.kept import Kept, keep_depths, read_depths
 from sizer.memory.archive import Traced
 from sizer.memory.census import Census
 from sizer.recipes.evaluation import check_evaluation
-from sizer.recipes.losses import check_loss
+from sizer.recipes.losses import check_loss, losses_beside, vocabulary_of
 from sizer.request import Request
 from sizer.scopes import module_choices_of
 from sizer.tracing.batch_lines import FITTED_AT
@@ -40,8 +41,9 @@ Progress = Callable[[str], None]
 class Counted:
     """What is known of an architecture before its steps are traced.
 
-    `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1. The
-    other fields are the Blueprint's.
+    `frames` are those of a pipeline's video. `smallest` is the smallest batch size that it takes, `refusal` why that is not 1.
+    `vocabulary` is the number of logits of a token, if the step is a training step whose loss can be computed without all logits
+    (sizer.recipes.losses). The other fields are the Blueprint's.
     """
 
     census: Census
@@ -52,6 +54,7 @@ class Counted:
     frames: int | None = None
     smallest: int = 1
     refusal: str = ""
+    vocabulary: int | None = None
 
 
 class Model:
@@ -101,12 +104,14 @@ class Model:
             check_plan(module, plan, blueprint.sequence_length)
         check_loss(request.loss, module)
         check_evaluation(request.evaluate, module)
+        vocabulary = vocabulary_of(module) if _is_fine_tuning(request) else None
         counted = Counted(
             census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
             image_size=blueprint.image_size,
-            notes=(*blueprint.notes, *blueprint.describe(module)),
+            notes=(*blueprint.notes, *blueprint.describe(module), *losses_beside(request.loss, vocabulary)),
             uncounted=blueprint.uncounted,
+            vocabulary=vocabulary,
         )
         try:
             self.check_batch_of_one(request.mode)
@@ -140,3 +145,9 @@ class Model:
     def repeated(self) -> tuple[Repeated, ...]:
         """The lists of the module's layers that are worth being traced with fewer."""
         return find_repeated(self.module(COUNTED_IN))
+
+
+def _is_fine_tuning(request: Request) -> bool:
+    """Return True if a request may choose the loss of a language model."""
+    transformers = SOURCES[request.source].package == "transformers"
+    return MODES[request.mode].trains and transformers and request.parallel == "none" and request.compile is None

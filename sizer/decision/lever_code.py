@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.recipes import TORCH, chunks_of
 from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
 from sizer.versions import allocator_variable, installed_version, parse_version
@@ -42,6 +43,23 @@ def in_backward(request: Request) -> str:
         f"each = {{p: {row.module}.{row.class_name}([p]) for p in model.parameters() if p.requires_grad}}\n"
         "def step(p): each[p].step(); each[p].zero_grad()\n"
         "for p in each: p.register_post_accumulate_grad_hook(step)  # in the loop loss.backward() is all"
+    )
+
+
+def chunked_loss(request: Request) -> str:
+    """Return PyTorch's loss over chunks of tokens, or torchtune's where PyTorch has none."""
+    hidden = "hidden, head = model.base_model(input_ids).last_hidden_state, model.get_output_embeddings()\n"
+    if request.loss == TORCH:
+        return (
+            f"{hidden}"
+            "loss = torch.nn.functional.linear_cross_entropy(\n"
+            "    hidden[:, :-1].flatten(0, 1), head.weight, labels[:, 1:].flatten(), options=torch.nn.LinearCrossEntropyOptions())"
+        )
+    chunks = chunks_of(request.loss)
+    return (
+        "from torchtune.modules.loss import CEWithChunkedOutputLoss\n"
+        f"{hidden}"
+        f"loss = CEWithChunkedOutputLoss({chunks})([head(part) for part in hidden[:, :-1].chunk({chunks}, dim=1)], labels[:, 1:])"
     )
 
 

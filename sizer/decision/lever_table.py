@@ -12,13 +12,14 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import FREED, KEPT, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
-from sizer.catalogue.recipes import IN_BACKWARD, RECIPE_KEYS
+from sizer.catalogue.recipes import CHUNKED, FULL, IN_BACKWARD, LOSSES, RECIPE_KEYS, TORCH
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.decision import lever_code
 from sizer.request import Request
 from sizer.tracer import Counted
 from sizer.units import counted
+from sizer.versions import installed_version
 
 Change = Callable[[Request, Counted], Request | None]
 
@@ -132,6 +133,20 @@ def _in_backward(request: Request, known: Counted) -> Request | None:
     return replace(request, step=IN_BACKWARD) if steps and request.step != IN_BACKWARD else None
 
 
+def _with_loss(loss: str) -> Change:
+    """Return the change to a loss that computes no more logits at once than it needs, where its package is installed."""
+
+    def change(request: Request, known: Counted) -> Request | None:
+        if known.vocabulary is None or request.loss != FULL:
+            return None
+        row = LOSSES.get(loss)
+        if row is not None and row.module is not None and (not find_spec(row.module) or find_gpu(request.gpu).backend != "cuda"):
+            return None
+        return replace(request, loss=loss)
+
+    return change
+
+
 def _with_head(request: Request, known: Counted) -> Request | None:
     return replace(request, train="head") if request.train == "all" else None
 
@@ -223,6 +238,20 @@ LEVERS = (
     row_of(
         "in-backward", "batch", 2, "The optimizer's step in the backward pass", "no gradient clipping, and no accumulation",
         lever_code.in_backward, _training(_in_backward),
+    ),
+    row_of(
+        "loss", "loss", 2, "A loss that computes logits in chunks", "more, smaller kernels",
+        lever_code.chunked_loss, _with_loss(TORCH if installed_version() >= (2, 15) else f"{CHUNKED}:8"),
+    ),
+    row_of(
+        "loss-trl", "loss", 2, "TRL's loss, which computes logits in chunks", "needs trl, whose trainer uses it by default",
+        "from trl import SFTTrainer\nSFTTrainer(model, train_dataset=dataset).train()", _with_loss("trl"),
+    ),
+    row_of(
+        "loss-liger", "loss", 2, "Liger's fused loss, which computes logits in chunks", "needs liger-kernel",
+        "from liger_kernel.transformers.model.loss_utils import LigerForCausalLMLoss\n"
+        "hidden, head = model.base_model(input_ids).last_hidden_state, model.get_output_embeddings()\n"
+        "loss = LigerForCausalLMLoss(hidden, head.weight, labels, hidden.shape[-1])", _with_loss("liger"),
     ),
     row_of(
         "batch", "batch", 2, _batch_title, _of_small_batches, lever_code.accumulate, _with_batch,

@@ -14,7 +14,7 @@ from sizer.decision.script_ranks import check_scripted
 from sizer.errors import BuildError, RequestError
 from sizer.kept import Kept
 from sizer.memory.loops import repeated_events, written
-from sizer.memory.peak import PeakReport, find_peak
+from sizer.memory.peak import STAY, PeakReport, find_peak
 from sizer.memory.snapshot import write_snapshot
 from sizer.model import Progress
 from sizer.request import Request, check_one_rank, format_query
@@ -51,11 +51,22 @@ def peak(
     if request.is_pipeline:
         yield from _with_remedies(report, request, cells)
         return
+    report = replace(report, remedy=describe_logits(report, cells.counted(request).vocabulary))
     try:
         estimate = cells.estimate(request)
         yield replace(report, script=write_script(request, cells.tracer(request), estimate=estimate))
     except BuildError as error:
         yield replace(report, no_script=str(error))
+
+
+def describe_logits(report: PeakReport, vocabulary: int | None) -> str:
+    """Return how much of a peak are logits of a language model and their gradients; empty if less than a tenth is."""
+    held = sum(row.bytes for row in report.tensors if vocabulary in row.shape[-1:] and row.category not in STAY)
+    share = held / report.allocated_bytes
+    if vocabulary is None or share < 0.1:
+        return ""
+    what = f"Logits and their gradients are {format_bytes(held)} of the peak ({share:.0%})"
+    return f"{what}: a loss in chunks (loss=torch) keeps less."
 
 
 def _with_remedies(report: PeakReport, request: Request, cells: Cells) -> Iterator[PeakReport]:

@@ -60,7 +60,8 @@ class PeakReport:
     The bytes of `tensors` (the largest groups first) and `rest_bytes` (of the `rest_count` other blocks) sum to
     `allocated_bytes`, as do those of `modules` and of `at_peak`. `phase`, `step` (of two), `op` and `module` are those of the
     allocation that made the peak; `sentence` explains it. `script` is a PyTorch program that does the work, empty with the reason
-    in `no_script` where there is none. `remedy` names the part of a pipeline that has the peak, and what lowers it.
+    in `no_script` where there is none. `remedy` names what lowers the
+    peak: of a pipeline its part, of a language model in training its logits.
     """
 
     query: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -54,15 +54,14 @@ def check_loss(loss: str, module: nn.Module) -> None:
             todo="install PyTorch 2.15, or ask for loss=chunked:8",
         )
     model = base_of(module)
-    if not _is_causal(model):
+    if not is_causal(model):
         raise RequestError(
             f"loss: {type(model).__name__} has no head of a causal language model",
             given=repr(loss),
             allowed="a class such as LlamaForCausalLM, or loss=full",
             todo="leave loss out",
         )
-    text = model.config.get_text_config()
-    if changed := next((name for name in _CHANGES if getattr(text, name, None) not in (None, 1, 1.0)), None):
+    if changed := _change_of(model):
         raise RequestError(
             f"loss: {type(model).__name__} changes its logits after the head ({changed})",
             given=repr(loss),
@@ -71,10 +70,31 @@ def check_loss(loss: str, module: nn.Module) -> None:
         )
 
 
-def _is_causal(model: nn.Module) -> bool:
+def vocabulary_of(module: nn.Module) -> int | None:
+    """Return the number of logits of a token if the module's loss can be computed without all of them, else None."""
+    model = base_of(module)
+    return model.config.get_text_config().vocab_size if is_causal(model) and not _change_of(model) else None
+
+
+def losses_beside(loss: str, vocabulary: int | None) -> Iterator[str]:
+    """Yield what to know of a loss over all logits of a language model, which is not every trainer's."""
+    if vocabulary is not None and loss == FULL:
+        yield "the loss is computed from all logits, as by transformers' Trainer; TRL's SFTTrainer computes it in chunks (loss=trl)"
+
+
+def _change_of(model: nn.Module) -> str | None:
+    """Return the name of what a model does to its logits after the head."""
+    text = model.config.get_text_config()
+    return next((name for name in _CHANGES if getattr(text, name, None) not in (None, 1, 1.0)), None)
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Return True if a model is a causal language model of transformers, with a linear head."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    return type(model).__name__ in NAMES.values() and isinstance(model.get_output_embeddings(), nn.Linear)
+    if type(model).__name__ not in NAMES.values():
+        return False
+    return isinstance(model.get_output_embeddings(), nn.Linear)
 
 
 def _of_states(compute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> LossOf:

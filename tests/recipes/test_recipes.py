@@ -14,6 +14,9 @@ from sizer.architecture.blueprint import Example
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.custom import size_step
 from sizer.decision import lever_code
+from sizer.decision.lever_table import LEVERS
+from sizer.decision.levers import levers
+from sizer.decision.peak import peak
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate
 from sizer.memory.estimate import Estimate
@@ -21,10 +24,12 @@ from sizer.recipes import losses
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.request import format_query, parse_query
+from sizer.units import format_bytes
 from tests.null_driver.recipes import PACKAGES, QUERIES, RECORDED
 
 ROWS = json.loads(RECORDED.read_text(encoding="utf-8"))
 OF_EACH_CHANGE = ("rtx-4090/in-backward", "rtx-4090/torch", "rtx-4090/chunked", "rtx-4090/evaluate-logits")
+MARKS = (pytest.mark.exhaustive, pytest.mark.full)  # full: with packages that requirements.txt does not name
 GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=64&gpu=rtx-4090"
 
 
@@ -38,7 +43,7 @@ def _estimate(query: str) -> Estimate:
     [
         pytest.param(
             name,
-            marks=() if name in OF_EACH_CHANGE else pytest.mark.full if name.partition("/")[2] in PACKAGES else pytest.mark.exhaustive,
+            marks=() if name in OF_EACH_CHANGE else MARKS[name.partition("/")[2] in PACKAGES],
         )
         for name in ROWS
     ],
@@ -189,3 +194,42 @@ def test_the_code_of_the_change_names_the_optimizers_package(optimizer: str):
     row = OPTIMIZERS[optimizer]
     assert f"{row.module}.{row.class_name}([p])" in code
     compile(code, "change", "exec")
+
+
+def _code_of(lever: str, query: str) -> str:
+    (row,) = [row for row in LEVERS if row.key == lever]
+    return row.code(parse_query(query))
+
+
+def test_the_code_of_a_loss_in_chunks_computes_the_mean_loss():
+    torch.manual_seed(0)
+    model, tokens = _Model(), torch.randint(0, 11, (3, 6))
+    whole = nn.functional.cross_entropy(model.head(model.base_model(tokens)[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    model.base_model.register_forward_hook(lambda module, args, states: mock.Mock(last_hidden_state=states))
+    names = {"torch": torch, "model": model, "input_ids": tokens, "labels": tokens}
+    exec(_code_of("loss", f"{GPT2}&loss=torch"), names)
+    torch.testing.assert_close(names["loss"], whole)
+    assert "CEWithChunkedOutputLoss(8)" in _code_of("loss", f"{GPT2}&loss=chunked:8")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("package", ["trl", "liger"])
+def test_the_code_of_a_packages_loss_names_what_the_package_has(package: str):
+    exec(_code_of(f"loss-{package}", f"{GPT2}&loss={package}").partition("\n")[0], {})
+
+
+def test_training_with_all_logits_says_what_other_trainers_do_and_what_it_takes():
+    long = GPT2.replace("seq=64", "seq=1024")
+    full, chunked = (list(peak(parse_query(f"{long}&loss={loss}")))[-1] for loss in ("full", "torch"))
+    held = sum(row.bytes for row in full.tensors if row.shape[-1:] == (50257,) and row.category in ("activation", "temporary"))
+    assert f"Logits and their gradients are {format_bytes(held)} of the peak" in full.remedy
+    assert chunked.remedy == ""
+    notes = [estimate(parse_query(f"{GPT2}&{keys}")).notes for keys in ("loss=full", "loss=torch", "mode=inference")]
+    assert [any("TRL's SFTTrainer" in note for note in said) for said in notes] == [True, False, False]
+
+
+def test_a_loss_in_chunks_is_offered_where_a_loss_can_be_chosen():
+    offered = next(iter(levers(parse_query(GPT2)))).pending
+    assert "loss" in offered
+    assert "loss" not in next(iter(levers(parse_query(f"{GPT2}&loss=torch")))).pending
+    assert "loss" not in next(iter(levers(parse_query("arch=hf:bert-base-uncased&dtype=bfloat16&batch=2&gpu=rtx-4090")))).pending
