@@ -2,7 +2,7 @@
 
     python -m sizer estimate resnet50
     python -m sizer estimate "arch=torchvision:resnet50&batch=1,32" [--config FILE] [--explain | --json | --csv]
-    python -m sizer levers | limits | which | ranks "arch=hf:gpt2&dtype=bfloat16&batch=8&gpu=rtx-4090" [--config FILE] [--json]
+    python -m sizer levers | limits | which | ranks | budget "arch=hf:gpt2&dtype=bfloat16&batch=8" [--config FILE] [--json]
     python -m sizer compare "arch=hf:gpt2&batch=8" "arch=hf:gpt2&batch=8&checkpointing=1" [--json | --csv]
     python -m sizer peak "arch=hf:gpt2&dtype=bfloat16&batch=8" [--config FILE] [--json | --snapshot FILE | --script]
     python -m sizer run [--gpu KEY] [--steps 3] [--world N] [--strict] [--json FILE] -- train.py ARGUMENTS
@@ -46,6 +46,7 @@ COMMANDS = {
     "limits": "the largest batch, sequence and image that the device holds",
     "which": "on which devices of the catalogue it fits",
     "ranks": "on how many GPUs it fits, by which way of training, and what each of them holds",
+    "budget": "the peak of a compiled training step over its activation memory budget",
     "compare": "two to four questions beside each other, and what each takes more or less than the first",
     "peak": "what is alive at the peak: tensors, modules, PyTorch's memory snapshot, a script that does the work",
     "startup": "what a server's startup log says, and how the plan for the same flags differs",

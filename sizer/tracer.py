@@ -23,7 +23,7 @@ from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_t
 from sizer.memory.affine import NotAffineError
 from sizer.memory.archive import Traced
 from sizer.memory.block_notes import BlockNotes
-from sizer.memory.compiled_code import merge_compiled
+from sizer.memory.compiled_code import CompiledCode, merge_compiled
 from sizer.memory.family import NotTracedError, TapeFamily
 from sizer.memory.kv_cache import KvSegment
 from sizer.memory.loop_choices import with_outputs
@@ -197,6 +197,11 @@ class Tracer:
             check_kernels(alone.failure, dtype)
             raise TraceError(alone.failure)
         return self._tapes.sized(alone).family.at(batch)
+
+    def compiled(self, dtype: str, batch: int) -> CompiledCode | None:
+        """Return what torch.compile did of the code of a cell that was traced; None if it compiled nothing, or nothing is kept."""
+        found = self._tapes.find(dtype) or self._tapes.find(dtype, at_batch=batch)
+        return found and found.compiled
 
     def trace_noted(self, dtype: str, batch: int) -> tuple[Tape, BlockNotes]:
         """The tape at one batch size, its size queries not resolved, with what it does not hold of its blocks: always a new trace.

@@ -74,9 +74,13 @@ def in_focus(client: JobClient, query: str) -> str:
     return format_query(replace(request, focus=(focus.dtype, focus.batch)))
 
 
-def print_growing(options: argparse.Namespace, make_client: MakeClient, submit: Submit, lines: Lines) -> int:
-    """Print the answer of a job that grows, to the query of a command. What was known of it by then is printed, too, where it ends
-    early; raises why."""
+def print_growing(
+    options: argparse.Namespace, make_client: MakeClient, submit: Submit, lines: Lines, *, under: str | None = None
+) -> int:
+    """Print the answer of a job that grows, to the query of a command; as JSON `under` this key, if it is given.
+
+    What was known of it by then is printed, too, where it ends early; raises why.
+    """
     from sizer.memory.codec import encode
 
     query, ended = query_of(options), None
@@ -88,7 +92,8 @@ def print_growing(options: argparse.Namespace, make_client: MakeClient, submit: 
             if (found := job.partial) is None:
                 raise
             ended = error
-    print_list(options, encode(found), map(to_printable, lines(found, terminal_width())))
+    plain = encode(found)
+    print_list(options, plain if under is None else {under: plain}, map(to_printable, lines(found, terminal_width())))
     if ended is not None:
         raise ended
     return 0

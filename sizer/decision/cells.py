@@ -9,6 +9,7 @@ from sizer.errors import BuildError, RequestError, SizerError, TraceError
 from sizer.kept import Kept
 from sizer.memory.affine import NotAffineError
 from sizer.memory.block_notes import BlockNotes
+from sizer.memory.compiled_code import CompiledCode
 from sizer.memory.decision import Cell, cell_of
 from sizer.memory.estimate import Estimate, estimate_tape
 from sizer.memory.fit import Fits, fits_in
@@ -78,6 +79,11 @@ class Cells:
         if batch < tracer.counted.smallest:
             tracer.check_batch_of_one()
         return tracer.trace_cell(dtype, batch).resolve(size_oracle_of(gpu_of(request)))
+
+    def compiled(self, request: Request) -> CompiledCode | None:
+        """Return what torch.compile did of the code of a question whose tape was asked for, None if it compiled nothing."""
+        (dtype,), (batch,) = request.dtypes, request.batches
+        return self.tracer(request).compiled(dtype, batch)
 
     def noted(self, request: Request) -> tuple[Tape, BlockNotes]:
         """The tape of a question as `tape` gives it, with what it does not hold of its blocks: always a new trace."""

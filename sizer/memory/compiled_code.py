@@ -17,6 +17,9 @@ class CompiledCode:
         graph_breaks: Lines at which Dynamo ended a region, with its reason.
         recompilations: Functions that were compiled again, with the guard that failed.
         eager: Functions that ran eagerly, with the reason.
+        forward_flops: Floating-point operations of the forward passes of compiled regions, as the partitioner left them.
+        recomputed_flops: Those of them that the backward passes do again.
+        recomputed: Operators that the backward passes do again, each with how often, most often first.
         assumptions: Whose decisions these are, what is not counted, and choices that a device makes by timing, as assumed.
     """
 
@@ -24,7 +27,15 @@ class CompiledCode:
     graph_breaks: tuple[str, ...] = ()
     recompilations: tuple[str, ...] = ()
     eager: tuple[str, ...] = ()
+    forward_flops: int = 0
+    recomputed_flops: int = 0
+    recomputed: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def recomputed_flops_share(self) -> float:
+        """Return the share of forward FLOPs that the backward passes do again."""
+        return self.recomputed_flops / self.forward_flops if self.forward_flops else 0.0
 
     def notes(self) -> Iterator[str]:
         """Yield the notes of a report."""
@@ -47,5 +58,6 @@ def merge_compiled(codes: Iterable[CompiledCode | None]) -> CompiledCode | None:
     if not found:
         return None
     names = [field.name for field in fields(CompiledCode)]
-    lines = {name: dict.fromkeys(line for code in found for line in getattr(code, name)) for name in names}
-    return CompiledCode(**{name: tuple(of_name) for name, of_name in lines.items()})
+    numbers = {name: max(getattr(code, name) for code in found) for name in names if isinstance(getattr(found[0], name), int)}
+    lines = {name: dict.fromkeys(line for code in found for line in getattr(code, name)) for name in names if name not in numbers}
+    return CompiledCode(**numbers, **{name: tuple(of_name) for name, of_name in lines.items()})

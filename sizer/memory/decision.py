@@ -14,7 +14,7 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.fit import Fits, Verdict, verdict_of
 from sizer.memory.interval import Interval
 from sizer.memory.largest_batch import MaxBatch
-from sizer.units import counted
+from sizer.units import counted, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,3 +261,48 @@ def describe_fewest(found: RankReport) -> Iterator[str]:
             gpus = f"{row.gpus} GPUs by {row.words}" if row.gpus > 1 else f"one GPU {row.change}".rstrip()
             each = "of each " if row.gpus > 1 else ""
             yield f"It fits on {gpus}; the largest batch {each}is {largest_batch(row)}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetPoint:
+    """The peak of a compiled training step at one activation memory budget (0 to 1), in bytes; None where it cannot be traced.
+
+    `recomputed_flops_share` is the share of the forward pass of compiled regions that the backward pass does again, in FLOPs by
+    PyTorch's formulas; `recomputed` are operators that it does again, most often first. `reason` says why there is no figure.
+    """
+
+    budget: float
+    query: str
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    recomputed_flops_share: float | None = None
+    recomputed: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetReport:
+    """One training step eagerly, with checkpointing, and compiled at several budgets; `pending` are the budgets to come.
+
+    `checkpointing` is None where it cannot be traced, for `reason`.
+    """
+
+    query: str
+    eager: Cell
+    checkpointing: Cell | None = None
+    reason: str = ""
+    points: tuple[BudgetPoint, ...] = ()
+    pending: tuple[float, ...] = ()
+
+
+def describe_budgets(found: BudgetReport) -> str:
+    """Return which budget has the lowest peak, and whether a smaller one needs more; empty as long as points are to come."""
+    traced = [point for point in found.points if point.peak_allocated_bytes is not None]
+    if found.pending or not traced:
+        return ""
+    lowest = min(traced, key=lambda point: (point.peak_allocated_bytes, -point.budget))
+    peak = format_bytes(lowest.peak_allocated_bytes)
+    text = f"The lowest peak of those tried is {peak}, at budget {lowest.budget:g}."
+    if any(point.budget < lowest.budget and point.peak_allocated_bytes > lowest.peak_allocated_bytes for point in traced):
+        text += " A smaller budget needs more: what the backward pass computes again needs memory there."
+    return text

@@ -18,7 +18,7 @@ from sizer.errors import RequestError
 from sizer.request import Request, parse_query
 from sizer.scopes import DIGEST_LENGTH, digest_scope, module_scope_of, work_scope_of
 
-TRY_OTHER_CHOICES = ("levers", "limits", "ranks")  # tasks that answer other questions on the way
+TRY_OTHER_CHOICES = ("levers", "limits", "ranks", "budget")  # tasks that answer other questions on the way
 _NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}-[0-9a-f]{{64}}")
 _BESIDE = "/"
 

@@ -24,7 +24,7 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, quote
 from sizer.memory.codec import LIMIT_TEXT, decode
-from sizer.memory.decision import DeviceReport, DeviceRow, LeverReport, LimitReport, RankReport
+from sizer.memory.decision import BudgetReport, DeviceReport, DeviceRow, LeverReport, LimitReport, RankReport
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.pasted.snapshot import SnapshotReport
@@ -126,6 +126,10 @@ class JobClient:
     def submit_ranks(self, query: str, config_text: str | None = None) -> Job:
         """A job whose result is the RankReport of the one dtype and batch size of a query: on how many GPUs. Raises as `submit`."""
         return self._submit("ranks", query, config_text, _decoder(RankReport))
+
+    def submit_budget(self, query: str, config_text: str | None = None) -> Job:
+        """A job whose result is the BudgetReport of the one dtype and batch size of a query: compiled. Raises as `submit`."""
+        return self._submit("budget", query, config_text, _decoder(BudgetReport))
 
     def submit_peak(self, query: str, config_text: str | None = None) -> Job:
         """A job whose result is the PeakReport of the one dtype and batch size of a query: what is alive. Raises as `submit`."""

@@ -100,6 +100,13 @@ def _ranks(job: dict, channel: Channel) -> dict:
     return _last(ranks, job, channel)
 
 
+def _budget(job: dict, channel: Channel) -> dict:
+    """The one dtype and batch size of a training query compiled, over the activation memory budget."""
+    from sizer.decision.budget import budget
+
+    return _last(budget, job, channel)
+
+
 def _peak(job: dict, channel: Channel) -> dict:
     """What is alive at the peak of the one dtype and batch size of a query."""
     from sizer.decision.peak import peak
@@ -209,6 +216,7 @@ TASKS = {
     "limits": _limits,
     "devices": _devices,
     "ranks": _ranks,
+    "budget": _budget,
     "peak": _peak,
     "snapshot": _snapshot,
     "script": _script,

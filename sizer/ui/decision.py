@@ -11,9 +11,11 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.errors import SizerError
 from sizer.memory.decision import (
+    BudgetReport,
     Cell,
     DeviceReport,
     DeviceRow,
@@ -29,6 +31,7 @@ from sizer.memory.fit import VERDICTS
 from sizer.request import Request, format_query
 from sizer.service.job import Job
 from sizer.ui import service
+from sizer.ui.budget import show_budgets
 from sizer.ui.charts import finish
 from sizer.ui.exports import offer_download
 from sizer.ui.known import learn
@@ -64,6 +67,8 @@ def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False
     }
     if MODES[request.mode].trains:
         answers["On how many GPUs?"] = (client.submit_ranks, show_ranks)
+        if find_gpu(request.gpu).backend == "cuda":
+            answers["Compiled"] = (client.submit_budget, show_budgets)
     if to_come:
         st.segmented_control("What next?", list(answers), disabled=True, key="decision_to_come")
         return
@@ -134,7 +139,10 @@ def _follow(submit: Callable[[str], Job], cell: Request, show: Callable[[Any], N
 
 def how_much(found: Any) -> str:
     """Return how much of an answer there is ("22 of 130 tried")."""
-    done = len(found.limits if isinstance(found, LimitReport) else found.rows)
+    if isinstance(found, BudgetReport):
+        done = len(found.points)
+    else:
+        done = len(found.limits if isinstance(found, LimitReport) else found.rows)
     if isinstance(found, DeviceReport):  # those whose largest batch is still to come have a row
         return f"{done:,} of {len({row.gpu for row in found.rows} | {*found.pending}):,} tried"
     return f"{done:,} of {done + len(found.pending):,} tried"

@@ -9,7 +9,7 @@ from sizer.errors import SizerError
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.request import Request, parse_query
-from tests.ui.decisions import devices_for, levers_for, limits_for, ranks_for
+from tests.ui.decisions import budgets_for, devices_for, levers_for, limits_for, ranks_for
 from tests.ui.reports import peak_for
 
 Answer = Callable[[Request], Report]
@@ -90,6 +90,9 @@ class ScriptedClient:
 
     def submit_ranks(self, query: str) -> ScriptedJob:
         return ScriptedJob(lambda: ranks_for(query))
+
+    def submit_budget(self, query: str) -> ScriptedJob:
+        return ScriptedJob(lambda: budgets_for(query))
 
     def submit_peak(self, query: str) -> ScriptedJob:
         self.peaks.append(query)

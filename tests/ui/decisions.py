@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from sizer.catalogue.gpus import GPUS
 from sizer.memory.decision import (
+    BudgetPoint,
+    BudgetReport,
     Cell,
     DeviceReport,
     DeviceRow,
@@ -121,3 +123,16 @@ def ranks_for(query: str) -> RankReport:
         RankRow(parallel="hsdp", title="HSDP of 8", gpus=16, query=ways["hsdp"], reason="no kernel"),
     )
     return RankReport(query=query, rows=rows, fewest=2)
+
+
+def budgets_for(query: str) -> BudgetReport:
+    """40 GiB eagerly, no checkpointing, 30 GiB compiled, 20 at budget 0.4 and 25 at 0."""
+    asked = replace(parse_query(query), compile="default")
+
+    def point(budget: float, gib: int, share: float) -> BudgetPoint:
+        told = {"recomputed_flops_share": share, "recomputed": ("3 × aten.mul.Tensor",) if share else ()}
+        peaks = {"peak_allocated_bytes": gib * GIB, "peak_reserved_bytes": (gib + 1) * GIB}
+        return BudgetPoint(budget=budget, query=format_query(replace(asked, budget=budget)), **peaks, **told)
+
+    points = (point(1.0, 30, 0.0), point(0.4, 20, 0.25), point(0.0, 25, 0.75))
+    return BudgetReport(query=query, eager=cell(query, 40), reason="no blocks to checkpoint", points=points)

@@ -12,12 +12,13 @@ from sizer.errors import JobError
 from sizer.memory.decision import describe_fewest
 from sizer.request import Request, parse_query
 from sizer.ui import service
+from sizer.ui.budget import budgets_chart, budgets_frame
 from sizer.ui.decision import EACH, PRICE, cheapest, costs_of, devices_chart, devices_frame, how_much
 from sizer.ui.ranks import ranks_chart, ranks_frame
 from sizer.ui.row_links import frame_csv
 from tests.ui.clients import ScriptedJob
 from tests.ui.conftest import markup, texts
-from tests.ui.decisions import devices_for, limits_for, ranks_for
+from tests.ui.decisions import budgets_for, devices_for, limits_for, ranks_for
 from tests.ui.reports import report_for
 
 SMALL_GPU = "custom:2GiB@8.0"  # which nothing here fits, so that what to change is open
@@ -165,6 +166,21 @@ def test_the_fewest_gpus_are_named_and_asked_for(client, open_page):
     ]
     page.button(key="ranks_FSDP2_2").click().run()
     assert (client.requests[-1].parallel, client.requests[-1].ranks) == ("fsdp", 2)
+
+
+def test_a_compiled_step_is_shown_over_its_budget(client, open_page):
+    page = open_tab(open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu=SMALL_GPU), "Compiled")
+    assert "**The lowest peak of those tried is 20.00 GiB, at budget 0.4. A smaller budget needs more" in markup(page)
+    frame = budgets_frame(budgets_for(QUERY))
+    compiled = [f"compiled, budget {budget}" for budget in ("1", "0.4", "0")]
+    assert list(frame["Step"]) == ["eager", "eager, checkpointing", *compiled]
+    assert list(frame["Allocated"].fillna(0)) == pytest.approx([40, 0, 30, 20, 25], rel=0.01)
+    assert frame["Operators"][1] == "no blocks to checkpoint"
+    drawn = budgets_chart(budgets_for(QUERY)).to_dict()["datasets"].values()
+    assert sorted(row["budget"] for rows in drawn for row in rows if "budget" in row) == [0.0, 0.4, 1.0]
+    assert [row["step"] for rows in drawn for row in rows if "step" in row][:1] == ["eager"]
+    on_cpu = open_page(arch="torchvision:resnet50", dtype="float32", batch="32", gpu="cpu")
+    assert not any("Compiled" in group.options for group in on_cpu.get("button_group"))
 
 
 @pytest.mark.parametrize(

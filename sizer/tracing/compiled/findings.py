@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 
 from sizer.memory.compiled_code import CompiledCode
 
@@ -29,6 +31,8 @@ class Findings:
     def __init__(self) -> None:
         self.compiled = False
         self.timed: set[str] = set()
+        self._forward_flops = self._recomputed_flops = 0
+        self._recomputed: Counter[str] = Counter()
 
     def read(self) -> CompiledCode:
         """Return what Dynamo has recorded."""
@@ -50,8 +54,20 @@ class Findings:
             graph_breaks=_unique(_break(reason) for reason in utils.graph_break_reasons if reason.graph_break),
             recompilations=_unique(again),
             eager=_unique(eager),
+            forward_flops=self._forward_flops,
+            recomputed_flops=self._recomputed_flops,
+            recomputed=tuple(f"{count} × {name}" for name, count in self._recomputed.most_common()),
             assumptions=(*_ASSUMED, *sorted(self.timed)),
         )
+
+    def partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+        """Note what the backward pass of a region does again: nodes that the partitioner has left in both graphs."""
+        names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+        again = [node for node in backward.graph.nodes if node.op == "call_function" and node.name in names]
+        self._forward_flops += sum(map(_flops, forward.graph.nodes))
+        self._recomputed_flops += sum(map(_flops, again))
+        targets = (node.target for node in again if isinstance(node.target, torch._ops.OpOverload))
+        self._recomputed.update(str(target) for target in targets if not target.is_view)
 
     @staticmethod
     def start() -> None:
@@ -61,6 +77,18 @@ class Findings:
         utils.graph_break_reasons.clear()
         utils.set_compilation_metrics_limit(10_000)
         utils.clear_compilation_metrics()
+
+
+def _flops(node: fx.Node) -> int:
+    """Return the floating-point operations of a node, by PyTorch's formulas for products, convolutions and attention."""
+    from torch.utils.flop_counter import flop_registry
+
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None)) if node.op == "call_function" else None
+    if formula is None:
+        return 0
+    given = ((fx.node.map_arg(part, lambda one: one.meta["val"])) for part in (node.args, node.kwargs))
+    args, kwargs = given
+    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
 
 
 def line_of_stack(stack: Iterable[Any] | None) -> str | None:

@@ -86,7 +86,9 @@ def inductor_on(device: Hardware, findings: Findings, frontend: Frontend) -> Ite
 
     def partition_moved(graph: Any, joint_inputs: Any, **kwargs: Any) -> Any:
         with frontend.turned(False):
-            return partition(graph, move(graph, joint_inputs), **kwargs)
+            parts = partition(graph, move(graph, joint_inputs), **kwargs)
+        findings.partitioned(*parts)
+        return parts
 
     def forward_moved(graph: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_settings(inductor_config)
