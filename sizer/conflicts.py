@@ -10,7 +10,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS, takes_weights
-from sizer.catalogue.recipes import FULL, IN_BACKWARD, LOSS, NONE, RECIPE_KEYS, is_library
+from sizer.catalogue.recipes import ADAPTER, FULL, IN_BACKWARD, LM, LOSS, MODEL, NONE, RECIPE_KEYS, is_library
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
 from sizer.catalogue.sources import SOURCES
@@ -90,6 +90,8 @@ def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed="full, torch, chunked:<chunks>; the others with a CUDA device, for which their kernels are written",
             todo="choose a CUDA device, or loss=torch",
         )
+    if request.objective != LM:
+        yield from _refused_in_preferences(request, gpu)
     row = ADAPTERS[request.adapter]
     if request.loss != FULL and request.train == "adapter" and row.learns_prompt:
         yield Refusal(
@@ -106,6 +108,36 @@ def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed="none, loss: logits are those of transformers' models",
             todo="ask for evaluate=loss, or choose a model of transformers",
         )
+
+
+def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """Refuse what TRL's loss of pairs does not take, and a reference that the question does not have."""
+    asked = f"objective={request.objective}"
+    if gpu.backend != "cuda":
+        yield Refusal(
+            key="objective",
+            given=f"{request.objective!r} with gpu={request.gpu}",
+            allowed="lm; others with a CUDA device, for which TRL's kernels are written",
+            todo="choose a CUDA device",
+        )
+    for key in ("loss", "evaluate"):
+        if not KEYS[key].is_default(request):
+            todo = f"remove it, or remove {asked}"
+            given = f"{KEYS[key].write(request)!r} with {asked}"
+            yield Refusal(key=key, given=given, allowed=f"its default with {asked}, whose loss is TRL's own", todo=todo)
+    adapts = request.train == "adapter"
+    if adapts and ADAPTERS[request.adapter].learns_prompt:
+        given, todo = f"{request.objective!r} with adapter={request.adapter}", "ask for adapter=lora"
+        yield Refusal(key="objective", given=given, allowed="adapters that add no tokens to the sequence", todo=todo)
+    if request.reference == ADAPTER and not adapts:
+        given, todo = f"{ADAPTER!r} without train=adapter", "ask for train=adapter, or reference=model"
+        yield Refusal(key="reference", given=given, allowed="model, precomputed; adapter with train=adapter", todo=todo)
+    if request.reference == MODEL and adapts:
+        given, todo = f"{MODEL!r} with train=adapter", "remove it: the reference is the model without its adapter"
+        yield Refusal(key="reference", given=given, allowed="adapter, precomputed with train=adapter", todo=todo)
+    if not adapts and WEIGHTS[request.weights].quantizes:
+        given, todo = f"{request.objective!r} with weights={request.weights}", "ask for train=adapter"
+        yield Refusal(key="objective", given=given, allowed="quantised weights with train=adapter", todo=todo)
 
 
 def _refused_by_server(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:

@@ -8,12 +8,12 @@ from functools import cached_property, partial
 
 from torch import nn
 
-from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.census import take_census
 from sizer.architecture.loaded import Loaded
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.recipes import LM
 from sizer.catalogue.sources import SOURCES
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import check_plan
@@ -23,6 +23,7 @@ from sizer.memory.archive import Traced
 from sizer.memory.census import Census
 from sizer.recipes.evaluation import check_evaluation
 from sizer.recipes.losses import check_loss, losses_beside, vocabulary_of
+from sizer.recipes.preferences import check_objective, policy_of
 from sizer.request import Request
 from sizer.scopes import module_choices_of
 from sizer.tracing.batch_lines import FITTED_AT
@@ -30,7 +31,7 @@ from sizer.tracing.depth import DeepTraces, Repeated, find_repeated
 from sizer.tracing.device import Device
 from sizer.tracing.loading import Loading
 from sizer.tracing.trace import build, build_loaded
-from sizer.work import plan_of
+from sizer.work import blueprint_of, plan_of
 
 COUNTED_IN = "bfloat16"  # the dtype in which quantised modules are counted, whose other weights are of the dtype that is asked for
 
@@ -78,7 +79,7 @@ class Model:
     def blueprint(self) -> Blueprint:
         """How the module is built and called. Raises RequestError, ConfigError and BuildError."""
         self._progress("building the model on meta")
-        return make_blueprint(self._request, self._config, self._loaded)
+        return blueprint_of(self._request, self._config, self._loaded)
 
     def module(self, dtype: str) -> nn.Module:
         """The module for the traces of a dtype."""
@@ -99,17 +100,19 @@ class Model:
 
     def count(self, request: Request) -> Counted:
         """The counts for a request on this model. Raises RequestError, ConfigError and BuildError."""
-        blueprint, module = self.blueprint, self.module(COUNTED_IN)
+        blueprint, whole = self.blueprint, self.module(COUNTED_IN)
+        module = policy_of(whole)
         if (plan := plan_of(request)) is not None:
             check_plan(module, plan, blueprint.sequence_length)
         check_loss(request.loss, module)
+        check_objective(request.objective, module)
         check_evaluation(request.evaluate, module)
-        vocabulary = vocabulary_of(module) if _is_fine_tuning(request) else None
+        vocabulary = vocabulary_of(module) if _is_fine_tuning(request) and request.objective == LM else None
         counted = Counted(
             census=take_census(module, name=blueprint.name),
             sequence_length=blueprint.sequence_length,
             image_size=blueprint.image_size,
-            notes=(*blueprint.notes, *blueprint.describe(module), *losses_beside(request.loss, vocabulary)),
+            notes=(*blueprint.notes, *blueprint.describe(whole), *losses_beside(request.loss, vocabulary)),
             uncounted=blueprint.uncounted,
             vocabulary=vocabulary,
         )
@@ -135,7 +138,7 @@ class Model:
         """
         kind = () if plan is None else (plan.parallel, plan.tp > 1, plan.sp, plan.lp, plan.cp > 1)
         if kind not in self._deep_traces:
-            possible = plan is None or (plan.splits and plan.pp == 1)
+            possible = self._request.objective == LM and (plan is None or (plan.splits and plan.pp == 1))
             name = f"depths {kind} {self.choices}"
             shown, show = read_depths(self._kept, name), partial(keep_depths, self._kept, name)
             self._deep_traces[kind] = DeepTraces(self.repeated if possible else (), shown=shown, show=show)

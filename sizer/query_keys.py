@@ -26,7 +26,7 @@ from sizer.catalogue.pipelines import (
     PIPELINE_OUTPUTS,
     VAES,
 )
-from sizer.catalogue.recipes import AFTER, FULL, LOSSES, NONE, STEPS
+from sizer.catalogue.recipes import AFTER, FULL, LM, LOSSES, NONE, OBJECTIVES, REFERENCES, STEPS
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
@@ -49,6 +49,7 @@ from sizer.query_needs import (
     of_one_device,
     of_parallels,
     of_pipelines,
+    of_preferences,
     of_ranks,
     of_split,
     of_weights,
@@ -178,11 +179,12 @@ def _field(
 def _recipe(
     name: str,
     read: Callable[[str], str],
-    default: str,
+    default: str | None,
     *,
     allowed: str,
     label: str,
     needs: Callable[[AnyRequest], str] = of_one_device,
+    otherwise: str = "",
 ) -> Key:
     """Return the key of a training recipe, which has no text at its default."""
     return Key(
@@ -190,7 +192,7 @@ def _recipe(
         write=lambda request: None if getattr(request, name) == default else getattr(request, name),
         is_default=lambda request: getattr(request, name) == default,
         allowed=allowed,
-        otherwise=default,
+        otherwise=default or otherwise,
         needs=needs,
         label=label,
     )
@@ -511,6 +513,25 @@ KEYS: dict[str, Key] = {
         allowed="none, loss, logits:<batches>: an evaluation after the steps; logits keeps those of all batches on the device, as "
         "transformers' Trainer does for compute_metrics",
         label="Evaluation",
+    ),
+    "objective": _recipe(
+        "objective",
+        choice(OBJECTIVES),
+        LM,
+        allowed=f"{', '.join(OBJECTIVES)}: what is trained for; dpo is TRL's loss of pairs, of whose tokens "
+        "half are the prompt",
+        label="Objective",
+        needs=of_language_models,
+    ),
+    "reference": _recipe(
+        "reference",
+        choice(REFERENCES),
+        None,
+        allowed=f"{', '.join(REFERENCES)}: a frozen model beside, the model without its adapter, or "
+        "log-probabilities that were computed before",
+        label="Reference",
+        otherwise="adapter with train=adapter, else model",
+        needs=of_preferences,
     ),
     "parallel": Key(
         read=_read_parallel,

@@ -12,6 +12,7 @@ from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.recipes import LM
 from sizer.catalogue.serving import ENGINES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
@@ -161,6 +162,11 @@ def of_language_models(request: AnyRequest) -> str:
     source = SOURCES.get(request.source)
     known = source is None or source.package == "transformers"
     return of_one_device(request) or ("" if known else "a language model of transformers")
+
+
+def of_preferences(request: AnyRequest) -> str:
+    """Return what a reference needs: an objective that compares with one."""
+    return of_language_models(request) or ("objective=dpo" if request.objective == LM else "")
 
 
 def of_plain_module(request: AnyRequest) -> str:

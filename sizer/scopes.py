@@ -54,7 +54,7 @@ def module_choices_of(request: Request) -> str:
     inputs = ("mode", "sequence_length", "image_size", "inputs")
     weights = ("parallel", "weights", "compute", "prepare", "train", "trainable_layers")
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
-    return repr([getattr(request, name) for name in (*architecture, *inputs, *weights, *adapters)])
+    return repr([getattr(request, name) for name in (*architecture, *inputs, *weights, *adapters, "objective", "reference")])
 
 
 def work_scope_of(request: Request) -> str:

@@ -16,7 +16,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import FULL, NONE, chunks_of, is_library
+from sizer.catalogue.recipes import FULL, LM, NONE, chunks_of, is_library
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.errors import Refusal, RequestError, TraceError, quote
 from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
@@ -99,6 +99,7 @@ class Tracer:
         compiles_for = self.gpu if self.request.compile is not None else None
         # stages are compared by their bytes, compiled code is of one GPU, and packages read the capability by themselves
         shared = shared and not self._compares_stages and compiles_for is None and not is_library(self.request.loss)
+        shared = shared and self.request.objective == LM
         return Device(
             self.gpu.backend, self.gpu.capability, version=version, shared=shared, compiles_for=compiles_for
         )
@@ -321,6 +322,8 @@ class Tracer:
                 raise NotAffineError("torch.compile decides by the sizes of tensors")
             if self.request.pp > 1:
                 raise NotAffineError("a schedule has other steps with more microbatches")
+            if self.request.objective != LM:
+                raise NotAffineError("the loss has more chunks with more tokens")
             if self.request.loss != FULL and chunks_of(self.request.loss) is None:
                 raise NotAffineError("the loss has more chunks with more tokens")
             if before.note.startswith(BY_ITSELF):

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from sizer.architecture import make_blueprint
+from sizer.architecture.blueprint import Blueprint
+from sizer.architecture.loaded import Loaded
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.recipes import LM, reference_of
 from sizer.distributed.plan import Plan
+from sizer.recipes.preferences import with_objective
 from sizer.request import Request, scope_of
 from sizer.tracing.steps import Work
+
+
+def blueprint_of(request: Request, config: dict | None, loaded: Loaded) -> Blueprint:
+    """Return the architecture that a request names, with its weights as they are loaded, in a step of the request's objective.
+
+    Raises:
+        RequestError, ConfigError, BuildError: As `sizer.architecture.make_blueprint`; a package of the objective is not installed.
+    """
+    blueprint = make_blueprint(request, config, loaded)
+    return with_objective(blueprint, request.objective, reference_of(request.objective, request.train, request.reference))
 
 
 def work_of(request: Request, dtype: str) -> Work:
@@ -16,7 +31,7 @@ def work_of(request: Request, dtype: str) -> Work:
         optimizer=request.optimizer,
         optimizer_impl=request.optimizer_impl,
         accumulate=request.accumulate,
-        tell_frozen=request.train != "all",
+        tell_frozen=request.train != "all" or request.objective != LM,
         new=request.new,
         cache=request.cache,
         plan=plan_of(request),
@@ -24,6 +39,7 @@ def work_of(request: Request, dtype: str) -> Work:
         compile_scope=scope_of(request),
         budget=request.budget,
         loss=request.loss,
+        objective=request.objective,
         step=request.step,
         evaluate=request.evaluate,
     )

@@ -53,7 +53,7 @@ ROOMS = {
     "diffusion": (*BUILT, "distributed", "tracing"),
     "scopes": (*QUERY, "memory"),
     "kept": (*QUERY, "memory", "tracing", "scopes"),
-    "work": (*QUERY, "distributed", "tracing"),
+    "work": (*BUILT, "distributed", "recipes", "tracing"),
     "cautions": (*QUERY, "memory", "tracing"),
     "model": (*BUILT, "distributed", "recipes", "tracing", "scopes", "kept", "work"),
     "tracer": (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "model"),

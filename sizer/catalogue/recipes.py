@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RECIPE_KEYS = ("loss", "step", "evaluate")
+RECIPE_KEYS = ("loss", "step", "evaluate", "objective", "reference")
 FULL, TORCH, CHUNKED = "full", "torch", "chunked"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
+LM, DPO = OBJECTIVES = ("lm", "dpo")
+MODEL, ADAPTER, PRECOMPUTED = REFERENCES = ("model", "adapter", "precomputed")
 NONE, LOSS, LOGITS = "none", "loss", "logits"
 MAX_CHUNKS, MAX_EVALUATED = 4096, 65_536
 
@@ -45,3 +47,10 @@ def evaluated_batches(evaluate: str) -> int:
     """Return how many batches an evaluation has: those of `logits:N`, 1 for `loss`, 0 for `none`."""
     kind, _, batches = evaluate.partition(":")
     return int(batches) if kind == LOGITS else int(kind == LOSS)
+
+
+def reference_of(objective: str, train: str, reference: str | None) -> str | None:
+    """Return where a reference's log-probabilities come from, one of REFERENCES; None for an objective that has no reference."""
+    if objective == LM:
+        return None
+    return reference or (ADAPTER if train == "adapter" else MODEL)

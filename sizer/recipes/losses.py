@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -149,15 +150,22 @@ _STATES = {TORCH: _torch, "liger": _liger, "cce": _cce}
 
 def _trl(model: nn.Module, example: Example) -> Tensor:
     """Compute the loss of SFTTrainer.compute_loss with what its metrics keep (trl/trainer/sft_trainer.py, 1.16)."""
+    with fused_head(model, ("log_probs", "entropy", "is_top1")):
+        outputs = model(**example.kwargs, fused_lm_head=True)
+    return (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
+
+
+@contextmanager
+def fused_head(model: nn.Module, outputs: tuple[str, ...]) -> Iterator[None]:
+    """Within the context a model's forward pass can compute log-probabilities in chunks by TRL's add_fused_lm_head."""
     from trl.trainer.utils import add_fused_lm_head
 
     forward = vars(model).get("forward")
-    add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+    add_fused_lm_head(model, outputs=outputs)
     try:
-        outputs = model(**example.kwargs, fused_lm_head=True)
+        yield
     finally:
         if forward is None:
             del model.forward
         else:
             model.forward = forward
-    return (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)

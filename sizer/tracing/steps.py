@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import AFTER, FULL, IN_BACKWARD, NONE
+from sizer.catalogue.recipes import AFTER, FULL, IN_BACKWARD, LM, NONE
 from sizer.distributed.passes import rank_example, rank_pass
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import tell_whether_last
@@ -60,8 +60,14 @@ class Work:
     compile_scope: str | None = None
     budget: float | None = None
     loss: str = FULL
+    objective: str = LM
     step: str = AFTER
     evaluate: str = NONE
+
+    @property
+    def library(self) -> str:
+        """The loss whose library is called: TRL's for every objective but language modeling."""
+        return self.loss if self.objective == LM else "trl"
 
     @property
     def trains(self) -> bool:

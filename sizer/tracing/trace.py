@@ -148,7 +148,7 @@ def trace(
                     trains = short and work.trains and not forward_alone
                     last = "backward" if trains else "forward" if short or forward_alone else None
                     try:
-                        with libraries_called(work.loss, recorder), closing(steps.run_all()) as parts:
+                        with libraries_called(work.library, recorder), closing(steps.run_all()) as parts:
                             _log(recorder, steps, parts, last=last, end_phase=end_phase)
                     finally:
                         steps.close()

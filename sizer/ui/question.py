@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import streamlit as st
 
@@ -35,6 +36,10 @@ EXAMPLES = {
     "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&gpu=l40s",
     "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",
 }
+WITH_TRL = {
+    "DPO of an 8B with LoRA": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4&seq=2048&checkpointing=1&gpu=l40s"
+    "&train=adapter&objective=dpo",
+}
 # The one script of our own in a page; the policy of scripts (sizer/ui/surface.py) knows it by its hash.
 PRESS = "document.querySelector('[data-testid=stExpandSidebarButton]')?.click()"
 
@@ -47,7 +52,7 @@ def show_examples() -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key=EXAMPLES_KEY):
         narrow = f"@media (max-width: {WIDE - 1}px) {{ div:has(> .st-key-{EXAMPLES_KEY}), .st-key-{EXAMPLES_KEY} {{ order: 9 }} }}"
         st.html(f"<style>{narrow}</style>")
-        for title, query in EXAMPLES.items():
+        for title, query in (EXAMPLES | (WITH_TRL if find_spec("trl") else {})).items():
             st.button(title, key=f"example {title}", on_click=open_query, args=(query,))
 
 

@@ -36,7 +36,16 @@ KEYS = {
     "trl": "dtype=bfloat16&loss=trl",
     "cce": "dtype=bfloat16&loss=cce",
 }
-PACKAGES = {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}  # by the name of a query
+PREFERENCES = {
+    "dpo": "dtype=bfloat16&objective=dpo",
+    "dpo-precomputed": "dtype=bfloat16&objective=dpo&reference=precomputed",
+    "dpo-lora": "dtype=bfloat16&objective=dpo&train=adapter",
+    "dpo-lora-checkpointing": "dtype=bfloat16&objective=dpo&train=adapter&checkpointing=1",
+    "amp-dpo": "dtype=amp-bfloat16&objective=dpo",
+}
+KEYS |= PREFERENCES
+# by the name of a query
+PACKAGES = dict.fromkeys(PREFERENCES, "trl") | {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}
 # Triton's kernels launch nothing, so cut cross-entropy's two functions of single numbers are not compiled, as in the trace
 UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 MODELS = {"rtx-4090": "arch=hf:gpt2&batch=4&seq=256", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=2&seq=512"}

@@ -38,6 +38,7 @@ def _estimate(query: str) -> Estimate:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_:FutureWarning")  # TRL calls these
 @pytest.mark.parametrize(
     "name",
     [

@@ -11,7 +11,6 @@ from functools import partial
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.architecture.subclasses import parts_of
 from sizer.catalogue.modes import KEPT, MODES
@@ -40,7 +39,7 @@ from sizer.tracing.pipelined import make_steps
 from sizer.tracing.steps import Steps, Work, backends_of, place, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.units import format_bytes
-from sizer.work import work_of
+from sizer.work import blueprint_of, work_of
 
 Progress = Callable[[str], None]
 
@@ -74,7 +73,7 @@ def measure_request(
     """
     work = replace(work_of(request, *request.dtypes), keeps_outputs=request.outputs == KEPT)
     progress("building the module")
-    blueprint = make_blueprint(request, config, loaded_on(request, reader.facts(), config))
+    blueprint = blueprint_of(request, config, loaded_on(request, reader.facts(), config))
     example = blueprint.example(request.batches[0], work.trains)
     module, bring = prepare(blueprint, work.dtype, checkpointing=request.checkpointing)
     if work.plan is not None:

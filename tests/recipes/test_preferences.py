@@ -1,0 +1,108 @@
+"""Preference training: the batch, the reference, what is refused, and properties of the estimates."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from sizer.architecture.blueprint import Example
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.errors import BuildError, RequestError
+from sizer.estimator import estimate, estimate_cell
+from sizer.memory.loops import written
+from sizer.recipes import preferences
+from sizer.recipes.preferences import WithReference, pairs_of, policy_of, without_dropout
+from sizer.request import format_query, parse_query
+from tests.tracing.cpu_truth import tape_bytes
+
+GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=128&gpu=rtx-4090"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("objective=ppo", "objective: given 'ppo', allowed lm, dpo"),
+        ("objective=dpo&gpu=cpu", "objective: given 'dpo' with gpu=cpu"),
+        ("objective=dpo&loss=torch", "loss: given 'torch' with objective=dpo"),
+        ("objective=dpo&evaluate=loss", "evaluate: given 'loss' with objective=dpo"),
+        ("objective=dpo&reference=adapter", "reference: given 'adapter' without train=adapter"),
+        ("objective=dpo&reference=model&train=adapter", "reference: given 'model' with train=adapter"),
+        ("objective=dpo&train=adapter&adapter=prefix", "objective: given 'dpo' with adapter=prefix"),
+        ("objective=dpo&weights=nf4", "objective: given 'dpo' with weights=nf4"),
+        ("objective=dpo&mode=inference", "objective: given 'dpo' without mode=training"),
+        ("objective=dpo&parallel=fsdp", "objective: given 'dpo' without parallel=none"),
+        ("objective=dpo&compile=default", "objective: given 'dpo' with compile=default"),
+        ("reference=model", "reference: given 'model' without objective=dpo"),
+    ],
+)
+def test_what_preferences_do_not_take_is_refused(keys: str, said: str):
+    with pytest.raises(RequestError) as refused:
+        parse_query(f"arch=hf:gpt2&{keys}")
+    assert said in str(refused.value)
+
+
+def test_keys_at_their_defaults_are_not_written():
+    assert format_query(parse_query(f"{GPT2}&objective=lm")) == format_query(parse_query(GPT2))
+    written = format_query(parse_query(f"{GPT2}&objective=dpo"), complete=True)
+    assert "objective=dpo" in written and "reference" not in written
+
+
+def test_a_package_that_is_missing_is_named():
+    with (
+        mock.patch.object(preferences, "find_spec", lambda name: None if name == "trl" else mock.DEFAULT),
+        pytest.raises(BuildError, match="trl is not installed: given objective=dpo; pip install trl"),
+    ):
+        estimate(parse_query(f"{GPT2}&objective=dpo"))
+
+
+def test_a_batch_has_chosen_and_rejected_completions_of_half_of_the_tokens():
+    tokens = torch.arange(24).reshape(4, 6)
+    pairs = pairs_of(Example(kwargs={"input_ids": tokens, "labels": tokens}), precomputed=False)
+    assert sorted(pairs.kwargs) == ["attention_mask", "completion_mask", "input_ids"] and pairs.targets is None
+    assert pairs.kwargs["completion_mask"].tolist() == [[0, 0, 0, 1, 1, 1]] * 4
+    known = pairs_of(Example(kwargs={"input_ids": tokens}), precomputed=True).targets
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in known.items()} == {
+        "ref_chosen_logps": ((2,), torch.float32),
+        "ref_rejected_logps": ((2,), torch.float32),
+    }
+
+
+def test_the_reference_beside_a_policy_stays_frozen_and_in_evaluation():
+    policy = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    without_dropout(policy)
+    assert policy[1].p == 0
+    both = WithReference(policy, nn.Linear(2, 2)).train()
+    assert policy.training and not both.reference.training
+    assert {name for name, p in both.named_parameters() if p.requires_grad} == {"policy.0.weight", "policy.0.bias"}
+    assert policy_of(both) is policy and policy_of(policy) is policy
+
+
+def _requested(keys: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the bytes requested at each phase's end and at its peak: without the allocator's rounding."""
+    request = parse_query(f"{GPT2}&{keys}")
+    return tape_bytes(written(estimate_cell(request, gpu=find_gpu(request.gpu))[1]))
+
+
+@pytest.mark.full
+def test_a_frozen_model_beside_takes_its_weights_and_changes_no_later_phase():
+    (ends, peaks), (known_ends, known_peaks) = _requested("objective=dpo"), _requested("objective=dpo&reference=precomputed")
+    weights = ends["load"] - known_ends["load"]
+    assert weights == known_ends["load"]
+    for phase in ("backward", "optimizer", "step2"):
+        assert abs(peaks[phase] - known_peaks[phase] - weights) <= 1024
+
+
+@pytest.mark.full
+def test_the_answer_says_what_a_sample_is_and_counts_the_policy_alone():
+    found = estimate(parse_query(f"{GPT2}&objective=dpo"))
+    assert any("a sample is a pair of sequences, whose first half is the prompt" in note for note in found.notes)
+    assert found.model.parameters == estimate(parse_query(GPT2)).model.parameters
+
+
+@pytest.mark.full
+def test_sequences_are_compared_by_language_models_alone():
+    with pytest.raises(RequestError, match="objective: BertForMaskedLM has no head of a causal language model"):
+        estimate(parse_query("arch=hf:bert-base-uncased&dtype=bfloat16&batch=1&objective=dpo"))
