@@ -12,7 +12,7 @@ from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.recipes import LM
+from sizer.catalogue.recipes import WITH_REFERENCE
 from sizer.catalogue.serving import ENGINES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
@@ -166,7 +166,7 @@ def of_language_models(request: AnyRequest) -> str:
 
 def of_preferences(request: AnyRequest) -> str:
     """Return what a reference needs: an objective that compares with one."""
-    return of_language_models(request) or ("objective=dpo" if request.objective == LM else "")
+    return of_language_models(request) or ("" if request.objective in WITH_REFERENCE else "objective=dpo or objective=kto")
 
 
 def of_plain_module(request: AnyRequest) -> str:

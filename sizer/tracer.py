@@ -16,7 +16,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import FULL, LM, NONE, chunks_of, is_library
+from sizer.catalogue.recipes import FULL, LM, NONE, WITH_REFERENCE, chunks_of, is_library
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.errors import Refusal, RequestError, TraceError, quote
 from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
@@ -322,7 +322,7 @@ class Tracer:
                 raise NotAffineError("torch.compile decides by the sizes of tensors")
             if self.request.pp > 1:
                 raise NotAffineError("a schedule has other steps with more microbatches")
-            if self.request.objective != LM:
+            if self.request.objective in WITH_REFERENCE:
                 raise NotAffineError("the loss has more chunks with more tokens")
             if self.request.loss != FULL and chunks_of(self.request.loss) is None:
                 raise NotAffineError("the loss has more chunks with more tokens")

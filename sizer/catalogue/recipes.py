@@ -7,7 +7,8 @@ from dataclasses import dataclass
 RECIPE_KEYS = ("loss", "step", "evaluate", "objective", "reference")
 FULL, TORCH, CHUNKED = "full", "torch", "chunked"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
-LM, DPO = OBJECTIVES = ("lm", "dpo")
+LM, DPO, KTO, REWARD = OBJECTIVES = ("lm", "dpo", "kto", "reward")
+WITH_REFERENCE = (DPO, KTO)
 MODEL, ADAPTER, PRECOMPUTED = REFERENCES = ("model", "adapter", "precomputed")
 NONE, LOSS, LOGITS = "none", "loss", "logits"
 MAX_CHUNKS, MAX_EVALUATED = 4096, 65_536
@@ -51,6 +52,6 @@ def evaluated_batches(evaluate: str) -> int:
 
 def reference_of(objective: str, train: str, reference: str | None) -> str | None:
     """Return where a reference's log-probabilities come from, one of REFERENCES; None for an objective that has no reference."""
-    if objective == LM:
+    if objective not in WITH_REFERENCE:
         return None
     return reference or (ADAPTER if train == "adapter" else MODEL)

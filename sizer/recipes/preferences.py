@@ -1,15 +1,17 @@
-"""Preference training by TRL's own loss: pairs of completions, and log-probabilities of a reference.
+"""Preference training by TRL's own losses: completions that are compared, and log-probabilities of a reference.
 
-`DPOTrainer._compute_loss` (trl/trainer/dpo_trainer.py, 1.16) runs with a stand-in for its trainer. Re-implemented are the batch,
-the reference model and what the trainer's constructor does to the models: no dropout, and a fused LM head.
+`_compute_loss` of DPOTrainer and KTOTrainer and `compute_loss` of RewardTrainer (trl/trainer, 1.16) run with a stand-in for the
+trainer. Re-implemented are the batch, the reference model and what the constructors do to models: no dropout, a fused LM head.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,15 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.catalogue.recipes import LM, MODEL, PRECOMPUTED
+from sizer.catalogue.recipes import ADAPTER, DPO, KTO, LM, MODEL, PRECOMPUTED, REWARD, WITH_REFERENCE
 from sizer.errors import BuildError, RequestError
 from sizer.recipes.losses import fused_head, is_causal
 
-_OF_METRICS = ("log_probs", "entropy", "mean_logits", "is_top1")  # what DPOTrainer has its policy's head compute
+# What the heads of the trainers' policies compute.
+_OF_METRICS = {DPO: ("log_probs", "entropy", "mean_logits", "is_top1"), KTO: ("log_probs", "entropy", "mean_logits")}
+
+
+_REWARDS = "ForSequenceClassification"
 
 
 class WithReference(nn.Module):
@@ -73,34 +79,51 @@ def with_objective(blueprint: Blueprint, objective: str, reference: str | None) 
         limited = limit(module)
         return limited if beside is None else WithReference(limited, beside)
 
-    def pairs(batch: int, training: bool) -> Example:
-        return pairs_of(blueprint.example(2 * batch, training), precomputed=reference == PRECOMPUTED)
+    def batch_of(batch: int, training: bool) -> Example:
+        sequences = batch if objective == KTO else 2 * batch
+        ids = blueprint.example(sequences, training).kwargs["input_ids"]
+        return _BATCHES[objective](ids, precomputed=reference == PRECOMPUTED)
 
+    told = f"{_TITLES[objective]}{_TOLD[reference]}: {_SAMPLES[objective]}"
     return replace(
         blueprint,
-        example=pairs,
-        loss=_loss,
+        example=batch_of,
+        loss=_LOSSES[objective],
         limit=limit_beside_reference,
-        describe=lambda module: (*blueprint.describe(policy_of(module)), _TOLD[reference]),
+        describe=lambda module: (*blueprint.describe(policy_of(module)), told),
     )
 
 
-_ASSUMED = "a sample is a pair of sequences, whose first half is the prompt"
+_TITLES = {DPO: "DPO by TRL's loss", KTO: "KTO by TRL's loss", REWARD: "A reward model by TRL's loss"}
 _TOLD = {
-    MODEL: f"DPO by TRL's loss, beside a frozen reference model of the same weights: {_ASSUMED}",
-    "adapter": f"DPO by TRL's loss; the reference is the model without the adapter: {_ASSUMED}",
-    PRECOMPUTED: f"DPO by TRL's loss; the reference's log-probabilities were computed before the training: {_ASSUMED}",
+    None: "",
+    MODEL: ", beside a frozen reference model of the same weights",
+    ADAPTER: "; the reference is the model without the adapter",
+    PRECOMPUTED: "; the reference's log-probabilities were computed before the training",
+}
+_SAMPLES = {
+    DPO: "a sample is a pair of sequences, whose first half is the prompt",
+    KTO: "a sample is a sequence, whose first half is the prompt, and another of the batch's completions for the same prompt",
+    REWARD: "a sample is a pair of sequences",
 }
 
 
 def check_objective(objective: str, module: nn.Module) -> None:
-    """Raise RequestError if an objective compares sequences, and the module is no causal language model."""
-    if objective != LM and not is_causal(base_of(module)):
+    """Raise RequestError if a module is not of the class that an objective trains."""
+    model = base_of(module)
+    if objective in WITH_REFERENCE and not is_causal(model):
         raise RequestError(
-            f"objective: {type(base_of(module)).__name__} has no head of a causal language model",
+            f"objective: {type(model).__name__} has no head of a causal language model",
             given=repr(objective),
             allowed="a class such as LlamaForCausalLM, or objective=lm",
             todo="leave objective out",
+        )
+    if objective == REWARD and not (type(model).__name__.endswith(_REWARDS) and model.config.num_labels == 1):
+        raise RequestError(
+            f"objective: {type(model).__name__} does not return one reward for a sequence",
+            given=repr(objective),
+            allowed="a class such as LlamaForSequenceClassification with classes=1",
+            todo="add head=LlamaForSequenceClassification&classes=1, with the class of your model",
         )
 
 
@@ -111,54 +134,101 @@ def without_dropout(module: nn.Module) -> None:
             part.p = 0
 
 
-def pairs_of(example: Example, *, precomputed: bool) -> Example:
-    """Return the batch of DPOTrainer's collator: chosen sequences [pairs, tokens], then rejected ones, with their masks.
-
-    The first half of each sequence is the prompt, the rest the completion, whose tokens alone have log-probabilities.
-    """
-    ids = example.kwargs["input_ids"]
+def _masked(ids: Tensor, prefix: str = "") -> dict[str, Tensor]:
+    """Return sequences [sequences, tokens] with their masks; the second half of each is the completion."""
     completion = torch.zeros_like(ids)
     completion[:, ids.shape[1] // 2 :] = 1
-    kwargs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": completion}
+    return {f"{prefix}input_ids": ids, f"{prefix}attention_mask": torch.ones_like(ids), f"{prefix}completion_mask": completion}
+
+
+def pairs_of(ids: Tensor, *, precomputed: bool) -> Example:
+    """Return the batch of DPOTrainer's collator: chosen sequences [pairs, tokens], then rejected ones, with their masks.
+
+    Only a completion's tokens have log-probabilities.
+    """
     known = torch.zeros(ids.shape[0] // 2)  # float32, which no cast of inputs reaches among the targets
-    return Example(kwargs=kwargs, targets={"ref_chosen_logps": known, "ref_rejected_logps": known.clone()} if precomputed else None)
+    targets = {"ref_chosen_logps": known, "ref_rejected_logps": known.clone()}
+    return Example(kwargs=_masked(ids), targets=targets if precomputed else None)
 
 
-def _loss(module: nn.Module, example: Example) -> Tensor:
+def completions_of(ids: Tensor, *, precomputed: bool) -> Example:
+    """Return the batch of KTOTrainer's collator: sequences [completions, tokens], each with another's completion, and labels.
+
+    Every second one is desirable.
+    """
+    label = torch.arange(ids.shape[0]) % 2 == 0
+    targets = {name: torch.zeros(ids.shape[0]) for name in ("ref_logps", "ref_KL_logps")} if precomputed else None
+    return Example(kwargs={**_masked(ids), **_masked(ids.clone(), "KL_"), "label": label}, targets=targets)
+
+
+def rewarded_pairs_of(ids: Tensor, *, precomputed: bool) -> Example:
+    """Return the batch of RewardTrainer's collator: chosen sequences [pairs, tokens], then rejected ones."""
+    return Example(kwargs={"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+
+_BATCHES = {DPO: pairs_of, KTO: completions_of, REWARD: rewarded_pairs_of}
+
+
+def _dpo(module: nn.Module, example: Example) -> Tensor:
     """Compute DPO's loss with what the trainer's metrics compute beside it."""
     from trl.trainer.dpo_trainer import DPOTrainer
 
+    own = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "use_weighting": False}
+    with _trainer(module, example, DPO, loss_types=["sigmoid"], loss_weights=[1.0], **own) as (trainer, inputs):
+        return DPOTrainer._compute_loss(trainer, trainer.model, inputs, False)
+
+
+def _kto(module: nn.Module, example: Example) -> Tensor:
+    """Compute KTO's loss with what the trainer's metrics compute beside it."""
+    from trl.trainer.kto_trainer import KTOTrainer
+
+    own = {"calculate_KL": True, "loss_type": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0}
+    with _trainer(module, example, KTO, **own) as (trainer, inputs):
+        trainer._compute_kl_logps = partial(KTOTrainer._compute_kl_logps, trainer)
+        return KTOTrainer._compute_loss(trainer, trainer.model, inputs, False)
+
+
+def _reward(module: nn.Module, example: Example) -> Tensor:
+    """Compute the loss of a reward model with what the trainer's metrics compute beside it."""
+    from trl.trainer.reward_trainer import RewardTrainer
+
+    with _trainer(module, example, REWARD) as (trainer, inputs):
+        return RewardTrainer.compute_loss(trainer, trainer.model, inputs)
+
+
+_LOSSES = {DPO: _dpo, KTO: _kto, REWARD: _reward}
+
+
+@contextmanager
+def _trainer(module: nn.Module, example: Example, objective: str, **own: Any) -> Iterator[tuple[SimpleNamespace, dict[str, Any]]]:
+    """Yield what a loss reads of its trainer, with the defaults of its config and one process, and the batch.
+
+    Within the context the models have the heads that the trainer's constructor gives them.
+    """
     policy = policy_of(module)
     reference = module.reference if isinstance(module, WithReference) else None
     inputs = {**example.kwargs, **(example.targets or {})}
-    trainer = _trainer(policy, reference, precomputed=bool(example.targets), device=inputs["input_ids"].device)
-    with ExitStack() as stack:
-        stack.enter_context(fused_head(base_of(policy), _OF_METRICS))
-        if reference is not None:
-            stack.enter_context(fused_head(reference, ("log_probs",)))
-        return DPOTrainer._compute_loss(trainer, policy, inputs, False)
-
-
-def _trainer(policy: nn.Module, reference: nn.Module | None, *, precomputed: bool, device: torch.device) -> SimpleNamespace:
-    """Return what `_compute_loss` reads of its trainer, with the defaults of DPOConfig and one process."""
 
     def itself(value: Any) -> Any:
         return value
 
-    return SimpleNamespace(
+    device = inputs["input_ids"].device
+    trainer = SimpleNamespace(
         model=policy,
         ref_model=reference,
         accelerator=SimpleNamespace(device=device, gather=itself, gather_for_metrics=itself, unwrap_model=itself),
-        args=SimpleNamespace(gradient_checkpointing_kwargs={"use_reentrant": False}),
-        precompute_ref_logps=precomputed,
+        args=SimpleNamespace(gradient_checkpointing_kwargs={"use_reentrant": False}, center_rewards_coefficient=None),
+        precompute_ref_logps=bool(example.targets),
         aux_loss_enabled=False,
-        ld_alpha=None,
-        f_divergence_type="reverse_kl",
         beta=0.1,
-        loss_types=["sigmoid"],
-        loss_weights=[1.0],
-        use_weighting=False,
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
         _total_train_tokens=0,
         _tp_size=1,
+        **own,
     )
+    with ExitStack() as stack:
+        if objective in _OF_METRICS:
+            stack.enter_context(fused_head(base_of(policy), _OF_METRICS[objective]))
+        if reference is not None:
+            stack.enter_context(fused_head(reference, ("log_probs",)))
+        yield trainer, inputs

@@ -42,6 +42,11 @@ PREFERENCES = {
     "dpo-lora": "dtype=bfloat16&objective=dpo&train=adapter",
     "dpo-lora-checkpointing": "dtype=bfloat16&objective=dpo&train=adapter&checkpointing=1",
     "amp-dpo": "dtype=amp-bfloat16&objective=dpo",
+    "kto": "dtype=bfloat16&objective=kto",
+    "kto-lora": "dtype=bfloat16&objective=kto&train=adapter",
+    "kto-precomputed": "dtype=bfloat16&objective=kto&reference=precomputed",
+    "reward": "dtype=bfloat16&objective=reward&classes=1&head={head}ForSequenceClassification",
+    "reward-lora": "dtype=bfloat16&objective=reward&train=adapter&classes=1&head={head}ForSequenceClassification",
 }
 KEYS |= PREFERENCES
 # by the name of a query
@@ -49,7 +54,12 @@ PACKAGES = dict.fromkeys(PREFERENCES, "trl") | {"liger": "liger-kernel", "trl": 
 # Triton's kernels launch nothing, so cut cross-entropy's two functions of single numbers are not compiled, as in the trace
 UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 MODELS = {"rtx-4090": "arch=hf:gpt2&batch=4&seq=256", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=2&seq=512"}
-QUERIES = {f"{gpu}/{name}": f"{model}&{keys}&gpu={gpu}" for gpu, model in MODELS.items() for name, keys in KEYS.items()}
+HEADS = {"rtx-4090": "GPT2", "h100-80gb": "Qwen2"}
+QUERIES = {
+    f"{gpu}/{name}": f"{model}&{keys.format(head=HEADS[gpu])}&gpu={gpu}"
+    for gpu, model in MODELS.items()
+    for name, keys in KEYS.items()
+}
 
 
 def main(names: list[str]) -> None:

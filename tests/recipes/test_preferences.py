@@ -8,13 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from sizer.architecture.blueprint import Example
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate, estimate_cell
 from sizer.memory.loops import written
 from sizer.recipes import preferences
-from sizer.recipes.preferences import WithReference, pairs_of, policy_of, without_dropout
+from sizer.recipes.preferences import (
+    WithReference,
+    check_objective,
+    completions_of,
+    pairs_of,
+    policy_of,
+    without_dropout,
+)
 from sizer.request import format_query, parse_query
 from tests.tracing.cpu_truth import tape_bytes
 
@@ -24,7 +30,7 @@ GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=128&gpu=rtx-4090"
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ("objective=ppo", "objective: given 'ppo', allowed lm, dpo"),
+        ("objective=ppo", "objective: given 'ppo', allowed lm, dpo, kto, reward"),
         ("objective=dpo&gpu=cpu", "objective: given 'dpo' with gpu=cpu"),
         ("objective=dpo&loss=torch", "loss: given 'torch' with objective=dpo"),
         ("objective=dpo&evaluate=loss", "evaluate: given 'loss' with objective=dpo"),
@@ -35,7 +41,8 @@ GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=128&gpu=rtx-4090"
         ("objective=dpo&mode=inference", "objective: given 'dpo' without mode=training"),
         ("objective=dpo&parallel=fsdp", "objective: given 'dpo' without parallel=none"),
         ("objective=dpo&compile=default", "objective: given 'dpo' with compile=default"),
-        ("reference=model", "reference: given 'model' without objective=dpo"),
+        ("reference=model", "reference: given 'model' without objective=dpo or objective=kto"),
+        ("objective=reward&reference=model", "reference: given 'model' without objective=dpo or objective=kto"),
     ],
 )
 def test_what_preferences_do_not_take_is_refused(keys: str, said: str):
@@ -60,14 +67,28 @@ def test_a_package_that_is_missing_is_named():
 
 def test_a_batch_has_chosen_and_rejected_completions_of_half_of_the_tokens():
     tokens = torch.arange(24).reshape(4, 6)
-    pairs = pairs_of(Example(kwargs={"input_ids": tokens, "labels": tokens}), precomputed=False)
+    pairs = pairs_of(tokens, precomputed=False)
     assert sorted(pairs.kwargs) == ["attention_mask", "completion_mask", "input_ids"] and pairs.targets is None
     assert pairs.kwargs["completion_mask"].tolist() == [[0, 0, 0, 1, 1, 1]] * 4
-    known = pairs_of(Example(kwargs={"input_ids": tokens}), precomputed=True).targets
+    known = pairs_of(tokens, precomputed=True).targets
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in known.items()} == {
         "ref_chosen_logps": ((2,), torch.float32),
         "ref_rejected_logps": ((2,), torch.float32),
     }
+
+
+def test_a_batch_of_kto_has_completions_for_other_prompts_and_labels_of_both_kinds():
+    batch = completions_of(torch.arange(12).reshape(2, 6), precomputed=True)
+    sequences = ("input_ids", "attention_mask", "completion_mask")
+    assert sorted(batch.kwargs) == sorted((*sequences, *(f"KL_{name}" for name in sequences), "label"))
+    assert batch.kwargs["label"].tolist() == [True, False]
+    assert {name: tensor.shape for name, tensor in batch.targets.items()} == {"ref_logps": (2,), "ref_KL_logps": (2,)}
+
+
+def test_a_reward_model_returns_one_reward_for_a_sequence():
+    model = mock.Mock(spec=nn.Module, config=mock.Mock(num_labels=2))
+    with pytest.raises(RequestError, match="does not return one reward for a sequence: given 'reward'"):
+        check_objective("reward", model)
 
 
 def test_the_reference_beside_a_policy_stays_frozen_and_in_evaluation():
