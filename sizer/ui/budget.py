@@ -76,7 +76,7 @@ def budgets_chart(found: BudgetReport) -> alt.LayerChart:
     )
     line = (
         alt.Chart(frame)
-        .mark_line(point=True, color=COLOURS["activation"])
+        .mark_line(point=alt.OverlayMarkDef(color=COLOURS["activation"]), color=COLOURS["activation"])
         .encode(
             x=alt.X("budget:Q", title="activation memory budget", scale=alt.Scale(domain=[0, 1])),
             y=alt.Y("peak:Q", title="peak allocated, GiB", scale=alt.Scale(zero=False)),

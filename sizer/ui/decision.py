@@ -11,9 +11,8 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
-from sizer.errors import SizerError
+from sizer.errors import RequestError, SizerError
 from sizer.memory.decision import (
     BudgetReport,
     Cell,
@@ -28,7 +27,7 @@ from sizer.memory.decision import (
 )
 from sizer.memory.estimate import Estimate
 from sizer.memory.fit import VERDICTS
-from sizer.request import Request, format_query
+from sizer.request import Request, format_query, parse_query
 from sizer.service.job import Job
 from sizer.ui import service
 from sizer.ui.budget import show_budgets
@@ -67,7 +66,7 @@ def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False
     }
     if MODES[request.mode].trains:
         answers["On how many GPUs?"] = (client.submit_ranks, show_ranks)
-        if find_gpu(request.gpu).backend == "cuda":
+        if _is_compiled(cell):
             answers["Compiled"] = (client.submit_budget, show_budgets)
     if to_come:
         st.segmented_control("What next?", list(answers), disabled=True, key="decision_to_come")
@@ -84,6 +83,15 @@ def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False
     if asked is not None:
         submit, show = answers[asked]
         _follow(submit, cell, lambda found: show(found, request))
+
+
+def _is_compiled(cell: Request) -> bool:
+    """Return True if the work of a question can be asked for with torch.compile."""
+    try:
+        parse_query(format_query(replace(cell, compile="default", budget=None, checkpointing=False)))
+    except RequestError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
