@@ -30,6 +30,7 @@ PACKAGE = Path(sizer.__file__).parent
 MAY_ASK = {
     "versions.py",
     "decision/lever_code.py",
+    "decision/lever_table.py",  # which losses the installed code has
     "cautions.py",
     "commands/measure.py",
     "tracing/compiled/findings.py",  # the compiler that runs is the installed one, here too

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from sizer.memory.compiled_code import CompiledCode
 
@@ -81,14 +81,22 @@ class Findings:
 
 def _flops(node: fx.Node) -> int:
     """Return the floating-point operations of a node, by PyTorch's formulas for products, convolutions and attention."""
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
     from torch.utils.flop_counter import flop_registry
+
+    def known(one: fx.Node) -> Any:
+        # a symbol made a number would guard it: the code would be compiled again for the next size
+        value = one.meta["val"]
+        if isinstance(value, torch.SymInt):
+            return optimization_hint(value)
+        return torch.Size(map(optimization_hint, value.shape)) if isinstance(value, Tensor) and not raw else value
 
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None)) if node.op == "call_function" else None
     if formula is None:
         return 0
-    given = ((fx.node.map_arg(part, lambda one: one.meta["val"])) for part in (node.args, node.kwargs))
-    args, kwargs = given
-    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    raw = not hasattr(formula, "__wrapped__")  # registered with get_raw: it reads the tensors themselves
+    args, kwargs = (fx.node.map_arg(given, known) for given in (node.args, node.kwargs))
+    return optimization_hint(formula(*args, **kwargs, out_val=node.meta["val"] if raw else known(node)))
 
 
 def line_of_stack(stack: Iterable[Any] | None) -> str | None:

@@ -61,7 +61,7 @@ def test_bytes_alive_are_those_of_the_trace(query: str) -> None:
 
 
 def test_tensors_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "make_blueprint", lambda request, config, loaded: blueprint(perceptron, 4))
+    monkeypatch.setattr(trial, "blueprint_of", lambda request, config, loaded: blueprint(perceptron, 4))
     steps: list[str] = []
     request = parse_query(f"{ANY_QUERY}&optimizer=adamw")
     measured = measure_request(request, CpuReader(CPU), timing=False, progress=steps.append)
@@ -79,7 +79,7 @@ def test_tensors_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_recording_says_what_lived_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "make_blueprint", lambda request, config, loaded: blueprint(perceptron, 4))
+    monkeypatch.setattr(trial, "blueprint_of", lambda request, config, loaded: blueprint(perceptron, 4))
     tape = measure_request(parse_query(ANY_QUERY), CpuReader(CPU), timing=False).recording
     bytes_of = dict.fromkeys(CATEGORIES, 0)
     for size, category in zip(tape.sizes, tape.categories, strict=True):
@@ -91,7 +91,7 @@ def test_a_recording_says_what_lived_where(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_time_is_measured_after_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "make_blueprint", lambda request, config, loaded: blueprint(perceptron, 4))
+    monkeypatch.setattr(trial, "blueprint_of", lambda request, config, loaded: blueprint(perceptron, 4))
     threads = torch.get_num_threads()
     timing = measure_request(parse_query(ANY_QUERY), CpuReader(CPU), record=False).measurement.timing
     assert timing.step.runs > 1 and timing.step.median_seconds > 0
@@ -102,7 +102,7 @@ def test_time_that_could_not_be_measured_is_a_doubt(monkeypatch: pytest.MonkeyPa
     def fails(*args: object) -> None:
         raise RuntimeError("CUDA error:\n  no more")
 
-    monkeypatch.setattr(trial, "make_blueprint", lambda request, config, loaded: blueprint(perceptron, 4))
+    monkeypatch.setattr(trial, "blueprint_of", lambda request, config, loaded: blueprint(perceptron, 4))
     monkeypatch.setattr(trial, "measure_timing", fails)
     measured = measure_request(parse_query(ANY_QUERY), CpuReader(CPU), record=False)
     assert measured.measurement.doubts == ("the time could not be measured: RuntimeError CUDA error: no more",)
@@ -130,7 +130,7 @@ class FailingCuda(ScriptedCuda):
 
 def measure_failing(monkeypatch: pytest.MonkeyPatch, phase: int, error: Exception) -> Measurement:
     # The scripted device computes on the CPU; the reader reads what the script says.
-    monkeypatch.setattr(trial, "make_blueprint", lambda request, config, loaded: blueprint(perceptron, 4))
+    monkeypatch.setattr(trial, "blueprint_of", lambda request, config, loaded: blueprint(perceptron, 4))
     reader = CudaReader(replace(CPU, device="cpu"), FailingCuda(phase, error))
     measured = measure_request(parse_query(ANY_QUERY), reader)
     assert Measured.from_dict(measured.to_dict()) == measured
@@ -160,7 +160,7 @@ def test_a_device_lost_in_each_phase(monkeypatch: pytest.MonkeyPatch, phase: int
 
 
 def test_weights_larger_than_the_computer_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "make_blueprint", lambda request, config, loaded: blueprint(perceptron, 4))
+    monkeypatch.setattr(trial, "blueprint_of", lambda request, config, loaded: blueprint(perceptron, 4))
     measured = measure_request(parse_query(ANY_QUERY), CpuReader(CPU), free_bytes=231)
     found = measured.measurement.out_of_memory
     assert (found.phase, found.requested_bytes, found.free_bytes) == ("load", 232, 231)
