@@ -10,7 +10,7 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS, takes_weights
-from sizer.catalogue.recipes import ADAPTER, FULL, IN_BACKWARD, LM, LOSS, MODEL, NONE, RECIPE_KEYS, is_library
+from sizer.catalogue.recipes import ADAPTER, FULL, IN_BACKWARD, LM, LOSS, MODEL, NONE, OFFLOAD, RECIPE_KEYS, is_library
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
 from sizer.catalogue.sources import SOURCES
@@ -92,6 +92,20 @@ def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
         )
     if request.objective != LM:
         yield from _refused_in_preferences(request, gpu)
+    if request.activations == OFFLOAD and gpu.backend != "cuda":
+        yield Refusal(
+            key="activations",
+            given=f"{OFFLOAD!r} with gpu={request.gpu}",
+            allowed="keep; offload with a CUDA device",
+            todo="choose a CUDA device",
+        )
+    if request.activations == OFFLOAD and request.loss == "liger":
+        yield Refusal(
+            key="activations",
+            given=f"{OFFLOAD!r} with loss=liger",
+            allowed="keep with loss=liger: TRL does not offload its activations",
+            todo="remove it, or ask for loss=trl",
+        )
     row = ADAPTERS[request.adapter]
     if request.loss != FULL and request.train == "adapter" and row.learns_prompt:
         yield Refusal(

@@ -26,7 +26,7 @@ from sizer.catalogue.pipelines import (
     PIPELINE_OUTPUTS,
     VAES,
 )
-from sizer.catalogue.recipes import AFTER, FULL, LM, LOSSES, NONE, OBJECTIVES, REFERENCES, STEPS
+from sizer.catalogue.recipes import ACTIVATIONS, AFTER, FULL, KEEP, LM, LOSSES, NONE, OBJECTIVES, REFERENCES, STEPS
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
@@ -532,6 +532,14 @@ KEYS: dict[str, Key] = {
         label="Reference",
         otherwise="adapter with train=adapter, else model",
         needs=of_preferences,
+    ),
+    "activations": _recipe(
+        "activations",
+        choice(ACTIVATIONS),
+        KEEP,
+        allowed=f"{', '.join(ACTIVATIONS)}: where activations wait for the backward pass: on the device, or on the host "
+        "by TRL's hooks",
+        label="Activations",
     ),
     "parallel": Key(
         read=_read_parallel,

@@ -40,6 +40,7 @@ def work_of(request: Request, dtype: str) -> Work:
         budget=request.budget,
         loss=request.loss,
         objective=request.objective,
+        activations=request.activations,
         step=request.step,
         evaluate=request.evaluate,
     )

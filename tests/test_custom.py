@@ -401,9 +401,28 @@ def pinned_on_the_host() -> Callable[[], object]:
 
 # bytes of the host at most: the data set (4 matrices) and, before it, the weights that are moved; twice the weights; weights of
 # 2 matrices in float32 and one in bfloat16; two copies of the batch, the weights gone
+def activations_on_the_host() -> Callable[[], None]:
+    """Make a layer whose saved input waits in pinned memory, in each of the ways to make it without values."""
+    weight = nn.Parameter(torch.zeros(1024, 1024, device="cuda"))
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        alike = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        strided = torch.empty_strided(tensor.shape, tensor.stride(), device="cpu", pin_memory=True)
+        assert torch.empty_like(tensor).is_cuda
+        return strided.copy_(alike.copy_(tensor))
+
+    def step() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.to("cuda", non_blocking=True)):
+            loss = weight.exp().sum()
+        loss.backward()
+
+    return step
+
+
 @pytest.mark.parametrize(
     ("setup", "most"),
     [
+        (activations_on_the_host, 2 * MATRIX),
         (data_set_on_the_host, (4 + 1) * MATRIX),
         (average_on_the_host, 2 * MATRIX),
         (made_wide_on_the_host, (2 + 1) * MATRIX),
@@ -432,6 +451,10 @@ def test_tensors_tell_where_they_are_also_in_hooks_of_saved_tensors() -> None:
         for one in (on_host, on_device.cpu(), on_host * 2):
             assert tell(one).device == torch.device("cpu")
         assert len({one.data_ptr() for one in (on_device, on_host, on_host.cuda())} | {0}) == 4
+        made = torch.zeros(2**20, device="cuda")
+        first, other = made.data_ptr(), torch.zeros(4, device="cuda")
+        assert made[8:].data_ptr() - first == 32 and made.untyped_storage().data_ptr() == first
+        assert not first <= other.data_ptr() < first + made.nbytes
         with torch.autograd.graph.saved_tensors_hooks(tell, tell):
             out = on_device.requires_grad_().exp().sum()
         return out.backward

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RECIPE_KEYS = ("loss", "step", "evaluate", "objective", "reference")
-FULL, TORCH, CHUNKED = "full", "torch", "chunked"
+RECIPE_KEYS = ("loss", "step", "evaluate", "objective", "reference", "activations")
+FULL, TORCH, CHUNKED, TRL = "full", "torch", "chunked", "trl"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
+KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")
 LM, DPO, KTO, REWARD = OBJECTIVES = ("lm", "dpo", "kto", "reward")
 WITH_REFERENCE = (DPO, KTO)
 MODEL, ADAPTER, PRECOMPUTED = REFERENCES = ("model", "adapter", "precomputed")

@@ -12,7 +12,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import FREED, KEPT, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
-from sizer.catalogue.recipes import CHUNKED, FULL, IN_BACKWARD, LOSSES, RECIPE_KEYS, TORCH
+from sizer.catalogue.recipes import CHUNKED, FULL, IN_BACKWARD, LOSSES, OFFLOAD, RECIPE_KEYS, TORCH, TRL
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.decision import lever_code
@@ -147,6 +147,11 @@ def _with_loss(loss: str) -> Change:
     return change
 
 
+def _with_offloading(request: Request, known: Counted) -> Request | None:
+    there = find_spec(TRL) and find_gpu(request.gpu).backend == "cuda" and SOURCES[request.source].package == "transformers"
+    return replace(request, activations=OFFLOAD) if there else None
+
+
 def _with_head(request: Request, known: Counted) -> Request | None:
     return replace(request, train="head") if request.train == "all" else None
 
@@ -245,13 +250,20 @@ LEVERS = (
     ),
     row_of(
         "loss-trl", "loss", 2, "TRL's loss, which computes logits in chunks", "needs trl, whose trainer uses it by default",
-        "from trl import SFTTrainer\nSFTTrainer(model, train_dataset=dataset).train()", _with_loss("trl"),
+        "from trl import SFTTrainer\nSFTTrainer(model, train_dataset=dataset).train()", _with_loss(TRL),
     ),
     row_of(
         "loss-liger", "loss", 2, "Liger's fused loss, which computes logits in chunks", "needs liger-kernel",
         "from liger_kernel.transformers.model.loss_utils import LigerForCausalLMLoss\n"
         "hidden, head = model.base_model(input_ids).last_hidden_state, model.get_output_embeddings()\n"
         "loss = LigerForCausalLMLoss(hidden, head.weight, labels, hidden.shape[-1])", _with_loss("liger"),
+    ),
+    row_of(
+        "activations", "activations", 2, "Activations offloaded to the host", "copies in both directions; needs trl",
+        "from trl.models.activation_offloading import get_act_offloading_ctx_manager\n"
+        "offloaded = get_act_offloading_ctx_manager(model)\n"
+        "with offloaded:\n    loss = loss_fn(model(inputs), targets)\n    loss.backward()",
+        _training(_with_offloading),
     ),
     row_of(
         "batch", "batch", 2, _batch_title, _of_small_batches, lever_code.accumulate, _with_batch,

@@ -77,7 +77,8 @@ def _row(lever: Lever, changed: Request, cells: Cells, request: Request, base: E
             changed = _largest_fitting(changed, cells, of=request)
         found = cells.estimate(changed)
         cell, reason, effect = cells.cell(changed), "", describe_effect(lever.key, base, found)
-        host_bytes = found.host_bytes if changed.offloading != request.offloading else 0
+        moves = (changed.offloading, changed.activations) != (request.offloading, request.activations)
+        host_bytes = found.host_bytes if moves else 0
     except CANNOT as error:
         cell, reason, effect, host_bytes = None, why(error), "", 0
     cost = lever.cost(changed, cells.counted(request))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import AFTER, FULL, IN_BACKWARD, LM, NONE
+from sizer.catalogue.recipes import AFTER, FULL, IN_BACKWARD, KEEP, LM, NONE, OFFLOAD
 from sizer.distributed.passes import rank_example, rank_pass
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import tell_whether_last
@@ -21,6 +21,7 @@ from sizer.errors import TraceError
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.losses import loss_of
+from sizer.recipes.offloading import OffloadedActivations
 from sizer.tracing.meta.optimizers import Optimizers, build_optimizers, build_optimizers_of
 
 # Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
@@ -42,7 +43,7 @@ class Work:
     tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
     `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `compile_scope` is one of SCOPES (sizer.catalogue.compilation), None
     for eager code. `budget` is the compiler's activation memory budget, None for PyTorch's own.
-    `loss`, `step` and `evaluate` are values of these keys (sizer.catalogue.recipes).
+    `loss`, `objective`, `activations`, `step` and `evaluate` are values of these keys (sizer.catalogue.recipes).
     """
 
     mode: str
@@ -61,13 +62,14 @@ class Work:
     budget: float | None = None
     loss: str = FULL
     objective: str = LM
+    activations: str = KEEP
     step: str = AFTER
     evaluate: str = NONE
 
     @property
     def library(self) -> str:
-        """The loss whose library is called: TRL's for every objective but language modeling."""
-        return self.loss if self.objective == LM else "trl"
+        """The loss whose library is called; TRL's also for other objectives and for offloaded activations."""
+        return self.loss if self.objective == LM and self.activations == KEEP else "trl"
 
     @property
     def trains(self) -> bool:
@@ -181,6 +183,7 @@ class Steps:
             self.optimizers = self._step_in_backward(optimizer)
         else:
             self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module, sharded=sharded)
+        self._offloaded = OffloadedActivations(module) if work.trains and work.activations == OFFLOAD else None
         self._loss_of = loss_of(work.loss, blueprint) if work.trains else blueprint.loss
         scales = work.trains and work.dtype == "amp-float16"
         self._scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE, enabled=scales)
@@ -220,7 +223,7 @@ class Steps:
         """The forward and backward passes of a step; yields as `run_all` does."""
         for done in range(1, self.passes + 1):
             tell_whether_last(self.module, done == self.passes, sync=self._work.accumulates != NO_SYNC)
-            with self._pass():
+            with self._pass(), self._offloaded() if self._offloaded else nullcontext():
                 self.forward()
                 yield number, "forward", done == 1
                 if self._work.trains and (self._work.accumulates != SUMMED or done == self.passes):
@@ -295,7 +298,9 @@ class Steps:
         return Optimizers(self._in_backward.optimizers)
 
     def close(self) -> None:
-        """Remove the hooks that step in the backward pass."""
+        """Remove the hooks that step in the backward pass, or offload activations."""
+        if self._offloaded is not None:
+            self._offloaded.close()
         if self._in_backward is not None:
             self._in_backward.close()
 

@@ -192,7 +192,7 @@ def keys_of(query: str) -> set[str]:
     )
 
 
-LOSSES = ("loss", "loss-trl", "loss-liger")  # their code runs in tests/recipes
+LOSSES = ("loss", "loss-trl", "loss-liger", "activations")  # their code runs in tests/recipes
 FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16
 
 

@@ -48,9 +48,16 @@ PREFERENCES = {
     "reward": "dtype=bfloat16&objective=reward&classes=1&head={head}ForSequenceClassification",
     "reward-lora": "dtype=bfloat16&objective=reward&train=adapter&classes=1&head={head}ForSequenceClassification",
 }
-KEYS |= PREFERENCES
+OFFLOADED = {
+    "offload": "dtype=bfloat16&activations=offload",
+    "offload-trl": "dtype=bfloat16&activations=offload&loss=trl",
+    "offload-checkpointing": "dtype=bfloat16&activations=offload&checkpointing=1",
+    "offload-lora": "dtype=bfloat16&activations=offload&train=adapter",
+    "offload-dpo": "dtype=bfloat16&activations=offload&objective=dpo",
+}
+KEYS |= PREFERENCES | OFFLOADED
 # by the name of a query
-PACKAGES = dict.fromkeys(PREFERENCES, "trl") | {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}
+PACKAGES = dict.fromkeys(PREFERENCES | OFFLOADED, "trl") | {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}
 # Triton's kernels launch nothing, so cut cross-entropy's two functions of single numbers are not compiled, as in the trace
 UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 MODELS = {"rtx-4090": "arch=hf:gpt2&batch=4&seq=256", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=2&seq=512"}

@@ -20,7 +20,7 @@ from sizer.decision.peak import peak
 from sizer.errors import BuildError, RequestError
 from sizer.estimator import estimate
 from sizer.memory.estimate import Estimate
-from sizer.recipes import losses
+from sizer.recipes import losses, offloading
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.request import format_query, parse_query
@@ -28,6 +28,7 @@ from sizer.units import format_bytes
 from tests.null_driver.recipes import PACKAGES, QUERIES, RECORDED
 
 ROWS = json.loads(RECORDED.read_text(encoding="utf-8"))
+BY_ADDRESS = ("rtx-4090/offload-dpo",)  # TRL tells storages apart by addresses, which the allocator gives again
 OF_EACH_CHANGE = ("rtx-4090/in-backward", "rtx-4090/torch", "rtx-4090/chunked", "rtx-4090/evaluate-logits")
 MARKS = (pytest.mark.exhaustive, pytest.mark.full)  # full: with packages that requirements.txt does not name
 GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=64&gpu=rtx-4090"
@@ -52,7 +53,9 @@ def _estimate(query: str) -> Estimate:
 def test_a_recipe_takes_what_pytorchs_own_code_allocates(name: str):
     row = ROWS[name]
     found = _estimate(row["query"])
-    if row["versions"]["torch"] == version("torch").split("+")[0]:
+    if name in BY_ADDRESS:
+        assert abs(found.peak_allocated_bytes - row["allocated"]) <= 0.002 * row["allocated"]
+    elif row["versions"]["torch"] == version("torch").split("+")[0]:
         assert found.peak_allocated_bytes == row["allocated"]
         assert found.peak_reserved_bytes == row["reserved"]
         assert {phase.phase: phase.peak_allocated_bytes for phase in found.phases} == row["phases"]
@@ -96,6 +99,9 @@ def test_an_evaluation_adds_its_phase_and_changes_no_other():
         ("loss=liger&gpu=cpu", "loss: given 'liger' with gpu=cpu"),
         ("loss=torch&mode=inference", "loss: given 'torch' without mode=training"),
         ("loss=torch&train=adapter&adapter=prefix", "loss: given 'torch' with adapter=prefix"),
+        ("activations=offload&gpu=cpu", "activations: given 'offload' with gpu=cpu"),
+        ("activations=offload&loss=liger", "activations: given 'offload' with loss=liger"),
+        ("activations=offload&mode=inference", "activations: given 'offload' without mode=training"),
         ("evaluate=logits:0", "evaluate: given 'logits:0', allowed logits:1 to"),
         ("evaluate=loss&mode=inference", "evaluate: given 'loss' without mode=training"),
     ],
@@ -119,6 +125,32 @@ def test_a_loss_whose_package_is_missing_says_how_to_install_it():
         pytest.raises(BuildError, match="liger-kernel is not installed: given loss=liger; pip install liger-kernel"),
     ):
         estimate(parse_query(f"{GPT2}&loss=liger"))
+
+
+@pytest.mark.full
+def test_activations_on_the_host_leave_no_hook_and_are_never_more_than_on_the_device():
+    query = f"{GPT2}&loss=trl".replace("seq=64", "seq=512")
+    kept, offloaded = _estimate(query), _estimate(f"{query}&activations=offload")
+    assert offloaded.peak_allocated_bytes <= kept.peak_allocated_bytes
+    assert offloaded.host_bytes > 0 == kept.host_bytes
+    assert offloaded.activations_bytes < kept.activations_bytes
+
+
+def test_activations_need_trl_on_the_host():
+    with (
+        mock.patch.object(offloading, "find_spec", lambda name: None),
+        pytest.raises(BuildError, match="trl is not installed: given activations=offload; pip install trl"),
+    ):
+        estimate(parse_query(f"{GPT2}&activations=offload"))
+
+
+def test_the_hooks_of_trl_are_removed_and_those_before_stay():
+    model, before = _Model(), mock.Mock()
+    handle = model.head.register_forward_pre_hook(before)
+    restore = offloading._restore(model.head._forward_pre_hooks)
+    model.head.register_forward_pre_hook(mock.Mock())
+    restore()
+    assert list(model.head._forward_pre_hooks) == [handle.id]
 
 
 def test_the_gradient_scaler_does_not_step_in_the_backward_pass():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import FrameType
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,9 @@ _FIRST = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _OURS = ("torch", "sizer")
 _MODULE = "torch.nn.modules.module"
+_UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided)  # tensors without values
 _SET_DATA = Tensor.data.__set__
+_LARGEST_STORAGE = 2**40  # bytes
 LARGE = 2**20  # bytes, from which on a tensor of the host has no memory of its own in a trace
 
 
@@ -49,8 +53,8 @@ class OnMeta(TorchFunctionMode):
                     return args[0].clone()
             return self._to_host(args[0]) if func is Tensor.cpu else func(*args)
         kwargs = kwargs or {}
-        if func is torch.empty and not self._host.setting_up and str(kwargs.get("device") or "cpu") == "cpu":
-            return self._empty(args, kwargs)
+        if func in _UNFILLED and not self._host.setting_up and self._makes_on_host(func, kwargs):
+            return self._empty(func, args, kwargs)
         if pinned := bool(kwargs.get("pin_memory")):
             kwargs = kwargs | {"pin_memory": False}
         if func is torch.device and _is_outside(sys._getframe(1)) and not (args and args[0] == "meta"):
@@ -147,15 +151,21 @@ class OnMeta(TorchFunctionMode):
         with self._host.told(True):
             return Tensor.to(tensor, "meta", *how, copy=True, memory_format=memory_format)
 
-    def _empty(self, args: tuple, kwargs: dict) -> Tensor:
-        """Make a host tensor as `torch.empty` does; a large tensor is a meta tensor that stands for host memory."""
+    @staticmethod
+    def _makes_on_host(func: Any, kwargs: dict) -> bool:
+        """Return True if a function of _UNFILLED makes a tensor of the host."""
+        device = kwargs.get("device")
+        return str(device) == "cpu" or (device is None and func is not torch.empty_like)
+
+    def _empty(self, func: Any, args: tuple, kwargs: dict) -> Tensor:
+        """Make a host tensor as `func` does; a large tensor is a meta tensor that stands for host memory."""
         pinned, kwargs = bool(kwargs.get("pin_memory")), kwargs | {"pin_memory": False}
         with _disable_current_modes():
-            large = torch.empty(*args, **(kwargs | {"device": "meta", "requires_grad": False})).nbytes > LARGE
+            large = func(*args, **(kwargs | {"device": "meta", "requires_grad": False})).nbytes > LARGE
         if not large:
-            return torch.empty(*args, **kwargs)
+            return func(*args, **kwargs)
         with self._host.told(True, pinned=pinned):
-            return torch.empty(*args, **(kwargs | {"device": "meta"}))
+            return func(*args, **(kwargs | {"device": "meta"}))
 
     def _from_host(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """A tensor of the host as `.to(…)` gives it."""
@@ -218,17 +228,22 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         return property(get)
 
     address, of_storage = Tensor.data_ptr, torch.UntypedStorage.data_ptr
+    numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
+    counted = count(1)
+
+    def address_of(storage: torch.UntypedStorage) -> int:
+        """Each storage has an address that no other has had, as far from the next as their bytes might reach."""
+        return numbers.setdefault(storage, next(counted)) * _LARGEST_STORAGE
 
     def data_ptr(tensor: Tensor) -> int:
-        """An address: each storage has one of its own."""
         with torch._C.DisableTorchFunction():
             if own["is_meta"](tensor) and _is_outside(sys._getframe(1)):
-                return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.itemsize
+                return address_of(tensor.untyped_storage()) + tensor.storage_offset() * tensor.itemsize
             return address(tensor)
 
     def storage_data_ptr(storage: torch.UntypedStorage) -> int:
         outside = storage.device.type == "meta" and _is_outside(sys._getframe(1))
-        return storage._cdata if outside else of_storage(storage)
+        return address_of(storage) if outside else of_storage(storage)
 
     get_device = Tensor.get_device
 

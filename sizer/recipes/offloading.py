@@ -1,0 +1,58 @@
+"""Activations that wait for the backward pass on the host, as TRL's trainers offload them (trl/models/activation_offloading.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from importlib.util import find_spec
+
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from sizer.catalogue.recipes import OFFLOAD
+from sizer.errors import BuildError
+
+
+class OffloadedActivations:
+    """TRL's context for the forward and backward passes of a module, made in its first pass.
+
+    `close` removes the hooks that TRL leaves on the module's head.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._hooks = module, ExitStack()
+        self._context: saved_tensors_hooks | None = None
+
+    def __call__(self) -> AbstractContextManager[object]:
+        """Return the context of a pass."""
+        if self._context is None:
+            # As TRL's trainers do. PEFT brings bitsandbytes where it is installed, and TRL then empties the cache at each step.
+            import peft  # noqa: F401
+            from trl.models.activation_offloading import get_act_offloading_ctx_manager
+
+            for part in self._module.modules():
+                for hooks in (part._forward_pre_hooks, part._forward_hooks, part._forward_hooks_always_called):
+                    self._hooks.callback(_restore(hooks))
+            self._context = get_act_offloading_ctx_manager(self._module, warn_if_no_head=False)
+            self._context.virtual_memory_safe_pct = 100  # it warns by the memory of the computer that it runs on
+        return self._context
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._hooks.close()
+
+
+def check_activations(activations: str) -> None:
+    """Raise BuildError if activations are offloaded, and TRL is not installed."""
+    if activations == OFFLOAD and find_spec("trl") is None:
+        raise BuildError("trl is not installed", given=f"activations={activations}", todo="pip install trl")
+
+
+def _restore(hooks: dict) -> Callable[[], None]:
+    before = dict(hooks)
+
+    def restore() -> None:
+        hooks.clear()
+        hooks.update(before)
+
+    return restore
