@@ -249,14 +249,15 @@ LEVERS = (
         lever_code.chunked_loss, _with_loss(TORCH if installed_version() >= (2, 15) else f"{CHUNKED}:8"),
     ),
     row_of(
-        "loss-trl", "loss", 2, "TRL's loss, which computes logits in chunks", "needs trl, whose trainer uses it by default",
-        "from trl import SFTTrainer\nSFTTrainer(model, train_dataset=dataset).train()", _with_loss(TRL),
-    ),
-    row_of(
         "loss-liger", "loss", 2, "Liger's fused loss, which computes logits in chunks", "needs liger-kernel",
         "from liger_kernel.transformers.model.loss_utils import LigerForCausalLMLoss\n"
         "hidden, head = model.base_model(input_ids).last_hidden_state, model.get_output_embeddings()\n"
         "loss = LigerForCausalLMLoss(hidden, head.weight, labels, hidden.shape[-1])", _with_loss("liger"),
+    ),
+    # last of its group, which all changes together have: it goes with offloaded activations
+    row_of(
+        "loss-trl", "loss", 2, "TRL's loss, which computes logits in chunks", "needs trl, whose trainer uses it by default",
+        "from trl import SFTTrainer\nSFTTrainer(model, train_dataset=dataset).train()", _with_loss(TRL),
     ),
     row_of(
         "activations", "activations", 2, "Activations offloaded to the host", "copies in both directions; needs trl",

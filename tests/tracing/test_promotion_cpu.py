@@ -39,7 +39,7 @@ def _given() -> tuple[Tensor, ...]:
 
 def _measured(call: Call) -> int:
     given = _given()
-    with profile(profile_memory=True, activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(profile_memory=True, activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         call(*given)
     now = peak = 0
     for event in profiled.profiler.kineto_results.events():
