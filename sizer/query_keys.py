@@ -518,8 +518,8 @@ KEYS: dict[str, Key] = {
         "objective",
         choice(OBJECTIVES),
         LM,
-        allowed=f"{', '.join(OBJECTIVES)}: what is trained for, by TRL's losses: pairs of completions (dpo), single ones "
-        "(kto), rewards of pairs (reward)",
+        allowed=f"{', '.join(OBJECTIVES)}: what is trained for, by TRL's losses: pairs of completions (dpo, orpo), "
+        "single ones (kto), rewards of pairs (reward)",
         label="Objective",
         needs=of_language_models,
     ),

@@ -8,7 +8,7 @@ RECIPE_KEYS = ("loss", "step", "evaluate", "objective", "reference", "activation
 FULL, TORCH, CHUNKED, TRL = "full", "torch", "chunked", "trl"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
 KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")
-LM, DPO, KTO, REWARD = OBJECTIVES = ("lm", "dpo", "kto", "reward")
+LM, DPO, KTO, ORPO, REWARD = OBJECTIVES = ("lm", "dpo", "kto", "orpo", "reward")
 WITH_REFERENCE = (DPO, KTO)
 MODEL, ADAPTER, PRECOMPUTED = REFERENCES = ("model", "adapter", "precomputed")
 NONE, LOSS, LOGITS = "none", "loss", "logits"

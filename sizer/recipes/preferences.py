@@ -1,12 +1,14 @@
 """Preference training by TRL's own losses: completions that are compared, and log-probabilities of a reference.
 
-`_compute_loss` of DPOTrainer and KTOTrainer and `compute_loss` of RewardTrainer (trl/trainer, 1.16) run with a stand-in for the
-trainer. Re-implemented are the batch, the reference model and what the constructors do to models: no dropout, a fused LM head.
+`_compute_loss` of DPOTrainer and KTOTrainer, `compute_loss` of RewardTrainer (trl/trainer, 1.16) and `get_batch_loss_metrics` of
+ORPOTrainer (trl/experimental) run with a stand-in for the trainer. Re-implemented are the batch, the reference model and what the
+constructors do to models: no dropout, a fused LM head.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.catalogue.recipes import ADAPTER, DPO, KTO, LM, MODEL, PRECOMPUTED, REWARD, WITH_REFERENCE
+from sizer.catalogue.recipes import ADAPTER, DPO, KTO, LM, MODEL, ORPO, PRECOMPUTED, REWARD, WITH_REFERENCE
 from sizer.errors import BuildError, RequestError
 from sizer.recipes.losses import fused_head, is_causal
 
@@ -94,7 +96,7 @@ def with_objective(blueprint: Blueprint, objective: str, reference: str | None) 
     )
 
 
-_TITLES = {DPO: "DPO by TRL's loss", KTO: "KTO by TRL's loss", REWARD: "A reward model by TRL's loss"}
+_TITLES = {DPO: "DPO by TRL's loss", KTO: "KTO by TRL's loss", ORPO: "ORPO by TRL's loss", REWARD: "A reward model by TRL's loss"}
 _TOLD = {
     None: "",
     MODEL: ", beside a frozen reference model of the same weights",
@@ -104,6 +106,7 @@ _TOLD = {
 _SAMPLES = {
     DPO: "a sample is a pair of sequences, whose first half is the prompt",
     KTO: "a sample is a sequence, whose first half is the prompt, and another of the batch's completions for the same prompt",
+    ORPO: "a sample is a pair of sequences, whose first half is the prompt; there is no reference",
     REWARD: "a sample is a pair of sequences",
 }
 
@@ -111,7 +114,7 @@ _SAMPLES = {
 def check_objective(objective: str, module: nn.Module) -> None:
     """Raise RequestError if a module is not of the class that an objective trains."""
     model = base_of(module)
-    if objective in WITH_REFERENCE and not is_causal(model):
+    if objective in (*WITH_REFERENCE, ORPO) and not is_causal(model):
         raise RequestError(
             f"objective: {type(model).__name__} has no head of a causal language model",
             given=repr(objective),
@@ -161,12 +164,24 @@ def completions_of(ids: Tensor, *, precomputed: bool) -> Example:
     return Example(kwargs={**_masked(ids), **_masked(ids.clone(), "KL_"), "label": label}, targets=targets)
 
 
+def odds_pairs_of(ids: Tensor, *, precomputed: bool) -> Example:
+    """Return the batch of ORPOTrainer's collator: chosen and rejected sequences [pairs, tokens], their labels, the prompts."""
+    half, one = ids.shape[1] // 2, torch.ones_like
+    given = {"prompt_input_ids": ids[: len(ids) // 2, :half].clone()}
+    given["prompt_attention_mask"] = one(given["prompt_input_ids"])
+    for name, part in zip(("chosen", "rejected"), ids.chunk(2), strict=True):
+        labels = part.clone()
+        labels[:, :half] = -100
+        given |= {f"{name}_input_ids": part.clone(), f"{name}_attention_mask": one(part), f"{name}_labels": labels}
+    return Example(kwargs=given)
+
+
 def rewarded_pairs_of(ids: Tensor, *, precomputed: bool) -> Example:
     """Return the batch of RewardTrainer's collator: chosen sequences [pairs, tokens], then rejected ones."""
     return Example(kwargs={"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
-_BATCHES = {DPO: pairs_of, KTO: completions_of, REWARD: rewarded_pairs_of}
+_BATCHES = {DPO: pairs_of, KTO: completions_of, ORPO: odds_pairs_of, REWARD: rewarded_pairs_of}
 
 
 def _dpo(module: nn.Module, example: Example) -> Tensor:
@@ -196,7 +211,22 @@ def _reward(module: nn.Module, example: Example) -> Tensor:
         return RewardTrainer.compute_loss(trainer, trainer.model, inputs)
 
 
-_LOSSES = {DPO: _dpo, KTO: _kto, REWARD: _reward}
+def _orpo(module: nn.Module, example: Example) -> Tensor:
+    """Compute ORPO's loss with what the trainer's metrics compute beside it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experimental, TRL says
+        from trl.experimental.orpo.orpo_trainer import ORPOTrainer
+
+    own = {"is_encoder_decoder": False, "padding_value": 0}
+    with _trainer(module, example, ORPO, **own) as (trainer, inputs):
+        trainer.concatenated_inputs, trainer.get_batch_logps = ORPOTrainer.concatenated_inputs, ORPOTrainer.get_batch_logps
+        trainer.concatenated_forward = partial(ORPOTrainer.concatenated_forward, trainer)
+        trainer.odds_ratio_loss = partial(ORPOTrainer.odds_ratio_loss, trainer)
+        loss, _ = ORPOTrainer.get_batch_loss_metrics(trainer, trainer.model, inputs)
+        return loss
+
+
+_LOSSES = {DPO: _dpo, KTO: _kto, ORPO: _orpo, REWARD: _reward}
 
 
 @contextmanager
@@ -212,7 +242,7 @@ def _trainer(module: nn.Module, example: Example, objective: str, **own: Any) ->
     def itself(value: Any) -> Any:
         return value
 
-    device = inputs["input_ids"].device
+    device = next(iter(inputs.values())).device
     trainer = SimpleNamespace(
         model=policy,
         ref_model=reference,

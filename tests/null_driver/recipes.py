@@ -45,6 +45,8 @@ PREFERENCES = {
     "kto": "dtype=bfloat16&objective=kto",
     "kto-lora": "dtype=bfloat16&objective=kto&train=adapter",
     "kto-precomputed": "dtype=bfloat16&objective=kto&reference=precomputed",
+    "orpo": "dtype=bfloat16&objective=orpo",
+    "orpo-lora-checkpointing": "dtype=bfloat16&objective=orpo&train=adapter&checkpointing=1",
     "reward": "dtype=bfloat16&objective=reward&classes=1&head={head}ForSequenceClassification",
     "reward-lora": "dtype=bfloat16&objective=reward&train=adapter&classes=1&head={head}ForSequenceClassification",
 }

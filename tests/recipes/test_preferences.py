@@ -17,6 +17,7 @@ from sizer.recipes.preferences import (
     WithReference,
     check_objective,
     completions_of,
+    odds_pairs_of,
     pairs_of,
     policy_of,
     without_dropout,
@@ -30,7 +31,7 @@ GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=128&gpu=rtx-4090"
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ("objective=ppo", "objective: given 'ppo', allowed lm, dpo, kto, reward"),
+        ("objective=ppo", "objective: given 'ppo', allowed lm, dpo, kto, orpo, reward"),
         ("objective=dpo&gpu=cpu", "objective: given 'dpo' with gpu=cpu"),
         ("objective=dpo&loss=torch", "loss: given 'torch' with objective=dpo"),
         ("objective=dpo&evaluate=loss", "evaluate: given 'loss' with objective=dpo"),
@@ -41,6 +42,7 @@ GPT2 = "arch=hf:gpt2&dtype=bfloat16&batch=2&seq=128&gpu=rtx-4090"
         ("objective=dpo&mode=inference", "objective: given 'dpo' without mode=training"),
         ("objective=dpo&parallel=fsdp", "objective: given 'dpo' without parallel=none"),
         ("objective=dpo&compile=default", "objective: given 'dpo' with compile=default"),
+        ("objective=orpo&reference=model", "reference: given 'model' without objective=dpo or objective=kto"),
         ("reference=model", "reference: given 'model' without objective=dpo or objective=kto"),
         ("objective=reward&reference=model", "reference: given 'model' without objective=dpo or objective=kto"),
     ],
@@ -83,6 +85,14 @@ def test_a_batch_of_kto_has_completions_for_other_prompts_and_labels_of_both_kin
     assert sorted(batch.kwargs) == sorted((*sequences, *(f"KL_{name}" for name in sequences), "label"))
     assert batch.kwargs["label"].tolist() == [True, False]
     assert {name: tensor.shape for name, tensor in batch.targets.items()} == {"ref_logps": (2,), "ref_KL_logps": (2,)}
+
+
+def test_a_batch_of_orpo_has_labels_of_completions_alone_and_prompts():
+    batch = odds_pairs_of(torch.arange(24).reshape(4, 6), precomputed=False).kwargs
+    chosen, rejected = batch["chosen_labels"].tolist(), batch["rejected_labels"].tolist()
+    assert chosen == [[-100] * 3 + [3, 4, 5], [-100] * 3 + [9, 10, 11]]
+    assert rejected == [[-100] * 3 + [15, 16, 17], [-100] * 3 + [21, 22, 23]]
+    assert batch["prompt_input_ids"].tolist() == [[0, 1, 2], [6, 7, 8]] == batch["chosen_input_ids"][:, :3].tolist()
 
 
 def test_a_reward_model_returns_one_reward_for_a_sequence():
