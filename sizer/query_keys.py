@@ -375,7 +375,8 @@ KEYS: dict[str, Key] = {
     "train": _field(
         "train",
         choice(TRAINS),
-        allowed=f"{', '.join(TRAINS)}: every weight, the head on a frozen backbone, an adapter beside frozen weights",
+        allowed=f"{', '.join(TRAINS)}: every weight, all but a vision or audio tower, the head on a frozen backbone, an "
+        "adapter beside frozen weights",
         needs=training,
     ),
     "adapter": _field("adapter", choice(ADAPTERS), allowed=", ".join(ADAPTERS), needs=of_adapters("adapter")),

@@ -1,4 +1,4 @@
-"""What of a module is trained where not all of it is: its head, or an adapter; and what to say of it."""
+"""What of a module is trained where not all of it is: its head, all but its towers, or an adapter; and what to say of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from sizer.architecture.adapters import adapted_layers, add_adapter, base_of
 from sizer.architecture.quantization import elements_of
-from sizer.catalogue.adapters import ADAPTERS
+from sizer.catalogue.adapters import ADAPTERS, WITHOUT_TOWER
 from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
 from sizer.errors import BuildError
 from sizer.request import Request
@@ -16,17 +16,18 @@ from sizer.units import format_bytes
 
 # torchvision's and timm's own names of what tells classes apart, the last first (torchvision/models/*.py, 0.29).
 _HEADS = ("heads", "head", "classifier", "fc")
+_MODALITIES = ("image", "video", "audio")
 MANY = 8  # names in one sentence
 
 
 def limit_training(module: nn.Module, request: Request) -> nn.Module:
-    """The module of which only what a request asks for is trained: the head alone, or an adapter of PEFT's, which wraps it.
+    """The module of which only what a request asks for is trained: the head alone, all but towers, or an adapter, which wraps it.
 
-    Raises BuildError where the module has no head, or PEFT refuses it.
+    Raises BuildError where the module has no head or no tower, or PEFT refuses it.
     """
     if request.train == "adapter":
         return add_adapter(module, request)
-    freeze_backbone(module)
+    freeze_towers(module) if request.train == WITHOUT_TOWER else freeze_backbone(module)
     return module
 
 
@@ -41,6 +42,27 @@ def freeze_backbone(module: nn.Module) -> None:
         )
     for parameter in module.parameters():
         parameter.requires_grad_(id(parameter) in head)
+
+
+def freeze_towers(module: nn.Module) -> None:
+    """Freeze the encoders of pictures and sound. Raises BuildError where the module has none, or nothing else."""
+    towers = towers_of(module)
+    for tower in towers.values():
+        tower.requires_grad_(False)
+    if not towers or not any(p.requires_grad for p in module.parameters()):
+        raise BuildError(
+            f"{type(module).__name__} has no vision or audio tower beside what is trained",
+            given=f"train={WITHOUT_TOWER}",
+            todo="choose a model of several modalities, or train all of it",
+        )
+
+
+def towers_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the encoders of pictures, videos and sound by their path in the module, as transformers' `get_encoder` finds them."""
+    if not hasattr(module, "get_encoder"):
+        return {}
+    found = {id(tower) for modality in _MODALITIES if (tower := module.get_encoder(modality=modality)) is not module}
+    return {path: part for path, part in module.named_modules() if id(part) in found}
 
 
 def head_of(module: nn.Module) -> list[nn.Module]:
@@ -77,6 +99,8 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
     share = f"{trained:,} of {sum(map(elements_of, parameters)):,} parameters train, the others are frozen."
     if request.train == "head":
         return (f"Only the head trains: {share}", *_tied(module))
+    if request.train == WITHOUT_TOWER:
+        return (f"All but {', '.join(towers_of(module))} trains: {share}",)
     row = ADAPTERS[request.adapter]
     if row.learns_prompt:
         return (f"{row.title} with {request.adapter_rank} virtual tokens: {share}", *_prepared(module, request))

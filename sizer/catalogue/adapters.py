@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-TRAINS = {"all": "All of it", "head": "Its head", "adapter": "An adapter"}  # the values of `train=` with their titles
+HEAD, WITHOUT_TOWER = "head", "without-tower"
+# the values of `train=` with their titles
+TRAINS = {"all": "All of it", WITHOUT_TOWER: "All but its tower", HEAD: "Its head", "adapter": "An adapter"}
+_PARTS = {HEAD: "the head", WITHOUT_TOWER: "all but the tower"}
 PACKAGE = "peft"  # what makes adapters; Sizer runs without it, too
 ALL_LINEAR = "all-linear"  # PEFT's word: every linear layer but the output embeddings (peft/utils/constants.py, 0.21)
 ATTENTION = "attention"
@@ -94,8 +97,8 @@ def trained_part(train: str, adapter: str, rank: int) -> str:
     """What a headline calls the part of a model that is trained; nothing where all of it is."""
     if train == "all":
         return ""
-    if train == "head":
-        return "the head"
+    if train in _PARTS:
+        return _PARTS[train]
     row = ADAPTERS[adapter]
     if row.learns_prompt:
         return f"{row.title[0].lower()}{row.title[1:]} ({rank} tokens)"

@@ -22,7 +22,7 @@ class Task:
 
 _ROWS = (
     Task(key="training", title="Training", mode="training", trains=("all",)),
-    Task(key="fine-tuning", title="Fine-tuning", mode="training", trains=("adapter", "head")),
+    Task(key="fine-tuning", title="Fine-tuning", mode="training", trains=("adapter", "without-tower", "head")),
     Task(key="generate", title="Generation", mode="generate"),
     Task(key="serve", title="Serving", mode="serve"),
     Task(key="inference", title="Inference", mode="inference"),

@@ -1,18 +1,22 @@
-"""The lines of a script that say what of a model is trained: its head, or an adapter of PEFT's."""
+"""The lines of a script that say what of a model is trained: its head, all but its towers, or an adapter of PEFT's."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from sizer.architecture.adapters import arguments_of, base_of, task_of
-from sizer.architecture.training import head_of
-from sizer.catalogue.adapters import ADAPTERS, ATTENTION
+from sizer.architecture.training import head_of, towers_of
+from sizer.catalogue.adapters import ADAPTERS, ATTENTION, WITHOUT_TOWER
 from sizer.request import Request
 
 HEAD = """\
     model.requires_grad_(False)
     for name in {names}:
         model.get_submodule(name).requires_grad_(True)
+"""
+WITHOUT_TOWERS = """\
+    for name in {names}:
+        model.get_submodule(name).requires_grad_(False)
 """
 ATTENTION_LAYERS = """\
     attention = [
@@ -48,6 +52,8 @@ def training_lines(request: Request, module: nn.Module, *, quantized: bool) -> s
     if request.train == "head":
         heads = {id(part) for part in head_of(module)}
         return HEAD.format(names=[name for name, part in module.named_modules() if id(part) in heads])
+    if request.train == WITHOUT_TOWER:
+        return WITHOUT_TOWERS.format(names=list(towers_of(module)))
     base, row = base_of(module), ADAPTERS[request.adapter]
     arguments = {"task_type": task_of(base), **arguments_of(request, base)}
     named = request.adapter_targets == (ATTENTION,) and "targets" in row.arguments

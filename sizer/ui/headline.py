@@ -47,7 +47,7 @@ def work(request: Request, report: Report, estimate: Estimate) -> str:
         after = f" after a prompt of {prompt:,}" if isinstance(prompt, int) else ""
         return f"{mode.headline} {counted(request.new, 'token')}{after} with {name} at batch {estimate.batch}"
     part = trained_part(request.train, request.adapter, request.adapter_rank)
-    what = f"{part} {'of' if request.train == 'head' else 'on'} {name}" if part else name
+    what = f"{part} {'on' if request.train == 'adapter' else 'of'} {name}" if part else name
     return f"{mode.headline} {what} at batch {estimate.batch}{sample_size(report)}"
 
 

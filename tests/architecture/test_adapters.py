@@ -17,6 +17,7 @@ from sizer.config_json import encode_config
 from sizer.errors import BuildError
 from sizer.request import parse_query
 from sizer.tracing.trace import build
+from tests.architecture.tiny_configs import TINY
 from tests.tracing.models import LLAMA, MIXTRAL, WHISPER
 from tests.tracing.models import T5 as LARGE_T5
 
@@ -200,6 +201,20 @@ def test_a_detection_models_head_is_all_but_its_backbone():
     assert {name.split(".")[0] for name in trained("arch=torchvision:fasterrcnn_resnet50_fpn&train=head")} == {
         "rpn", "roi_heads"
     }  # fmt: skip
+
+
+def test_all_but_the_towers_is_trained():
+    query = f"{arch(TINY['llava'])}&train=without-tower"
+    frozen = set(trained(arch(TINY["llava"]))) - set(trained(query))
+    assert frozen and all(name.startswith("model.vision_tower.") for name in frozen)
+    assert {name.split(".")[1] for name in trained(query)} >= {"multi_modal_projector", "language_model"}
+    assert said(query)[0].startswith("All but model.vision_tower trains: ")
+
+
+@pytest.mark.parametrize("config", [LLAMA, BERT, WHISPER], ids=lambda config: config["model_type"])
+def test_a_model_without_a_tower_is_refused(config: dict):
+    with pytest.raises(BuildError, match="has no vision or audio tower beside what is trained: given train=without-tower"):
+        made(f"{arch(config)}&train=without-tower")
 
 
 def test_a_tied_head_is_said():

@@ -28,6 +28,7 @@ from sizer.device.trial.limits import one_thread
 from sizer.errors import BuildError
 from sizer.memory.peak import PeakReport
 from sizer.request import parse_query
+from tests.architecture.tiny_configs import TINY
 from tests.distributed.test_gloo import traced
 from tests.tracing.cpu_truth import tape_bytes
 from tests.tracing.models import LLAMA
@@ -73,6 +74,7 @@ RUN = {
         else {}
     ),
     "head": "arch=torchvision:resnet18&image=64&dtype=float32&batch=4&train=head",
+    "without tower": f"arch=config:{encode_config(json.dumps(TINY['llava']))}&seq=32&dtype=float32&batch=2&train=without-tower",
     "accumulated": f"arch=config:{SMALL_GPT2}&seq=64&dtype=float32&batch=4&accumulate=4",
     "generation": f"arch=config:{SMALL_GPT2}&seq=64&mode=generate&new=8&dtype=bfloat16&batch=4",
     "inference": f"arch=config:{SMALL_GPT2}&seq=64&mode=inference&dtype=bfloat16&batch=4",

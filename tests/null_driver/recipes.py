@@ -1,4 +1,4 @@
-"""Training recipes over the null driver: what PyTorch's own code allocates for queries with `loss`, `step` and `evaluate`.
+"""Training recipes over the null driver: what PyTorch's own code allocates for queries with `loss`, `step`, `objective` and others.
 
 python -m tests.null_driver.recipes [NAME…]
 
@@ -16,7 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sizer.catalogue.hardware import HARDWARE
+from sizer.config_json import encode_config
 from sizer.running.values import Values
+from tests.architecture.tiny_configs import TINY
 from tests.null_driver.build import null_environment
 from tests.null_driver.record import record
 
@@ -68,6 +70,11 @@ QUERIES = {
     f"{gpu}/{name}": f"{model}&{keys.format(head=HEADS[gpu])}&gpu={gpu}"
     for gpu, model in MODELS.items()
     for name, keys in KEYS.items()
+}
+LLAVA = f"arch=config:{encode_config(json.dumps(TINY['llava']))}&batch=2&seq=32&gpu=h100-80gb"
+QUERIES |= {
+    "h100-80gb/without-tower": f"{LLAVA}&dtype=bfloat16&train=without-tower",
+    "h100-80gb/amp-without-tower-checkpointing": f"{LLAVA}&dtype=amp-bfloat16&train=without-tower&checkpointing=1",
 }
 
 

@@ -14,6 +14,7 @@ from sizer.request import parse_query
 from sizer.tracing.device import Device
 from sizer.tracing.trace import build, trace
 from sizer.work import work_of
+from tests.architecture.tiny_configs import TINY
 from tests.tracing.cpu_truth import measure_on_cpu, tape_bytes
 from tests.tracing.models import GPT2, LLAMA, T5, VIT
 
@@ -27,6 +28,7 @@ LLAMA_TEXT, GPT2_TEXT, T5_TEXT, VIT_TEXT = (
 BERT_TEXT = "arch=config:" + encode_config(
     json.dumps({"model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_hidden_layers": 2})
 )
+LLAVA_TEXT = f"arch=config:{encode_config(json.dumps(TINY['llava']))}&seq=32"
 CASES = {
     "lora": f"{LLAMA_TEXT}&seq=32&train=adapter",
     "lora-bfloat16": f"{LLAMA_TEXT}&seq=32&train=adapter&dtype=bfloat16&r=8&adapter_dropout=0.1",
@@ -52,6 +54,8 @@ CASES = {
     "head-tied": f"{GPT2_TEXT}&seq=32&train=head",
     "head-cnn": "arch=torchvision:resnet18&image=64&train=head",
     "head-bfloat16": f"{LLAMA_TEXT}&seq=32&train=head&dtype=bfloat16",
+    "without-tower": f"{LLAVA_TEXT}&train=without-tower",
+    "without-tower-bfloat16": f"{LLAVA_TEXT}&train=without-tower&dtype=bfloat16",
     "accumulate": f"{LLAMA_TEXT}&seq=32&accumulate=2",
     "accumulate-cnn": "arch=torchvision:resnet18&image=64&accumulate=3&optimizer=sgd-momentum",
     "accumulate-lora": f"{LLAMA_TEXT}&seq=32&train=adapter&accumulate=3&dtype=bfloat16",
