@@ -10,7 +10,19 @@ from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS, takes_weights
-from sizer.catalogue.recipes import ADAPTER, FULL, IN_BACKWARD, LM, LOSS, MODEL, NONE, OFFLOAD, RECIPE_KEYS, is_library
+from sizer.catalogue.recipes import (
+    ADAPTER,
+    AFTER,
+    FULL,
+    IN_BACKWARD,
+    LM,
+    LOSS,
+    MODEL,
+    NONE,
+    OFFLOAD,
+    RECIPE_KEYS,
+    is_library,
+)
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import ENGINES, LAYOUTS, format_release
 from sizer.catalogue.sources import SOURCES
@@ -99,6 +111,8 @@ def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed="keep; offload with a CUDA device",
             todo="choose a CUDA device",
         )
+    if request.optimizer_offload:
+        yield from _refused_on_the_host(request, gpu)
     if request.activations == OFFLOAD and request.loss == "liger":
         yield Refusal(
             key="activations",
@@ -122,6 +136,25 @@ def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             allowed="none, loss: logits are those of transformers' models",
             todo="ask for evaluate=loss, or choose a model of transformers",
         )
+
+
+def _refused_on_the_host(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
+    """Refuse what torchao's CPUOffloadOptimizer does not take, or was not compared with it."""
+    row = OPTIMIZERS[request.optimizer]
+    other = (
+        (gpu.backend != "cuda", f"gpu={request.gpu}", "a CUDA device"),
+        (row.package != "torch" or request.optimizer == "none", f"optimizer={request.optimizer}", "an optimizer of torch.optim"),
+        (request.optimizer_impl is not None, f"optimizer_impl={request.optimizer_impl}", "the implementation left out"),
+        (request.step != AFTER, f"step={request.step}", "step=after"),
+    )
+    for is_refused, given, allowed in other:
+        if is_refused:
+            yield Refusal(
+                key="optimizer_offload",
+                given=f"1 with {given}",
+                allowed=f"1 with {allowed}",
+                todo="remove it, or choose so",
+            )
 
 
 def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:

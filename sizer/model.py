@@ -23,7 +23,7 @@ from sizer.memory.archive import Traced
 from sizer.memory.census import Census
 from sizer.recipes.evaluation import check_evaluation
 from sizer.recipes.losses import check_loss, losses_beside, vocabulary_of
-from sizer.recipes.offloading import check_activations
+from sizer.recipes.offloading import check_offloading
 from sizer.recipes.preferences import check_objective, policy_of
 from sizer.request import Request
 from sizer.scopes import module_choices_of
@@ -107,7 +107,7 @@ class Model:
             check_plan(module, plan, blueprint.sequence_length)
         check_loss(request.loss, module)
         check_objective(request.objective, module)
-        check_activations(request.activations)
+        check_offloading(request.activations, of_optimizer=request.optimizer_offload)
         check_evaluation(request.evaluate, module)
         vocabulary = vocabulary_of(module) if _is_fine_tuning(request) and request.objective == LM else None
         counted = Counted(

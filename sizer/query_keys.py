@@ -178,8 +178,9 @@ def _field(
 
 def _recipe(
     name: str,
-    read: Callable[[str], str],
-    default: str | None,
+    read: Callable[[str], object],
+    default: object,
+    write: Callable[[object], str] = str,
     *,
     allowed: str,
     label: str,
@@ -189,12 +190,13 @@ def _recipe(
     """Return the key of a training recipe, which has no text at its default."""
     return Key(
         read=lambda text: {name: read(text)},
-        write=lambda request: None if getattr(request, name) == default else getattr(request, name),
+        write=lambda request: None if getattr(request, name) == default else write(getattr(request, name)),
         is_default=lambda request: getattr(request, name) == default,
         allowed=allowed,
-        otherwise=default or otherwise,
+        otherwise=otherwise or str(default),
         needs=needs,
         label=label,
+        toggles=read is read_switch,
     )
 
 
@@ -541,6 +543,15 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(ACTIVATIONS)}: where activations wait for the backward pass: on the device, or on the host "
         "by TRL's hooks",
         label="Activations",
+    ),
+    "optimizer_offload": _recipe(
+        "optimizer_offload",
+        read_switch,
+        False,
+        format_switch,
+        allowed=f"{_SWITCH}: the optimizer's state and its step on the host, by torchao's CPUOffloadOptimizer",
+        label="Optimizer on the host",
+        otherwise="0",
     ),
     "parallel": Key(
         read=_read_parallel,

@@ -63,7 +63,8 @@ class Request:
     SERVER_FIELDS (sizer.catalogue.modes) are a server's flags; None is the server's own default. `server_weights` is one of LAYOUTS
     that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `want` how many
     requests of how many tokens are asked for.
-    `loss`, `step`, `evaluate`, `objective`, `reference` and `activations` are of training recipes (sizer.catalogue.recipes).
+    `loss`, `step`, `evaluate`, `objective`, `reference`, `activations` and `optimizer_offload` are of training recipes
+    (sizer.catalogue.recipes).
     """
 
     source: str
@@ -147,6 +148,7 @@ class Request:
     objective: str = "lm"
     reference: str | None = None
     activations: str = "keep"
+    optimizer_offload: bool = False
 
     @property
     def is_fetched(self) -> bool:

@@ -16,7 +16,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import FULL, KEEP, LM, NONE, WITH_REFERENCE, chunks_of, is_library
+from sizer.catalogue.recipes import FULL, NONE, WITH_REFERENCE, chunks_of, is_library
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.errors import Refusal, RequestError, TraceError, quote
 from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
@@ -98,8 +98,8 @@ class Tracer:
         version = self.request.torch and parse_version(self.request.torch)
         compiles_for = self.gpu if self.request.compile is not None else None
         # stages are compared by their bytes, compiled code is of one GPU, and packages read the capability by themselves
-        shared = shared and not self._compares_stages and compiles_for is None and not is_library(self.request.loss)
-        shared = shared and self.request.objective == LM and self.request.activations == KEEP
+        shared = shared and not self._compares_stages and compiles_for is None
+        shared = shared and not is_library(work_of(self.request, "").library)
         return Device(
             self.gpu.backend, self.gpu.capability, version=version, shared=shared, compiles_for=compiles_for
         )

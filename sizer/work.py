@@ -41,6 +41,7 @@ def work_of(request: Request, dtype: str) -> Work:
         loss=request.loss,
         objective=request.objective,
         activations=request.activations,
+        optimizer_offload=request.optimizer_offload,
         step=request.step,
         evaluate=request.evaluate,
     )

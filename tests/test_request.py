@@ -342,7 +342,7 @@ def test_the_complete_form_writes_defaults_too():
     asked = [f"{most}&{more}" for more in ("mode=generate", adapters, "parallel=hsdp&tp=2&rank=0", "pp=2")]
     asked.append(f"{RESNET}&classes=10&trainable_layers=3")
     asked.append(f"{LLAMA}&loss=torch&step=in_backward&evaluate=loss")
-    asked.append(f"{LLAMA}&objective=dpo&reference=precomputed&activations=offload")
+    asked.append(f"{LLAMA}&objective=dpo&reference=precomputed&activations=offload&optimizer_offload=1")
     asked.append(f"{LLAMA}&compile=default&compile_scope=model&budget=0.5")
     video = "frames=9&vae=tiling&guidance=0&output=latent&without=transformer_2"
     asked.append(f"arch=diffusers:mochi&seq=5&image=64&offload=group-leaf&stream=1&{video}")

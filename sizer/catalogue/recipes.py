@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RECIPE_KEYS = ("loss", "step", "evaluate", "objective", "reference", "activations")
+RECIPE_KEYS = ("loss", "step", "evaluate", "objective", "reference", "activations", "optimizer_offload")
 FULL, TORCH, CHUNKED, TRL = "full", "torch", "chunked", "trl"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
 KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")

@@ -152,6 +152,11 @@ def _with_offloading(request: Request, known: Counted) -> Request | None:
     return replace(request, activations=OFFLOAD) if there else None
 
 
+def _with_optimizer_on_the_host(request: Request, known: Counted) -> Request | None:
+    there = find_spec("torchao") and request.dtypes != ("amp-float16",)
+    return replace(request, optimizer_offload=True, optimizer_impl=None) if there else None  # torchao chooses the implementation
+
+
 def _with_head(request: Request, known: Counted) -> Request | None:
     return replace(request, train="head") if request.train == "all" else None
 
@@ -298,6 +303,12 @@ LEVERS = (
     row_of(
         "nf4-dq", "weights", 4, "Weights in 4 bits (NF4)", "more precision of weights; needs bitsandbytes",
         lever_code.quantized("nf4-dq"), _with_weights("nf4-dq"),
+    ),
+    row_of(
+        "optimizer-host", "optimizer", 2, "The optimizer's state and its step on the host", "a slower step; needs torchao",
+        "from torchao.optim import CPUOffloadOptimizer\n"
+        "optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW)  # or your optimizer",
+        _training(_with_optimizer_on_the_host),
     ),
     row_of(
         "adamw-8bit", "optimizer", 3, "AdamW with its state in 8 bits", "precision of the optimizer's state; needs bitsandbytes",

@@ -26,6 +26,7 @@ from sizer.request import Request, format_query
 from sizer.units import counted, format_bytes
 
 ALL = (*LEVERS, *PIPELINE_LEVERS)
+MOVES = ("offloading", "activations", "optimizer_offload")  # fields of a request that take memory of the host
 TRIED_WHOLE = 2  # up to so many levers at once every set is tried; beyond, levers are taken away from all of them
 
 
@@ -77,7 +78,7 @@ def _row(lever: Lever, changed: Request, cells: Cells, request: Request, base: E
             changed = _largest_fitting(changed, cells, of=request)
         found = cells.estimate(changed)
         cell, reason, effect = cells.cell(changed), "", describe_effect(lever.key, base, found)
-        moves = (changed.offloading, changed.activations) != (request.offloading, request.activations)
+        moves = any(getattr(changed, name) != getattr(request, name) for name in MOVES)
         host_bytes = found.host_bytes if moves else 0
     except CANNOT as error:
         cell, reason, effect, host_bytes = None, why(error), "", 0

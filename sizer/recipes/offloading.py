@@ -1,9 +1,12 @@
-"""Activations that wait for the backward pass on the host, as TRL's trainers offload them (trl/models/activation_offloading.py)."""
+"""Offload activations to the host as TRL's trainers do, and the optimizer as torchao does.
+
+Sources: trl/models/activation_offloading.py, torchao/optim/cpu_offload.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 
 from torch import nn
@@ -42,10 +45,27 @@ class OffloadedActivations:
         self._hooks.close()
 
 
-def check_activations(activations: str) -> None:
-    """Raise BuildError if activations are offloaded, and TRL is not installed."""
-    if activations == OFFLOAD and find_spec("trl") is None:
-        raise BuildError("trl is not installed", given=f"activations={activations}", todo="pip install trl")
+def check_offloading(activations: str, *, of_optimizer: bool) -> None:
+    """Raise BuildError if activations or the optimizer are offloaded, and the package that does it is not installed."""
+    for asked, given, package in (
+        (activations == OFFLOAD, f"activations={OFFLOAD}", "trl"),
+        (of_optimizer, "optimizer_offload=1", "torchao"),
+    ):
+        if asked and find_spec(package) is None:
+            raise BuildError(f"{package} is not installed", given=given, todo=f"pip install {package}")
+
+
+@contextmanager
+def hooks_removed(module: nn.Module) -> Iterator[None]:
+    """After the context the parameters of a module have no hooks of accumulated gradients but those that they had before."""
+    before = [(parameter, dict(parameter._post_accumulate_grad_hooks or {})) for parameter in module.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, hooks in before:
+            if (now := parameter._post_accumulate_grad_hooks) is not None:
+                for added in now.keys() - hooks.keys():
+                    del now[added]  # autograd has this dict: another one in its place would change nothing
 
 
 def _restore(hooks: dict) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from sizer.errors import TraceError
 from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.losses import loss_of
-from sizer.recipes.offloading import OffloadedActivations
+from sizer.recipes.offloading import OffloadedActivations, hooks_removed
 from sizer.tracing.meta.optimizers import Optimizers, build_optimizers, build_optimizers_of
 
 # Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
@@ -43,7 +43,8 @@ class Work:
     tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
     `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `compile_scope` is one of SCOPES (sizer.catalogue.compilation), None
     for eager code. `budget` is the compiler's activation memory budget, None for PyTorch's own.
-    `loss`, `objective`, `activations`, `step` and `evaluate` are values of these keys (sizer.catalogue.recipes).
+    `loss`, `objective`, `activations`, `optimizer_offload`, `step` and `evaluate` are values of these keys
+    (sizer.catalogue.recipes).
     """
 
     mode: str
@@ -63,13 +64,15 @@ class Work:
     loss: str = FULL
     objective: str = LM
     activations: str = KEEP
+    optimizer_offload: bool = False
     step: str = AFTER
     evaluate: str = NONE
 
     @property
     def library(self) -> str:
-        """The loss whose library is called; TRL's also for other objectives and for offloaded activations."""
-        return self.loss if self.objective == LM and self.activations == KEEP else "trl"
+        """The loss whose library is called; TRL's also for other objectives and for what is offloaded."""
+        calls = self.objective != LM or self.activations != KEEP or self.optimizer_offload
+        return "trl" if calls else self.loss
 
     @property
     def trains(self) -> bool:
@@ -179,10 +182,16 @@ class Steps:
         optimizer = work.optimizer if work.trains else "none"
         sharded = work.plan is not None and work.plan.parallel == "zero1"
         self._in_backward: StepsInBackward | None = None
+        self._hooks = ExitStack()
         if work.trains and work.step == IN_BACKWARD:
             self.optimizers = self._step_in_backward(optimizer)
         else:
-            self.optimizers = build_optimizers(optimizer, work.optimizer_impl, module, sharded=sharded)
+            if offloaded := work.trains and work.optimizer_offload:
+                self._refuse_scaler("it does not divide the gradients on the host", "optimizer_offload=1")
+                self._hooks.enter_context(hooks_removed(module))
+            self.optimizers = build_optimizers(
+                optimizer, work.optimizer_impl, module, sharded=sharded, offloaded=offloaded
+            )
         self._offloaded = OffloadedActivations(module) if work.trains and work.activations == OFFLOAD else None
         self._loss_of = loss_of(work.loss, blueprint) if work.trains else blueprint.loss
         scales = work.trains and work.dtype == "amp-float16"
@@ -286,19 +295,24 @@ class Steps:
 
     def _step_in_backward(self, optimizer: str) -> Optimizers:
         """Return the optimizers of a module that step in its backward pass."""
-        if self._work.dtype == "amp-float16":
-            raise TraceError(
-                "the gradient scaler cannot step in the backward pass: it checks all gradients first",
-                given="step=in_backward with dtype=amp-float16",
-                todo="ask for amp-bfloat16",
-            )
+        self._refuse_scaler("it checks all gradients before a step", "step=in_backward")
         make = partial(build_optimizers_of, optimizer, self._work.optimizer_impl)
         self._in_backward = StepsInBackward(self.module, lambda parameters: make(parameters).optimizers)
         self._in_backward.on_gradient = lambda gradient: self.on_gradient(gradient)
         return Optimizers(self._in_backward.optimizers)
 
+    def _refuse_scaler(self, why: str, asked: str) -> None:
+        """Raise TraceError in a dtype whose gradients are scaled."""
+        if self._work.dtype == "amp-float16":
+            raise TraceError(
+                f"the gradient scaler cannot be used: {why}",
+                given=f"{asked} with dtype=amp-float16",
+                todo="ask for amp-bfloat16",
+            )
+
     def close(self) -> None:
-        """Remove the hooks that step in the backward pass, or offload activations."""
+        """Remove the hooks that step in the backward pass, or offload."""
+        self._hooks.close()
         if self._offloaded is not None:
             self._offloaded.close()
         if self._in_backward is not None:

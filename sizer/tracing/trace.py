@@ -40,7 +40,7 @@ from sizer.tracing.meta.empty_cache import emptied_caches_seen
 from sizer.tracing.meta.fp8 import fp8_products
 from sizer.tracing.meta.host_memory import offloading_seen
 from sizer.tracing.meta.imports import untraced_imports
-from sizer.tracing.meta.optimizers import optimizers_on
+from sizer.tracing.meta.optimizers import optimizers_on, state_of
 from sizer.tracing.meta.resizing import resizes_seen
 from sizer.tracing.meta.rnnt import transducers_on
 from sizer.tracing.meta.streams import streams_seen
@@ -138,6 +138,7 @@ def trace(
                     if block_notes is not None:
                         block_notes.ends.append((len(recorder.log.order), PhaseOfStep(step=0, phase="load")))
                     called = stack.enter_context(module_compiled(module, work.compile_scope))
+                    stack.enter_context(libraries_called(work.library, recorder))
                     steps = make_steps(
                         *(blueprint, called, example, work),
                         device=_META,
@@ -148,7 +149,7 @@ def trace(
                     trains = short and work.trains and not forward_alone
                     last = "backward" if trains else "forward" if short or forward_alone else None
                     try:
-                        with libraries_called(work.library, recorder), closing(steps.run_all()) as parts:
+                        with closing(steps.run_all()) as parts:
                             _log(recorder, steps, parts, last=last, end_phase=end_phase)
                     finally:
                         steps.close()
@@ -241,7 +242,7 @@ def _note(recorder: Recorder, steps: Steps, number: int, phase: str) -> None:
     """Note where a phase ends, and to which parameters the gradients and the optimizer state belong."""
     notes = recorder.block_notes
     notes.ends.append((len(recorder.log.order), PhaseOfStep(step=number, phase=phase)))
-    states = {parameter: state for one in steps.optimizers.optimizers for parameter, state in one.state.items()}
+    states = {parameter: state for one in steps.optimizers.optimizers for parameter, state in state_of(one).items()}
     for name, parameter in steps.module.named_parameters():
         state = states.get(parameter, {}).values()
         for tensor in (parameter.grad, *(value for value in state if isinstance(value, torch.Tensor))):

@@ -59,9 +59,16 @@ OFFLOADED = {
     "offload-lora": "dtype=bfloat16&activations=offload&train=adapter",
     "offload-dpo": "dtype=bfloat16&activations=offload&objective=dpo",
 }
-KEYS |= PREFERENCES | OFFLOADED
+OF_TORCHAO = {
+    "torchao-optimizer": "dtype=bfloat16&optimizer_offload=1",
+    "torchao-optimizer-sgd": "dtype=float32&optimizer_offload=1&optimizer=sgd-momentum&accumulate=2",
+    "torchao-optimizer-lora-checkpointing": "dtype=bfloat16&optimizer_offload=1&train=adapter&checkpointing=1",
+    "torchao-optimizer-amp-chunked": "dtype=amp-bfloat16&optimizer_offload=1&loss=chunked:8",
+}
+KEYS |= PREFERENCES | OFFLOADED | OF_TORCHAO
 # by the name of a query
-PACKAGES = dict.fromkeys(PREFERENCES | OFFLOADED, "trl") | {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}
+PACKAGES = dict.fromkeys(PREFERENCES | OFFLOADED, "trl") | dict.fromkeys(OF_TORCHAO, "torchao")
+PACKAGES |= {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}
 # Triton's kernels launch nothing, so cut cross-entropy's two functions of single numbers are not compiled, as in the trace
 UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 MODELS = {"rtx-4090": "arch=hf:gpt2&batch=4&seq=256", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=2&seq=512"}

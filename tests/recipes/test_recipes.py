@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from unittest import mock
 
@@ -102,6 +103,10 @@ def test_an_evaluation_adds_its_phase_and_changes_no_other():
         ("activations=offload&gpu=cpu", "activations: given 'offload' with gpu=cpu"),
         ("activations=offload&loss=liger", "activations: given 'offload' with loss=liger"),
         ("activations=offload&mode=inference", "activations: given 'offload' without mode=training"),
+        ("optimizer_offload=1&gpu=cpu", "optimizer_offload: given 1 with gpu=cpu"),
+        ("optimizer_offload=1&optimizer=adamw8bit", "optimizer_offload: given 1 with optimizer=adamw-8bit"),
+        ("optimizer_offload=1&step=in_backward", "optimizer_offload: given 1 with step=in_backward"),
+        ("optimizer_offload=1&mode=inference", "optimizer_offload: given '1' without mode=training"),
         ("evaluate=logits:0", "evaluate: given 'logits:0', allowed logits:1 to"),
         ("evaluate=loss&mode=inference", "evaluate: given 'loss' without mode=training"),
     ],
@@ -144,6 +149,14 @@ def test_activations_need_trl_on_the_host():
         estimate(parse_query(f"{GPT2}&activations=offload"))
 
 
+def test_an_optimizer_on_the_host_needs_torchao():
+    with (
+        mock.patch.object(offloading, "find_spec", lambda name: None),
+        pytest.raises(BuildError, match="torchao is not installed: given optimizer_offload=1; pip install torchao"),
+    ):
+        estimate(parse_query(f"{GPT2}&optimizer_offload=1"))
+
+
 def test_the_hooks_of_trl_are_removed_and_those_before_stay():
     model, before = _Model(), mock.Mock()
     handle = model.head.register_forward_pre_hook(before)
@@ -155,7 +168,30 @@ def test_the_hooks_of_trl_are_removed_and_those_before_stay():
 
 def test_the_gradient_scaler_does_not_step_in_the_backward_pass():
     report = estimate(parse_query("arch=hf:gpt2&dtype=amp-float16&batch=2&seq=64&step=in_backward"))
-    assert "the gradient scaler cannot step in the backward pass" in report.failures["amp-float16"]
+    assert "the gradient scaler cannot be used: it checks all gradients" in report.failures["amp-float16"]
+
+
+@pytest.mark.full
+def test_torchao_optimizer_steps_on_the_host():
+    kept = _estimate(GPT2)
+    report = estimate(parse_query(f"{GPT2.replace('bfloat16', 'bfloat16,amp-float16')}&optimizer_offload=1"))
+    (offloaded,) = report.estimates
+    # of each of 124,439,808 parameters in bfloat16: itself, its gradient and AdamW's two states
+    assert offloaded.host_bytes >= 4 * 2 * 124_439_808 > kept.host_bytes == 0
+    assert offloaded.optimizer_bytes < 2**20 < kept.optimizer_bytes  # of tensors with less than 4,096 elements
+    assert offloaded.peak_allocated_bytes < kept.peak_allocated_bytes
+    assert "it does not divide the gradients on the host" in report.failures["amp-float16"]
+
+
+def test_an_optimizer_on_the_host_leaves_no_hook():
+    model, before, added = _Model(), mock.Mock(return_value=None), mock.Mock(return_value=None)
+    first, *_ = parameters = list(model.parameters())
+    first.register_post_accumulate_grad_hook(before)
+    with offloading.hooks_removed(model):
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(added)
+    sum(parameter.sum() for parameter in parameters).backward()
+    assert before.call_count == 1 and not added.called
 
 
 class _Model(nn.Module):
@@ -249,6 +285,23 @@ def test_the_code_of_a_loss_in_chunks_computes_the_mean_loss():
 @pytest.mark.parametrize("package", ["trl", "liger"])
 def test_the_code_of_a_packages_loss_names_what_the_package_has(package: str):
     exec(_code_of(f"loss-{package}", f"{GPT2}&loss={package}").partition("\n")[0], {})
+
+
+@pytest.mark.full
+def test_the_code_of_torchao_optimizer_steps_on_the_host():
+    def setup() -> Callable[[], None]:
+        names = {"torch": torch, "model": nn.Linear(1024, 1024, device="cuda")}
+        exec(_code_of("optimizer-host", GPT2), names)
+
+        def step() -> None:
+            names["model"](torch.zeros(8, 1024, device="cuda")).sum().backward()
+            names["optimizer"].step()
+            names["model"].zero_grad()
+
+        return step
+
+    (on_host,) = size_step(setup).estimates
+    assert on_host.optimizer_bytes < 2**20 and on_host.host_bytes >= 4 * 2**22  # a matrix, its gradient and two states
 
 
 def test_training_with_all_logits_says_what_other_trainers_do_and_what_it_takes():

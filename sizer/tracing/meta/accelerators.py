@@ -18,7 +18,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.tracing.meta.deferred import Deferred
-from sizer.tracing.meta.host_memory import HostMemory
+from sizer.tracing.meta.host_memory import HostMemory, steps_on
 
 _ACCELERATOR = torch.device("cuda")
 _FIRST = torch.device("cuda", 0)
@@ -53,7 +53,7 @@ class OnMeta(TorchFunctionMode):
                     return args[0].clone()
             return self._to_host(args[0]) if func is Tensor.cpu else func(*args)
         kwargs = kwargs or {}
-        if func in _UNFILLED and not self._host.setting_up and self._makes_on_host(func, kwargs):
+        if func in _UNFILLED and self._makes_on_host(func, args, kwargs):
             return self._empty(func, args, kwargs)
         if pinned := bool(kwargs.get("pin_memory")):
             kwargs = kwargs | {"pin_memory": False}
@@ -151,11 +151,17 @@ class OnMeta(TorchFunctionMode):
         with self._host.told(True):
             return Tensor.to(tensor, "meta", *how, copy=True, memory_format=memory_format)
 
-    @staticmethod
-    def _makes_on_host(func: Any, kwargs: dict) -> bool:
-        """Return True if a function of _UNFILLED makes a tensor of the host."""
-        device = kwargs.get("device")
-        return str(device) == "cpu" or (device is None and func is not torch.empty_like)
+    def _makes_on_host(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Return True if a function of _UNFILLED makes a tensor of the host; in a setup only one like a tensor that has a place."""
+        if self._host.setting_up and (func is not torch.empty_like or not self._has_place(args[0])):
+            return False
+        if (device := kwargs.get("device")) is not None:
+            return str(device) == "cpu"
+        return func is not torch.empty_like or args[0] in self._host
+
+    def _has_place(self, tensor: Tensor) -> bool:
+        """Return True if a tensor on meta stands for one of the device or of the host."""
+        return tensor.is_meta and (self._deferred is None or tensor not in self._deferred)
 
     def _empty(self, func: Any, args: tuple, kwargs: dict) -> Tensor:
         """Make a host tensor as `func` does; a large tensor is a meta tensor that stands for host memory."""
@@ -209,7 +215,8 @@ def modes_in_callbacks(mode: TorchFunctionMode) -> Iterator[None]:
 def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
     """Within the context, tensors tell code outside of PyTorch and Sizer where they are: on the first device, or on the host.
 
-    The attributes are those of the class, so that hooks of saved tensors and autograd's callbacks see them, too.
+    The attributes are those of the class, so that hooks of saved tensors and autograd's callbacks see them, too. An optimizer of
+    parameters on the host steps there.
     """
     own = {name: getattr(Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu", "is_meta")}
     told = {"device": (_FIRST, _CPU), "is_cuda": (True, False), "is_cpu": (False, True), "is_meta": (False, False)}
@@ -263,6 +270,7 @@ def devices_told(host: HostMemory, deferred: Deferred) -> Iterator[None]:
         mock.patch.multiple(Tensor, create=True, data_ptr=data_ptr, get_device=index_of_device),
         mock.patch.multiple(Tensor, create=True, **{name: answer(name) for name in own}),
         mock.patch.object(torch.UntypedStorage, "data_ptr", storage_data_ptr),
+        steps_on(host),
     ):
         yield
 

@@ -192,17 +192,17 @@ def offloading_seen(host: HostMemory, left: Callable[[Tensor], None]) -> Iterato
         stack.enter_context(
             mock.patch.object(groups.FSDPParamGroup, "_validate_cpu_offload_params", lambda group: None)
         )
-        stack.enter_context(_steps_on(host))
+        stack.enter_context(steps_on(host))
         yield
 
 
 @contextmanager
-def _steps_on(host: HostMemory) -> Iterator[None]:
+def steps_on(host: HostMemory) -> Iterator[None]:
     """Within the context what an optimizer makes in a step is on the host where its parameters are."""
 
     def begin(optimizer: torch.optim.Optimizer, *args: Any) -> None:
         parameters = [part for group in optimizer.param_groups for one in group["params"] for part in parts_of(one)]
-        host.making = True if host and all(part in host for part in parameters) else None
+        host.making = True if host and parameters and all(part in host for part in parameters) else None
 
     def end(*args: Any) -> None:
         host.making = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -34,28 +34,40 @@ class Optimizers:
         return [
             value
             for optimizer in self.optimizers
-            for state in getattr(optimizer, "optim", optimizer).state.values()  # of a rank's part, the optimizer inside
+            for state in state_of(optimizer).values()
             for value in state.values()
             if isinstance(value, torch.Tensor)
         ]
 
 
-def build_optimizers(name: str, implementation: str | None, module: nn.Module, *, sharded: bool = False) -> Optimizers:
+def state_of(optimizer: torch.optim.Optimizer) -> Mapping[nn.Parameter, dict[str, object]]:
+    """Return the state by parameter, also of an optimizer that holds others: over ranks, or offloaded."""
+    if isinstance(own := getattr(optimizer, "optim_dict", None), dict):
+        of_device = optimizer.d_opt.state if optimizer.d_opt is not None else {}
+        return {**of_device, **{device: state for device, one in own.items() for state in one.state.values()}}
+    return getattr(optimizer, "optim", optimizer).state
+
+
+def build_optimizers(
+    name: str, implementation: str | None, module: nn.Module, *, sharded: bool = False, offloaded: bool = False
+) -> Optimizers:
     """The optimizers for a module's trainable parameters. Without an implementation PyTorch chooses, as on the device.
 
-    `sharded` are those whose state lies over the ranks of a world (ZeroRedundancyOptimizer).
+    `sharded` are those whose state lies over the ranks of a world (ZeroRedundancyOptimizer), `offloaded` those that step on
+    the host (torchao's CPUOffloadOptimizer).
     """
-    return build_optimizers_of(name, implementation, [p for p in module.parameters() if p.requires_grad], sharded=sharded)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return build_optimizers_of(name, implementation, trained, sharded=sharded, offloaded=offloaded)
 
 
 def build_optimizers_of(
-    name: str, implementation: str | None, parameters: list[nn.Parameter], *, sharded: bool = False
+    name: str, implementation: str | None, parameters: list[nn.Parameter], *, sharded: bool = False, offloaded: bool = False
 ) -> Optimizers:
     """Return the optimizers of parameters, as `build_optimizers` does."""
     if name == "none" or not parameters:
         return Optimizers([])
     if name != "muon":
-        return Optimizers([_one(name, implementation, parameters, sharded)])
+        return Optimizers([_one(name, implementation, parameters, sharded, offloaded)])
     matrices, rest = [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
     made = [_one("muon", None, matrices, sharded)] if matrices else []
     return Optimizers([*made, *([_one("adamw", implementation, rest, sharded)] if rest else [])])
@@ -68,7 +80,9 @@ def check_installed(name: str) -> None:
         raise BuildError(f"{package} is not installed", given=f"optimizer={name}", todo=f"pip install {package}")
 
 
-def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], sharded: bool) -> torch.optim.Optimizer:
+def _one(
+    name: str, implementation: str | None, parameters: list[nn.Parameter], sharded: bool = False, offloaded: bool = False
+) -> torch.optim.Optimizer:
     row = OPTIMIZERS[name]
     how = {None: {}, "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[implementation]
     with compiled_when_called():
@@ -78,6 +92,10 @@ def _one(name: str, implementation: str | None, parameters: list[nn.Parameter], 
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(parameters, kind, **row.options, **how)
+    if offloaded:
+        from torchao.optim import CPUOffloadOptimizer
+
+        return CPUOffloadOptimizer(parameters, kind, **row.options, **how)
     optimizer = kind(parameters, **row.options, **how)
     if row.paged_bytes:
         _keep_pages_apart(optimizer)
