@@ -12,19 +12,16 @@ from typing import Any
 
 import torch
 
-from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, copies, round_up
-from sizer.tracing.cuda.scans import sorted_rows
+from sizer.tracing.cuda.scans import sort_bytes, sorted_rows
 from sizer.tracing.device import Device
 from sizer.tracing.log import DeferredSize
-from sizer.versions import Version, format_version, parse_version
+from sizer.versions import format_version, parse_version
 
 EMBEDDING = "CUDA embedding's gradient"
 
 _aten = torch.ops.aten
 _UNSORTED = 3072  # indices up to which one kernel adds rows without sorting
-# Indices that CUB sorts in one tile, by the bytes of an index (CUDA 13, capability 9.0).
-_SORTED_AT_ONCE = {8: 2304, 4: 4864}
 _ALWAYS = "always sorted"
 _MAX = 2  # EmbeddingBagMode
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
@@ -88,28 +85,16 @@ def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
         return 0
     segments = min(indices, rows)
     parts = segments + indices // _ROWS_PER_THREAD
+    passes = 8 if parse_version(version) < (2, 12) else -(-rows.bit_length() // 8)  # of the lowest bits, or of all 64
     return {
         "indices": indices * itemsize,
-        "sort": _sort_bytes(HARDWARE[key].capability, indices, rows, itemsize, parse_version(version)),
+        "sort": sort_bytes(key, indices, (itemsize, itemsize), passes),
         "count": 8,
         "scan": 511 + round_up(16 * (-(-indices // 4864) + 32), 256),
         "segments": segments * itemsize,
         "parts": parts * itemsize,
         "sums": parts * width,
     }[name]
-
-
-def _sort_bytes(capability: tuple[int, int], count: int, rows: int, itemsize: int, version: Version) -> int:
-    """CUB's storage to sort pairs of integers by their lowest bits, 8 in a pass, or by all 64 up to PyTorch 2.11.
-
-    Counts of digits for every pass and for each tile; for several passes keys and values once more.
-    """
-    if count <= _SORTED_AT_ONCE.get(itemsize, 0):
-        return 1
-    tile = 2816 if capability < (8, 0) else 4608 if capability == (9, 0) else 3840
-    passes = 8 if version < (2, 12) else -(-rows.bit_length() // 8)
-    copies = 2 * round_up(count * itemsize, 256) if passes > 1 else 0
-    return copies + (2 + 8 * passes) * 256 + 1024 * -(-count // tile) - 1
 
 
 def renorm(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

@@ -1,8 +1,8 @@
 """Scans, sorts and order statistics on CUDA: what CUB and the kernels around it hold.
 
 PyTorch 2.15: native/cuda/ScanUtils.cuh, Sort.cpp, SortStable.cu, Sorting.cpp, TensorModeKernel.cpp. The sizes of CUB are those of
-CCCL's DeviceScan (tile descriptors) and DeviceRadixSort (onesweep: bins, lookback of a tile, double buffers), with the tiles that
-its tuning for compute capability 9.0 has. Other capabilities have other tiles: a difference of a few bytes in a thousand elements.
+CCCL's DeviceScan (tile descriptors) and DeviceRadixSort (onesweep: bins, lookback of a tile, buffers). Its tiles are those of the
+GPU's generation (cub/device/dispatch/tuning/tuning_radix_sort.cuh); those of capability 10.0 and 12.0 are taken to be 9.0's.
 """
 
 from __future__ import annotations
@@ -12,13 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sizer.catalogue.hardware import HARDWARE
 from sizer.tracing.allocations import Held, Steps, after_results, copies, round_up
 from sizer.tracing.device import Device
+from sizer.tracing.log import DeferredSize
 from sizer.tracing.tables import listed
+
+SORT = "CUB sort"
 
 _ALIGNED, _SMALL, _SEGMENTS, _LARGE = 256, 4096, 128, 1_000_000
 _SCAN = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}  # by bytes of a value: elements of a tile, bytes of its descriptor
-_SORT = {1: 5632, 2: 5632, 4: 5376, 8: 4608}  # by bytes of a key: elements of a tile beside places of 8 bytes
+# Elements of a tile by the bytes of a key and of what is sorted with it; from capability 9.0 on, from 8.0 on, and before
+_TILES = {(1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528}
+_TILES_OF_8 = {(4, 8): 3072, (8, 8): 3840, (4, 4): 6528}
+_TILES_BEFORE = {(4, 8): 2816, (8, 8): 2816, (4, 4): 11776}
+# Before 9.0 keys of less than 4 bytes are counted by blocks of threads, so many digits at a time
+_DIGITS = {1: 32, 2: 64}
+_BLOCKS_PER_PROCESSOR, _THREADS, _SCANNED_BYTES = 5, 128, 44_800
+_AT_ONCE = {(8, 8): 2304, (4, 4): 4864}  # elements that are sorted in one tile, without anything beside
 
 
 def scanned(elements: int, itemsize: int) -> int:
@@ -27,17 +38,52 @@ def scanned(elements: int, itemsize: int) -> int:
     return round_up((-(-elements // tile) + 32) * descriptor, _ALIGNED) + 2 * _ALIGNED - 1
 
 
-def radix_sorted(elements: int, itemsize: int) -> int:
-    """Return the bytes that CUB holds while it sorts keys with places of 8 bytes: buffers, a pass for each byte of a key."""
-    tiles = -(-elements // _SORT.get(itemsize, _SORT[8]))
-    buffers = round_up(elements * itemsize, _ALIGNED) + round_up(elements * 8, _ALIGNED)
-    return buffers + itemsize * 256 * 8 + _ALIGNED + tiles * 1024 + _ALIGNED - 1
+def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> int:
+    """Return the bytes that CUB holds while it sorts pairs on a GPU.
+
+    Args:
+        key: The GPU.
+        elements: Pairs.
+        sizes: Bytes of a key, and of what is sorted with it.
+        passes: Passes of 8 bits; with several of them keys and values are there once more.
+    """
+    hardware = HARDWARE[key]
+    if elements <= _AT_ONCE.get(sizes, 0):
+        return 1
+    copies = sum(round_up(elements * size, _ALIGNED) for size in sizes)
+    if sizes[0] in _DIGITS and hardware.capability < (9, 0):
+        blocks = hardware.processors * _BLOCKS_PER_PROCESSOR * (hardware.threads // _THREADS)
+        return copies + blocks * _DIGITS[sizes[0]] * 8 + _SCANNED_BYTES + 2 * _ALIGNED - 1
+    generation = hardware.capability
+    tiles = _TILES if generation >= (9, 0) else _TILES_OF_8 if generation >= (8, 0) else _TILES_BEFORE
+    tile = tiles.get(sizes) or tiles[8, 8]
+    return (copies if passes > 1 else 0) + (2 + 8 * passes) * _ALIGNED + 1024 * -(-elements // tile) - 1
 
 
-def sorted_in_place(elements: int, bits: int) -> int:
-    """Return the bytes that CUB holds while it sorts int64 keys of so many bits between two buffers it is given."""
-    tiles = -(-elements // _SORT[8])
-    return 1 if tiles <= 1 else -(-bits // 8) * 256 * 8 + _ALIGNED + tiles * 1024 + _ALIGNED - 1
+def sorted_pairs(elements: int, bits: int) -> DeferredSize:
+    """Return the bytes that CUB holds while it sorts int64 keys of so many bits with as many places."""
+    passes = -(-bits // 8)
+    modelled = 16 * elements if passes > 1 else 0
+    return DeferredSize(modelled, SORT, ("pairs in one row", "8", str(passes)), (1, elements))
+
+
+def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
+    """The bytes of one block of a sort of rows of so many elements on a GPU, by its name, bytes of a key and passes."""
+    name, itemsize, passes = words[0], *map(int, words[1:])
+    rows, row = numbers
+    elements = rows * row
+    if name == "pairs in one row":
+        return sort_bytes(key, elements, (itemsize, 8), passes)
+    small, single, segmented = row <= _SMALL, rows == 1 or row >= _LARGE, rows >= _SEGMENTS
+    if name == "places":
+        return (row if small or single else elements) * 8
+    if small or (name != "scratch" and (single or segmented)):
+        return 0
+    if name == "scratch" and segmented and not single:
+        return round_up(elements * itemsize, _ALIGNED) + round_up(elements * 8, _ALIGNED) + _ALIGNED - 1
+    if name == "scratch":
+        return sort_bytes(key, row if single else elements, (itemsize, 8), passes)
+    return elements * (8 if name == "pairs" else itemsize)
 
 
 def scan(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -75,15 +121,10 @@ def sorted_rows(rows: int, row: int, itemsize: int) -> Steps:
     """Return what sorting rows of so many values holds: places of one row if a row is short, else CUB's work row after row, all at
     once with the row as a second key, or in segments (SortStable.cu)."""
     elements = rows * row
-    if row <= _SMALL:
-        return [[row * 8]]
-    if rows == 1 or row >= _LARGE:
-        return [[row * 8, radix_sorted(row, itemsize)]]
-    if rows < _SEGMENTS:
-        pairs = elements * 8  # of place and segment, before and after a sort
-        return [[pairs, pairs, elements * itemsize, radix_sorted(elements, itemsize)]]
-    segmented = round_up(elements * itemsize, _ALIGNED) + round_up(elements * 8, _ALIGNED) + _ALIGNED - 1
-    return [[elements * 8, segmented]]
+    # of a GPU that is not described: on a line over the elements, however many there are
+    modelled = {"places": elements * 8, "pairs": 0, "keys": 0, "scratch": elements * (itemsize + 8)}
+    words = (str(itemsize), str(itemsize))  # a pass for each byte of a key
+    return [[DeferredSize(size, SORT, (name, *words), (rows, row)) for name, size in modelled.items()]]
 
 
 def median(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
@@ -106,8 +147,7 @@ def nanmedian(device: Device, args: tuple, kwargs: dict, out: Tensor) -> Steps:
 
 def _sorted_elements(input: Tensor) -> list[int]:
     elements = input.numel()
-    scratch = [elements * 8] if elements <= _SMALL else [elements * 8, radix_sorted(elements, input.itemsize)]
-    return [input.nbytes, elements * 8, *scratch]
+    return [input.nbytes, elements * 8, *sorted_rows(1, elements, input.itemsize)[0]]
 
 
 def mode(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.hardware import HARDWARE
 from sizer.memory.size_queries import Asked, SizeOracle
-from sizer.tracing.cuda import bitsandbytes, convolution, cudnn, cudnn_convolution, embedding, normalization, reductions
+from sizer.tracing.cuda import (
+    bitsandbytes,
+    convolution,
+    cudnn,
+    cudnn_convolution,
+    embedding,
+    normalization,
+    reductions,
+    scans,
+)
 
 # Each takes the key of a GPU and the words and numbers of queries, and returns bytes for each, or None where it cannot tell.
 Resolve = Callable[[str, Sequence[tuple[tuple[str, ...], tuple[int, ...]]]], list[int | None]]
@@ -24,6 +33,7 @@ KINDS: dict[str, Resolve] = {
     embedding.EMBEDDING: _each(embedding.resolve),
     normalization.NORM: _each(normalization.resolve),
     reductions.REDUCTION: _each(reductions.resolve),
+    scans.SORT: _each(scans.resolve),
 }
 
 

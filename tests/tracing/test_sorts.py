@@ -1,0 +1,60 @@
+"""CUB's scratch for sorts, against PyTorch 2.15 over the null driver: the last blocks of `torch.sort` and `index_put_`."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizer.catalogue.gpus import GPUS
+from sizer.request import parse_query
+from sizer.tracer import Tracer
+from sizer.tracing.cuda.scans import resolve, sort_bytes
+
+# By GPU and bytes of a key: bytes for 5,000 and for 200,000 keys with places of 8 bytes.
+SORTED = {
+    "h100-80gb": {1: (4607, 61951), 2: (56063, 2041599), 4: (70143, 2447615), 8: (99327, 3261951)},
+    "rtx-4090": {1: (2056703, 3811583), 2: (4027903, 5977599), 4: (71167, 2476287), 8: (99327, 3271167)},
+    "a100-40gb": {1: (2302463, 4057343), 2: (4519423, 6469119), 4: (71167, 2476287), 8: (99327, 3271167)},
+    "t4": {1: (500223, 2255103), 2: (914943, 2864639), 4: (71167, 2482431), 8: (99327, 3290623)},
+}
+# By GPU: bytes of `index_put_(.., accumulate=True)` with 50,000 indices into 100, 1,000 and 100,000 rows.
+ACCUMULATED = {
+    "h100-80gb": (13823, 816127, 818175),
+    "rtx-4090": (16895, 819199, 821247),
+    "t4": (20991, 823295, 825343),
+}
+# By GPU: bytes with which an embedding's gradient sorts 50,000 and 400,000 int32 indices of 1,000 rows.
+NARROW = {"h100-80gb": (413183, 3268095), "rtx-4090": (413183, 3268095), "t4": (410111, 3239423)}
+
+
+@pytest.mark.parametrize("gpu", SORTED)
+def test_a_sort_holds_what_cub_asks_for(gpu: str) -> None:
+    for itemsize, expected in SORTED[gpu].items():
+        words = ("scratch", str(itemsize), str(itemsize))
+        assert tuple(resolve(gpu, words, (1, count)) for count in (5_000, 200_000)) == expected
+
+
+@pytest.mark.parametrize("gpu", ACCUMULATED)
+def test_keys_of_more_than_8_bits_are_there_twice(gpu: str) -> None:
+    found = [resolve(gpu, ("pairs in one row", "8", passes), (1, 50_000)) for passes in "123"]
+    assert tuple(found) == ACCUMULATED[gpu]
+
+
+@pytest.mark.parametrize("gpu", NARROW)
+def test_narrow_pairs_have_tiles_of_their_own(gpu: str) -> None:
+    assert tuple(sort_bytes(gpu, count, (4, 4), 2) for count in (50_000, 400_000)) == NARROW[gpu]
+
+
+def test_short_rows_need_places_alone() -> None:
+    names = ("places", "pairs", "keys", "scratch")
+    assert [resolve("t4", (name, "2", "2"), (1, 4096)) for name in names] == [4096 * 8, 0, 0, 0]
+    together = [resolve("t4", (name, "2", "2"), (8, 5000)) for name in names]
+    assert together[:3] == [320_000, 320_000, 80_000]
+    assert together[3] == 1_264_639  # float16 [8, 5000] over the null driver
+    assert [resolve("t4", (name, "2", "2"), (200, 5000)) for name in names] == [8_000_000, 0, 0, 10_000_383]
+
+
+# Experts are found by a sort of all tokens' choices: of 256 tokens and 8 choices up to two sequences are short rows, more are not.
+def test_a_model_of_experts_is_a_line_over_the_batch() -> None:
+    query = "arch=hf:qwen3-30b-a3b&dtype=bfloat16&batch=1,2,8&seq=256&gpu=h200&mode=inference"
+    request = parse_query(query)
+    assert Tracer(request, GPUS["h200"]).trace("bfloat16", request.batches).family.lines
