@@ -56,6 +56,7 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 class _Plan:
     """What to do with an operator: what runs in its place, what is added to its result."""
 
+    func: Any
     name: str
     check: Check | None  # raises where every device would
     handler: Handler | None  # may return NotImplemented
@@ -99,7 +100,7 @@ class Recorder(TorchDispatchMode):
         self.block_notes: BlockNotes | None = (
             None  # what is noted of blocks beside the log, where somebody wants to know
         )
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[int, _Plan] = {}  # by the operator's identity: its own hash is Python
         self._storages = Storages(self.log)
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         blas = self.rules.blas
@@ -131,7 +132,7 @@ class Recorder(TorchDispatchMode):
             self.follow_stream(args)
         if self.on_backward is not None and torch._C._current_graph_task_id() != -1:
             self.on_backward()
-        plan = self._plans.get(func) or self._plan(func)
+        plan = self._plans.get(id(func)) or self._plan(func)
         if plan.check is not None:
             plan.check(self.device.kind, args)
         if self.deferred.is_left:
@@ -172,7 +173,8 @@ class Recorder(TorchDispatchMode):
     def _plan(self, func: Any) -> _Plan:
         rules, name = self.rules, str(func)
         kernel = rules.kernels.get(func)
-        plan = self._plans[func] = _Plan(
+        plan = self._plans[id(func)] = _Plan(
+            func=func,
             name=name,
             check=rules.checks.get(func) or rules.checks.get(name),
             handler=rules.handlers.get(func) or rules.handlers.get(name),
@@ -306,12 +308,13 @@ class Recorder(TorchDispatchMode):
                 self.log.classify(block, category)
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
-        if tensor.device.type not in self._device_types or tensor in self._storages:
+        on_cpu = not tensor.is_meta
+        if (on_cpu and tensor.device.type not in self._device_types) or tensor in self._storages:
             return
         if is_traceable_wrapper_subclass_type(type(tensor)):
             return  # its storage stands for none; what is inside was seen where it was made
         if (
-            tensor.device.type == "cpu"
+            on_cpu
             and not plan.lifts
             and any(tensor.untyped_storage()._cdata == t.untyped_storage()._cdata for t in tensors_of(args))
         ):
@@ -323,11 +326,15 @@ class Recorder(TorchDispatchMode):
         self._enter(tensor, plan.name, self.paths.current(), "temporary")
 
     def _enter(self, tensor: Tensor, op: str, module: str, category: str) -> None:
-        if tensor in self.host or tensor in self.deferred or torch._is_zerotensor(tensor):
+        if torch._is_zerotensor(tensor):
             return  # autograd's zeros have no memory on any device
         storage = tensor.untyped_storage()
+        if self.host.holds(storage) or self.deferred.holds(storage):
+            return
         block = self.log.allocate(storage.nbytes(), op, module, category)
-        self._note(tensor, block)
+        if self.block_notes is not None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.block_notes.tensors[block] = NotedTensor(shape=tuple(tensor.shape), dtype=dtype)
         self._storages.follow(storage, block)
 
     def _on_meta_of_host(self, tensor: Tensor) -> Tensor:
@@ -345,12 +352,6 @@ class Recorder(TorchDispatchMode):
             for part in () if tensor is None else parts_of(tensor):
                 if self.deferred.place(part):
                     self._enter(part, "", "", "temporary")
-
-    def _note(self, tensor: Tensor, block: int) -> None:
-        """Note what a block holds, where that is asked for."""
-        if self.block_notes is not None:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self.block_notes.tensors[block] = NotedTensor(shape=tuple(tensor.shape), dtype=dtype)
 
     def _follow(self, plan: _Plan, steps: Steps, args: tuple) -> None:
         """Log what a kernel holds and its results, in its own order."""

@@ -33,7 +33,11 @@ class Deferred:
         self._devices: list[torch.device] = []  # those that code has named meta; equal ones are told apart by identity
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._storages
+        return self.holds(tensor.untyped_storage())
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Return True if this is one of its storages."""
+        return bool(self._storages) and storage._cdata in self._storages
 
     def makes(self, arguments: tuple) -> bool:
         """Return True if the results of an operator with these arguments are on no device."""

@@ -43,7 +43,7 @@ FOREACH = names("""
 
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.device.type == "meta" and tensor.dtype == dtype and (tensor.is_contiguous() or _is_row_major(tensor))
+    return tensor.is_meta and tensor.dtype == dtype and (tensor.is_contiguous() or _is_row_major(tensor))
 
 
 def _is_row_major(tensor: Tensor) -> bool:
@@ -94,10 +94,14 @@ def _common_shape(args: tuple) -> torch.Size | None:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     if not all(_is_plain(tensor, first.dtype) for tensor in tensors):
         return None
-    shape = max(tensors, key=lambda tensor: (tensor.dim(), tensor.numel())).shape
+    shape = first.shape
+    if len(tensors) > 1:
+        shape = max(tensors, key=lambda tensor: (tensor.dim(), tensor.numel())).shape
+        if not all(tensor.shape == shape or _fits_into(tensor.shape, shape) for tensor in tensors):
+            return None
     if 1 in shape and any(tensor.dim() and tensor.stride() != plain_strides(tensor.shape) for tensor in tensors):
         return None  # TensorIterator may keep the stride of a dimension of size 1
-    return shape if all(tensor.shape == shape or _fits_into(tensor.shape, shape) for tensor in tensors) else None
+    return shape
 
 
 def in_place(args: tuple) -> Any:

@@ -110,7 +110,7 @@ class KnownValues:
         self.expected_false = StorageSet()  # asked for `any()`: though unknown, taken to hold no True
         self.lost = StorageSet()  # integers that were made from data in C++, which drops it on every meta device
         self._assumed: dict[int, str] = {}
-        self._traits: dict[Any, tuple[bool, bool]] = {}
+        self._traits: dict[int, tuple[bool, bool, Any]] = {}  # by the operator's identity: its own hash is Python
 
     def get(self, tensor: Tensor) -> Tensor | None:
         """A real CPU tensor with this tensor's values (sharing the twin's memory), or None where they are unknown."""
@@ -185,8 +185,10 @@ class KnownValues:
 
     def all_known(self, tensors: list[Tensor]) -> bool:
         """Whether every one of the tensors has known values."""
-        twins = self._twins
-        return all(t.device.type == "cpu" or t.untyped_storage()._cdata in twins for t in tensors)
+        return all(map(self._is_known, tensors))
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return tensor.is_cpu or tensor.untyped_storage()._cdata in self._twins
 
     def run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What `func` returns on the known values: real CPU tensors. Call only when all tensor inputs are known."""
@@ -196,10 +198,10 @@ class KnownValues:
 
     def follow(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """Keep the twins in step with an operator that has just run on meta tensors."""
-        traits = self._traits.get(func)
+        traits = self._traits.get(id(func))
         if traits is None:
-            traits = self._traits[func] = (func._schema.is_mutable, _is_unpredictable(func))
-        mutable, unpredictable = traits
+            traits = self._traits[id(func)] = (func._schema.is_mutable, _is_unpredictable(func), func)
+        mutable, unpredictable, _ = traits
         if mutable:
             self._follow_mutation(func, args, kwargs, unpredictable)
             return
@@ -210,6 +212,9 @@ class KnownValues:
             if not is_small(out):
                 return
         elif not isinstance(out, (list, tuple)):
+            return
+        if args and isinstance(args[0], Tensor) and not self._is_known(args[0]):  # most results, at once
+            self._follow_filled(func, args, kwargs, out)
             return
         inputs = tensors_of(args)
         if kwargs:
