@@ -137,6 +137,15 @@ def window_lengths(cache: object) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def indexed_lengths(module: nn.Module) -> set[int]:
+    """Return the numbers of tokens from which attention reads no more: its indexers choose so many entries at most.
+
+    models/deepseek_v32/modeling_deepseek_v32.py, DeepseekV32Indexer, and deepseek_v4, DeepseekV4Indexer, 5.24.
+    """
+    indexers = (part for part in module.modules() if isinstance(getattr(part, "index_topk", None), int))
+    return {part.index_topk * getattr(part, "compress_rate", 1) for part in indexers}
+
+
 def compress_rates(cache: object) -> tuple[int, ...]:
     """Return the numbers of tokens of which layers of a cache make one entry; empty if all layers grow with every token.
 

@@ -58,73 +58,89 @@ def find_repetition(tape: Tape, loop: Loop) -> Repetition:
     before, step = (
         _Step(tape, [end - steps * length for steps in reversed(range(DEPTH + 2))]) for end in (loop.begin, loop.end)
     )
-    if step.shape_from_ends() != before.shape_from_ends() or [*step.sources] != [*before.sources]:
+    if not step.is_again(before):
         raise NotRepeatedError(f"the step at event {loop.begin} is not the one before it once more")
-    if (unknown := next((block for block, (_, place) in step.earlier.items() if place < 0), None)) is not None:
+    earlier = step.earlier()
+    if (unknown := next((block for block, _, place in earlier if place < 0), None)) is not None:
         raise NotRepeatedError(f"{tape.describe(unknown)} is released in a step, and was not made in those before")
     named = [step.blocks, *reversed(step.blocks_before)]  # by the number of steps before
     moves = {
-        (named[back][place], named[back - 1][place]): back
-        for steps, place in step.earlier.values()
+        (int(named[back][place]), int(named[back - 1][place])): back
+        for _, steps, place in earlier
         for back in range(steps, 0, -1)
     }
-    blocks = np.asarray(step.blocks, np.int64)
     sizes = np.asarray(tape.sizes, np.int64)
-    asked = by_block(tape.size_queries)  # a library's answers are on no line: they stay as they are
-    grows = np.asarray([block not in asked for block in step.blocks], bool)
+    # a library's answers are on no line: they stay as they are
+    grows = ~np.isin(step.blocks, [block for query in tape.size_queries for block in query.blocks])
     return Repetition(
         count=loop.count,
         events=np.asarray(tape.order[loop.begin : loop.end], np.int64),
-        blocks=blocks,
-        sizes=sizes[blocks],
-        growth=(sizes[blocks] - sizes[np.asarray(before.blocks, np.int64)]) * grows,
-        earlier=tuple((block, steps, place) for block, (steps, place) in step.earlier.items()),
+        blocks=step.blocks,
+        sizes=sizes[step.blocks],
+        growth=(sizes[step.blocks] - sizes[before.blocks]) * grows,
+        earlier=earlier,
         moves=np.array(sorted(moves, key=lambda move: -moves[move]), np.int64).reshape(-1, 2),
     )
-
-
-Event = int | tuple[int, int]
 
 
 class _Step:
     """A step of a tape in words that do not depend on where it stands; `bounds` of its order are where the DEPTH steps before it
     begin, where it begins itself, and where it ends.
 
-    `shape` are its events: the allocation or release of the n-th block that it makes (n, or ~n), or the release of the n-th
-    block that was made so many steps before, (steps, n); n is -1 where none of these made it. `earlier` says that by block.
+    Each of its events is the allocation or release of the block with a place among those that a step makes, this one or one so
+    many steps before. The place is -1 if none of these made it.
     """
 
     def __init__(self, tape: Tape, bounds: Sequence[int]) -> None:
-        *before, own = pairwise(max(0, bound) for bound in bounds)
-        self.blocks_before = [[event for event in tape.order[slice(*step)] if event >= 0] for step in before]
-        made_before = {
-            block: (DEPTH - number, place)
-            for number, blocks in enumerate(self.blocks_before)
-            for place, block in enumerate(blocks)
-        }
-        places: dict[int, int] = {}
-        self.blocks: list[int] = []
-        self.earlier: dict[int, tuple[int, int]] = {}
-        self.shape: list[Event] = []
-        for event in tape.order[slice(*own)]:
-            if event >= 0:
-                places[event] = len(self.blocks)
-                self.shape.append(len(self.blocks))
-                self.blocks.append(event)
-            elif ~event in places:
-                self.shape.append(~places[~event])
-            else:
-                self.earlier[~event] = made_before.get(~event, (0, -1))
-                self.shape.append(self.earlier[~event])
-        self.sources = ((tape.ops[b], tape.modules[b], tape.categories[b], stream_of(tape, b)) for b in self.blocks)
+        order = np.asarray(tape.order, np.int64)
+        *before, own = (order[begin:end] for begin, end in pairwise(max(0, bound) for bound in bounds))
+        self.blocks_before = [events[events >= 0] for events in before]
+        self.blocks = own[own >= 0]
+        self._tape = tape
+        self._releases = own < 0
+        self._named = np.where(self._releases, ~own, own)
+        made = [*self.blocks_before, self.blocks]
+        names = np.concatenate(made)
+        steps_before = np.repeat(np.arange(len(made))[::-1], [len(blocks) for blocks in made])
+        places = np.concatenate([np.arange(len(blocks)) for blocks in made])
+        by_name = np.argsort(names)
+        first = np.searchsorted(names, self._named, sorter=by_name)
+        known = first < np.searchsorted(names, self._named, side="right", sorter=by_name)
+        self._steps = np.zeros(len(own), np.int64)
+        self._steps[known] = steps_before[by_name[first[known]]]
+        self._places = np.full(len(own), -1)
+        self._places[known] = places[by_name[first[known]]]
 
-    def shape_from_ends(self) -> list[Event]:
-        """Return `shape` with blocks of earlier steps counted from these steps' ends: the first step has no whole one before it."""
-        made = [len(blocks) for blocks in self.blocks_before]
-        return [
-            kind if isinstance(kind, int) or kind[1] < 0 else (kind[0], kind[1] - made[DEPTH - kind[0]])
-            for kind in self.shape
-        ]
+    def earlier(self) -> tuple[tuple[int, int, int], ...]:
+        """Return (block, steps, place) for each block that the step releases and has not made."""
+        apart = self._releases & ((self._steps > 0) | (self._places < 0))
+        columns = (self._named[apart], self._steps[apart], self._places[apart])
+        return tuple(zip(*(column.tolist() for column in columns), strict=True))
+
+    def is_again(self, other: _Step) -> bool:
+        """Return whether another step of the tape has the same events, from the same sources."""
+        if len(self._named) != len(other._named) or len(self.blocks) != len(other.blocks):
+            return False
+        pairs = (
+            (self._releases, other._releases),
+            (self._steps, other._steps),
+            (self._places_from_ends(), other._places_from_ends()),
+            *(
+                (column[self.blocks], column[other.blocks])
+                for values in (self._tape.ops, self._tape.modules, self._tape.categories, self._tape.streams)
+                if len(column := _column(values))
+            ),
+        )
+        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+    def _places_from_ends(self) -> np.ndarray:
+        """Return places, in earlier steps counted from these steps' ends: the first step has no whole one before it."""
+        made = np.array([0, *(len(blocks) for blocks in reversed(self.blocks_before))])
+        return self._places - made[self._steps]
+
+
+def _column(values: array[int] | bytes) -> np.ndarray:
+    return np.frombuffer(values, np.uint8) if isinstance(values, bytes) else np.asarray(values)
 
 
 def check_affine(tape: Tape, loop: Loop) -> None:
@@ -149,47 +165,60 @@ def check_follows(tape: Tape, bounds: tuple[int, int]) -> None:
         raise NotRepeatedError(f"the step at event {begin}, traced by itself, is not what the steps before it lead to")
 
 
-def append_step(
-    tape: Tape, other: Tape, bounds: Sequence[int], *, follows: Sequence[int], kept: Mapping[int, int] | None = None
-) -> Tape:
-    """The tape with a step of another tape of the same work behind it.
+def append_steps(
+    tape: Tape, other: Tape, ends: Sequence[int], *, follows: Sequence[int], kept: Mapping[int, int] | None = None
+) -> tuple[Tape, list[int]]:
+    """Return the tape with steps of another tape of the same work behind it, and where each of them ends in its order.
 
-    `bounds` of the other tape's order are where the DEPTH steps before the step begin, where it begins, and where it ends;
-    `follows` of the tape's where the DEPTH steps before it begin. `kept` are the tape's blocks by the other's of what
-    both have held for longer. Raises NotRepeatedError where the step releases what is neither.
+    `ends` of the other tape's order are where its steps end: first those that stand for the tape's own last ones, then those to be
+    appended. `follows` of the tape's order are where those last ones end. What a step releases was made in one of these steps;
+    or in none of them, if it is among `kept`, the tape's blocks by the other's of what both have held for longer.
+    Raises NotRepeatedError where it is neither.
     """
-    kept = kept or {}
-    step = _Step(other, bounds)
-    first, at = len(tape.sizes), len(tape.order)
-    made_before = [[event for event in tape.order[begin:end] if event >= 0] for begin, end in pairwise([*follows, at])]
-    order, sizes, ops, modules = tape.order[:], tape.sizes[:], tape.ops[:], tape.modules[:]
+    if follows[-1] != len(tape.order):
+        raise ValueError("the steps that others follow are not the last ones")
+    names = dict(kept or {})
+    begin = len(follows) - 1
+    for (mine_from, mine_to), (from_, to) in zip(pairwise(follows), pairwise(ends), strict=False):
+        mine, theirs = (
+            [event for event in order if event >= 0] for order in (tape.order[mine_from:mine_to], other.order[from_:to])
+        )
+        names |= {block: name for block, name in zip(theirs, mine, strict=False) if block not in names}
+    order, blocks, appended = tape.order[:], [], []
+    for from_, to in pairwise(ends[begin:]):
+        for event in other.order[from_:to]:
+            if event >= 0:
+                names[event] = len(tape.sizes) + len(blocks)
+                blocks.append(event)
+                order.append(names[event])
+            elif ~event in names:
+                order.append(~names[~event])
+            else:
+                raise NotRepeatedError("a step releases what was not made in those before")
+        appended.append(len(order))
+    return _with_blocks(tape, other, blocks, order), appended
+
+
+def _with_blocks(tape: Tape, other: Tape, blocks: Sequence[int], order: array[int]) -> Tape:
+    """Return the tape with some of another's blocks behind its own, and with another order."""
+    sizes, ops, modules = tape.sizes[:], tape.ops[:], tape.modules[:]
+    sizes.extend([other.sizes[block] for block in blocks])
     op_names, module_names = dict.fromkeys(tape.op_names), dict.fromkeys(tape.module_names)
-    for event, kind in zip(other.order[slice(*bounds[-2:])], step.shape, strict=True):
-        if isinstance(kind, int):
-            order.append(first + kind if kind >= 0 else ~(first + ~kind))
-            continue
-        if ~event in kept:
-            order.append(~kept[~event])
-            continue
-        steps, place = kind
-        if not 0 <= place < len(made_before[-steps]):
-            raise NotRepeatedError("a step releases what was not made in those before")
-        order.append(~made_before[-steps][place])
-    sizes.extend([other.sizes[block] for block in step.blocks])
-    op_names.update(dict.fromkeys(other.op_names[other.ops[block]] for block in step.blocks))
-    module_names.update(dict.fromkeys(other.module_names[other.modules[block]] for block in step.blocks))
+    op_names.update(dict.fromkeys(other.op_names[other.ops[block]] for block in blocks))
+    module_names.update(dict.fromkeys(other.module_names[other.modules[block]] for block in blocks))
     place_of_op = {name: place for place, name in enumerate(op_names)}
     place_of_module = {name: place for place, name in enumerate(module_names)}
-    ops.extend([place_of_op[other.op_names[other.ops[block]]] for block in step.blocks])
-    modules.extend([place_of_module[other.module_names[other.modules[block]]] for block in step.blocks])
+    ops.extend([place_of_op[other.op_names[other.ops[block]]] for block in blocks])
+    modules.extend([place_of_module[other.module_names[other.modules[block]]] for block in blocks])
     queries = by_block(other.size_queries)
-    own = {place: queries[block] for place, block in enumerate(step.blocks, first) if block in queries}
+    own = {place: queries[block] for place, block in enumerate(blocks, len(tape.sizes)) if block in queries}
+    at = len(tape.order)
     return replace(
         tape,
         order=order,
         sizes=sizes,
-        categories=tape.categories + bytes(other.categories[block] for block in step.blocks),
-        streams=_joined_streams(tape, other, step.blocks),
+        categories=tape.categories + bytes(other.categories[block] for block in blocks),
+        streams=_joined_streams(tape, other, blocks),
         ops=ops,
         modules=modules,
         op_names=tuple(op_names),

@@ -34,7 +34,8 @@ class _Window:
 
 
 def kept_blocks(tape: Tape, other: Tape, *, of: str, before: tuple[int, int], at: tuple[int, int]) -> dict[int, int]:
-    """The tape's blocks by another tape's, in order: those of a category that each has made before an event and holds at another.
+    """The tape's blocks by another tape's: those of a category that each has made before an event and holds at another, in each
+    module in the order in which they were made.
 
     Raises NotRepeatedError where they are not of the same bytes and sources.
     """
@@ -45,14 +46,15 @@ def kept_blocks(tape: Tape, other: Tape, *, of: str, before: tuple[int, int], at
 
 
 def _held(tape: Tape, category: str, before: int, at: int) -> dict[int, tuple[str, str, int]]:
-    """Operator, module and bytes of the blocks of a category that are made before an event and alive at another."""
+    """Module, operator and bytes of the blocks of a category that are made before an event and alive at another, by module."""
     number = CATEGORIES.index(category)
     released = {~event for event in tape.order[:at] if event < 0}
-    return {
-        block: (tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]], tape.sizes[block])
+    held = {
+        block: (tape.module_names[tape.modules[block]], tape.op_names[tape.ops[block]], tape.sizes[block])
         for block in tape.order[:before]
         if block >= 0 and tape.categories[block] == number and block not in released
     }
+    return dict(sorted(held.items(), key=lambda item: item[1][0]))
 
 
 def append_windows(tape: Tape, begins: Sequence[int], count: int, *, rest: int = 0, rest_count: int = 0) -> Tape:

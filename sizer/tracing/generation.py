@@ -9,8 +9,8 @@ times, and what stands around the third comes again as often as needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -22,7 +22,7 @@ from sizer.memory.block_notes import BlockNotes
 from sizer.memory.loops import (
     DEPTH,
     NotRepeatedError,
-    append_step,
+    append_steps,
     check_affine,
     check_follows,
     repeated_events,
@@ -45,10 +45,44 @@ AROUND_QUANTIZED = (
     2 + ALIKE,
 )  # likewise of the step that quantises the cache: what it leaves is released in the two after it
 AROUND = 1 + sum(AROUND_QUANTIZED)
+RELEASED = 3  # steps after which an entry of many tokens is made, and what those tokens left is released
 PERIODS = (1, 8)  # steps after which the same comes again: attention pads masks to multiples of 8 keys
 
 TRACED_AT_MOST = 256  # tokens, where steps follow no rule
 WRITTEN_AT_MOST = 8_000_000  # events of steps that no loop holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """After how many steps the same comes again, and which steps stand apart.
+
+    period: Steps after which the same comes again.
+    first: The steps that are traced from the prompt on.
+    every: From one step that stands apart to the next; None if no step does so regularly.
+    windows: The steps that stand apart and are traced, with those around them: `before` and `behind` each.
+    """
+
+    period: int = 1
+    first: int
+    every: int | None = None
+    windows: tuple[int, ...] = ()
+    before: int = AROUND_WINDOW
+    behind: int = AROUND_WINDOW
+
+    @property
+    def around(self) -> int:
+        """The steps that are traced around one that stands apart."""
+        return self.before + 1 + self.behind
+
+    @property
+    def lead(self) -> int:
+        """The steps of a trace with a longer prompt that are left out, as the prompt's traces are in them."""
+        return UNUSUAL + self.period - 1
+
+    @property
+    def depth(self) -> int:
+        """The steps for which a block may live on."""
+        return DEPTH + self.period - 1
 
 
 def trace_generation(
@@ -81,17 +115,10 @@ def trace_generation(
 
         return trace(tokens) if deep is None or not rates else trace_deep_tokens(deep, module, device, trace, tokens)
 
-    prompt = blueprint.sequence_length or 1
-    whole = _growth_period([(rate, rate - prompt % rate) for rate in rates], work.new)
     refusal = None
-    for period in dict.fromkeys(math.lcm(whole, usual) for usual in PERIODS):
-        # the first entry that a cache makes releases what the prompt has left
-        lead = UNUSUAL if period in PERIODS else UNUSUAL + period
-        first = lead + period * ALIKE + (work.new - lead) % period
-        if first >= work.new:
-            break
+    for rhythm in _rhythms(rates, blueprint.sequence_length or 1, work.new):
         try:
-            return _of_one_stream(_extended(run, first, work.new, period))
+            return _of_one_stream(_extended(run, work.new, rhythm))
         except NotRepeatedError as error:
             refusal = refusal or error
     if work.new > TRACED_AT_MOST:
@@ -158,90 +185,148 @@ def _check_positions(blueprint: Blueprint, module: nn.Module, work: Work) -> Non
         )
 
 
-def _extended(run: Callable[..., TokenTrace], first: int, new: int, period: int) -> Tape:
-    """The tape of `new` tokens from a run over the first ones, and others over the steps in which windows fill.
+def _rhythms(rates: Sequence[int], prompt: int, new: int) -> Iterator[Rhythm]:
+    """Yield the rhythms in which a generation may go on, the one with the fewest steps to trace first.
+
+    Args:
+        rates: Numbers of tokens of which layers of the cache make one entry.
+        prompt: Tokens of the prompt.
+        new: Tokens to generate.
+    """
+    reached = [(rate, rate - prompt % rate) for rate in rates if rate - prompt % rate < new]
+    windowed = False
+    if reached:
+        every, window = reached[-1]
+        for usual in PERIODS:
+            period = math.lcm(usual, *(rate for rate, _ in reached[:-1]))
+            if every % period == 0 and every > period and (found := _windowed(period, every, window, new)) is not None:
+                windowed = True
+                yield found
+    whole = math.lcm(*(rate for rate, _ in reached))
+    for period in dict.fromkeys(math.lcm(whole, usual) for usual in PERIODS):
+        # the first entry that a cache makes releases what the prompt has left
+        lead = UNUSUAL if period in PERIODS else UNUSUAL + period
+        first = lead + period * ALIKE + (new - lead) % period
+        if first < new and (first <= TRACED_AT_MOST or not windowed):
+            yield Rhythm(period=period, first=first)
+
+
+def _windowed(period: int, every: int, window: int, new: int) -> Rhythm | None:
+    """Return the rhythm of steps that are alike after `period` but for one of `every`, the first of which is number `window`.
+
+    Steps before and behind those that stand apart are so many that periods fill what is between them, and the end. None if the
+    steps to be traced fill that anyway.
+    """
+    behind = RELEASED + period * (ALIKE + 1)  # likewise
+    behind += (new - window - behind) % period
+    before = period - 1 + -(period + behind) % period
+    usual = UNUSUAL + period * (ALIKE + 1)  # the first entry that a cache makes releases what the prompt has left
+    first = usual + (window - before - 1 - usual) % period
+    with_first = window - before <= first + UNUSUAL
+    windows = tuple(range(window, new, every)[: WINDOWS_ALIKE + with_first])
+    found = Rhythm(period=period, first=first, every=every, windows=windows, before=before, behind=behind)
+    return found if found.lead + found.around < every else None
+
+
+def _extended(run: Callable[..., TokenTrace], new: int, rhythm: Rhythm) -> Tape:
+    """The tape of `new` tokens from a run over the first ones, and others over the steps that stand apart.
 
     Raises NotRepeatedError where steps do not follow from those before.
     """
-    traced = run(first)
-    if (every := traced.requantized) is not None and every <= AROUND + UNUSUAL:
-        raise NotRepeatedError(
-            f"the cache is quantised anew after {every} tokens, in the midst of the steps around that"
-        )
-    windows = traced.windows if every is None else range(every, every * (WINDOWS_ALIKE + 1), every)
-    around = (AROUND_WINDOW, AROUND_WINDOW) if every is None else AROUND_QUANTIZED
-    (_, done), *others = _plan(first, new, windows, around)
-    if period > 1 and (others or done > first):
+    traced = run(rhythm.first)
+    rhythm = _with_quantized(_with_full(rhythm, traced.windows, new), traced.requantized)
+    period, every, lead, depth = rhythm.period, rhythm.every, rhythm.lead, rhythm.depth
+    (_, done), *others = _plan(rhythm, new)
+    if period > 1 and every is None and (others or done > rhythm.first):
         raise NotRepeatedError("a window fills among steps that are not all alike")
-    if done > first:
+    if done > rhythm.first:
         traced = run(done)
     tape, ends = traced.tape, [*traced.ends]
     begins = []
     for begin, end in others:
-        tape = _with_loop(tape, ends, begin - 1 - done)
-        after = begin - UNUSUAL - 1
-        quantized = None if every is None else after // every * every
+        tape = _with_loop(tape, ends, begin - 1 - done, period)
+        after = begin - lead - 1
+        quantized = None if traced.requantized is None else after // every * every
         traced, done = run(end - after, after=after, quantized=quantized), end
         begins.append(len(tape.order))
-        kept = _kept(tape, ends, traced) if every else {}
-        for token in range(UNUSUAL, len(traced.ends)):
-            bounds = traced.ends[token - DEPTH - 1 : token + 1]
-            tape = append_step(tape, traced.tape, bounds, follows=ends[-DEPTH - 1 : -1], kept=kept)
-            ends.append(len(tape.order))
-            if token == UNUSUAL:
-                check_follows(tape, (ends[-2], ends[-1]))
-    if every is not None and len(begins) == WINDOWS_ALIKE:
-        return _with_windows(tape, ends, begins, new - done, every)
-    return _with_loop(tape, ends[::-period][::-1], (new - done) // period)
+        kept = _kept(tape, ends, traced, rhythm) if every else {}
+        told = {"follows": ends[-depth - 1 :], "kept": kept}
+        tape, more = append_steps(tape, traced.tape, traced.ends[lead - depth - 1 :], **told)
+        check_follows(tape, (ends[-1], more[period - 1]))
+        ends += more
+    if every is not None and len(begins) >= WINDOWS_ALIKE:
+        return _with_windows(tape, ends, begins[-WINDOWS_ALIKE:], new - done, rhythm)
+    return _with_loop(tape, ends, new - done, period)
 
 
-def _growth_period(rates: Iterable[tuple[int, int]], new: int) -> int:
-    """Return the number of tokens in which the cache grows by the same bytes, as far as a generation of `new` tokens goes.
+def _with_full(rhythm: Rhythm, full: Sequence[int], new: int) -> Rhythm:
+    """Return the rhythm of a cache some of whose layers keep windows, which are `full` with these tokens.
 
-    Args:
-        rates: How many tokens make one entry, and how many are left of them after the prompt.
+    Raises NotRepeatedError if that is not where steps stand apart anyway.
     """
-    return math.lcm(*(rate for rate, left in rates if left < new))
+    if rhythm.every is None:
+        return replace(rhythm, windows=tuple(full))
+    reached = [window for window in full if 0 < window < new]
+    if not {*reached} <= {*rhythm.windows}:
+        raise NotRepeatedError("a window fills among steps that are not all alike")
+    if not reached:
+        return rhythm
+    all_windows = range(rhythm.windows[0], new, rhythm.every)
+    last = rhythm.windows.index(max(reached)) + 1 + WINDOWS_ALIKE  # of windows that are alike
+    return replace(rhythm, windows=tuple(all_windows[: max(last, len(rhythm.windows))]))
 
 
-def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace) -> dict[int, int]:
-    """What of the cache the tape and a trace that goes on with it have quantised before."""
-    begin = traced.ends[UNUSUAL - DEPTH - 1], traced.ends[UNUSUAL - 1]
-    mine = ends[-DEPTH - 1], ends[-1]
+def _with_quantized(rhythm: Rhythm, every: int | None) -> Rhythm:
+    """Return the rhythm of a cache that is quantised anew after so many tokens; None: never."""
+    if every is None:
+        return rhythm
+    if every <= AROUND + UNUSUAL:
+        raise NotRepeatedError(
+            f"the cache is quantised anew after {every} tokens, in the midst of the steps around that"
+        )
+    before, behind = AROUND_QUANTIZED
+    windows = tuple(range(every, every * (WINDOWS_ALIKE + 1), every))
+    return replace(rhythm, every=every if rhythm.period == 1 else None, windows=windows, before=before, behind=behind)
+
+
+def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace, rhythm: Rhythm) -> dict[int, int]:
+    """What of the cache the tape and a trace that goes on with it have held for longer."""
+    begin = traced.ends[rhythm.lead - rhythm.depth - 1], traced.ends[rhythm.lead - 1]
+    mine = ends[-rhythm.depth - 1], ends[-1]
     before, at = zip(mine, begin, strict=True)
     return kept_blocks(tape, traced.tape, of=KV_CACHE, before=before, at=at)
 
 
-def _with_windows(tape: Tape, ends: Sequence[int], begins: Sequence[int], left: int, every: int) -> Tape:
-    """The tape, whose last steps are those around a time that the cache is quantised anew, with `left` tokens more: the windows
-    that begin where `begins` says come again, each of `every` tokens.
+def _with_windows(tape: Tape, ends: Sequence[int], begins: Sequence[int], left: int, rhythm: Rhythm) -> Tape:
+    """The tape, whose last steps are those around one that stands apart, with `left` tokens more: the windows that begin where
+    `begins` says come again, each of `rhythm.every` tokens.
 
     Raises NotRepeatedError where they do not follow from each other, TraceError where they are too many to be written.
     """
-    tape = _with_loop(tape, ends, min(left, every - AROUND))
-    left -= every - AROUND
+    every, around = rhythm.every, rhythm.around
+    tape = _with_loop(tape, ends, min(left, every - around), rhythm.period)
+    left -= every - around
     if left <= 0:
         return tape
     held = len(tape.order) - begins[-1]
     count, rest = divmod(left, every)
     if (events := held * (count + 1)) > WRITTEN_AT_MOST:
         raise TraceError(
-            f"the cache of this generation is quantised {count + len(begins) + 1} times, each time a few steps are written: "
+            f"this generation has {count + len(begins) + 1} steps that stand apart, each of which is written with a few around it: "
             f"{events:,} events",
             allowed=f"{WRITTEN_AT_MOST:,}",
             todo="ask for fewer new tokens",
         )
-    part = ends[-AROUND - 1 :][min(rest, AROUND)] - begins[-1]
-    return append_windows(tape, begins, count, rest=part, rest_count=max(0, rest - AROUND))
+    part = ends[-around - 1 :][min(rest, around)] - begins[-1]
+    return append_windows(tape, begins, count, rest=part, rest_count=max(0, rest - around) // rhythm.period)
 
 
-def _plan(first: int, new: int, windows: Sequence[int], around: tuple[int, int]) -> list[tuple[int, int]]:
-    """The tokens, from the one to the other, whose steps are to be traced: the first ones, and so many before and after each full
-    window."""
-    before, behind = around
-    runs = [(1, first)]
-    for window in windows:
-        begin, end = window - before, min(new, window + behind)
+def _plan(rhythm: Rhythm, new: int) -> list[tuple[int, int]]:
+    """The tokens, from the one to the other, whose steps are to be traced: the first ones, and those around each that stands
+    apart."""
+    runs = [(1, rhythm.first)]
+    for window in rhythm.windows:
+        begin, end = window - rhythm.before, min(new, window + rhythm.behind)
         if begin >= new or end <= runs[-1][1]:
             continue
         if begin <= runs[-1][1] + UNUSUAL:
@@ -251,11 +336,12 @@ def _plan(first: int, new: int, windows: Sequence[int], around: tuple[int, int])
     return runs
 
 
-def _with_loop(tape: Tape, ends: Sequence[int], count: int) -> Tape:
-    """The tape, whose steps end as `ends` says, with its last one once more `count` times.
+def _with_loop(tape: Tape, ends: Sequence[int], steps: int, period: int) -> Tape:
+    """The tape, whose steps end as `ends` says, with so many `steps` more: the last `period` of them, again and again.
 
-    Raises NotRepeatedError where that is not like those before it.
+    Raises NotRepeatedError where those are not like those before them.
     """
+    count, ends = steps // period, ends[::-period][::-1]
     if not count:
         return tape
     loop = Loop(begin=ends[-2], end=ends[-1], count=count)

@@ -15,6 +15,7 @@ from sizer.architecture.caches import cache_tensors
 from sizer.architecture.generation import (
     compress_rates,
     generate,
+    indexed_lengths,
     lengthened,
     residual_length,
     window_lengths,
@@ -97,7 +98,8 @@ def trace_tokens(
             host_bytes.append(_storage_bytes(filter(is_on_host, held)))
             ends.append(len(recorder.log.order))
         else:
-            windows, requantized, rates = window_lengths(cache), residual_length(cache), compress_rates(cache)
+            windows = tuple(sorted({*window_lengths(cache), *indexed_lengths(module)}))
+            requantized, rates = residual_length(cache), compress_rates(cache)
         if number == 1:
             _end_phase(recorder, "prefill")
         return number < tokens

@@ -11,7 +11,7 @@ from sizer.architecture import make_blueprint
 from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.presets import PRESETS
 from sizer.config_json import encode_config
-from sizer.errors import RequestError
+from sizer.errors import RequestError, TraceError
 from sizer.memory.codec import decode, encode
 from sizer.memory.kv_cache import KvCache, KvSegment, build_kv_cache, sequence_bytes
 from sizer.memory.loops import written
@@ -154,16 +154,22 @@ def test_a_window_ends_the_growth_of_its_layers() -> None:
 
 def deepseek_v4(rate: int, more: str = "", layers: int = 1) -> tuple:
     """A few layers of DeepSeek V4 with a window of 128 tokens that compress each `rate` tokens into one entry."""
+    return mixed_deepseek_v4([rate] * layers, 512, head_dim=32 if rate == 4 else 64, more=more)
+
+
+def mixed_deepseek_v4(rates: list[int], prompt: int, *, head_dim: int = 32, topk: int = 8, more: str = "") -> tuple:
+    """Layers of DeepSeek V4 after a prompt; each compresses so many tokens into one entry, and an indexer chooses `topk`."""
     pytest.importorskip("transformers.models.deepseek_v4")
     config = {
-        "model_type": "deepseek_v4", "hidden_size": 64, "head_dim": 32 if rate == 4 else 64,
+        "model_type": "deepseek_v4", "hidden_size": 64, "head_dim": head_dim,
         "num_attention_heads": 2, "num_key_value_heads": 1,
-        "num_hidden_layers": layers, "num_hash_layers": 0, "n_routed_experts": 2, "num_experts_per_tok": 1,
-        "moe_intermediate_size": 32, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "o_groups": 2,
+        "num_hidden_layers": len(rates), "num_hash_layers": 0, "n_routed_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 32, "index_head_dim": 16, "index_n_heads": 2, "index_topk": topk, "o_groups": 2,
         "o_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 16, "sliding_window": 128, "vocab_size": 128,
-        "max_position_embeddings": 1_048_576, "compress_ratios": [rate] * layers + [0],
+        "max_position_embeddings": 1_048_576, "compress_ratios": [*rates, 0],
     }  # fmt: skip
-    blueprint = make_blueprint(parse_query(f"arch=config:{encode_config(json.dumps(config))}&mode=generate&seq=512{more}"))
+    asked = f"arch=config:{encode_config(json.dumps(config))}&mode=generate&seq={prompt}{more}"
+    blueprint = make_blueprint(parse_query(asked))
     return blueprint, build(blueprint)
 
 
@@ -192,6 +198,39 @@ def test_the_steps_of_a_cache_that_grows_in_steps_come_again(rate: int, new: int
     tape = written(trace_generation(blueprint, module, work(new), batch=1, device=device()))
     plain = trace_tokens(blueprint, module, work(new), batch=1, device=device(), tokens=new, after=0).tape
     assert (tape.order.tolist(), tape.sizes.tolist()) == (plain.order.tolist(), plain.sizes.tolist())
+
+
+# Where 4 tokens make an entry in some layers and 128 in others: no entry of 128; one among the steps traced from the prompt
+# on; one; five, of which the last follows from those before; one with which a window fills, and from which an indexer has enough.
+@pytest.mark.parametrize(
+    ("prompt", "new", "topk", "tokens"),
+    [
+        pytest.param(512, 60, 8, 20, id="none"),
+        pytest.param(510, 80, 8, 48, id="in the first run"),
+        pytest.param(512, 256, 8, 51, id="one", marks=pytest.mark.exhaustive),
+        pytest.param(510, 560, 8, 170, id="five", marks=pytest.mark.exhaustive),
+        pytest.param(100, 330, 32, 170, id="window", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_entries_of_few_and_of_many_tokens_come_again(prompt: int, new: int, topk: int, tokens: int) -> None:
+    blueprint, module = mixed_deepseek_v4([4, 128], prompt, topk=topk)
+    traced = []
+
+    def noted(*told: object, **more: object) -> object:
+        traced.append(more["tokens"])
+        return trace_tokens(*told, **more)
+
+    with mock.patch.object(generation_tape, "trace_tokens", noted):
+        tape = written(trace_generation(blueprint, module, work(new), batch=1, device=device()))
+    plain = trace_tokens(blueprint, module, work(new), batch=1, device=device(), tokens=new, after=0).tape
+    assert (tape.order.tolist(), tape.sizes.tolist()) == (plain.order.tolist(), plain.sizes.tolist())
+    assert sum(traced) <= tokens
+
+
+def test_an_indexer_that_has_enough_later_is_no_rule() -> None:
+    blueprint, module = mixed_deepseek_v4([4, 128], 512, topk=8 * 128)  # 4,096 tokens
+    with pytest.raises(TraceError, match="follow no rule"):
+        trace_generation(blueprint, module, work(4000), batch=1, device=device())
 
 
 # A job of DeepSeek-V4-Flash, which has 43 layers, ended after 120 s: 270 s of CPU time for 128 tokens, and 59 s with fewer layers.

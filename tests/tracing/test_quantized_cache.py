@@ -74,7 +74,7 @@ def test_few_steps_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
         trace_generation(blueprint, module, work(new, cache="quantized"), batch=2, device=device())
     monkeypatch.undo()
     monkeypatch.setattr("sizer.tracing.generation.WRITTEN_AT_MOST", 1000)
-    with pytest.raises(TraceError, match=r"is quantised 20 times, .* events: allowed 1,000; ask for fewer new tokens"):
+    with pytest.raises(TraceError, match=r"has 20 steps that stand apart, .* events: allowed 1,000; ask for fewer new tokens"):
         trace_generation(blueprint, module, work(new, cache="quantized"), batch=2, device=device())
 
 
