@@ -18,7 +18,7 @@ from sizer.memory.compiled_code import merge_compiled
 from sizer.memory.estimate import Estimate
 from sizer.memory.explanation import Formula
 from sizer.memory.kv_cache import KvCache, build_kv_cache
-from sizer.memory.largest_batch import likely_largest
+from sizer.memory.largest_batch import likely_largest, no_batch
 from sizer.memory.loop_decisions import LoopDecision, decision, loop_decisions, summed_losses
 from sizer.memory.report import Focus, Report, build_report, default_focus
 from sizer.memory.tape import Tape
@@ -132,6 +132,9 @@ class Estimator:
                 self._traced[dtype] = begun
                 self._columns[dtype] = next(self._cells(dtype, begun, (1,)))
                 yield self._report(pending)
+                if self._is_answered_by_one(dtype, batches):
+                    self._columns[dtype] = replace(self._columns[dtype], max_batch=no_batch(dtype, self.gpu, 1))
+                    continue
             yield from self._growing(dtype, batches, pending)
             self._check_kernels(dtype)
             if dtype in self._columns and done == 0:
@@ -201,6 +204,11 @@ class Estimator:
             return self.request.focus == (dtype, 1)
         itemsize = 2 if dtype in ("bfloat16", "float16") else 4
         return batches == (1,) or self._tracer.counted.census.parameters * itemsize > self.gpu.total_bytes
+
+    def _is_answered_by_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
+        """Return True if a batch of 1 is all that was asked for, and does not fit: no line over the batch says more then."""
+        (row,) = self._columns[dtype].estimates
+        return batches == (1,) and self.request.dtypes == (dtype,) and row.fits is False
 
     def _cells(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> Iterator[Column]:
         """The batch sizes of a dtype as they come; float16 has those of bfloat16 where it has its tapes."""

@@ -164,7 +164,12 @@ class Tracer:
         except TraceError:
             return None  # `trace` says why
         self._begun[dtype] = device, tape
-        begun = Traced(family=TapeFamily(exact=(tape,)), kernels=device.kernels(), compiled=device.compiled())
+        begun = Traced(
+            family=TapeFamily(exact=(tape,)),
+            kernels=device.kernels(),
+            decisions=device.decisions(),
+            compiled=device.compiled(),
+        )
         return self._tapes.sized(begun)
 
     def trace_cell(self, dtype: str, batch: int) -> Tape:

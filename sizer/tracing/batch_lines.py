@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping
 from functools import cache
+
+import numpy as np
 
 from sizer.memory.affine import AffineTape, NotAffineError, fit_affine
 from sizer.memory.family import TapeFamily
@@ -31,7 +34,7 @@ def trace_lines(
     is known: it is looked at for one dtype.
     """
     line = _affine(at, FITTED_AT)
-    one = cache(lambda: begun if begun is not None and _lasting(begun) == _lasting(line.tape) else at(1))
+    one = cache(lambda: begun if begun is not None and _lasting(begun) <= _lasting(line.tape) else at(1))
     if device.kind not in exceptional:
         checked = one if 1 in batches else lambda: at(1, short=True)
         exceptional[device.kind] = _is_exceptional(line, at, checked if smallest == 1 else None)
@@ -42,9 +45,11 @@ def trace_lines(
     return TapeFamily(lines=tuple(lines), exact=(one(),) if apart else (), smallest=smallest)
 
 
-def _lasting(tape: Tape) -> int:
-    """How many blocks are never released."""
-    return 2 * len(tape.sizes) - len(tape.order)
+def _lasting(tape: Tape) -> Counter[tuple[str, str]]:
+    """Return operators and modules of the blocks that are never released."""
+    order = np.asarray(tape.order, np.int64)
+    lasting = np.setdiff1d(np.arange(len(tape.sizes)), ~order[order < 0]).tolist()
+    return Counter((tape.op_names[tape.ops[block]], tape.module_names[tape.modules[block]]) for block in lasting)
 
 
 def _affine(at: Callable[..., Tape], batches: tuple[int, int]) -> AffineTape:
