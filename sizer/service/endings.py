@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 from sizer.errors import JobError, TimeLimitError
-from sizer.service.settings import Settings
+from sizer.service.settings import Settings, is_public
+from sizer.service.variables import JOB_SECONDS
 from sizer.units import format_bytes
 
 CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS")
@@ -19,6 +20,8 @@ def is_crash(status: int) -> bool:
 def too_slow(settings: Settings) -> JobError:
     """It took longer than it may."""
     todo = "try a smaller model, a shorter sequence or fewer batch sizes"
+    if not is_public():
+        todo += f", or set {JOB_SECONDS.name} to more seconds"
     return TimeLimitError(f"the job was stopped after {settings.wall_seconds:g} s (wall clock)", todo=todo)
 
 
