@@ -642,21 +642,26 @@ def test_embedding_backward_sorts_and_sums(capability, version, passes: int, sor
     ]  # fmt: skip
 
 
+def _sorted_blocks(tape: Tape, op: str) -> list[int]:
+    """What an operator holds on an H100 while it sorts, without what this sort does not need."""
+    return [size for size in held(tape.resolve(size_oracle_of(GPUS["h100-80gb"])), op)[0] if size]
+
+
 def test_index_backward_sorts() -> None:
     places = torch.zeros(6, dtype=torch.int64, device="meta")
     tape = call(lambda w: w[places], 10, 8)
     # the gradient is added at 6 places: four vectors of int64 and CUB's one byte
-    assert held(tape, "aten.index_put.default")[0] == [48] * 4 + [1]
+    assert _sorted_blocks(tape, "aten.index_put.default") == [48] * 4 + [1]
 
 
 def test_long_rows_are_sorted_through_a_copy() -> None:
     # places 4097*8; CUB's buffers of 65 * 256 and 129 * 256, 4 passes of 2,048, counters 256, a tile 1,024, alignment 255
-    assert held(call(lambda w: w.sort(-1)[0], 1, 4097), "aten.sort.default")[0] == [32776, 59391]
+    assert _sorted_blocks(call(lambda w: w.sort(-1)[0], 1, 4097), "aten.sort.default") == [32776, 59391]
     # in place, with the places of one row: 4096*8
-    assert held(call(lambda w: w.sort(-1)[0], 1, 4096), "aten.sort.default")[0] == [32768]
+    assert _sorted_blocks(call(lambda w: w.sort(-1)[0], 1, 4096), "aten.sort.default") == [32768]
     # two rows at once: pairs of place and segment 8194*8 before and after, keys 8194*4
     # CUB: buffers of 33,024 and 65,792, 4 passes of 2,048, counters 256, two tiles of 1,024, alignment 255
-    assert held(call(lambda w: w.sort(-1)[0], 2, 4097), "aten.sort.default")[0] == [65552, 65552, 32776, 109567]
+    assert _sorted_blocks(call(lambda w: w.sort(-1)[0], 2, 4097), "aten.sort.default") == [65552, 65552, 32776, 109567]
 
 
 # --- convolution
