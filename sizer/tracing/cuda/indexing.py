@@ -29,7 +29,7 @@ def accumulating_index_put(device: Device, args: tuple, kwargs: dict, out: Any) 
     if device.version < (2, 15):
         return [[*[places * 8] * 5, *copies(args[2])]]
     rows = prod(args[0].shape[: len(args[1])])
-    return [[*[places * 8] * 4, sorted_pairs(places, max(1, rows - 1).bit_length()), *copies(args[2])]]
+    return [[*[places * 8] * 4, sorted_pairs(places, rows), *copies(args[2])]]
 
 
 def indexing(device: Device, args: tuple, kwargs: dict, out: Any) -> Steps:

@@ -19,6 +19,7 @@ from sizer.tracing.log import DeferredSize
 from sizer.tracing.tables import listed
 
 SORT = "CUB sort"
+_INDICES = "indices"
 
 _ALIGNED, _SMALL, _SEGMENTS, _LARGE = 256, 4096, 128, 1_000_000
 _SCAN = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}  # by bytes of a value: elements of a tile, bytes of its descriptor
@@ -60,20 +61,21 @@ def sort_bytes(key: str, elements: int, sizes: tuple[int, int], passes: int) -> 
     return (copies if passes > 1 else 0) + (2 + 8 * passes) * _ALIGNED + 1024 * -(-elements // tile) - 1
 
 
-def sorted_pairs(elements: int, bits: int) -> DeferredSize:
-    """Return the bytes that CUB holds while it sorts int64 keys of so many bits with as many places."""
-    passes = -(-bits // 8)
-    modelled = 16 * elements if passes > 1 else 0
-    return DeferredSize(modelled, SORT, ("pairs in one row", "8", str(passes)), (1, elements))
+def sorted_pairs(elements: int, rows: int) -> DeferredSize:
+    """Return the bytes that CUB holds while it sorts int64 indices of so many rows with as many places."""
+    return DeferredSize(16 * elements, SORT, (_INDICES,), (elements, rows))
 
 
 def resolve(key: str, words: tuple[str, ...], numbers: tuple[int, ...]) -> int:
-    """The bytes of one block of a sort of rows of so many elements on a GPU, by its name, bytes of a key and passes."""
-    name, itemsize, passes = words[0], *map(int, words[1:])
+    """The bytes of one block of a sort on a GPU, by its name: of indices, by (indices, rows); of rows of values, by bytes of a
+    value and passes, and by (rows, values of a row)."""
+    name = words[0]
+    if name == _INDICES:
+        elements, rows = numbers
+        return sort_bytes(key, elements, (8, 8), -(-max(1, rows - 1).bit_length() // 8))
+    itemsize, passes = map(int, words[1:])
     rows, row = numbers
     elements = rows * row
-    if name == "pairs in one row":
-        return sort_bytes(key, elements, (itemsize, 8), passes)
     small, single, segmented = row <= _SMALL, rows == 1 or row >= _LARGE, rows >= _SEGMENTS
     if name == "places":
         return (row if small or single else elements) * 8
