@@ -212,10 +212,10 @@ def _rhythms(rates: Sequence[int], prompt: int, new: int) -> Iterator[Rhythm]:
 
 
 def _windowed(period: int, every: int, window: int, new: int) -> Rhythm | None:
-    """Return the rhythm of steps that are alike after `period` but for one of `every`, the first of which is number `window`.
+    """Return the rhythm of a cache that gets an entry of `every` tokens with step number `window` and each `every` steps later.
 
-    Steps before and behind those that stand apart are so many that periods fill what is between them, and the end. None if the
-    steps to be traced fill that anyway.
+    Other steps are alike after `period`. So many are traced before and behind that whole periods fill the rest. None if nothing
+    would be left of it.
     """
     behind = RELEASED + period * (ALIKE + 1)  # likewise
     behind += (new - window - behind) % period
@@ -290,7 +290,7 @@ def _with_quantized(rhythm: Rhythm, every: int | None) -> Rhythm:
 
 
 def _kept(tape: Tape, ends: Sequence[int], traced: TokenTrace, rhythm: Rhythm) -> dict[int, int]:
-    """What of the cache the tape and a trace that goes on with it have held for longer."""
+    """Return the cache's blocks that the tape and a trace that goes on with it have held for longer."""
     begin = traced.ends[rhythm.lead - rhythm.depth - 1], traced.ends[rhythm.lead - 1]
     mine = ends[-rhythm.depth - 1], ends[-1]
     before, at = zip(mine, begin, strict=True)

@@ -643,7 +643,7 @@ def test_embedding_backward_sorts_and_sums(capability, version, passes: int, sor
 
 
 def _sorted_blocks(tape: Tape, op: str) -> list[int]:
-    """What an operator holds on an H100 while it sorts, without what this sort does not need."""
+    """Return the bytes that an operator holds on an H100 while it sorts, without blocks that this sort does not need."""
     return [size for size in held(tape.resolve(size_oracle_of(GPUS["h100-80gb"])), op)[0] if size]
 
 
