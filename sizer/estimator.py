@@ -207,8 +207,8 @@ class Estimator:
 
     def _is_answered_by_one(self, dtype: str, batches: tuple[int, ...]) -> bool:
         """Return True if a batch of 1 is all that was asked for, and does not fit: no line over the batch says more then."""
-        (row,) = self._columns[dtype].estimates
-        return batches == (1,) and self.request.dtypes == (dtype,) and row.fits is False
+        fits = [row.fits for row in self._columns[dtype].estimates]  # none where it cannot be replayed
+        return batches == (1,) and self.request.dtypes == (dtype,) and fits == [False]
 
     def _cells(self, dtype: str, traced: Traced, batches: tuple[int, ...]) -> Iterator[Column]:
         """The batch sizes of a dtype as they come; float16 has those of bfloat16 where it has its tapes."""
