@@ -233,6 +233,23 @@ def test_an_indexer_that_has_enough_later_is_no_rule() -> None:
         trace_generation(blueprint, module, work(4000), batch=1, device=device())
 
 
+# From 100 tokens on, the 36th new one, the indexer of DeepSeek V3.2 chooses no more of them.
+def test_an_indexer_of_tokens_fills_like_a_window() -> None:
+    pytest.importorskip("transformers.models.deepseek_v32")
+    config = {
+        "model_type": "deepseek_v32", "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "first_k_dense_replace": 2, "n_routed_experts": 4, "num_experts_per_tok": 1, "n_group": 1,
+        "topk_group": 1, "moe_intermediate_size": 32, "intermediate_size": 64, "index_head_dim": 32, "index_n_heads": 2,
+        "index_topk": 100, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+        "v_head_dim": 16, "vocab_size": 128, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    blueprint = make_blueprint(parse_query(f"arch=config:{encode_config(json.dumps(config))}&mode=generate&seq=64"))
+    module = build(blueprint)
+    tape = written(trace_generation(blueprint, module, work(80), batch=1, device=device()))
+    plain = trace_tokens(blueprint, module, work(80), batch=1, device=device(), tokens=80, after=0).tape
+    assert (tape.order.tolist(), tape.sizes.tolist()) == (plain.order.tolist(), plain.sizes.tolist())
+
+
 # A job of DeepSeek-V4-Flash, which has 43 layers, ended after 120 s: 270 s of CPU time for 128 tokens, and 59 s with fewer layers.
 def test_a_deep_model_with_such_a_cache_is_traced_with_fewer_layers() -> None:
     blueprint, module = deepseek_v4(4, layers=12)
