@@ -32,6 +32,7 @@ MAX_LIST_LENGTH = 10_000
 MAX_INTEGER = 2**53
 PRIVATE_NAMES = ("_name_or_path", "name_or_path", "_commit_hash")  # transformers, configuration_utils.py, 5.23
 FLOAT_TAG = "__float__"  # how transformers writes what JSON lacks: configuration_utils.py, _FLOAT_TAG_KEY, 5.23
+TAGGED_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}  # _FLOAT_TAG_VALUES, there
 
 _FIX = "paste the model's config.json as it is"
 # A bracket, or a whole string: to the end of the text where its closing quote is missing (no quote is scanned twice).

@@ -24,7 +24,7 @@ from sizer.architecture.schema import (
     renamed_type,
     usual_part,
 )
-from sizer.config_json import FLOAT_TAG
+from sizer.config_json import FLOAT_TAG, TAGGED_FLOATS
 from sizer.errors import ConfigError, quote
 
 # Keys that are never handed on, whatever their class declares: code, kernels and files to load, dtypes (the request
@@ -48,8 +48,6 @@ _TIMM_ARGUMENTS = frozenset(
 _TIMM_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(\.[a-z0-9_]{1,63})?", re.ASCII)
 _LOADER = re.compile(r"\s*(hf[-_]hub|local[-_]dir|file|https?)\s*:", re.IGNORECASE)
 _TYPE_NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,63})?", re.ASCII)
-# configuration_utils.py, _FLOAT_TAG_VALUES, 5.23
-_TAGGED = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 
 # Keys that say how wide or how deep a model is, in any of transformers' types.
@@ -164,10 +162,10 @@ class _Cleaning:
 
 
 def _tagged(name: object, where: str) -> float:
-    if isinstance(name, str) and name in _TAGGED:
-        return _TAGGED[name]
+    if isinstance(name, str) and name in TAGGED_FLOATS:
+        return TAGGED_FLOATS[name]
     given = f"{where}.{FLOAT_TAG} = {quote(name)}"
-    raise ConfigError("config has a number that is not known", given=given, allowed=", ".join(_TAGGED))
+    raise ConfigError("config has a number that is not known", given=given, allowed=", ".join(TAGGED_FLOATS))
 
 
 def _is_never(key: str) -> bool:

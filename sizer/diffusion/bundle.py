@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import PurePosixPath
 
 from sizer.catalogue.pipelines import DENOISERS
+from sizer.config_json import FLOAT_TAG, TAGGED_FLOATS
 from sizer.errors import ConfigError, RefusedValueError, suggest
 
 INDEX = "model_index.json"
@@ -118,6 +119,7 @@ def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object
     Raises:
         ConfigError: A file is missing or has another form, or a class is neither diffusers' nor transformers'.
     """
+    files = {path: _with_floats(content) for path, content in files.items()}
     index = files.get(INDEX)
     if not isinstance(index, dict) or not isinstance(index.get("_class_name"), str):
         raise ConfigError(
@@ -147,6 +149,15 @@ def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object
         options=options,
         **usual,
     )
+
+
+def _with_floats(value: object) -> object:
+    """Return a JSON value with infinity and NaN in place of the objects by which `read_config` writes them."""
+    if isinstance(value, dict):
+        if value.keys() == {FLOAT_TAG} and value[FLOAT_TAG] in TAGGED_FLOATS:
+            return TAGGED_FLOATS[value[FLOAT_TAG]]
+        return {key: _with_floats(item) for key, item in value.items()}
+    return [_with_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def _read_part(files: Mapping[str, object], name: str, value: list) -> Part:
