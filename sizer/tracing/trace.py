@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 import torch
@@ -300,13 +302,15 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     """Takes out of a module what the steps within the context left in it: a table made once, in the dtype and for the batch of
     then, which another trace would find. Each trace is of a module that has done no step yet."""
     before = [(child, dict(vars(child)), dict(child._buffers)) for child in module.modules()]
-    objects = [(one, dict(vars(one))) for child in module.modules() for one in quantization_objects(child)]
+    objects = [(one, dict(vars(one))) for child in module.modules() for one in _objects_of(child)]
     dtypes = [(parameter, parameter.dtype) for parameter in module.parameters()]
     try:
         yield
     finally:
         for one, attributes in objects:
-            vars(one).update(attributes)
+            _restore(vars(one), attributes)
+        for cached in _cached_methods(module):
+            cached.cache_clear()
         for parameter, dtype in dtypes:
             if parameter.dtype != dtype:  # bitsandbytes' layers cast their biases
                 parameter.data = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
@@ -314,6 +318,24 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             _restore(vars(child), attributes)
             child._buffers.clear()
             child._buffers.update(buffers)
+
+
+def _objects_of(module: nn.Module) -> Iterator[object]:
+    """Yield objects of a module itself that are no modules and may hold tensors: tables of rotary positions, quantised states."""
+    yield from quantization_objects(module)
+    for value in vars(module).values():
+        if hasattr(value, "__dict__") and not isinstance(value, (nn.Module, torch.Tensor, type, FunctionType)):
+            yield value
+
+
+def _cached_methods(module: nn.Module) -> set[Any]:
+    """Return the caches of methods (functools.lru_cache) of a module's classes, which may keep tensors by device."""
+    found = set()
+    for kind in {type(child) for child in module.modules()}:
+        for name, method in vars(kind).items():
+            inside = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]  # of a wrapper around a cache
+            found |= {one for one in (method, *inside) if hasattr(one, "cache_clear") and not name.startswith("__")}
+    return found
 
 
 def _restore(now: dict[str, object], before: dict[str, object]) -> None:
