@@ -8,8 +8,9 @@ from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
-from sizer.catalogue.optimizers import OPTIMIZERS
+from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS, takes_weights
+from sizer.catalogue.pipelines import TRAINS_OF_DENOISERS
 from sizer.catalogue.recipes import (
     ADAPTER,
     AFTER,
@@ -56,6 +57,8 @@ def conflicts(request: AnyRequest) -> Iterator[Refusal]:
     if request.compile is not None:
         yield from _refused_in_compiled_code(request, gpu)
     yield from _refused_in_recipe(request, gpu)
+    if request.is_of_pipeline:
+        yield from _refused_by_denoiser(request)
     if MODES[request.mode].serves:
         yield from _refused_by_server(request, gpu)
     yield from _refused_on_device(request, gpu)
@@ -185,6 +188,41 @@ def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
     if not adapts and WEIGHTS[request.weights].quantizes:
         given, todo = f"{request.objective!r} with weights={request.weights}", "ask for train=adapter"
         yield Refusal(key="objective", given=given, allowed="quantised weights with train=adapter", todo=todo)
+
+
+def _refused_by_denoiser(request: AnyRequest) -> Iterator[Refusal]:
+    """Refuse what diffusers' example scripts do not train, or not so."""
+    trains = MODES[request.mode].trains
+    if trains and request.train not in TRAINS_OF_DENOISERS:
+        yield Refusal(
+            key="train",
+            given=f"{request.train!r} with a diffusers architecture",
+            allowed="all, adapter: the whole denoiser, or an adapter of it",
+            todo="ask for train=adapter",
+        )
+    if trains and request.train == "adapter" and ADAPTERS[request.adapter].learns_prompt:
+        yield Refusal(
+            key="adapter",
+            given=f"{request.adapter!r} with a diffusers architecture",
+            allowed="adapters of layers: a denoiser has no prompt to learn",
+            todo="ask for adapter=lora",
+        )
+    if WEIGHTS[request.weights].config.get("quant_method") not in (None, BITSANDBYTES):
+        yield Refusal(
+            key="weights",
+            given=f"{request.weights!r} with a diffusers architecture",
+            allowed="checkpoint, full, or quantised by bitsandbytes",
+            todo="ask for weights=nf4",
+        )
+    mixed = [dtype for dtype in request.dtypes if dtype.startswith("amp-")]
+    if mixed and not (trains and request.train == "all"):
+        what = "an adapter trains under autocast in 16 bits already" if trains else "a call has no mixed precision"
+        yield Refusal(
+            key="dtype",
+            given=f"{', '.join(mixed)} with a diffusers architecture",
+            allowed=f"float32, bfloat16, float16: {what}",
+            todo=f"ask for dtype={mixed[0].removeprefix('amp-')}",
+        )
 
 
 def _refused_by_server(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:

@@ -48,6 +48,7 @@ from sizer.query_needs import (
     of_offload,
     of_one_device,
     of_parallels,
+    of_pipeline_calls,
     of_pipelines,
     of_preferences,
     of_ranks,
@@ -167,7 +168,7 @@ def _field(
         read=lambda text: {name: read(text)},
         write=write_field,
         is_default=lambda request: getattr(request, name)
-        == (_default_of(type(request), name) if compiled is None or request.compile is None else compiled),
+        == (_usual_of(request, name) if compiled is None or request.compile is None else compiled),
         allowed=allowed,
         otherwise=otherwise,
         needs=needs,
@@ -198,6 +199,12 @@ def _recipe(
         label=label,
         toggles=read is read_switch,
     )
+
+
+def _usual_of(request: AnyRequest, name: str) -> object:
+    """Return the default of a field of Request: its source's own, else the same for all."""
+    source = SOURCES.get(request.source)
+    return source.defaults[name] if source is not None and name in source.defaults else _default_of(type(request), name)
 
 
 @functools.cache
@@ -400,6 +407,7 @@ KEYS: dict[str, Key] = {
         read_targets,
         format_list,
         allowed=f"the layers that it adapts: {ALL_LINEAR}, {ATTENTION}, or a comma list of modules' names",
+        otherwise=f"{ALL_LINEAR}; of a pipeline's denoiser {','.join(SOURCES['diffusers'].defaults['adapter_targets'])}",
         needs=of_adapters("targets"),
     ),
     "adapter_dropout": _field(
@@ -658,7 +666,7 @@ KEYS: dict[str, Key] = {
         format_list,
         allowed=f"{', '.join(VAES)}, or both: how a pipeline's VAE decodes",
         otherwise="whole images at once",
-        needs=of_diffusion,
+        needs=of_pipeline_calls,
     ),
     "guidance": _field(
         "guidance",
@@ -666,14 +674,14 @@ KEYS: dict[str, Key] = {
         format_switch,
         allowed=f"{_SWITCH}: whether a pipeline denoises a negative prompt, too",
         otherwise="the pipeline's own",
-        needs=of_diffusion,
+        needs=of_pipeline_calls,
     ),
     "output": _field(
         "output",
         choice(PIPELINE_OUTPUTS),
         allowed=f"{', '.join(PIPELINE_OUTPUTS)}: what a pipeline returns; latents are not decoded",
         otherwise="the pipeline's own",
-        needs=of_diffusion,
+        needs=of_pipeline_calls,
     ),
     "without": _field(
         "without",
@@ -681,7 +689,7 @@ KEYS: dict[str, Key] = {
         format_list,
         allowed=f"parts of a pipeline that are left out: {', '.join(OPTIONAL_PARTS)}",
         otherwise="all parts",
-        needs=of_diffusion,
+        needs=of_pipeline_calls,
     ),
     "engine": _field("engine", read_engine, allowed=f"{', '.join(ENGINES)}, with mode=serve", needs=serving),
     "engine_version": _field(

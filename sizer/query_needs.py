@@ -109,16 +109,21 @@ def of_diffusion(request: AnyRequest) -> str:
     return "" if source is not None and source.trace else "arch=diffusers:<preset>"
 
 
+def of_pipeline_calls(request: AnyRequest) -> str:
+    """Return what a key needs that only calls of a diffusion pipeline take: the denoiser alone trains."""
+    return of_diffusion(request) or ("mode=inference" if MODES[request.mode].trains else "")
+
+
 def of_offload(request: AnyRequest) -> str:
     """Return what `offload` needs: 0 and 1 are FSDP2's policy, the other values a pipeline's."""
     if request.offloading != "none":
-        return of_diffusion(request)
+        return of_pipeline_calls(request)
     return of_parallels("offload")(request) if request.offload or of_diffusion(request) else ""
 
 
 def of_group_offload(request: AnyRequest) -> str:
     """Return what a stream of its own needs."""
-    needs = of_diffusion(request)
+    needs = of_pipeline_calls(request)
     return needs or ("" if request.offloading.startswith("group") else "offload=group-leaf or offload=group-block:1")
 
 
@@ -190,7 +195,7 @@ def of_ranks(request: AnyRequest) -> str:
 def of_weights(request: AnyRequest) -> str:
     """What quantised weights need: they are not trained."""
     if request.part_weights:
-        return of_diffusion(request)
+        return of_pipeline_calls(request)
     if request.server_weights is not None:
         return of_engines("weights")(request)
     if MODES[request.mode].serves:

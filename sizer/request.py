@@ -157,7 +157,12 @@ class Request:
 
     @property
     def is_pipeline(self) -> bool:
-        """Return True for a diffusion pipeline, which has a trace of its own."""
+        """Return True for the call of a diffusion pipeline, which has a trace of its own."""
+        return self.is_of_pipeline and not MODES[self.mode].trains
+
+    @property
+    def is_of_pipeline(self) -> bool:
+        """Return True for a diffusion pipeline, whose denoiser alone trains."""
         return self.source != "" and SOURCES[self.source].trace is not None
 
     @property

@@ -111,7 +111,7 @@ class Tracer:
             return self._alike.counted
         name = f"counted {self._choices}"
         if (counted := read_kept(self._kept, name, Counted, "counted")) is None:
-            counted = self._count_parts() if self._source.count else self._model.count(self.request)
+            counted = self._count_parts() if self.request.is_pipeline else self._model.count(self.request)
             keep(self._kept, name, counted)
         return counted
 
@@ -266,7 +266,7 @@ class Tracer:
         block_notes: BlockNotes | None = None,
         accumulates: str = EACH,
     ) -> Tape:
-        if self._source.trace:
+        if self.request.is_pipeline:
             self._progress(f"tracing {dtype} at batch {batch}")
             run = import_function(self._source.trace)
             return run(self.request, self._config, dtype, batch, device, gpu=self.gpu, block_notes=block_notes)
@@ -321,7 +321,7 @@ class Tracer:
             )
 
         try:
-            if self._source.trace:
+            if self.request.is_pipeline:
                 raise NotAffineError("a pipeline's call is traced as a whole")
             if self.request.compile is not None:
                 raise NotAffineError("torch.compile decides by the sizes of tensors")

@@ -44,6 +44,7 @@ def work_of(request: Request, dtype: str) -> Work:
         optimizer_offload=request.optimizer_offload,
         step=request.step,
         evaluate=request.evaluate,
+        autocasts=request.is_of_pipeline and request.train == "adapter",
     )
 
 

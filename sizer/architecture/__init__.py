@@ -38,7 +38,7 @@ def make_blueprint(request: Request, config: dict | None = None, loaded: Loaded 
         todo = f"pip install {source.package}"
         raise BuildError(f"{source.package} is not installed", given=f"arch={source.key}:", todo=todo) from error
     blueprint = blueprint_of(request, config)
-    if WEIGHTS[request.weights].quantizes:
+    if WEIGHTS[request.weights].quantizes and blueprint.replace_layers is None:
         blueprint = _quantized(blueprint, request)
     elif quantization is not None and request.weights == "checkpoint":
         blueprint = _as_checkpoint(blueprint, quantization)

@@ -75,7 +75,7 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
     if request.prepare and getattr(module, "quantization_method", None) == BITSANDBYTES:
         module = peft.prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)  # it is on already
         torch.cuda.empty_cache()  # which that does where CUDA is available alone
-        if request.checkpointing:
+        if request.checkpointing and not _is_of_diffusers(module):
             module.enable_input_require_grads()  # as it does with checkpointing
     try:
         config = getattr(peft, row.config_class)(task_type=task, **arguments_of(request, module))
@@ -83,6 +83,10 @@ def add_adapter(module: nn.Module, request: Request) -> nn.Module:
         made = nullcontext() if row.learns_prompt else _made_as_moved(module)
         with warnings.catch_warnings(), made, mock.patch.object(nn.init, "zeros_", lambda tensor: tensor):
             warnings.simplefilter("ignore")
+            if _is_of_diffusers(module) and hasattr(module, "add_adapter"):
+                module.add_adapter(config)
+                _upcast_float16(module)
+                return module
             adapted = peft.get_peft_model(module, config)
     except Exception as error:  # each tuner raises what it likes where it does not know a layer
         raise BuildError(
@@ -171,9 +175,12 @@ def base_of(module: nn.Module) -> nn.Module:
 def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The module itself in a dtype, as `module.to(dtype)` makes it, but for what PEFT has added.
 
-    PEFT keeps an adapter's weights in float32 beside weights in half precision (`autocast_adapter_dtype`).
+    PEFT keeps an adapter's weights in float32 beside weights in half precision (`autocast_adapter_dtype`); an adapter in a model
+    of diffusers is float32 beside float16 alone, whose gradients are scaled (cast_training_params in diffusers' example scripts).
     """
-    module.to(dtype)
+    nn.Module.to(module, dtype)  # diffusers' own warns of parts that it reads in float32
+    if _is_of_diffusers(module) and adapted_layers(module):
+        _upcast_float16(module)
     if is_adapted(module):
         from peft.tuners.tuners_utils import cast_adapter_dtype
 
@@ -181,6 +188,18 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         for prompts in _prompt_encoders(module):
             prompts.float()
     return module
+
+
+def _upcast_float16(module: nn.Module) -> None:
+    """Make trained weights in float16 float32, as diffusers' `cast_training_params` does (training_utils.py, 0.42)."""
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.dtype == torch.float16:
+            parameter.data = parameter.data.float()
+
+
+def _is_of_diffusers(module: nn.Module) -> bool:
+    """Return True for a model of diffusers, into which adapters are injected by its own `add_adapter`."""
+    return type(module).__module__.partition(".")[0] == "diffusers"
 
 
 def adapted_layers(module: nn.Module) -> list[str]:

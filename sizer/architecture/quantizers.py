@@ -101,7 +101,7 @@ def _loads(module: nn.Module, device: str) -> Iterator[tuple[str, Callable[[], N
         else:
             for name, old in layer._parameters.items():
                 if old is not None and (held := holders.pop(id(old), None)):
-                    yield f"{path}.{name}", partial(_load, held, old, device, quantize=not quantizer.pre_quantized)
+                    yield f"{path}.{name}", partial(load_weight, held, old, device, quantize=not quantizer.pre_quantized)
 
 
 def _scales_of_fp8(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -126,16 +126,20 @@ def _computed(config: Mapping[str, object], dtype: object) -> dict[str, object]:
 def _quantizer(config: Mapping[str, object], *, given: str, quantized: bool):
     """transformers' quantizer of a `quantization_config`. Raises BuildError and ConfigError as `replace_layers` does."""
     if config["quant_method"] == BITSANDBYTES:
-        if find_spec(BITSANDBYTES) is None:
-            todo = f"pip install {BITSANDBYTES}"
-            raise BuildError(f"{BITSANDBYTES} is not installed", given=given, todo=todo)
-        with compiled_when_called():
-            importlib.import_module(BITSANDBYTES)
-        logging.getLogger(_CHATTY).setLevel(logging.ERROR)
+        import_bitsandbytes(given)
     try:
         return AutoHfQuantizer.from_config(dict(config), pre_quantized=quantized)
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError("transformers refuses this quantization_config", given=quote(str(error))) from error
+
+
+def import_bitsandbytes(given: str) -> None:
+    """Import bitsandbytes without its warnings at each layer. Raises BuildError with `given` if it is not installed."""
+    if find_spec(BITSANDBYTES) is None:
+        raise BuildError(f"{BITSANDBYTES} is not installed", given=given, todo=f"pip install {BITSANDBYTES}")
+    with compiled_when_called():
+        importlib.import_module(BITSANDBYTES)
+    logging.getLogger(_CHATTY).setLevel(logging.ERROR)
 
 
 def _make_table(device: str) -> None:
@@ -156,7 +160,7 @@ def warm_up(module: nn.Module, device: str) -> None:
     torch.empty(int(needed // 2), dtype=torch.float16, device=device)
 
 
-def _load(held: list[tuple[nn.Module, str]], old: nn.Parameter, device: str, *, quantize: bool) -> None:
+def load_weight(held: list[tuple[nn.Module, str]], old: nn.Parameter, device: str, *, quantize: bool) -> None:
     """Bring a weight to a device for the modules that hold it, by name, and quantise it where it is to be."""
     made = arrive(old, device)
     for layer, name in held:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from sizer.architecture.adapters import adapted_layers, add_adapter, base_of
+from sizer.architecture.adapters import adapted_layers, add_adapter, base_of, is_adapted
 from sizer.architecture.quantization import elements_of
 from sizer.catalogue.adapters import ADAPTERS, WITHOUT_TOWER
 from sizer.catalogue.optimizers import OPTIMIZERS, PAGED_FROM
@@ -111,7 +111,9 @@ def describe_training(module: nn.Module, request: Request) -> tuple[str, ...]:
     whole = (
         f" {', '.join(kept)} trains whole, as PEFT has it for this task." if (kept := _trained_whole(module)) else ""
     )
-    told = f"{row.title}{rank}, on {len(layers)} layers ({names}), in float32: {share}{whole}"
+    injected = request.is_of_pipeline and not is_adapted(module)
+    held = "the question's dtype, in float32 beside float16" if injected else "float32"
+    told = f"{row.title}{rank}, on {len(layers)} layers ({names}), in {held}: {share}{whole}"
     return (told, *_prepared(module, request))
 
 

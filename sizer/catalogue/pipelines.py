@@ -7,6 +7,7 @@ import re
 CAST = "fp8-cast"  # layerwise casting: stored in float8, computed with in the question's dtype
 PART_WEIGHTS = ("nf4", "nf4-dq", "int8", CAST)
 PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+TRAINS_OF_DENOISERS = ("all", "adapter")
 DENOISERS = ("transformer", "unet")  # the names of the part that denoises
 OFFLOADS = ("none", "model", "sequential", "group-leaf")  # and "group-block:N"
 VAES = ("tiling", "slicing")

@@ -42,7 +42,8 @@ class Source:
     `blueprint` is the function (request, config) -> Blueprint. `names` is the function that lists what `package` builds by
     "name" and "family"; None where no package lists it. `preload` are the modules that the job server imports ahead
     beside `package` and the blueprint's.
-    `count` and `trace` are the functions that do the work of a source that names several modules; None elsewhere. `defaults`
+    `count` and `trace` are the functions that do the work of a source that names several modules, except for training, which is
+    of one of them; None for other sources. `defaults`
     are fields of Request that have other defaults with this source.
     `refuses` are the keys of the query that its models do not take, `refuses_modes` the values of `mode`. `fetch` is the function
     (repository, revision) -> bytes that gets a config from the hub, if a name is a repository; `required` says that the package is
@@ -174,7 +175,7 @@ _OF_TRANSFORMERS = ("tp", "cp", "pp", "head", "seq", "inputs", "attention", "wei
 _INDEX = '"model_index.json":'  # in the files of a pipeline, by their paths
 _LONGEST_PRESET = 64  # characters
 _OF_A_MODULE = (
-    *("head", "inputs", "attention", "checkpointing", "train", "parallel", "tp", "cp", "pp", "classes"),
+    *("head", "inputs", "attention", "parallel", "tp", "cp", "pp", "classes"),
     *("compile", "compile_scope", "budget"),
 )
 _OF_TORCHVISION = ("trainable_layers",)
@@ -253,14 +254,19 @@ _ROWS = (
         read=_read_pipeline,
         title_of=str,
         package="diffusers",
-        blueprint="sizer.diffusion.work:blueprint",
+        blueprint="sizer.diffusion.training:training_blueprint",
         names="sizer.diffusion.work:list_names",
         count="sizer.diffusion.work:count",
         trace="sizer.diffusion.work:trace",
         fetch="sizer.diffusion.hub:fetch_bundle",
-        defaults={"mode": "inference", "dtypes": ("bfloat16",), "batches": (1,)},
+        defaults={
+            "mode": "inference",
+            "dtypes": ("bfloat16",),
+            "batches": (1,),
+            "adapter_targets": ("to_k", "to_q", "to_v", "to_out.0"),  # as diffusers' example scripts have them
+        },
         refuses=(*_OF_A_MODULE, *_OF_TORCHVISION),
-        refuses_modes=("training", *_GENERATES),
+        refuses_modes=_GENERATES,
         required=False,
     ),
 )

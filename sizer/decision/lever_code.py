@@ -64,6 +64,8 @@ def chunked_loss(request: Request) -> str:
 
 
 def checkpoint(request: Request) -> str:
+    if request.is_of_pipeline:
+        return "model.enable_gradient_checkpointing()  # of the denoiser: pipe.transformer, or pipe.unet"
     if request.source in ("hf", "hub", "config"):
         return 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
     return (
@@ -98,6 +100,35 @@ def quantized(weights: str) -> Code:
     return lambda request: (
         f"from transformers import BitsAndBytesConfig\nconfig = BitsAndBytesConfig({written})\n"
         "model = type(model).from_pretrained(name, quantization_config=config)"
+    )
+
+
+def lora(request: Request) -> str:
+    if request.is_of_pipeline:
+        return (
+            "from peft import LoraConfig\n"
+            "model.requires_grad_(False)  # the denoiser: pipe.transformer, or pipe.unet\n"
+            f"model.add_adapter(LoraConfig(r=16, lora_alpha=16, target_modules={list(request.adapter_targets)!r}))"
+        )
+    return (
+        "from peft import LoraConfig, get_peft_model\n"
+        'model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))'
+    )
+
+
+def quantized_lora(request: Request) -> str:
+    library, kind, named, folder = "transformers", "AutoModelForCausalLM", "AutoModelForCausalLM, BitsAndBytesConfig", ""
+    if request.is_of_pipeline:
+        library, kind, named, folder = "diffusers", "type(model)", "BitsAndBytesConfig", ', subfolder="transformer"'  # or unet
+    first, adapter = lora(request).split("\n", 1)
+    return (
+        f"{first}, prepare_model_for_kbit_training\n"
+        f"from {library} import {named}\n"
+        'config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
+        "bnb_4bit_compute_dtype=torch.bfloat16)\n"
+        f"model = {kind}.from_pretrained(name{folder}, quantization_config=config)\n"
+        "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
+        f"{adapter}"
     )
 
 

@@ -89,8 +89,11 @@ def _fused(request: Request, known: Counted) -> Request | None:
 
 
 def _with_lora(request: Request, known: Counted) -> Request | None:
-    language = find_spec(PACKAGE) and SOURCES[request.source].package == "transformers"
-    return replace(request, train="adapter") if language and request.train == "all" else None
+    adapts = find_spec(PACKAGE) and (SOURCES[request.source].package == "transformers" or request.is_of_pipeline)
+    if not adapts or request.train != "all":
+        return None
+    dtypes = tuple(dtype.removeprefix("amp-") for dtype in request.dtypes) if request.is_of_pipeline else request.dtypes
+    return replace(request, train="adapter", dtypes=dtypes)
 
 
 def _with_quantized_lora(request: Request, known: Counted) -> Request | None:
@@ -158,11 +161,11 @@ def _with_optimizer_on_the_host(request: Request, known: Counted) -> Request | N
 
 
 def _with_head(request: Request, known: Counted) -> Request | None:
-    return replace(request, train="head") if request.train == "all" else None
+    return replace(request, train="head") if request.train == "all" and not request.is_of_pipeline else None
 
 
 def _without_training(request: Request, known: Counted) -> Request:
-    plain = Request(source=request.source)
+    plain = replace(Request(source=request.source), **SOURCES[request.source].defaults)
     trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", *RECIPE_KEYS, *PARALLEL_KEYS)
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
     return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters)})
@@ -348,20 +351,12 @@ LEVERS = (
     ),
     row_of(
         "lora", "train", 5, "A LoRA adapter alone", "the weights themselves learn nothing",
-        "from peft import LoraConfig, get_peft_model\n"
-        'model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))', _training(_with_lora),
+        lever_code.lora, _training(_with_lora),
     ),
     row_of(
         "qlora", "train", 5, "A LoRA adapter on 4-bit weights (QLoRA)",
         "the weights themselves learn nothing, and lose precision; needs bitsandbytes",
-        "from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training\n"
-        "from transformers import AutoModelForCausalLM, BitsAndBytesConfig\n"
-        'config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
-        "bnb_4bit_compute_dtype=torch.bfloat16)\n"
-        "model = AutoModelForCausalLM.from_pretrained(name, quantization_config=config)\n"
-        "model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
-        'model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))',
-        _training(_with_quantized_lora),
+        lever_code.quantized_lora, _training(_with_quantized_lora),
     ),
     row_of(
         "head", "train", 5, "The head alone", "the backbone learns nothing",

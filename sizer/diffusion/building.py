@@ -28,14 +28,14 @@ def build_pipeline(
     Raises:
         BuildError: diffusers is missing or has no such pipeline, or a part or its config is refused by its class.
     """
-    diffusers = _diffusers()
+    diffusers = diffusers_installed()
     kind = _class(diffusers, bundle.pipeline, "pipeline")
     made: dict[str, Any] = dict.fromkeys(bundle.absent + bundle.left_out) | dict(bundle.options)
     for part in bundle.parts:
         if part.name in without:
             made[part.name] = None
         elif part.has_weights:
-            made[part.name] = _with_weights(part, torch.float32 if part.name in bundle.float32 else dtype)
+            made[part.name] = build_part(part, torch.float32 if part.name in bundle.float32 else dtype)
         elif "Scheduler" in part.kind:
             with torch.device("cpu"):  # its tables go through numpy
                 made[part.name] = _class(diffusers, part.kind, SCHEDULER).from_config(dict(part.config))
@@ -54,7 +54,12 @@ def build_pipeline(
         ) from error
 
 
-def _diffusers() -> Any:
+def diffusers_installed() -> Any:
+    """Return the package diffusers.
+
+    Raises:
+        BuildError: It is not installed.
+    """
     try:
         import diffusers
     except ImportError as error:
@@ -73,10 +78,15 @@ def _class(library: Any, name: str, what: str) -> Any:
     return kind
 
 
-def _with_weights(part: Part, dtype: torch.dtype) -> nn.Module:
+def build_part(part: Part, dtype: torch.dtype) -> nn.Module:
+    """Return a part that has weights, on the current default device, with frozen weights as loaded in `dtype`.
+
+    Raises:
+        BuildError: diffusers or transformers has no such class, or the class refuses the config.
+    """
     import transformers
 
-    kind = _class(transformers if part.library == "transformers" else _diffusers(), part.kind, f"class for {part.name}")
+    kind = _class(transformers if part.library == "transformers" else diffusers_installed(), part.kind, f"class for {part.name}")
     try:
         if part.library == "transformers":
             module = kind(kind.config_class.from_dict(dict(part.config)))

@@ -5,13 +5,14 @@ Called within a trace, whose tensors on meta answer as tensors of the host and o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from sizer.catalogue.pipelines import CAST, DENOISERS
-from sizer.errors import BuildError, RequestError
+from sizer.errors import RequestError
 
 NF4, NF4_TWICE, INT8 = "nf4", "nf4-dq", "int8"
 BITSANDBYTES = {
@@ -93,34 +94,23 @@ def _cast(part: nn.Module, dtype: torch.dtype) -> None:
 
 def _quantised(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
     """Return a part as `from_pretrained(quantization_config=BitsAndBytesConfig(...))` loads it: on the device, weight by weight."""
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        todo = "pip install bitsandbytes"
-        raise BuildError("bitsandbytes is not installed", given=f"weights={how}", todo=todo) from error
+    from sizer.architecture import quantizers  # imports transformers' quantizers
+
+    quantizers.import_bitsandbytes(f"weights={how}")
     if type(part).__module__.startswith("diffusers"):
         return _by_diffusers(part, how, dtype)
-    from sizer.architecture.quantizers import load_quantized, replace_layers
-
     config = {"quant_method": "bitsandbytes", **BITSANDBYTES[how]}
-    made = replace_layers(part, config, str(dtype).removeprefix("torch."), given=f"weights={how}")
-    return load_quantized(made, "cuda").requires_grad_(False)
+    made = quantizers.replace_layers(part, config, str(dtype).removeprefix("torch."), given=f"weights={how}")
+    return quantizers.load_quantized(made, "cuda").requires_grad_(False)
 
 
 def _by_diffusers(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
-    from diffusers import BitsAndBytesConfig
-    from diffusers.quantizers.auto import DiffusersAutoQuantizer
-
-    options: dict[str, Any] = dict(BITSANDBYTES[how])
-    if "load_in_4bit" in options:
-        options["bnb_4bit_compute_dtype"] = dtype
-    if "bnb_4bit_use_double_quant" in options:
-        _fill_table()
-    quantizer = DiffusersAutoQuantizer.from_config(BitsAndBytesConfig(**options), pre_quantized=False)
     weights, buffers = dict(part.named_parameters()), dict(part.named_buffers())
-    in_float32 = list(getattr(part, "_keep_in_fp32_modules", None) or [])
-    kept = in_float32 if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
-    quantizer.preprocess_model(model=part, device_map={"": _CUDA}, keep_in_fp32_modules=kept)
+    replace_layers(part, BITSANDBYTES[how], dtype)
+    quantizer = part.hf_quantizer
+    _warm_up(part, _CUDA)
+    if "bnb_4bit_use_double_quant" in BITSANDBYTES[how]:
+        _fill_table("cuda")
     for path, value in weights.items():
         if quantizer.check_if_quantized_param(part, value, path, {}):
             quantizer.create_quantized_param(part, value, path, _CUDA, {}, [])
@@ -131,18 +121,69 @@ def _by_diffusers(part: nn.Module, how: str, dtype: torch.dtype) -> nn.Module:
     for path, value in buffers.items():
         parent, _, name = path.rpartition(".")
         part.get_submodule(parent)._buffers[name] = value.to(_CUDA)
-    part.hf_quantizer, part.is_quantized, part.quantization_method = quantizer, True, "bitsandbytes"
     quantizer.postprocess_model(part)
     return part
 
 
-def _fill_table() -> None:
+def replace_layers(
+    part: nn.Module, options: Mapping[str, Any], dtype: torch.dtype, *, compute: torch.dtype | None = None
+) -> nn.Module:
+    """Put bitsandbytes' layers into a part of diffusers, as `from_pretrained(quantization_config=...)` does before it loads.
+
+    Args:
+        part: A model of diffusers in `dtype`.
+        options: Arguments of diffusers' BitsAndBytesConfig.
+        dtype: What is not quantised.
+        compute: What 4-bit layers compute in; `dtype` by default.
+    """
+    from diffusers import BitsAndBytesConfig
+    from diffusers.quantizers.auto import DiffusersAutoQuantizer
+
+    told = {"bnb_4bit_compute_dtype": compute or dtype} if "load_in_4bit" in options else {}
+    quantizer = DiffusersAutoQuantizer.from_config(BitsAndBytesConfig(**options, **told), pre_quantized=False)
+    in_float32 = list(getattr(part, "_keep_in_fp32_modules", None) or [])
+    kept = in_float32 if getattr(quantizer, "use_keep_in_fp32_modules", False) else []
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # of the weights that will be read into the layers made here
+    try:
+        quantizer.preprocess_model(model=part, device_map={"": _CUDA}, keep_in_fp32_modules=kept)
+    finally:
+        torch.set_default_dtype(before)
+    part.hf_quantizer, part.is_quantized, part.quantization_method = quantizer, True, "bitsandbytes"
+    return part
+
+
+def load_replaced(part: nn.Module, device: str = "meta") -> nn.Module:
+    """Return the part of `replace_layers` with its weights on a device: each arrives, and is quantised there."""
+    from sizer.architecture.quantizers import load_weight, move_buffers
+
+    _warm_up(part, torch.device(device))
+    if part.hf_quantizer.quantization_config.to_dict().get("bnb_4bit_use_double_quant"):
+        _fill_table(device)
+    for layer in part.modules():
+        for name, old in list(layer._parameters.items()):
+            if old is not None:
+                load_weight([(layer, name)], old, device, quantize=True)
+    move_buffers(part, device)
+    part.hf_quantizer.postprocess_model(part)
+    return part
+
+
+def _warm_up(part: nn.Module, device: torch.device) -> None:
+    """Take and free what a part is going to need, as diffusers does before it loads weights to a device (ModelMixin, 0.42)."""
+    from diffusers.models.model_loading_utils import _caching_allocator_warmup
+
+    names = [name for name, _ in part.named_parameters()]
+    _caching_allocator_warmup(part, dict.fromkeys(names, device), part.dtype, part.hf_quantizer)
+
+
+def _fill_table(device: str) -> None:
     """Have bitsandbytes' table of quantised scales on the device; it is made of values, on the host."""
     from bitsandbytes import functional
 
     with torch.device("cpu"):
         table = functional.create_dynamic_map()
-    functional.name2qmap["dynamic"] = table.to("cuda")
+    functional.name2qmap["dynamic"] = table.to(device)
 
 
 def denoiser_of(parts: Any) -> str:

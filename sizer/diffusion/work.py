@@ -62,7 +62,7 @@ def count(
     notes += [f"{name} is left out: pass {name}=None to from_pretrained." for name in bundle.left_out]
     if INT8 in dict(request.part_weights).values():
         notes.append("int8 is a lower bound: bitsandbytes keeps outlier columns, whose number depends on the data.")
-    return census, tuple(notes), _sizes(pipe, call)
+    return census, tuple(notes), sizes_of(pipe, call)
 
 
 def trace(
@@ -89,12 +89,12 @@ def trace(
     watcher = StepWatcher(recorder)
     host, deferred = recorder.host, recorder.deferred
     with (
-        _accelerator(gpu),
+        accelerator(gpu),
         repeatable(),
         recording(recorder),
         watcher.watching(),
         explained(recorder),
-        _detected_anew(),
+        detected_anew(),
     ):
         host.setting_up = True
         with (
@@ -132,16 +132,6 @@ def trace(
         recorder.log.mark(AFTER)
         _note_end(recorder, AFTER)
     return recorder.log.tape(batch=batch, stand_ins=tuple(recorder.notes), host_bytes=host.peak_bytes)
-
-
-def blueprint(request: Request, config: dict | None) -> Any:
-    """Refuse a question about one module: a pipeline has several.
-
-    Raises:
-        RequestError: Always.
-    """
-    allowed = "estimate, limits, gpus; other answers are of one module"
-    raise RequestError("arch", given=f"diffusers:{request.name}", allowed=allowed, todo="ask for one of these")
 
 
 def list_names() -> list[dict[str, str]]:
@@ -201,6 +191,8 @@ def call_of(pipe: Any, bundle: Bundle, request: Request, batch: int) -> dict[str
 
     if batch > 1:
         several = next((n for n in ("num_images_per_prompt", "num_videos_per_prompt") if n in taken), None)
+        if bundle.pipeline.startswith("CogVideoX"):
+            several = None  # whose calls set num_videos_per_prompt to 1 (pipelines/cogvideo, diffusers 0.42)
         call |= {"prompt": ["a prompt"] * batch} if several is None else {several: batch}
     if request.image_size is not None:
         ask("image", "x".join(map(str, request.image_size)), **dict(zip(_SIZES, request.image_size, strict=True)))
@@ -225,7 +217,7 @@ def _guidance(taken: Any, guided: bool, call: dict[str, Any]) -> dict[str, Any]:
     return {"guidance_scale": max(usual, 5.0) if guided else min(usual, 1.0)}
 
 
-def _sizes(pipe: Any, call: dict[str, Any]) -> dict[str, int | tuple[int, int] | None]:
+def sizes_of(pipe: Any, call: dict[str, Any]) -> dict[str, int | tuple[int, int] | None]:
     """Return the image size and the frames of a call; None if its pipeline does not tell its usual size."""
     taken = inspect.signature(type(pipe).__call__).parameters
     usual = getattr(pipe, "default_sample_size", None) or getattr(getattr(pipe, "unet", None), "config", {}).get("sample_size")
@@ -307,7 +299,8 @@ def _watch(stack: ExitStack, part: nn.Module, begin: Callable[[], None], recorde
             stack.callback(delattr, part, name)
 
 
-def _accelerator(gpu: Gpu) -> Any:
+def accelerator(gpu: Gpu) -> Any:
+    """Return a context in which torch.cuda answers as with this GPU."""
     hardware = HARDWARE.get(gpu.key)
     processors = None if hardware is None else hardware.processors
     told = Accelerator(capability=gpu.capability, total_bytes=gpu.total_bytes, name=gpu.name, processors=processors)
@@ -315,7 +308,7 @@ def _accelerator(gpu: Gpu) -> Any:
 
 
 @contextmanager
-def _detected_anew() -> Iterator[None]:
+def detected_anew() -> Iterator[None]:
     """Have diffusers ask again which device there is: it keeps the first answer."""
     from diffusers.utils import torch_utils
 

@@ -44,7 +44,7 @@ class Work:
     `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `compile_scope` is one of SCOPES (sizer.catalogue.compilation), None
     for eager code. `budget` is the compiler's activation memory budget, None for PyTorch's own.
     `loss`, `objective`, `activations`, `optimizer_offload`, `step` and `evaluate` are values of these keys
-    (sizer.catalogue.recipes).
+    (sizer.catalogue.recipes). With `autocasts` a step with weights in 16 bits runs under autocast, as accelerate's mixed precision.
     """
 
     mode: str
@@ -67,6 +67,12 @@ class Work:
     optimizer_offload: bool = False
     step: str = AFTER
     evaluate: str = NONE
+    autocasts: bool = False
+
+    @property
+    def computed_in(self) -> str:
+        """Return the dtype of the contract by which a step computes: under autocast also if weights are in 16 bits."""
+        return f"amp-{self.dtype}" if self.autocasts and self.dtype in ("bfloat16", "float16") else self.dtype
 
     @property
     def library(self) -> str:
@@ -194,11 +200,11 @@ class Steps:
             )
         self._offloaded = OffloadedActivations(module) if work.trains and work.activations == OFFLOAD else None
         self._loss_of = loss_of(work.loss, blueprint) if work.trains else blueprint.loss
-        scales = work.trains and work.dtype == "amp-float16"
+        scales = work.trains and work.computed_in == "amp-float16"
         self._scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE, enabled=scales)
         # FSDP2 casts by a policy of its own
         shards = work.plan is not None and work.plan.shards
-        self._cast = nullcontext if shards else autocast(kind or device.type, work.dtype)
+        self._cast = nullcontext if shards else autocast(kind or device.type, work.computed_in)
         self.example = place(rank_example(example, work.plan), weight_dtype(work.dtype), move or mover(device))
         self._pass = rank_pass(work.plan, self.example, kind or device.type)
         self.told: Callable[[int, str, bool], None] = lambda number, phase, ends: None
@@ -303,10 +309,10 @@ class Steps:
 
     def _refuse_scaler(self, why: str, asked: str) -> None:
         """Raise TraceError in a dtype whose gradients are scaled."""
-        if self._work.dtype == "amp-float16":
+        if self._work.computed_in == "amp-float16":
             raise TraceError(
                 f"the gradient scaler cannot be used: {why}",
-                given=f"{asked} with dtype=amp-float16",
+                given=f"{asked} with dtype={self._work.dtype}",
                 todo="ask for amp-bfloat16",
             )
 
