@@ -19,6 +19,7 @@ from sizer.catalogue.gpus import GPUS
 from sizer.catalogue.modes import ALL, INPUTS, MODES, OUTPUTS, Mode
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.catalogue.parallel import PARALLELS
+from sizer.catalogue.pipelines import TRAINS_OF_DENOISERS
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import SOURCES, Source
 from sizer.catalogue.tasks import TASKS, Task, task_of
@@ -28,7 +29,7 @@ from sizer.errors import RefusedValueError, RequestError
 from sizer.query_keys import KEYS
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import Request, format_query, parse_query
-from sizer.ui import serving
+from sizer.ui import pipelines, serving
 from sizer.ui.device_choice import OPTIONS, device_title
 from sizer.ui.field_errors import Places
 from sizer.ui.focus import in_focus, look_at
@@ -57,7 +58,7 @@ def fill(request: Request) -> None:
     state["optimizer"], state["optimizer_impl"] = request.optimizer, request.optimizer_impl or PYTORCHS_DEFAULT
     state["train"], state["adapter"] = request.train, request.adapter
     state["r"], state["alpha"] = str(request.adapter_rank), str(request.adapter_alpha or "")
-    state["targets"] = ",".join(request.adapter_targets)
+    state["targets"] = "" if KEYS["targets"].is_default(request) else ",".join(request.adapter_targets)
     state["adapter_dropout"], state["accumulate"] = f"{request.adapter_dropout:g}", str(request.accumulate)
     state["weights"], state["outputs"] = request.weights, request.outputs or EITHER
     state["inputs"] = request.inputs or ALL
@@ -75,6 +76,7 @@ def fill(request: Request) -> None:
     state["expandable"] = request.expandable_segments
     state["torch"] = request.torch or ""
     serving.fill(request)
+    pipelines.fill(request)
     for key, row in PLAIN_KEYS.items():
         text = row.write(request) or ""
         state[key] = text == "1" if row.toggles else text
@@ -188,6 +190,10 @@ def _ask_task(source: Source, task: Task, places: Places) -> dict[str, str]:
     """Return what is trained, by which optimizer, and how the weights are held."""
     mode = MODES[task.mode]
     values = _ask_trained_part(source, task, places) if mode.trains else {}
+    if source.trace is not None:
+        values |= pipelines.ask_frames()
+    if source.trace is not None and not mode.trains:
+        return values | pipelines.ask()
     if "weights" not in source.refuses and values.get("train", "adapter") == "adapter":
         titles = {key: row.title for key, row in WEIGHTS.items()}
         values["weights"] = st.selectbox("Weights", list(titles), format_func=titles.get, key="weights", **KEEP)
@@ -236,12 +242,13 @@ def _ask_more(source: Source, mode: Mode, asked: Mapping[str, str], for_device: 
 
 def _ask_trained_part(source: Source, task: Task, places: Places) -> dict[str, str]:
     """What of the model is trained, and the fields that the adapter takes."""
-    if st.session_state["train"] not in task.trains:
+    trains = tuple(part for part in task.trains if source.trace is None or part in TRAINS_OF_DENOISERS)
+    if st.session_state["train"] not in trains:
         language = source.package == "transformers"
-        st.session_state["train"] = next(iter(task.trains if language else reversed(task.trains)))
-    if len(task.trains) == 1:
-        return {"train": task.trains[0]}
-    values = {"train": _choose("Train", task.trains, key="train", format_func=TRAINS.get)}
+        st.session_state["train"] = next(iter(trains if language else reversed(trains)))
+    values = {"train": trains[0]}
+    if len(trains) > 1:
+        values = {"train": _choose("Train", trains, key="train", format_func=TRAINS.get)}
     if values["train"] != "adapter":
         return values
     titles = {key: row.title for key, row in ADAPTERS.items()}
@@ -332,7 +339,7 @@ def _text(label: str, help_text: str, *, key: str, places: Places, placeholder: 
 ADAPTER_FIELDS = {  # label, help, and what holds where the field is empty, by key of the query
     "r": ("Rank", "The rank of the matrices that the adapter adds.", "16"),
     "alpha": ("Alpha", "What the adapter's output is scaled by, over the rank.", "2 × the rank"),
-    "targets": ("Adapted layers", f"{ALL_LINEAR}, {ATTENTION}, or names of modules with commas between.", ALL_LINEAR),
+    "targets": ("Adapted layers", f"{ALL_LINEAR}, {ATTENTION}, or names of modules with commas between.", MODELS_DEFAULT),
     "adapter_dropout": ("Dropout", "Of the adapter's input, from 0 to below 1.", "0"),
 }
 PARALLEL_FIELDS = {  # likewise

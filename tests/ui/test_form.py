@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sizer.catalogue.gpu_keys import CUSTOM, find_gpu
@@ -9,6 +11,7 @@ from sizer.catalogue.gpus import GPUS, RANGED
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.tasks import TASKS, task_of
 from sizer.errors import HubError
+from sizer.request import parse_query
 from sizer.ui.device_choice import OPTIONS, device_title
 from sizer.ui.numbers import read_count, read_tokens
 from tests.ui.clients import ScriptedJob
@@ -68,6 +71,37 @@ def test_fine_tuning_is_a_task(client, open_page):
     page = open_page(arch="torchvision:resnet18", batch="2", train="head")
     assert page.segmented_control(key="mode").value == "fine-tuning"
     assert client.requests[-1].train == "head"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"weights": "transformer:nf4,text_encoder_2:nf4", "offload": "model", "vae": "tiling"},
+        {"offload": "group-block:3", "stream": "1", "guidance": "0", "output": "latent", "frames": "9"},
+        {"without": "text_encoder_3", "image": "512x768"},
+        {"mode": "training", "train": "adapter", "weights": "nf4", "targets": "to_q", "frames": "9"},
+        {"mode": "training", "dtype": "amp-bfloat16", "checkpointing": "1", "batch": "1,2"},
+    ],
+)
+def test_the_form_keeps_what_is_asked_of_a_pipeline(client, open_page, keys):
+    link = {"arch": "diffusers:sd1.5", **keys}
+    page = open_page(**link)
+    wanted = parse_query("&".join(f"{key}={value}" for key, value in link.items()))
+    assert client.requests[-1] == wanted
+    page.text_input(key="batch").set_value("3").run()
+    assert client.requests[-1] == replace(wanted, batches=(3,), focus=client.requests[-1].focus)
+
+
+def test_a_field_of_a_pipeline_changes_its_question(client, open_page):
+    page = open_page(arch="diffusers:sd1.5")
+    page.selectbox(key="pipe_offload").set_value("sequential").run()
+    assert client.requests[-1].offloading == "sequential"
+    page.text_input(key="pipe_weights").set_value("fp8-cast").run()
+    assert client.requests[-1].part_weights == (("", "fp8-cast"),)
+    page.segmented_control(key="mode").set_value("fine-tuning").run()
+    request = client.requests[-1]
+    assert (request.mode, request.train, request.offloading) == ("training", "adapter", "none")
+    assert request.adapter_targets == ("to_k", "to_q", "to_v", "to_out.0")
 
 
 def test_every_mode_is_a_task():

@@ -1,0 +1,65 @@
+"""The form's fields of a diffusion pipeline's call: how its parts come to the device, and what it makes."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from sizer.catalogue.pipelines import OFFLOADS, OPTIONAL_PARTS, PIPELINE_OUTPUTS, VAES
+from sizer.query_keys import KEYS
+from sizer.request import Request
+from sizer.ui.form_model import KEEP
+
+USUAL = "the pipeline's own"
+GUIDANCES = {"": USUAL, "1": "on", "0": "off"}
+OFFLOAD_TITLES = {
+    "none": "All parts on the device",
+    "model": "Model offload",
+    "sequential": "Sequential offload",
+    "group-leaf": "Group offload, layer by layer",
+    "group-block:1": "Group offload, block by block",
+}
+WEIGHTS_HELP = "nf4, nf4-dq, int8 or fp8-cast of the denoiser, or by part: transformer:nf4,text_encoder_2:nf4."
+OFFLOAD_HELP = "diffusers' own offloading to the host's memory."
+STREAM_HELP = "Group offload copies weights on a stream of its own, ahead of their use."
+_FIELDS = ("offload", "weights", "frames", "guidance", "output")
+
+
+def fill(request: Request) -> None:
+    """Set the fields to what a request asks for."""
+    state = st.session_state
+    for key in _FIELDS:
+        row = KEYS[key]
+        state[f"pipe_{key}"] = "" if row.is_default(request) else row.write(request) or ""
+    state["pipe_offload"] = request.offloading
+    state["pipe_output"] = request.output or USUAL
+    state["pipe_vae"], state["pipe_without"] = list(request.vae or ()), list(request.without or ())
+    state["pipe_stream"] = request.stream
+
+
+def ask_frames() -> dict[str, str]:
+    """Return the frames of a video that the form states."""
+    return {"frames": st.text_input("Frames", key="pipe_frames", placeholder=USUAL, help=KEYS["frames"].allowed, **KEEP)}
+
+
+def ask() -> dict[str, str]:
+    """Return the values of the keys of a call that the form states, empty where they are left out."""
+    options = list(dict.fromkeys((*OFFLOADS, "group-block:1", st.session_state["pipe_offload"])))
+    offload = st.selectbox(
+        "Offloading", options, key="pipe_offload", help=OFFLOAD_HELP, format_func=lambda key: OFFLOAD_TITLES.get(key, key), **KEEP
+    )
+    values = {"offload": "" if offload == OFFLOADS[0] else offload}
+    if offload.startswith("group"):
+        values["stream"] = "01"[st.toggle("A stream of its own", key="pipe_stream", help=STREAM_HELP, **KEEP)]
+    values["weights"] = st.text_input(
+        "Quantised parts", key="pipe_weights", placeholder="none", help=WEIGHTS_HELP, **KEEP
+    ).strip()
+    values["vae"] = ",".join(st.pills("VAE", VAES, selection_mode="multi", key="pipe_vae", help=KEYS["vae"].allowed, **KEEP))
+    with st.expander("More of the call"):
+        told = {"format_func": GUIDANCES.get, "help": KEYS["guidance"].allowed, "required": True}
+        values["guidance"] = st.segmented_control("Guidance", GUIDANCES, key="pipe_guidance", **told, **KEEP)
+        output = st.selectbox("Output", (USUAL, *PIPELINE_OUTPUTS), key="pipe_output", help=KEYS["output"].allowed, **KEEP)
+        values["output"] = "" if output == USUAL else output
+        values["without"] = ",".join(
+            st.multiselect("Without", OPTIONAL_PARTS, key="pipe_without", help=KEYS["without"].allowed, **KEEP)
+        )
+    return values
