@@ -269,7 +269,7 @@ def check_traced(request: Request) -> None:
         refusal = Refusal(
             key="mode",
             given=f"{request.mode!r}",
-            allowed="the command `estimate`, which plans a server and lists what to change",
+            allowed="the commands `estimate`, `levers`, `which`, `ranks` and `startup`, which plan a server",
             todo="ask `sizer estimate`, or for another mode",
         )
         raise RequestError(refusals=[refusal])

@@ -30,7 +30,7 @@ from sizer.service.client import JobClient
 from sizer.service.settings import Settings
 from sizer.units import format_bytes
 from tests.processes.running import TESTS
-from tests.ui.decisions import devices_for, levers_for, limits_for, ranks_for
+from tests.ui.decisions import devices_for, levers_for, limits_for, ranks_for, served_devices_for, served_ranks_for
 from tests.ui.reports import report_for
 
 QUERY = "arch=torchvision:resnet50&dtype=float32,bfloat16&batch=1,32&gpu=a100-40gb"
@@ -501,6 +501,8 @@ def test_a_report_is_as_wide_as_its_terminal():
         (limits_for, format_limits, 40),
         (devices_for, format_devices, 50),
         (ranks_for, format_ranks, 66),
+        (served_devices_for, format_devices, 70),
+        (served_ranks_for, format_ranks, 70),
     ],
 )
 def test_the_table_of_a_decision_is_as_wide_as_its_terminal(asked, lines, width):

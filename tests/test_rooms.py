@@ -59,7 +59,7 @@ ROOMS = {
     "tracer": (*BUILT, "distributed", "tracing", "scopes", "kept", "work", "model"),
     "server": (*TRACED, "serving"),
     "estimator": (*TRACED, "server"),
-    "decision": TRACED,
+    "decision": (*TRACED, "server"),
     "custom": ESTIMATED,
     "placement": ESTIMATED,
     "device.record": (*GROUND, "memory"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sizer.catalogue.modes import MODES
 from sizer.commands.arguments import query_of
 from sizer.commands.text import print_list, terminal_width, to_printable
 from sizer.errors import SizerError
@@ -59,12 +60,16 @@ def wait(job: Any) -> Any:
     return result
 
 
-def in_focus(client: JobClient, query: str) -> str:
+def in_focus(client: JobClient, query: str, *, plans: bool = False) -> str:
     """The query of one dtype and batch size: those it has or names with focus=, else those that the page opens with.
 
-    The latter are told on stderr. Raises SizerError.
+    The latter are told on stderr. A server has neither; its query is returned as it is if the command `plans` servers.
+
+    Raises SizerError.
     """
     request = parse_query(query)
+    if plans and MODES[request.mode].serves:
+        return query
     check_traced(request)
     if request.focus is not None or (len(request.dtypes), len(request.batches)) == (1, 1):
         return query
@@ -75,17 +80,24 @@ def in_focus(client: JobClient, query: str) -> str:
 
 
 def print_growing(
-    options: argparse.Namespace, make_client: MakeClient, submit: Submit, lines: Lines, *, under: str | None = None
+    options: argparse.Namespace,
+    make_client: MakeClient,
+    submit: Submit,
+    lines: Lines,
+    *,
+    under: str | None = None,
+    plans: bool = False,
 ) -> int:
     """Print the answer of a job that grows, to the query of a command; as JSON `under` this key, if it is given.
 
-    What was known of it by then is printed, too, where it ends early; raises why.
+    `plans` says whether the command answers for a server, too. What was known of it by then is printed, too, where it ends early;
+    raises why.
     """
     from sizer.memory.codec import encode
 
     query, ended = query_of(options), None
     with contextlib.closing(make_client()) as client:
-        job = submit(client, in_focus(client, query))
+        job = submit(client, in_focus(client, query, plans=plans))
         try:
             found = wait(job)
         except SizerError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
+from sizer.commands.served_text import format_served_levers
 from sizer.commands.text import format_table
 from sizer.memory.decision import LeverReport, LeverRow, saves
 from sizer.units import format_bytes
@@ -20,11 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print what each change comes to, and the smallest set of them that makes the work fit."""
-    return print_growing(options, make_client, lambda client, query: client.submit_levers(query), format_levers)
+    return print_growing(options, make_client, lambda client, query: client.submit_levers(query), format_levers, plans=True)
 
 
 def format_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:
     """The levers as a table, the smallest set, what does not help, and the code of those that save something."""
+    if found.base is None:
+        yield from format_served_levers(found, width)
+        return
     base = found.base
     yield f"{base.dtype} at batch {base.batch}: process {format_bytes(base.process_bytes)}, {base.verdict}"
     yield ""

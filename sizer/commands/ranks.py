@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
+from sizer.commands.served_text import format_served_ranks
 from sizer.commands.text import format_table
 from sizer.memory.decision import RankReport, RankRow, describe_fewest
 from sizer.units import format_bytes
@@ -22,11 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print on how many GPUs the work fits, what each of them holds, and the largest batch on the fewest."""
-    return print_growing(options, make_client, lambda client, query: client.submit_ranks(query), format_ranks)
+    return print_growing(options, make_client, lambda client, query: client.submit_ranks(query), format_ranks, plans=True)
 
 
 def format_ranks(found: RankReport, width: int | None = None) -> Iterator[str]:
     """A row for each way of training on each number of GPUs, every figure of one of them; then the fewest that do."""
+    if found.serves:
+        yield from format_served_ranks(found, width)
+        return
     header = ("GPUs", "by", "process", "allocated", "verdict", "largest at the peak")
     yield from format_table(header, map(_cells, found.rows), left=2, width=width)
     yield ""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
+from sizer.commands.served_text import format_served_devices
 from sizer.commands.text import format_table
 from sizer.memory.decision import DeviceReport, DeviceRow, describe_fitting, largest_batch
 from sizer.units import format_bytes
@@ -22,11 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print where the work fits, what room it leaves, and the largest batch on each device."""
-    return print_growing(options, make_client, lambda client, query: client.submit_devices(query), format_devices)
+    return print_growing(options, make_client, lambda client, query: client.submit_devices(query), format_devices, plans=True)
 
 
 def format_devices(found: DeviceReport, width: int | None = None) -> Iterator[str]:
-    """A row for each device, smallest memory first, and the smallest that it fits."""
+    """A row for each device, smallest memory first, and the smallest that it fits; of a server those first that hold it."""
+    if found.serves:
+        yield from format_served_devices(found, width)
+        return
     header = ("gpu", "memory", "process", "verdict", "left", "largest batch")
     yield from format_table(header, map(_cells, found.rows), width=width)
     yield ""

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from sizer.catalogue.gpus import GPUS, Gpu
+from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.changes import Changed, changes
+from sizer.decision.serving import served_devices
 from sizer.errors import RequestError
 from sizer.kept import Kept
 from sizer.memory.decision import DeviceReport, DeviceRow, with_largest
@@ -26,15 +28,19 @@ def devices(
     """The one dtype and batch size of a request on devices of the catalogue, smallest memory first; it grows.
 
     First whether it fits, then the largest batch on each. Devices share the traces of which they differ in no decision; what
-    libraries answer is asked for each. Raises RequestError for a request of several dtypes or batch sizes, and what an estimate
-    raises where the work itself has none.
+    libraries answer is asked for each. Of a server there is a plan for each (`served_devices`).
+
+    Raises RequestError for a request of several dtypes or batch sizes, and what an estimate raises where the work itself has none.
     """
+    gpus = sorted(gpus, key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
+    if MODES[request.mode].serves:
+        yield from served_devices(request, gpus=gpus, config=config, kept=kept, progress=progress)
+        return
     request = one_cell(request)
     check_eager(request, "a table of devices")
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)
     cells.counted(request)  # refused here where the architecture itself is
-    gpus = sorted(gpus, key=lambda gpu: (gpu.backend, gpu.capability or (), gpu.total_bytes))
     rows: dict[str, DeviceRow] = {}
     helped: dict[str, object] = {}  # the smallest change, and where the work then fits
 

@@ -17,6 +17,7 @@ from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.effects import describe_effect
 from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS, describe_slicing
+from sizer.decision.serving import served_levers
 from sizer.errors import RequestError
 from sizer.kept import Kept
 from sizer.memory.decision import LeverReport, LeverRow, LeverSet
@@ -41,6 +42,9 @@ def levers(
 
     Raises RequestError for a request of several, and what an estimate raises where the work itself has none.
     """
+    if MODES[request.mode].serves:
+        yield from served_levers(request, config=config, kept=kept, progress=progress)
+        return
     request = one_cell(request)
     cells = Cells(request, config=config, kept=kept, progress=progress)
     report_progress = progress or (lambda text: None)

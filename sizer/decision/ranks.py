@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS, ways_to_split
 from sizer.catalogue.sources import SOURCES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.changes import CHECKPOINTING, changes, in_other_precision
+from sizer.decision.serving import served_ranks
 from sizer.distributed.devices import PER_HOST
 from sizer.kept import Kept
 from sizer.memory.decision import RankReport, RankRow, with_largest
@@ -44,9 +46,14 @@ def ranks(
     as many samples as by FSDP2. Where no pipeline can be made of so many stages, none is asked for of more. Last comes the largest
     batch on the fewest GPUs on which it surely fits. What does not depend on how many ranks there are is traced once.
 
+    A server is planned by each split of `sizer.decision.serving`.
+
     Raises RequestError for a request of several dtypes or batch sizes, and for one that ranks cannot share: a generation, say; and
     what an estimate raises where the work itself has none.
     """
+    if MODES[request.mode].serves:
+        yield from served_ranks(request, config=config, kept=kept, progress=progress)
+        return
     request = one_cell(request)
     check_eager(request, "ways to train on several GPUs")
     checked(ways(request)[1].request)  # refused here where no ranks can share it

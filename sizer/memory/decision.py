@@ -14,6 +14,7 @@ from sizer.memory.estimate import Estimate
 from sizer.memory.fit import Fits, Verdict, verdict_of
 from sizer.memory.interval import Interval
 from sizer.memory.largest_batch import MaxBatch
+from sizer.memory.served import Lever, ServedFigures
 from sizer.units import counted, format_bytes
 
 
@@ -46,7 +47,8 @@ class LeverRow:
     """One thing to change: its `query` is the question with it, `cell` that question's own estimate, None where it has none for
     `reason`. `cost` says what is paid for it, `code` is the change in PyTorch.
 
-    `effect` says in words what it changes: why it saves nothing, or what it saves in reserved memory.
+    `effect` says in words what it changes: why it saves nothing, or what it saves in reserved memory. `serve` is what a server
+    then has, None in other modes; `code` are then its flags.
     """
 
     key: str
@@ -57,6 +59,7 @@ class LeverRow:
     cell: Cell | None = None
     reason: str = ""
     effect: str = ""
+    serve: Lever | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +77,18 @@ class LeverReport:
 
     `smallest` is None where the work fits as it is, as long as it is searched, and where nothing was found. `search` says which,
     in words. `useless` are well-known changes that do not help, each with its reason. `pending` are the levers to come, and
-    `pending_titles` their titles.
+    `pending_titles` their titles. `serve` are the figures of a server as it is; then, and only then, `base` is None.
     """
 
     query: str
-    base: Cell
+    base: Cell | None = None
     rows: tuple[LeverRow, ...] = ()
     smallest: LeverSet | None = None
     search: str = ""
     useless: tuple[str, ...] = ()
     pending: tuple[str, ...] = ()
     pending_titles: tuple[str, ...] = ()
+    serve: ServedFigures | None = None
 
 
 SETTLED = 0.005  # of the process: a change that saves less saves nothing worth a row
@@ -132,7 +136,8 @@ class DeviceRow:
     """One question on one device of the catalogue. `cell` is None where the step cannot be traced by its rules, for `reason`.
 
     `batch` is the largest batch size that surely fits, `possible_batch` the largest that may; None where not even 1 does, or as
-    long as `searched` is False. With `tried` the question's own batch size alone was looked at.
+    long as `searched` is False. With `tried` the question's own batch size alone was looked at. `serve` is what a server does with
+    the device, None in other modes, which have no `batch`.
     """
 
     gpu: str
@@ -146,13 +151,24 @@ class DeviceRow:
     tried: bool = False
     reason: str = ""
     most_batch: int | None = None
+    serve: ServedFigures | None = None
+
+
+def device_order(row: DeviceRow) -> tuple[object, ...]:
+    """Return the key that sorts devices by memory, of servers those first that start and hold what is wanted."""
+    return _served_order(row.serve), row.total_bytes, row.name
+
+
+def _served_order(found: ServedFigures | None) -> int:
+    return [True, "uncertain", False, None].index(None if found is None else found.fits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
     """One question on every device of the catalogue; `pending` are the keys of devices to come.
 
-    If it surely fits none, `change` is the smallest change with which it fits some, and `changed` are these devices.
+    If it surely fits none, `change` is the smallest change with which it fits some, and `changed` are these devices. `serves` is
+    True if the rows are servers.
     """
 
     query: str
@@ -160,6 +176,7 @@ class DeviceReport:
     pending: tuple[str, ...] = ()
     change: str = ""
     changed: tuple[DeviceRow, ...] = ()
+    serves: bool = False
 
 
 SMALLEST_NAMED = 3  # of the devices that the work fits
@@ -190,7 +207,8 @@ class RankRow:
 
     `batch` is the largest batch size of a rank that surely fits, `possible_batch` the largest that may; None where not even 1 does,
     or as long as `searched` is False: it is searched on the fewest GPUs that do. With `tried` its own batch size alone was tried.
-    `change` says what differs from the question ("with checkpointing", "in amp-bfloat16").
+    `change` says what differs from the question ("with checkpointing", "in amp-bfloat16"). `serve` is what a server does with the
+    GPUs, None in other modes.
     """
 
     parallel: str
@@ -207,11 +225,17 @@ class RankRow:
     reason: str = ""
     most_batch: int | None = None
     change: str = ""
+    serve: ServedFigures | None = None
 
     @property
     def words(self) -> str:
         """Return the way of training, with what is changed of the question ("FSDP2 with checkpointing")."""
         return f"{self.title} {self.change}".rstrip()
+
+
+def rank_order(row: RankRow) -> tuple[object, ...]:
+    """Return the key that sorts servers: those first that start and hold what is wanted, by GPUs, most requests first."""
+    return _served_order(row.serve), row.gpus, -(row.serve.requests_at_once if row.serve else 0)
 
 
 Row = TypeVar("Row", DeviceRow, RankRow)
@@ -234,7 +258,7 @@ class RankReport:
     """One question on several numbers of GPUs of its device's kind; `pending` are the queries of rows to come.
 
     `fewest` is on how many of them it surely fits at least, by any way of training; None where it does on none. Then the smallest
-    `change` that makes it fit on some number, `fewest_changed`, was looked for.
+    `change` that makes it fit on some number, `fewest_changed`, was looked for. `serves` is True if the rows are servers.
     """
 
     query: str
@@ -243,6 +267,7 @@ class RankReport:
     fewest_changed: int | None = None
     change: str = ""
     pending: tuple[str, ...] = ()
+    serves: bool = False
 
 
 def describe_fewest(found: RankReport) -> Iterator[str]:

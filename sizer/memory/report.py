@@ -88,7 +88,7 @@ class Report:
         A server must start, and hold what is wanted.
         """
         if self.serve is not None:
-            return self.serve.starts is True and (self.serve.want is None or self.serve.want.fits is True)
+            return self.serve.fits is True
         cells = [(dtype, batch) for dtype in self.request["dtypes"] for batch in self.request["batches"]]
         rows = [self.find(*cell) for cell in cells]
         return all(row is not None and row.fits is True for row in rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from sizer.memory.codec import Difference
@@ -84,3 +84,41 @@ class Served:
     levers: tuple[Lever, ...] = ()
     contexts: tuple[ContextRow, ...] = ()
     reasons: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> Starts:
+        """Return whether the server starts and holds what is wanted, "uncertain" if either is."""
+        parts = {self.starts, True if self.want is None else self.want.fits}
+        return False if False in parts else "uncertain" if "uncertain" in parts else True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFigures:
+    """The figures of a plan that a table of devices or of numbers of GPUs has, as in `Served`.
+
+    `fits` is true if the server starts and holds what is wanted. `length` is the longest allowed request in tokens.
+    `kv_tokens` are those of one data-parallel copy, bytes those of one GPU; requests are those of all copies on all `gpus`.
+    """
+
+    starts: Starts
+    fits: Starts
+    gpus: int
+    length: int
+    requests_at_once: float
+    requests_at_once_low: float
+    requests_at_once_high: float
+    kv_tokens: int
+    kv_tokens_low: int
+    kv_tokens_high: int
+    weights_bytes: int
+    kv_cache_bytes: Difference
+    longest: int
+    want: Want | None = None
+    message: str = ""
+
+
+def figures_of(served: Served) -> ServedFigures:
+    """Return the figures of a plan for a table."""
+    shared = {spec.name: getattr(served, spec.name) for spec in fields(ServedFigures) if spec.name != "length"}
+    length = served.flags["max_model_len"]
+    return ServedFigures(**shared, length=length if isinstance(length, int) else 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 from sizer.architecture.census import take_census
@@ -31,7 +31,7 @@ from sizer.serving.answer import answer_vllm, longest_flags
 from sizer.serving.architecture import Architecture
 from sizer.serving.flags import Flags, resolve_flags
 from sizer.serving.llama_cpp import answer_llama, resolve_llama
-from sizer.serving.plan import Profile, Profiler
+from sizer.serving.plan import Profile
 from sizer.serving.sglang import answer_sglang, resolve_sglang
 from sizer.serving.words import headline
 from sizer.tracing.device import Device
@@ -64,22 +64,21 @@ def serve(
         BuildError: The architecture cannot be built.
         TraceError: The profile run cannot be traced.
     """
-    show = progress or (lambda text: None)
-    store = ScopedResults(NothingKept() if kept is None else kept, module_scope_of(request))
-    architecture, census = _count(request, gpu, config, store, show)
-    show("planning the server")
-    served = _answer(request, architecture, gpu, store)
+    planner = Planner(request, gpu, config=config, kept=kept, progress=progress)
+    if progress is not None:
+        progress("planning the server")
+    served = planner.plan(request, gpu)
     return build_report(
         query=format_query(replace(request, focus=None), complete=True),
         versions=versions(),
-        census=census,
+        census=planner.census,
         columns={},
         gpu=gpu,
         mode=request.mode,
         request=echo,
         notes=(headline(served),),
         cautions=gpu.cautions,
-        uncounted=(*architecture.uncounted, *UNCOUNTED),
+        uncounted=(*planner.architecture.uncounted, *UNCOUNTED),
         serve=served,
     )
 
@@ -87,19 +86,68 @@ def serve(
 UNCOUNTED = ("speculative decoding, LoRA adapters, and CPU offload of a server",)
 
 
-def _answer(request: Request, architecture: Architecture, gpu: Gpu, store: Kept) -> Served:
-    model, auto = _model_name(request), request.max_model_len == AUTO
-    if request.engine == "sglang":
-        flags = resolve_sglang(request, architecture, gpu)
-        return answer_sglang(architecture, flags, gpu, model=model, want=request.want, auto=auto)
-    if request.engine == "llama.cpp":
-        flags = resolve_llama(request, architecture)
-        return answer_llama(architecture, flags, gpu, model=model, want=request.want, auto=auto)
-    flags = resolve_flags(request, architecture, gpu, processors_of(gpu))
-    profiler = _profiler(architecture, gpu, store)
-    if auto:
-        flags = longest_flags(architecture, flags, profiler, gpu)
-    return answer_vllm(architecture, flags, profiler, gpu, model=model, want=request.want)
+class Planner:
+    """Plans of servers of one architecture, which is counted once, on any device and with any flags.
+
+    Args:
+        request: A request for the architecture; its flags do not matter.
+        gpu: A device of the backend on which the architecture is built.
+        config: The parsed config.json for the sources "hub" and "config".
+        kept: What was counted and traced before.
+        progress: Called with each line of progress.
+
+    Raises:
+        RequestError: The model has no KV cache.
+        ConfigError: The config cannot be read.
+        BuildError: The architecture cannot be built.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        gpu: Gpu,
+        *,
+        config: Mapping[str, Any] | None = None,
+        kept: Kept | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._store = ScopedResults(NothingKept() if kept is None else kept, module_scope_of(request))
+        self._profiles: dict[str, Profile] = {}
+        show = progress or (lambda text: None)
+        self.architecture, self.census = _count(request, gpu, config, self._store, show)
+
+    def plan(self, request: Request, gpu: Gpu, *, with_levers: bool = True) -> Served:
+        """Return what a server does with a device, in bytes; without levers fewer plans are made.
+
+        Raises:
+            RequestError: A flag does not fit the model.
+            TraceError: The profile run cannot be traced.
+        """
+        architecture, model = self.architecture, _model_name(request)
+        asked = {"model": model, "want": request.want, "with_levers": with_levers}
+        auto = request.max_model_len == AUTO
+        if request.engine == "sglang":
+            return answer_sglang(architecture, resolve_sglang(request, architecture, gpu), gpu, auto=auto, **asked)
+        if request.engine == "llama.cpp":
+            flags = resolve_llama(request, architecture)
+            return answer_llama(architecture, flags, gpu, model=model, want=request.want, auto=auto)
+        flags = resolve_flags(request, architecture, gpu, processors_of(gpu))
+        profiler = partial(self._profile, gpu)
+        if auto:
+            flags = longest_flags(architecture, flags, profiler, gpu)
+        return answer_vllm(architecture, flags, profiler, gpu, **asked)
+
+    def _profile(self, gpu: Gpu, flags: Flags) -> Profile:
+        """Return the bytes of the profile run, traced once for all devices and flags for which they are equal."""
+        profiled = _profiled(flags)
+        name = f"served profile {gpu.backend} {gpu.capability} {profiled}"
+        if name not in self._profiles:
+            found = read_kept(self._store, name, Profile, "profile")
+            if found is None:
+                found = trace_profile(self.architecture, profiled, gpu)
+                keep(self._store, name, found)
+            self._profiles[name] = found
+        return self._profiles[name]
 
 
 def _count(
@@ -128,21 +176,6 @@ def _checkpoint(request: Request, config: Mapping[str, Any] | None) -> Mapping[s
     if config is None and request.config is not None:
         return read_config(request.config.encode())
     return config or {}
-
-
-def _profiler(architecture: Architecture, gpu: Gpu, store: Kept) -> Profiler:
-    """Return a function that traces the profile run, or finds it kept."""
-
-    @cache
-    def traced(flags: Flags) -> Profile:
-        name = f"served profile {gpu.backend} {gpu.capability} {flags}"
-        found = read_kept(store, name, Profile, "profile")
-        if found is None:
-            found = trace_profile(architecture, flags, gpu)
-            keep(store, name, found)
-        return found
-
-    return lambda flags: traced(_profiled(flags))
 
 
 def _profiled(flags: Flags) -> Flags:

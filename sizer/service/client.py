@@ -24,7 +24,15 @@ from sizer.device.comparison.comparison import Comparison
 from sizer.device.record.recording import Measured
 from sizer.errors import ConfigError, JobError, RequestError, quote
 from sizer.memory.codec import LIMIT_TEXT, decode
-from sizer.memory.decision import BudgetReport, DeviceReport, DeviceRow, LeverReport, LimitReport, RankReport
+from sizer.memory.decision import (
+    BudgetReport,
+    DeviceReport,
+    DeviceRow,
+    LeverReport,
+    LimitReport,
+    RankReport,
+    device_order,
+)
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.pasted.snapshot import SnapshotReport
@@ -229,9 +237,13 @@ def _join_devices(found: Sequence[DeviceReport | None]) -> DeviceReport | None:
         [gpu.key for gpu in part] if report is None else report.pending
         for part, report in zip(in_parts(len(found)), found, strict=True)
     )
-    rows = sorted(chain.from_iterable(report.rows for report in known), key=lambda row: (row.total_bytes, row.name))
+    rows = sorted(chain.from_iterable(report.rows for report in known), key=device_order)
     return DeviceReport(
-        query=known[0].query, rows=tuple(rows), pending=tuple(chain.from_iterable(pending)), **_smallest_change(known, rows)
+        query=known[0].query,
+        rows=tuple(rows),
+        pending=tuple(chain.from_iterable(pending)),
+        serves=known[0].serves,
+        **_smallest_change(known, rows),
     )
 
 

@@ -12,7 +12,7 @@ from sizer.serving.architecture import Architecture
 from sizer.serving.cache import blocks_of_request
 from sizer.serving.command import vllm_command
 from sizer.serving.flags import Flags
-from sizer.serving.levers import Outcome, find_levers, vllm_changes
+from sizer.serving.levers import Outcome, find_levers, gpu_with, vllm_changes
 from sizer.serving.plan import Plan, Profiler, longest_of, make_plan, server_message, wanted
 
 CONTEXTS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
@@ -36,6 +36,7 @@ def answer_vllm(
     *,
     model: str,
     want: tuple[int, int] | None = None,
+    with_levers: bool = True,
 ) -> Served:
     """Return what vLLM does with one GPU.
 
@@ -46,10 +47,11 @@ def answer_vllm(
         gpu: The device.
         model: The repository of the model, for the command.
         want: So many requests of so many tokens at once, None if nothing is asked.
+        with_levers: False if nobody asks what to change, which takes a plan for each change.
     """
 
     def planner(other: Flags) -> Plan:
-        return make_plan(architecture, other, profiler, gpu)
+        return make_plan(architecture, other, profiler, gpu_with(gpu, flags, other))
 
     def outcome(other: Flags) -> Outcome:
         found = planner(other)
@@ -58,6 +60,7 @@ def answer_vllm(
 
     plan = planner(flags)
     copies = flags.dp
+    changes = [*vllm_changes(architecture, flags, plan.free_bytes)] if with_levers else []
 
     def at_once(requests: float) -> float:
         return round(requests * copies, 2)
@@ -91,7 +94,7 @@ def answer_vllm(
         command=vllm_command(model, flags, quantizes=flags.layout != architecture.quantization),
         message=server_message(plan, architecture),
         want=wanted(plan, architecture, want) if want is not None else None,
-        levers=find_levers([*vllm_changes(architecture, flags, plan.free_bytes)], flags, outcome),
+        levers=find_levers(changes, flags, outcome),
         contexts=tuple(_contexts(plan, architecture)),
         reasons=plan.reasons,
     )

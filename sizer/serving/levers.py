@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from sizer.catalogue.gpus import Gpu
+from sizer.catalogue.parallel import beside_nccl, nccl_bytes
 from sizer.memory.served import Lever, Starts
 from sizer.serving.architecture import Architecture
 from sizer.serving.flags import Flags
@@ -89,6 +91,12 @@ def shared_changes(architecture: Architecture, flags: Any, kv_flag: str, tp_flag
         yield Change(flag="--quantization fp8", query="weights=fp8", fields={"layout": "fp8"}, note=note)
         note = "another checkpoint, rounded to 4 bits"
         yield Change(flag="an AWQ checkpoint (4 bits)", query="weights=awq", fields={"layout": "awq"}, note=note)
+
+
+def gpu_with(gpu: Gpu, flags: Any, other: Any) -> Gpu:
+    """Return a GPU of a server with some flags as it is with others, whose ranks may need more communicators of NCCL."""
+    before, after = (nccl_bytes("none", one.tp * one.pp, tp=one.tp, pp=one.pp) for one in (flags, other))
+    return beside_nccl(gpu, (after[0] - before[0], after[1] - before[1], after[2] - before[2]))
 
 
 def find_levers(changes: Sequence[Change], flags: Any, planner: Callable[[Any], Outcome]) -> tuple[Lever, ...]:

@@ -19,7 +19,7 @@ from sizer.serving.architecture import SLIDING, STATE, Architecture
 from sizer.serving.cache import page_elements, state_bytes
 from sizer.serving.flags import HOPPER, Flags, check_ranks, layout_of, release_of
 from sizer.serving.layout import weights_bytes
-from sizer.serving.levers import Change, Outcome, find_levers, shared_changes
+from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
 from sizer.serving.rules import Release
 from sizer.units import GIB, MIB
 
@@ -211,7 +211,14 @@ def _layout_flags(architecture: Architecture, flags: SglangFlags, gpu: Gpu) -> F
 
 
 def answer_sglang(
-    architecture: Architecture, flags: SglangFlags, gpu: Gpu, *, model: str, want: tuple[int, int] | None, auto: bool
+    architecture: Architecture,
+    flags: SglangFlags,
+    gpu: Gpu,
+    *,
+    model: str,
+    want: tuple[int, int] | None,
+    auto: bool,
+    with_levers: bool = True,
 ) -> Served:
     """Return what SGLang does with one GPU; with `auto` the longest request is the one that fits."""
     pool, low, high = (plan_pool(architecture, flags, gpu, change) for change in (0, -BAND, BAND))
@@ -221,7 +228,8 @@ def answer_sglang(
 
     def outcome(other: SglangFlags) -> Outcome:
         other = with_fraction(other)
-        found, least = plan_pool(architecture, other, gpu), plan_pool(architecture, other, gpu, -BAND)
+        ranks = gpu_with(gpu, flags, other)
+        found, least = plan_pool(architecture, other, ranks), plan_pool(architecture, other, ranks, -BAND)
         at_once = found.tokens / other.context_length * other.dp
         return Outcome(starts=_starts(found, least, found), kv_cache_bytes=found.pool_bytes, requests_at_once=at_once)
 
@@ -256,7 +264,7 @@ def answer_sglang(
         command=sglang_command(model, flags),
         message="" if starts is True else _message(pool, flags),
         want=_wanted(pool, low, high, flags, want) if want is not None else None,
-        levers=find_levers([*_changes(architecture, flags)], flags, outcome),
+        levers=find_levers([*_changes(architecture, flags)] if with_levers else [], flags, outcome),
         contexts=tuple(_contexts(pool, flags)),
         reasons=("up to 1 GiB: memory that is in use before the weights are loaded differs by driver and build",),
     )

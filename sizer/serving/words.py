@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from sizer.memory.served import Served, Want
+from sizer.memory.decision import DeviceReport, RankReport
+from sizer.memory.served import Served, ServedFigures, Starts, Want
 from sizer.units import GIB, counted, format_bytes
 
 STARTS = {True: "Starts.", False: "Does not start.", "uncertain": "May not start."}
+
+
+VERDICTS: dict[Starts, str] = {True: "starts", "uncertain": "may not start", False: "does not start"}
+HOLDS: dict[Starts, str] = {True: "holds it", "uncertain": "may hold it", False: "too small"}
+SMALLEST_NAMED = 3  # devices in a sentence
 
 
 def gib(size: int, digits: int = 2) -> str:
@@ -79,3 +85,47 @@ def lever_lines(served: Served) -> Iterator[str]:
             f"  {lever.flags}: {lever.requests_at_once:,.1f} requests at once ({lever.gained:+,.1f}), "
             f"{gib(lever.kv_cache_bytes)} GiB of cache; {lever.note}"
         )
+
+
+def verdict_words(found: ServedFigures) -> str:
+    """Return whether a server starts, and if it does whether it holds what is wanted, in two or three words."""
+    if found.want is None or found.starts is False:
+        return VERDICTS[found.starts]
+    return HOLDS[found.fits]
+
+
+def _aim(rows: Iterable[ServedFigures | None]) -> str:
+    """Return what servers are to do: to hold what is wanted, else to start."""
+    want = next((one.want for one in rows if one is not None and one.want is not None), None)
+    if want is None:
+        return "start"
+    return f"hold {counted(want.requests, 'request')} of {want.tokens:,} tokens at once"
+
+
+def describe_served_devices(found: DeviceReport) -> str:
+    """Return a sentence: on how many devices a server surely does what it is to do, and which of them are the smallest."""
+    fitting = [row.name for row in found.rows if row.serve is not None and row.serve.fits is True]
+    unsure = sum(row.serve is not None and row.serve.fits == "uncertain" for row in found.rows)
+    aim = _aim(row.serve for row in found.rows)
+    more = f"; it may on {unsure:,} more" if unsure else ""
+    gpus = next((row.serve.gpus for row in found.rows if row.serve is not None), 1)
+    each = f", {gpus} GPUs of each," if gpus > 1 else ""
+    smallest = f"; the smallest: {', '.join(fitting[:SMALLEST_NAMED])}" if fitting else ""
+    return f"The server can {aim} on {counted(len(fitting), 'device')}{each} of {len(found.rows):,}{smallest}{more}."
+
+
+def describe_served_ranks(found: RankReport) -> Iterator[str]:
+    """Yield on how many GPUs at least a server surely does what it is to do, and by which splits."""
+    aim = _aim(row.serve for row in found.rows)
+    unsure = min((row.gpus for row in found.rows if row.serve is not None and row.serve.fits == "uncertain"), default=None)
+    if found.fewest is None:
+        if found.rows and not found.pending:
+            more = f"; it may on {counted(unsure, 'GPU')}" if unsure is not None else ""
+            yield f"The server can surely {aim} on none of up to {max(row.gpus for row in found.rows)} GPUs{more}."
+        return
+    more = f"; it may on {unsure}" if unsure is not None and unsure < found.fewest else ""
+    yield f"The server can {aim} on {counted(found.fewest, 'GPU')}{more}:"
+    for row in found.rows:
+        if row.gpus == found.fewest and row.serve is not None and row.serve.fits is True:
+            requests = f"{row.serve.requests_at_once:,.1f} requests of {row.serve.length:,} tokens at once"
+            yield f"  {row.title}: {requests}"

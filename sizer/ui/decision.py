@@ -12,6 +12,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.serving import ENGINES
 from sizer.errors import RequestError, SizerError
 from sizer.memory.decision import (
     BudgetReport,
@@ -41,6 +42,7 @@ from sizer.ui.ranks import show_ranks
 from sizer.ui.remarks import show_error
 from sizer.ui.row_links import LINK, LINK_COLUMN, frame_csv, link_of
 from sizer.ui.scale import GIBIBYTES
+from sizer.ui.served_rows import show_served_devices, show_served_ranks
 from sizer.ui.turns import result_of
 from sizer.units import format_bytes
 
@@ -83,6 +85,18 @@ def show_decision(request: Request, estimate: Estimate, *, to_come: bool = False
     if asked is not None:
         submit, show = answers[asked]
         _follow(submit, cell, lambda found: show(found, request))
+
+
+def show_served_decision(request: Request) -> None:
+    """Show on which GPU and on how many a server does what is asked; nothing is computed before the reader asks."""
+    client, engine = service.get_client(), ENGINES[request.engine]
+    answers = {"Which GPU?": (client.submit_devices, show_served_devices)}
+    if "tp" in engine.takes:
+        answers["On how many GPUs?"] = (client.submit_ranks, show_served_ranks)
+    asked = st.segmented_control("What next?", list(answers), key="decision_of_server", persist_state="session")
+    if asked is not None:
+        submit, show = answers[asked]
+        _follow(submit, replace(request, focus=None), lambda found: show(found, request))
 
 
 def _is_compiled(cell: Request) -> bool:

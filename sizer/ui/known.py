@@ -43,7 +43,8 @@ def _facts(found: object) -> Iterator[tuple[str, Interval]]:
 
 
 def _cells(found: LeverReport) -> Iterator[tuple[str, Cell]]:
-    yield found.query, found.base
+    if found.base is not None:
+        yield found.query, found.base
     yield from ((row.query, row.cell) for row in found.rows if row.cell is not None)
     if found.smallest is not None:
         yield found.smallest.query, found.smallest.cell

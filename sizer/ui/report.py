@@ -18,7 +18,7 @@ from sizer.request import Request
 from sizer.ui import charts, remarks, serving, tables
 from sizer.ui.capacity import show_capacity
 from sizer.ui.compared import offer_comparison
-from sizer.ui.decision import show_decision
+from sizer.ui.decision import show_decision, show_served_decision
 from sizer.ui.drawing import draw
 from sizer.ui.drawn import drawn_once
 from sizer.ui.explanation import show_explanation
@@ -39,6 +39,8 @@ def show_report(request: Request, report: Report, *, growing: bool) -> None:
     """Show everything a report says, the most important first; whether it is `growing` yet."""
     if report.serve is not None:
         serving.show(request, report, report.serve)
+        show_served_decision(request)
+        serving.show_details(request, report, report.serve)
         return
     remarks.show_failures(report)
     focus = report.focus and report.find(report.focus.dtype, report.focus.batch)

@@ -19,7 +19,7 @@ from sizer.serving.words import STARTS, gib, graphs_line, range_line, want_line
 from sizer.ui.drawing import draw
 from sizer.ui.form_model import KEEP
 from sizer.ui.links import offer_copy, show_link
-from sizer.ui.remarks import show_uncounted
+from sizer.ui.remarks import show_remarks, show_uncounted
 from sizer.ui.tabs import show_tabs
 from sizer.units import GIB, counted, format_bytes
 
@@ -122,7 +122,7 @@ def facts(request: Request) -> Iterator[str]:
 
 
 def show(request: Request, report: Report, served: Served) -> None:
-    """Show a server's answer: requests at once and tokens, the bar, contexts, what to change, and the command."""
+    """Show a server's answer: requests at once and tokens, the bar, and the command."""
     length = served.flags.get("max_model_len")
     card = f"{served.gpus} × {report.gpu.name}" if served.gpus > 1 else f"one {report.gpu.name}"
     answer = f"{served.requests_at_once:,.1f} requests of {length:,} tokens at once on {card}"
@@ -149,11 +149,16 @@ def show(request: Request, report: Report, served: Served) -> None:
     show_uncounted(report)
     with st.container(horizontal=True, vertical_alignment="center"):
         offer_copy(request)
+
+
+def show_details(request: Request, report: Report, served: Served) -> None:
+    """Show the tabs below a server's answer, of which the open one alone is drawn."""
     show_tabs(
         {
             "Contexts": lambda: _show_contexts(served),
             "What to change": lambda: _show_levers(request, served),
             "Flags": lambda: _show_flags(served),
+            "Not counted": lambda: show_remarks(report),
             "Copy link": lambda: show_link(request),
             "Downloads": lambda: _show_download(report),
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from sizer.memory.decision import DeviceReport, DeviceRow
 from sizer.service.client import JobClient
 from sizer.service.joined_job import JoinedJob
 from sizer.service.settings import Settings
+from tests.ui.decisions import served_devices_for
 
 
 @dataclass
@@ -96,3 +97,13 @@ def test_which_gpu_is_asked_in_as_many_jobs_as_may_run_and_no_more_than_two(max_
         scripted.value = DeviceReport(query="", rows=tuple(whole))
     assert [one.total_bytes for one in job.result(0).rows] == sorted(gpu.total_bytes for gpu in GPUS.values())
     assert job.result(0).pending == ()
+
+
+def test_servers_of_both_parts_are_sorted_by_what_they_hold(monkeypatch):
+    def submit(self: JobClient, task: str, query: str, config: str | None, read: object, part: str) -> Scripted:
+        whole, first = served_devices_for(query), part.startswith("1")
+        return Scripted(value=replace(whole, rows=whole.rows[1:] if first else whole.rows[:1]))
+
+    monkeypatch.setattr(JobClient, "_submit", submit)
+    found = JobClient(Settings(max_jobs=2)).submit_devices("arch=hf:qwen3-8b&mode=serve").result(0)
+    assert ([row.gpu for row in found.rows], found.serves) == (["h100-80gb", "l4", "m2-ultra-64gb"], True)

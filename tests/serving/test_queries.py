@@ -120,7 +120,7 @@ def test_other_commands_refuse_a_server():
     from sizer.decision.limits import limits
     from sizer.questions.query import read_questions
 
-    with pytest.raises(RequestError, match=r"question 2: mode: given 'serve', allowed the command `estimate`"):
+    with pytest.raises(RequestError, match=r"question 2: mode: given 'serve', allowed the commands `estimate`, `levers`"):
         read_questions(("arch=hf:smollm2-135m", SMALL))
-    with pytest.raises(RequestError, match=r"mode: given 'serve', allowed the command `estimate`"):
+    with pytest.raises(RequestError, match=r"mode: given 'serve', allowed the commands `estimate`"):
         list(limits(parse_query(SMALL)))

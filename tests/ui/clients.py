@@ -9,7 +9,15 @@ from sizer.errors import SizerError
 from sizer.memory.peak import PeakReport
 from sizer.memory.report import Report
 from sizer.request import Request, parse_query
-from tests.ui.decisions import budgets_for, devices_for, levers_for, limits_for, ranks_for
+from tests.ui.decisions import (
+    budgets_for,
+    devices_for,
+    levers_for,
+    limits_for,
+    ranks_for,
+    served_devices_for,
+    served_ranks_for,
+)
 from tests.ui.reports import peak_for
 
 Answer = Callable[[Request], Report]
@@ -86,10 +94,12 @@ class ScriptedClient:
         return ScriptedJob(lambda: limits_for(query))
 
     def submit_devices(self, query: str) -> ScriptedJob:
-        return ScriptedJob(lambda: devices_for(query))
+        make = served_devices_for if parse_query(query).mode == "serve" else devices_for
+        return ScriptedJob(lambda: make(query))
 
     def submit_ranks(self, query: str) -> ScriptedJob:
-        return ScriptedJob(lambda: ranks_for(query))
+        make = served_ranks_for if parse_query(query).mode == "serve" else ranks_for
+        return ScriptedJob(lambda: make(query))
 
     def submit_budget(self, query: str) -> ScriptedJob:
         return ScriptedJob(lambda: budgets_for(query))

@@ -19,6 +19,7 @@ from sizer.memory.decision import (
     RankReport,
     RankRow,
 )
+from sizer.memory.served import ServedFigures, Want
 from sizer.request import format_query, parse_query
 
 GIB = 2**30
@@ -136,3 +137,50 @@ def budgets_for(query: str) -> BudgetReport:
 
     points = (point(1.0, 30, 0.0), point(0.4, 20, 0.25), point(0.0, 25, 0.75))
     return BudgetReport(query=query, eager=cell(query, 40), reason="no blocks to checkpoint", points=points)
+
+
+def served_figures(fits: object, requests: float, gpus: int = 1) -> ServedFigures:
+    """A server of which 8 requests of 32,768 tokens are wanted."""
+    tokens = int(requests * 32_768)
+    return ServedFigures(
+        starts=True,
+        fits=fits,
+        gpus=gpus,
+        length=32_768,
+        requests_at_once=requests,
+        requests_at_once_low=requests,
+        requests_at_once_high=requests,
+        kv_tokens=tokens,
+        kv_tokens_low=tokens,
+        kv_tokens_high=tokens,
+        weights_bytes=15 * GIB,
+        kv_cache_bytes=int(requests * 4 * GIB),
+        longest=tokens,
+        want=Want(requests=8, tokens=32_768, fits=fits, missing_bytes=0),
+    )
+
+
+def served_devices_for(query: str) -> DeviceReport:
+    """An H100 holds what is wanted, an L4 does not, and a Mac has no vLLM."""
+    held = {"h100-80gb": served_figures(True, 13.8), "l4": served_figures(False, 0.9), "m2-ultra-64gb": None}
+    rows = tuple(
+        DeviceRow(
+            gpu=key,
+            name=GPUS[key].name,
+            total_bytes=GPUS[key].total_bytes,
+            query=format_query(replace(parse_query(query), gpu=key)),
+            reason="" if found else "vLLM's rules are not known on devices of mps",
+            serve=found,
+        )
+        for key, found in held.items()
+    )
+    return DeviceReport(query=query, rows=rows, serves=True)
+
+
+def served_ranks_for(query: str) -> RankReport:
+    """Two GPUs hold what is wanted, one does not."""
+    rows = tuple(
+        RankRow(parallel="none", title=title, gpus=gpus, query=f"{query}&tp={gpus}", serve=served_figures(fits, requests, gpus))
+        for title, gpus, fits, requests in (("tensor parallel of 2", 2, True, 9.0), ("One GPU", 1, False, 0.9))
+    )
+    return RankReport(query=query, rows=rows, fewest=2, serves=True)

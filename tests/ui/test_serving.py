@@ -116,3 +116,40 @@ def test_a_generation_offers_the_same_model_on_a_server(monkeypatch, open_page):
     page.button(key="serve_offer").click().run()
     assert address_of(page) == {**ADDRESS, "want": "32x2560"}
     assert answers.requests[-1].mode == "serve"
+
+
+def ask_next(page: AppTest, answer: str) -> AppTest:
+    """The page after one of the answers below "What next?" was asked for, and has come."""
+    control = next(one for one in page.segmented_control if one.label == "What next?")
+    return control.set_value(answer).run().run()
+
+
+def test_which_gpu_has_a_row_for_each_device_those_that_hold_it_first(client, open_page):
+    page = ask_next(open_page(**ADDRESS, want="8x32k"), "Which GPU?")
+    assert "The server can hold 8 requests of 32,768 tokens at once on 1 device of 3; the smallest: H100" in markup(page)
+    shown = page.dataframe[0].value
+    assert shown["Verdict"].tolist() == ["✓ holds it", "✕ too small", "vLLM's rules are not known on devices of mps"]
+    assert shown["Requests at once"].tolist()[:2] == [13.8, 0.9]
+    assert shown["Weights"].tolist()[0] == 15.0
+    assert "gpu=h100-80gb" in shown["Link"].tolist()[0]
+    descriptions = [json.loads(chart.proto.spec)["description"] for chart in page.get("vega_lite_chart")]
+    assert "Requests at once of a server on each device, by the memory of the device" in descriptions
+
+
+def test_how_many_gpus_names_the_fewest(client, open_page):
+    page = ask_next(open_page(**ADDRESS, want="8x32k"), "On how many GPUs?")
+    said = texts(page)
+    assert "The server can hold 8 requests of 32,768 tokens at once on 2 GPUs:" in said
+    assert "tensor parallel of 2: 9.0 requests of 32,768 tokens at once" in said
+    shown = page.dataframe[0].value
+    assert (shown["GPUs"].tolist(), shown["Verdict"].tolist()) == ([2, 1], ["✓ holds it", "✕ too small"])
+
+
+def test_an_engine_without_ranks_is_asked_for_devices_alone(client, open_page):
+    page = open_page(**ADDRESS, engine="llama.cpp")
+    control = next(one for one in page.segmented_control if one.label == "What next?")
+    assert control.options == ["Which GPU?"]
+
+
+def test_what_is_not_counted_has_a_tab(client, open_page):
+    assert len(open_tab(open_page(**ADDRESS), "Not counted").exception) == 0
