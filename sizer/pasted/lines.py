@@ -56,15 +56,19 @@ def is_irrelevant(name: str) -> bool:
 def model(draft: Draft, name: str, value: object) -> bool:
     """Read the model: a preset if a repository has one, else the repository."""
     text = as_text(value).strip()
-    known = {preset.hub_id.lower(): preset.key for preset in PRESETS.values()}
-    tuned = re.sub(r"-(instruct|chat|it|base)$", "", text.lower())
-    if (key := known.get(text.lower()) or known.get(tuned)) is not None:
-        draft.take(f"{name}: {text}", arch=f"hf:{key}")
-        return True
-    if not REPO_ID.fullmatch(text):
+    if (arch := arch_of(text)) is None:
         return False  # a folder
-    draft.take(f"{name}: {text}", arch=f"hub:{text}")
+    draft.take(f"{name}: {text}", arch=arch)
     return True
+
+
+def arch_of(repository: str) -> str | None:
+    """Return the architecture of a repository as a query names it: a preset if it has one; None for the path of a folder."""
+    known = {preset.hub_id.lower(): preset.key for preset in PRESETS.values()}
+    tuned = re.sub(r"-(instruct|chat|it|base)$", "", repository.lower())
+    if (key := known.get(repository.lower()) or known.get(tuned)) is not None:
+        return f"hf:{key}"
+    return f"hub:{repository}" if REPO_ID.fullmatch(repository) else None
 
 
 def number(key: str, *, least: int = 1) -> Reader:

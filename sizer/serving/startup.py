@@ -6,8 +6,10 @@ Read: vLLM 0.8 to 0.33 and SGLang 0.4 to 0.5, as they print it; colours, process
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sizer.catalogue.serving import ENGINES
 from sizer.errors import RequestError
 from sizer.memory.served import Served
 from sizer.units import GIB
@@ -18,10 +20,10 @@ LARGE_SHARE, LARGE_GIB = 0.02, 0.5  # from here on a difference is given a cause
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[0-9][0-9,]*(?:\.[0-9]+)?)"
 
-# Of each figure the texts that hold it, the newest wording first.
+# Of each figure the texts that hold it, the newest wording first. What may repeat is bounded: a stranger's text is searched.
 _VLLM: dict[str, tuple[str, ...]] = {
     "engine_version": (r"LLM engine \(v([0-9][0-9.]*)", r"vLLM API server version v?([0-9][0-9.]*)"),
-    "model": (r"engine \(v[^)]*\) with config:.{0,40}?model='([^']+)'", r"'model(?:_tag)?': '([^']+)'"),
+    "model": (r"engine \(v[^)]{0,40}\) with config:.{0,40}?model='([^']{1,300})'", r"'model(?:_tag)?': '([^']{1,300})'"),
     "max_model_len": (r"max_seq_len=([0-9]+)", r"Using max model len ([0-9]+)", r"'max_model_len': ([0-9]+)"),
     "tp": (r"tensor_parallel_size=([0-9]+)",),
     "pp": (r"pipeline_parallel_size=([0-9]+)",),
@@ -30,7 +32,7 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "enforce_eager": (r"enforce_eager=(True|False)",),
     "kv": (r"kv_cache_dtype=([\w.]+)",),
     "max_num_batched_tokens": (r"max_num_batched_tokens'?[=:] ?([0-9]+)",),
-    "max_num_seqs": (r"max_num_seqs'?[=:] ?([0-9]+)",),
+    "max_num_seqs": (r"max_num_seqs'?[=:] ?([0-9]+)", r"warming up sampler with ([0-9]+) dummy requests"),
     "util": (
         r"'gpu_memory_utilization': ([0-9.]+)",
         r"gpu-memory-utilization[= ]([0-9.]+)",
@@ -51,22 +53,23 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "needed_gib": (r"\(([0-9.]+) GiB KV\s+cache is needed",),
     "available_gib": (r"available KV cache\s+memory \((-?[0-9.]+) GiB\)",),
     "longest": (r"estimated maximum model length is ([0-9]+)",),
-    "free_gib": (r"Free memory on device[^(]*\(([0-9.]+)/[0-9.]+ GiB\)",),
-    "total_gib": (r"Free memory on device[^(]*\([0-9.]+/([0-9.]+) GiB\)",),
+    "free_gib": (r"Free memory on device[^(]{0,40}\(([0-9.]+)/[0-9.]+ GiB\)",),
+    "total_gib": (r"Free memory on device[^(]{0,40}\([0-9.]+/([0-9.]+) GiB\)",),
+    "share_gib": (r"memory utilization (?:is )?\([0-9.]+, ([0-9.]+) GiB\)",),
 }
 _SGLANG: dict[str, tuple[str, ...]] = {
-    "model": (r"model_path='([^']+)'",),
+    "model": (r"model_path='([^']{1,300})'",),
     "max_model_len": (r"context_len=([0-9]+)",),
     "tp": (r"tp_size=([0-9]+)",),
     "util": (r"mem_fraction_static=([0-9.]+)",),
     "max_num_batched_tokens": (r"chunked_prefill_size=([0-9]+)",),
-    "weights_gib": (r"Load weight end\..*?mem usage=([0-9.]+) GB",),
-    "kv_tokens": (r"max_total_num_tokens=([0-9]+)", r"KV Cache is allocated\..*?#tokens: ([0-9]+)"),
+    "weights_gib": (r"Load weight end\..{0,300}?mem usage=([0-9.]+) GB",),
+    "kv_tokens": (r"max_total_num_tokens=([0-9]+)", r"KV Cache is allocated\..{0,100}?#tokens: ([0-9]+)"),
     "free_gib": (r"Load weight begin\. avail mem=([0-9.]+) GB",),
 }
 _FAILURES = (
     ("no memory for the cache", r"No available memory for the cache blocks"),
-    ("one request of the longest length does not fit", r"KV\s+cache is needed, which is larger"),
+    ("one request of the longest length does not fit", r"KV\s{1,80}cache is needed, which is larger"),
     ("the server's share of the memory was not free", r"Free memory on device"),
     ("the sampler ran out of memory", r"out of memory occurred when warming up sampler"),
     ("not enough memory for the pool", r"Not enough memory\. Please try to increase --mem-fraction-static"),
@@ -75,6 +78,21 @@ _FAILURES = (
 _SERVERS = (
     ("vllm", r"LLM engine \(v|kv_cache_utils|GPU KV cache size|gpu_model_runner|vllm"),
     ("sglang", r"sglang|max_total_num_tokens|Load weight (?:begin|end)"),
+)
+# What a server's startup alone prints. A text without it may be anything else that people paste.
+_SIGNS = (
+    r"LLM engine \(v[0-9]|vLLM API server version|GPU KV cache size|Available KV cache memory|Model loading took [0-9]",
+    r"Load weight (?:begin|end)\.|max_total_num_tokens=|KV Cache is allocated|server_args=ServerArgs\(",
+    *(pattern for said, pattern in _FAILURES if said != "out of memory"),
+)
+# Other servers, by a text of their logs.
+_OTHERS = (
+    ("Ollama", r"source=\w{1,40}\.go:[0-9]|ollama (?:runner|serve)"),
+    ("llama.cpp", r"llama_(?:model_loader|kv_cache|context|new_context)|ggml_cuda_init|llm_load_(?:print_meta|tensors)"),
+    ("Text Generation Inference", r"text_generation_(?:launcher|router|server)"),
+    ("TensorRT-LLM", r"\[(?:TensorRT-LLM|TRT-LLM)\]"),
+    ("LMDeploy", r"lmdeploy - (?:INFO|WARNING|ERROR)|\[TM\]\["),
+    ("MLC LLM", r"mlc_llm"),
 )
 _LAYOUTS = {"fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "mxfp4": "mxfp4"}
 
@@ -89,6 +107,11 @@ class StartupLog:
     engine: str
     figures: dict[str, float | str]
     failure: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the server's name, with its version if the log says it."""
+        return f"{ENGINES[self.engine].title} {self.figures.get('engine_version', '')}".rstrip()
 
     def number(self, name: str) -> float | None:
         """Return a figure that is a number, None if the log does not say it."""
@@ -109,6 +132,15 @@ class StartupLog:
         if layout := _LAYOUTS.get(str(self.figures.get("layout", ""))):
             keys.append(f"weights={layout}")
         return "&".join(keys)
+
+
+def is_startup(text: str) -> bool:
+    """Return True if a text is the startup log or error of a server, of one that `read_startup` refuses by name, too."""
+    return any(re.search(pattern, text) for pattern in _SIGNS) or _other_server(text) is not None
+
+
+def _other_server(text: str) -> str | None:
+    return next((name for name, pattern in _OTHERS if re.search(pattern, text)), None)
 
 
 def read_startup(text: str) -> StartupLog:
@@ -136,6 +168,13 @@ def read_startup(text: str) -> StartupLog:
                 figures[name] = _value(name, found[1])
                 break
     if engine is None or (not failure and not {"weights_gib", "kv_tokens", "cache_gib"} & figures.keys()):
+        if (other := _other_server(text)) is not None:
+            raise RequestError(
+                f"this is a log of {other}",
+                given=f"{len(text):,} characters",
+                allowed="the startup log or error of vLLM or SGLang",
+                todo="ask for the model and its flags in a query" if other != "llama.cpp" else "ask with engine=llama.cpp",
+            )
         raise RequestError(
             "this is no startup log of vLLM or SGLang",
             given=f"{len(text):,} characters without the size of weights or cache",
@@ -155,7 +194,10 @@ def _value(name: str, text: str) -> float | str:
 
 
 def compare(log: StartupLog, served: Served) -> list[str]:
-    """Return a line for the weights, the rest and the tokens: the log, the plan, their difference and a cause if it is large."""
+    """Return a line for the weights, the rest and the tokens: the log, the plan, their difference and a cause if it is large.
+
+    An error that says other figures instead (the cache alone, the longest request, free memory) has lines for these.
+    """
     lines = []
     weights, cache, tokens = log.number("weights_gib"), log.number("cache_gib"), log.number("kv_tokens")
     if cache is None:
@@ -175,13 +217,45 @@ def compare(log: StartupLog, served: Served) -> list[str]:
             cause = "a smaller max_num_seqs, another sampler, or another device or share than those of the question"
         lines.append(_line("beside weights and cache", rest, planned, "GiB", cause))
     if tokens is not None:
-        lines.append(_line("KV tokens", tokens, served.kv_tokens, "tokens", ""))
-    return lines
+        lines.append(_line("KV tokens", tokens, served.kv_tokens, "tokens", _cause_of_tokens(tokens, cache, served)))
+    return [*lines, *_lines_of_error(log, cache if weights is None else None, served)]
+
+
+def _cause_of_tokens(tokens: float, cache: float | None, served: Served) -> str:
+    """Return why the tokens differ although the bytes of the cache do not; empty if the lines before say it."""
+    same = cache is not None and abs(served.kv_cache_bytes / GIB - cache) <= LARGE_SHARE * abs(cache)
+    large = tokens and abs(served.kv_tokens / tokens - 1) > LARGE_SHARE
+    return "another dtype of keys and values, another block size, or a layout that is not known" if same and large else ""
+
+
+def _lines_of_error(log: StartupLog, cache: float | None, served: Served) -> Iterator[str]:
+    """Yield a line for each figure of an error that says neither weights nor tokens."""
+    if cache is not None:
+        yield _line("KV cache", cache, served.kv_cache_bytes / GIB, "GiB", "")
+    if (longest := log.number("longest")) is not None:
+        yield _line("longest request", longest, served.longest, "tokens", "")
+    total, free, share = (log.number(name) for name in ("total_gib", "free_gib", "share_gib"))
+    util = served.flags.get("gpu_memory_utilization")
+    if total is not None and isinstance(util, float):
+        planned = served.budget_bytes / GIB / util
+        other = abs(planned - total) > LARGE_SHARE * total
+        yield _line("memory of the device", total, planned, "GiB", "another device than that of the question" if other else "")
+    if free is not None and share is not None and free < share:
+        yield (
+            f"free when the server starts: {free:.2f} GiB in the log, {share:.2f} are its share: another program holds memory, or "
+            "a server that has not ended; end it, or ask for a smaller util"
+        )
+    if "sampler" in log.failure:
+        yield (
+            f"profile run: {served.profile_peak_bytes / GIB:.2f} GiB planned, for {served.flags['max_num_seqs']:,} requests: "
+            "warming up needs it beside the cache; fewer max_num_seqs or a smaller util leaves room"
+        )
 
 
 def _line(name: str, logged: float, planned: float, unit: str, cause: str) -> str:
     if unit == "tokens":
         off = f"{100 * (planned / logged - 1):+.1f} %" if logged else "the log has none"
-        return f"{name}: {logged:,.0f} in the log, {planned:,.0f} planned ({off})"
+        said = f"{name}: {logged:,.0f} in the log, {planned:,.0f} planned ({off})"
+        return f"{said}: {cause}" if cause else said
     said = f"{name}: {logged:.2f} {unit} in the log, {planned:.2f} planned ({planned - logged:+.2f})"
     return f"{said}: {cause}" if cause else said

@@ -6,14 +6,16 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from sizer.errors import ConfigError, SizerError
+from sizer.errors import ConfigError, RequestError, SizerError
 from sizer.memory.estimate import Estimate
 from sizer.memory.report import Report
 from sizer.pasted.formats import read_config
+from sizer.pasted.lines import arch_of
 from sizer.pasted.out_of_memory import Diagnosis, is_message, read_message
 from sizer.pasted.plain_text import MAX_BYTES
 from sizer.pasted.question import Question
 from sizer.pasted.snapshot import SnapshotReport
+from sizer.serving.startup import MAX_CHARACTERS, StartupLog, compare, is_startup, read_startup
 from sizer.ui import links, service
 from sizer.ui.charts import finish
 from sizer.ui.palette import COLOURS, INK
@@ -26,10 +28,11 @@ TEXT, FILE = "pasted_text", "pasted_file"  # keys of the widgets
 FOUND = "pasted"  # session state: what was made of it, or the error
 SNAPSHOT = "pasted_snapshot"  # session state: the bytes of a snapshot that is still to be read
 PICKLES = (".pickle", ".pkl")
-TITLES = {ConfigError: "This was not understood"}
+MAX_LOG_BYTES = MAX_CHARACTERS
+TITLES = {ConfigError: "This was not understood", RequestError: "This was not understood"}
 ACCEPTED = (
     "A training config of Axolotl, LLaMA-Factory, TRL, torchtune, DeepSpeed or accelerate, a Trainer's arguments as JSON, "
-    "an out-of-memory message, or as a file a memory snapshot of PyTorch."
+    "the startup log or error of a vLLM or SGLang server, an out-of-memory message, or as a file a memory snapshot of PyTorch."
 )
 
 
@@ -37,7 +40,7 @@ def offer_box() -> None:
     """Show the box. Call `show_found` for what was made of it."""
     with st.expander("Paste what you have", icon=":material/content_paste:"):
         st.caption(ACCEPTED)
-        st.text_area("Config or message", key=TEXT, height=160, on_change=_take_text)
+        st.text_area("Config, log or message", key=TEXT, height=160, on_change=_take_text)
         types = ["yaml", "yml", "json", "txt", "log", "pickle", "pkl"]
         st.file_uploader("or a file", type=types, key=FILE, on_change=_take_file)
 
@@ -56,18 +59,24 @@ def _take_file() -> None:
         st.session_state.pop(FOUND, None)
         st.session_state[SNAPSHOT] = data
         return
+    log = data[: MAX_LOG_BYTES + 1].decode("utf-8-sig", "replace")
     try:
-        _take(data[: MAX_BYTES + 1].decode("utf-8-sig"))
+        _take(log if is_startup(log) else data[: MAX_BYTES + 1].decode("utf-8-sig"))
     except UnicodeDecodeError:
         st.session_state[FOUND] = ConfigError("this file is no text", given="bytes that are not UTF-8")
 
 
 def _take(text: str) -> None:
-    """Read a text, and ask its question if it is a config."""
+    """Read a text, and ask its question if it is a config or a server's log."""
     st.session_state.pop(FOUND, None)
     if not text.strip():
         return
     try:
+        if is_startup(text):
+            log = read_startup(text)
+            st.session_state[FOUND] = log
+            st.query_params.from_dict(address_of_server(log, st.query_params.to_dict()))
+            return
         if is_message(text):
             st.session_state[FOUND] = read_message(text)
             return
@@ -90,6 +99,13 @@ def address_of(question: Question, now: dict[str, str]) -> dict[str, str]:
     return first | items
 
 
+def address_of_server(log: StartupLog, now: dict[str, str]) -> dict[str, str]:
+    """Return the address that asks for a server with a log's flags: on the device of the address now, and of the log's model."""
+    arch = arch_of(str(log.figures.get("model", ""))) or now.get("arch", links.DEFAULT_ARCH.partition("=")[2])
+    read = dict(item.split("=", 1) for item in log.query().split("&"))
+    return {"arch": arch} | {key: now[key] for key in ("gpu",) if key in now} | read
+
+
 def show_found(report: Report | None) -> None:
     """Show what was made of the box; `report` is the answer on the page."""
     if SNAPSHOT in st.session_state:
@@ -103,6 +119,8 @@ def show_found(report: Report | None) -> None:
             show_error(found, TITLES)
         elif isinstance(found, Question):
             _show_question(found)
+        elif isinstance(found, StartupLog):
+            _show_startup(found, report)
         elif isinstance(found, Diagnosis):
             _show_diagnosis(found, focus, report)
         elif isinstance(found, SnapshotReport):
@@ -128,6 +146,18 @@ def _show_question(found: Question) -> None:
                 show_lines(rows)
         if found.irrelevant:
             st.caption(f"{counted(found.irrelevant, 'line')} more change no memory.")
+
+
+def _show_startup(found: StartupLog, report: Report | None) -> None:
+    """Show what a server's log says and how the plan differs, line by line, while the page plans a server."""
+    st.markdown(f"**Read as a startup log of {found.title}**")
+    if found.failure:
+        st.text(f"The error: {found.failure}.")
+    if not arch_of(str(found.figures.get("model", ""))):
+        st.text("The log names no repository: the model of the form is kept.")
+    st.caption("The device is that of the form: a log does not name it.")
+    if report is not None and report.serve is not None and report.serve.engine == found.engine:
+        show_lines(compare(found, report.serve))
 
 
 def _show_diagnosis(found: Diagnosis, focus: Estimate | None, report: Report | None) -> None:

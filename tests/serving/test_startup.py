@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
 import pytest
 
 from sizer.errors import RequestError
 from sizer.request import parse_query
-from sizer.serving.startup import compare, read_startup
+from sizer.serving.startup import compare, is_startup, read_startup
 from tests.serving.test_plan import answer
 
 LOG = """\
@@ -92,3 +95,62 @@ def test_differences_have_a_cause_if_they_are_large():
     assert "another quantisation" in less[0]
     held = same.replace(f"{served.kv_cache_bytes / gib:.2f}", f"{served.kv_cache_bytes / gib - 2:.2f}")
     assert "another max_num_seqs" in compare(read_startup(held), served)[1]
+
+
+def test_the_tokens_have_a_cause_if_the_bytes_are_those_of_the_plan():
+    served, gib = answer(), 2**30
+    text = LOG.replace("18.69", f"{served.kv_cache_bytes / gib:.2f}").replace("136,080", f"{2 * served.kv_tokens:,}")
+    assert compare(read_startup(text), served)[2].endswith("(-50.0 %): another dtype of keys and values, another block size, or a "
+    "layout that is not known")
+
+
+def test_an_error_alone_has_lines_of_its_own():
+    served, gib = answer(), 2**30
+    said = compare(read_startup(ERRORS["one request of the longest length does not fit"]), served)
+    planned = served.kv_cache_bytes / gib
+    assert said == [
+        f"KV cache: 4.81 GiB in the log, {planned:.2f} planned ({planned - 4.81:+.2f})",
+        f"longest request: 35,040 in the log, {served.longest:,} planned ({100 * (served.longest / 35_040 - 1):+.1f} %)",
+    ]
+    (device, free) = compare(read_startup(ERRORS["the server's share of the memory was not free"]), served)
+    assert device == "memory of the device: 23.52 GiB in the log, 24.00 planned (+0.48): another device than that of the question"
+    assert free.startswith("free when the server starts: 21.07 GiB in the log, 21.64 are its share: another program holds memory")
+    (warm,) = compare(read_startup(ERRORS["the sampler ran out of memory"]), served)
+    assert warm.startswith(f"profile run: {served.profile_peak_bytes / gib:.2f} GiB planned, for 256 requests: warming up needs it")
+    assert read_startup(ERRORS["the sampler ran out of memory"]).query() == "mode=serve&max_num_seqs=256"
+    assert compare(read_startup(ERRORS["no memory for the cache"]), served) == []
+
+
+OTHER_SERVERS = {
+    "Ollama": 'time=2025-01-01 level=INFO source=server.go:376 msg="starting llama server"\nllama_model_loader: loaded meta data',
+    "llama.cpp": "llama_model_loader: loaded meta data with 26 key-value pairs\nllama_kv_cache: size = 512.00 MiB",
+    "Text Generation Inference": "2024-05-01 INFO text_generation_launcher: Args { model_id: ... }",
+    "TensorRT-LLM": "[TensorRT-LLM][INFO] Memory usage when calculating max tokens in paged kv cache",
+    "LMDeploy": "2024-05-01 10:00:00,000 - lmdeploy - INFO - turbomind model",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SERVERS)
+def test_a_log_of_another_server_is_refused_by_name(name: str):
+    assert is_startup(OTHER_SERVERS[name])
+    with pytest.raises(RequestError, match=rf"this is a log of {name}: given [0-9]+ characters, allowed the startup log or"):
+        read_startup(OTHER_SERVERS[name])
+
+
+def test_a_startup_log_is_told_from_other_texts():
+    assert all(map(is_startup, (LOG, SGLANG, *ERRORS.values())))
+    # a traceback that goes through vLLM's files is a message of PyTorch's, as is an error of a training script
+    trace = 'File "/site-packages/vllm/worker.py", line 3\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.'
+    for other in ("", "model_name_or_path: vllm/model\nuse_vllm: true", trace, '{"train_batch_size": 8}'):
+        assert not is_startup(other)
+
+
+def test_a_hostile_text_takes_no_longer_than_its_length():
+    parts = ("LLM engine (v", "Free memory on device", "Load weight end.", "KV Cache is allocated.", "KV    ", "model_path='a")
+    began = time.process_time()
+    for part in parts:
+        text = part * (1_000_000 // len(part))
+        is_startup(text)
+        with suppress(RequestError):
+            read_startup(text)
+    assert time.process_time() - began < 30

@@ -8,12 +8,16 @@ from sizer.errors import ConfigError
 from sizer.pasted.formats import read_config
 from sizer.pasted.snapshot import read_snapshot
 from sizer.request import parse_query
+from sizer.serving.startup import compare, read_startup
 from sizer.ui import pasting
 from tests.pasted.test_out_of_memory import NEW
 from tests.pasted.test_snapshot import block, event
-from tests.ui.clients import ScriptedJob
-from tests.ui.conftest import markup, texts
+from tests.serving.test_startup import ERRORS, LOG, OTHER_SERVERS, SGLANG
+from tests.ui.clients import ScriptedClient, ScriptedJob
+from tests.ui.conftest import install, markup, texts
 from tests.ui.reports import report_for
+from tests.ui.test_page import address_of
+from tests.ui.test_serving import server_report
 
 QLORA = """
 base_model: meta-llama/Llama-3.1-8B
@@ -114,3 +118,51 @@ def test_an_address_begins_with_its_model():
     found = pasting.address_of(read_config(QLORA), {"gpu": "t4", "batch": "9"})
     assert next(iter(found)) == "arch"
     assert (found["gpu"], found["batch"]) == ("t4", "2")
+
+
+def server_or_step(request):
+    return server_report(request) if request.mode == "serve" else report_for(request)
+
+
+def test_a_servers_log_becomes_the_question_with_its_differences(monkeypatch, open_page):
+    client = install(monkeypatch, ScriptedClient(server_or_step))
+    page = open_page(arch="torchvision:resnet18", gpu="a100-40gb", batch="2", dtype="float32")
+    page.text_area(key=pasting.TEXT).set_value(LOG).run()
+    asked = client.requests[-1]
+    assert (asked.mode, asked.name, asked.gpu, asked.engine_version) == ("serve", "qwen3-8b", "a100-40gb", "0.9.2")
+    assert (asked.max_model_len, asked.max_num_seqs, asked.max_num_batched_tokens, asked.util) == (40_960, 64, 2048, 0.85)
+    assert page.text_input(key="serve_max_num_seqs").value == "64"
+    assert "**Read as a startup log of vLLM 0.9.2**" in markup(page)
+    shown = texts(page)
+    for line in compare(read_startup(LOG), server_report(asked).serve):
+        assert line in shown
+    page.text_area(key=pasting.TEXT).set_value(SGLANG).run()
+    asked = client.requests[-1]
+    assert (asked.engine, asked.name, asked.util, asked.engine_version) == ("sglang", "qwen3-0.6b", 0.8, None)
+
+
+def test_an_error_of_a_server_keeps_the_model_and_is_named(monkeypatch, open_page):
+    client = install(monkeypatch, ScriptedClient(server_or_step))
+    page = open_page(arch="hf:qwen3-8b", mode="serve", gpu="l4")
+    page.text_area(key=pasting.TEXT).set_value(ERRORS["the server's share of the memory was not free"]).run()
+    shown = texts(page)
+    assert "The error: the server's share of the memory was not free." in shown
+    assert "The log names no repository: the model of the form is kept." in shown
+    assert any(line.startswith("free when the server starts: 21.07 GiB in the log, 21.64 are its share") for line in shown)
+    assert (client.requests[-1].name, client.requests[-1].gpu, client.requests[-1].util) == ("qwen3-8b", "l4", 0.92)
+
+
+def test_a_log_of_another_server_is_refused_by_name(client, open_page):
+    page = open_page(arch="hf:gpt2", batch="1", dtype="float32", seq="128")
+    before = address_of(page)
+    page.text_area(key=pasting.TEXT).set_value(OTHER_SERVERS["Ollama"]).run()
+    assert "this is a log of Ollama" in texts(page)
+    assert address_of(page) == before
+
+
+def test_a_log_of_a_version_without_rules_is_refused_in_its_key(monkeypatch, open_page):
+    client = install(monkeypatch, ScriptedClient(server_or_step))
+    page = open_page(arch="hf:qwen3-8b", mode="serve", gpu="l4")
+    page.text_area(key=pasting.TEXT).set_value(LOG.replace("v0.9.2", "v0.8.5")).run()
+    assert client.requests[-1].engine_version is None
+    assert any("engine_version" in line and "older than vLLM's rules here" in line for line in texts(page))
