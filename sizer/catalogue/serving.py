@@ -44,7 +44,7 @@ _ROWS = (
         key="sglang",
         title="SGLang",
         oldest=(0, 4, 0),
-        newest=(0, 5, 12),
+        newest=(0, 5, 23),
         takes=(*_SHARED, "kv", "tp", "engine_version", "weights"),
     ),
     Engine(key="llama.cpp", title="llama.cpp", backends=("cuda", "mps", "cpu"), takes=("max_num_seqs",)),

@@ -79,9 +79,21 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
         latent=latent,
         encoder=encoder,
         encoder_tokens=int(facts.get("max_source_positions") or 0),
+        vision=_vision(config),
         uncounted=_uncounted(facts, encoder),
         **_quantization(checkpoint),
     )
+
+
+def _vision(config: Any) -> tuple[int, int] | None:
+    """Return the layers and the hidden size of a config's vision part, with SGLang's defaults for what it does not name.
+
+    Source: sglang/srt/server_args.py, adjust_mem_fraction_for_vlm, 0.5.12.
+    """
+    vision = getattr(config, "vision_config", None)
+    if vision is None:
+        return None
+    return int(getattr(vision, "num_hidden_layers", 24)), int(getattr(vision, "hidden_size", 1024))
 
 
 def _own(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

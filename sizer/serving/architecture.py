@@ -42,6 +42,7 @@ class Architecture:
     the rows of each table. `intermediate` is the width of a dense layer's feed-forward part, `expert_width` that of one expert.
     `quantization` is the checkpoint's own layout ("awq", "gptq", "fp8", "w8a8", "mxfp4", "nvfp4"), None if it has none, with
     its group size and the layers that it leaves as they are. `encoder` names what is not text, None if the model reads text alone.
+    `vision` are the layers and the hidden size of what reads images as its config names them, None if nothing does.
     """
 
     name: str
@@ -68,4 +69,5 @@ class Architecture:
     latent: tuple[int, int, int] | None = None  # of MLA: rank of the latent, width of a head without rotation, of its values
     encoder: str | None = None
     encoder_tokens: int = 0
+    vision: tuple[int, int] | None = None
     uncounted: tuple[str, ...] = ()

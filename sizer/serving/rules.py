@@ -1,4 +1,4 @@
-"""What vLLM's versions do differently, a row for each version from which a rule holds. The sources are in `RULES`."""
+"""What versions of vLLM and SGLang do differently, a row for each version from which a rule holds, with its source."""
 
 from __future__ import annotations
 
@@ -86,10 +86,82 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangRules:
+    """The rules of one version of SGLang for what it reserves beside its static share.
+
+    `share` says what the share follows from: "ranks", "memory" or "tokens" of a chunk of a prefill. The others hold for "tokens",
+    with the defaults of 0.5.3. `small_tokens`, `small_batch` and `small_batch_ranks` are chunked_prefill_size and cuda_graph_max_bs
+    of a device of 20 to 35 GiB, the last from 4 tensor-parallel ranks on. `batch_capped` says whether max_running_requests bounds
+    cuda_graph_max_bs.
+    `eager_decode` and `eager_prefill` say whether graphs are reserved for although they are switched off. `prefill_graphs` says
+    whether there are graphs of prefills, `prefill_stages` and `prefill_latent` whether pipelines and MLA have them,
+    `prefill_capped` whether the longest request bounds their sizes.
+    """
+
+    share: str
+    small_tokens: int = 2048
+    small_batch: int = 16
+    small_batch_ranks: int = 80
+    batch_capped: bool = False
+    eager_decode: bool = True
+    eager_prefill: bool = True
+    prefill_graphs: bool = False
+    prefill_stages: bool = False
+    prefill_latent: bool = True
+    prefill_capped: bool = False
+
+
+_ARGS, _HOOK, _GRAPHS = "sglang/srt/server_args.py", "sglang/srt/arg_groups/memory_hook.py", "cuda_graph_hook.py"
+_OLDEST, _TOKENS = (0, 4, 0), (0, 5, 3)
+
+
+def _rule(name: str, since: Release, value: object, source: str) -> Rule:
+    return Rule(name=name, since=since, value=value, source=source)
+
+
+SGLANG_RULES: tuple[Rule, ...] = (
+    _rule("share", _OLDEST, "ranks", f"{_ARGS}, 0.4.6"),
+    _rule("share", (0, 4, 8), "memory", f"{_ARGS}, 0.4.9"),
+    _rule("share", _TOKENS, "tokens", f"{_ARGS}, _handle_gpu_memory_settings, 0.5.3"),
+    _rule("small_tokens", _TOKENS, 2048, f"{_ARGS}, 0.5.3"),
+    _rule("small_tokens", (0, 5, 20), 4096, f"{_HOOK}, handle_gpu_memory_settings, 0.5.20"),
+    _rule("small_batch", _TOKENS, 16, f"{_ARGS}, 0.5.3"),
+    _rule("small_batch", (0, 5, 5), 24, f"{_ARGS}, 0.5.5"),
+    _rule("small_batch", (0, 5, 20), 48, f"{_HOOK}, 0.5.20"),
+    _rule("small_batch_ranks", _TOKENS, 80, f"{_ARGS}, 0.5.3"),
+    _rule("small_batch_ranks", (0, 5, 20), 160, f"{_HOOK}, 0.5.20"),
+    _rule("batch_capped", (0, 5, 22), True, f"{_HOOK}, 0.5.22"),
+    _rule("eager_decode", _TOKENS, True, f"{_ARGS}, 0.5.3"),
+    _rule("eager_decode", (0, 5, 15), False, f"{_ARGS}, 0.5.15"),
+    _rule("eager_prefill", _TOKENS, True, f"{_ARGS}, 0.5.3"),
+    _rule("eager_prefill", (0, 5, 14), False, f"{_ARGS}, 0.5.14"),
+    _rule("prefill_graphs", (0, 5, 10), True, f"{_ARGS}, _handle_piecewise_cuda_graph, 0.5.10"),
+    _rule("prefill_stages", (0, 5, 10), False, f"{_ARGS}, _handle_piecewise_cuda_graph, 0.5.10"),
+    _rule("prefill_stages", (0, 5, 15), True, f"{_ARGS}, _apply_cuda_graph_compatibility, 0.5.15"),
+    _rule("prefill_stages", (0, 5, 19), False, f"{_GRAPHS}, apply_cuda_graph_compatibility, 0.5.19"),
+    _rule("prefill_latent", (0, 5, 10), True, f"{_ARGS}, _handle_gpu_memory_settings, 0.5.10"),
+    _rule("prefill_latent", (0, 5, 15), False, f"{_ARGS}, _disable_breakable_cudagraph_if_incompatible, 0.5.15"),
+    _rule("prefill_latent", (0, 5, 18), True, f"{_ARGS}, 0.5.18"),
+    _rule("prefill_capped", (0, 5, 13), True, f"{_ARGS}, 0.5.13"),
+    _rule("prefill_capped", (0, 5, 17), False, f"{_ARGS}, 0.5.17"),
+)
+
+
 def rules_of(release: Release) -> Rules:
-    """Return the rules of a version: of each name the newest row that is not newer than the version."""
+    """Return the rules of a version of vLLM: of each name the newest row that is not newer than the version."""
+    found = _newest(RULES, release)
+    return Rules(**{field.name: found[field.name] for field in fields(Rules)})
+
+
+def sglang_rules_of(release: Release) -> SglangRules:
+    """Return the rules of a version of SGLang, in the same way."""
+    return SglangRules(**_newest(SGLANG_RULES, release))
+
+
+def _newest(rules: tuple[Rule, ...], release: Release) -> dict[str, object]:
     found: dict[str, object] = {}
-    for rule in sorted(RULES, key=lambda row: row.since):
+    for rule in sorted(rules, key=lambda row: row.since):
         if rule.since <= release:
             found[rule.name] = rule.value
-    return Rules(**{field.name: found[field.name] for field in fields(Rules)})
+    return found

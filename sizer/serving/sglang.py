@@ -1,7 +1,12 @@
 """What SGLang does with a GPU: its static share of the memory is for weights and cache, the rest for everything else.
 
-Source: sglang/srt/server_args.py and model_executor/model_runner.py of SGLang 0.4.4, 0.4.6, 0.4.8, 0.4.9, 0.5.0 to 0.5.3, 0.5.6,
-0.5.10 and 0.5.12. Later versions size the cache after they have captured graphs; their rules are not known here.
+Source: sglang/srt/server_args.py and model_executor/model_runner.py of SGLang 0.4.4, 0.4.6, 0.4.8, 0.4.9 and 0.5.0 to 0.5.18, and
+arg_groups/memory_hook.py, arg_groups/cuda_graph_hook.py, model_executor/pool_configurator.py and
+mem_cache/kv_cache_configurator.py of 0.5.19 to 0.5.23. What versions do differently is in `sizer.serving.rules`.
+
+*Known limitations*: SGLANG_ENABLE_POST_CAPTURE_KV_SIZING, which is off by default from 0.5.16 on, sizes the cache after graphs are
+captured. From 0.5.16 on some models with an encoder keep graphs of prefills; here none does, and up to 0.5 GiB are not reserved.
+In 0.5.17 models with DSA have graphs of prefills; here they have none, and 1.5 GiB are not reserved.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from sizer.catalogue.gpus import Gpu
@@ -20,21 +26,28 @@ from sizer.serving.cache import page_elements, state_bytes
 from sizer.serving.flags import HOPPER, Flags, check_ranks, layout_of, release_of
 from sizer.serving.layout import weights_bytes
 from sizer.serving.levers import Change, Outcome, find_levers, gpu_with, shared_changes
-from sizer.serving.rules import Release
+from sizer.serving.rules import Release, SglangRules, sglang_rules_of
 from sizer.units import GIB, MIB
 
-TIERED, BY_TOKENS, PIECEWISE = (0, 4, 8), (0, 5, 3), (0, 5, 10)
 DRIVER_BYTES = 480 * MIB  # nvidia-smi's total over PyTorch's: 81,559 against 81,082 MiB on an H100
 LOADED_BYTES = GIB // 20  # beside the weights once they are loaded; fitted on the logs in docs/serving.md
 BAND = GIB
 SLIDING_RATIO = 0.8  # server_args.py, swa_full_tokens_ratio
 STATE_RATIO = 0.9  # server_args.py, mamba_full_memory_ratio
+LATENT_GRAPHS_MIB = 1536  # what graphs of prefills take of a model with MLA
+WITHOUT_IMAGES = ("gemma3", "llama4", "step3")  # configs/model_config.py, mm_disabled_models: served as text unless asked otherwise
+IMAGES_SINCE = (0, 5, 18)
+IMAGES_BYTES = 100 * MIB  # environ.py, SGLANG_VLM_CACHE_SIZE_MB; kv_cache_configurator.py, mm_runtime_reservation_gb
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangFlags:
-    """The flags of one SGLang server as resolved. Sizes are in bytes, lengths in tokens."""
+    """The flags of one SGLang server as resolved. Sizes are in bytes, lengths in tokens.
+
+    `asked_fraction` and `asked_length` are None if the server decides. `latent` says whether the model has MLA, `encodes` whether
+    it reads more than text. `images` are the layers and the hidden size of what reads images.
+    """
 
     release: Release
     total_bytes: int
@@ -52,6 +65,10 @@ class SglangFlags:
     eager: bool = False
     used_bytes: int = 0
     asked_fraction: float | None = None
+    asked_length: int | None = None
+    latent: bool = False
+    encodes: bool = False
+    images: tuple[int, int] | None = None
 
     def shown(self) -> dict[str, bool | int | float | str | None]:
         """The flags by SGLang's own names, and the longest request as the other servers name it."""
@@ -69,43 +86,68 @@ class SglangFlags:
         }
 
 
-def _tier(total_mib: float, tp: int) -> tuple[int, int]:
-    """Return chunked_prefill_size and cuda_graph_max_bs by the device's memory (server_args.py, 0.5.3)."""
-    many = tp >= 4
-    rows = ((20, 2048, 8, 8), (35, 2048, 16, 80), (60, 4096, 32, 160), (160, 8192, 256, 512))
-    for limit, tokens, few, more in rows:
+def _tier(rules: SglangRules, total_mib: float, tp: int) -> tuple[int, int]:
+    """Return chunked_prefill_size and cuda_graph_max_bs by the device's memory."""
+    if rules.share != "tokens":
+        return (2048, 8) if total_mib < 25_000 else (8192, 160)
+    small = (35, rules.small_tokens, rules.small_batch, rules.small_batch_ranks)
+    for limit, tokens, few, more in ((20, 2048, 8, 8), small, (60, 4096, 32, 160), (160, 8192, 256, 512)):
         if total_mib < limit * 1024:
-            return tokens, more if many else few
+            return tokens, more if tp >= 4 else few
     return 16_384, 512
 
 
-def _old_tier(total_mib: float) -> tuple[int, int]:
-    """Return the same of versions before 0.5.3 (server_args.py, 0.4.6 and 0.4.9)."""
-    return (2048, 8) if total_mib < 25_000 else (8192, 160)
-
-
-def _fraction(release: Release, total_mib: float, ranks: int, tokens: int, batch: int) -> float:
-    """Return mem_fraction_static's default."""
-    if release < TIERED:
+def _old_fraction(share: str, total_mib: float, ranks: int) -> float:
+    """Return mem_fraction_static's default before 0.5.3."""
+    if share == "ranks":
         shares = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
-        share = next(value for least, value in shares if ranks >= least)
         if total_mib > 96 * 1024:
             return min(0.88 + 48 * 1024 * 0.12 / total_mib, (total_mib - 1024 * 18) / total_mib)
-        return share
-    if release < BY_TOKENS:
-        gib = ((35, 2.8, 10), (90, 9.5, 2), (160, 12, 2))
-        reserved = next((base + ranks / part for limit, base, part in gib if total_mib < limit * 1024), 32) * 1024
-        return round((total_mib - reserved) / total_mib, 3)
-    reserved = 512 + max(tokens, 2048) * 1.5 + batch * 2 + ranks / 8 * 1024
-    if release >= PIECEWISE:
-        reserved += 8 * len(piecewise_sizes(tokens))
-    if total_mib > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
+        return next(value for least, value in shares if ranks >= least)
+    gib = ((35, 2.8, 10), (90, 9.5, 2), (160, 12, 2))
+    reserved = next((base + ranks / part for limit, base, part in gib if total_mib < limit * 1024), 32) * 1024
     return round((total_mib - reserved) / total_mib, 3)
 
 
+def default_fraction(flags: SglangFlags, total_mib: float) -> float:
+    """Return mem_fraction_static's default for a device of so many MiB, as nvidia-smi prints them."""
+    rules = sglang_rules_of(flags.release)
+    if rules.share != "tokens":
+        return _old_fraction(rules.share, total_mib, flags.tp * flags.pp)
+    reserved = 512 + max(flags.chunked_prefill_size, 2048) * 1.5 + flags.tp * flags.pp / 8 * 1024
+    if rules.eager_decode or not flags.eager:
+        reserved += flags.graph_batch * 2
+    reserved += _prefill_graphs_mib(rules, flags)
+    if total_mib > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    share = round((total_mib - reserved) / total_mib, 3)
+    return share if flags.images is None else share * _images_factor(*flags.images)
+
+
+def _prefill_graphs_mib(rules: SglangRules, flags: SglangFlags) -> float:
+    """Return what is reserved for graphs of prefills, in MiB: 8 for each size, which MLA has a sum for."""
+    off = flags.eager and not rules.eager_prefill
+    if not rules.prefill_graphs or off or flags.encodes or (flags.pp > 1 and not rules.prefill_stages):
+        return 0
+    if flags.latent:
+        return LATENT_GRAPHS_MIB if rules.prefill_latent else 0
+    tokens = flags.chunked_prefill_size
+    if rules.prefill_capped and flags.asked_length is not None:
+        tokens = min(tokens, flags.asked_length)
+    return 8 * len(piecewise_sizes(tokens))
+
+
+def _images_factor(layers: int, hidden: int) -> float:
+    """Return by how much a model that reads images makes the share smaller (adjust_mem_fraction_for_vlm, 0.5.3 to 0.5.23)."""
+    complexity = layers * hidden**2 / (24 * 1024**2)
+    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (complexity - 1.0)))
+
+
 def piecewise_sizes(tokens: int) -> list[int]:
-    """Return the token counts of the piecewise graphs (server_args.py, _generate_piecewise_cuda_graph_tokens, 0.5.10)."""
+    """Return the token counts of graphs of prefills (server_args.py, _generate_piecewise_cuda_graph_tokens, 0.5.10).
+
+    They are the same in cuda_graph_hook.py, generate_prefill_cuda_graph_batch_sizes, 0.5.23.
+    """
     steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, tokens + 1, 512))
     return [size for start, end, step in steps for size in range(start, end, step) if size <= tokens]
 
@@ -118,9 +160,9 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
     release = release_of("sglang", request.engine_version)
     check_ranks(request, architecture)
     total_mib = (gpu.total_bytes + DRIVER_BYTES) / MIB
-    tokens, batch = _tier(total_mib, request.tp) if release >= BY_TOKENS else _old_tier(total_mib)
+    tokens, batch = _tier(sglang_rules_of(release), total_mib, request.tp)
     tokens = request.max_num_batched_tokens or tokens
-    batch = min(batch, request.max_num_seqs or batch)
+    encodes = architecture.encoder is not None and not architecture.model_type.startswith(WITHOUT_IMAGES)
     length = request.max_model_len if isinstance(request.max_model_len, int) else architecture.positions
     if not length or (architecture.positions and length > architecture.positions):
         allowed = f"at most the config's {architecture.positions:,} tokens"
@@ -143,16 +185,20 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
         eager=request.enforce_eager,
         used_bytes=request.used,
         asked_fraction=request.util,
+        asked_length=request.max_model_len if isinstance(request.max_model_len, int) else None,
+        latent=architecture.latent is not None,
+        encodes=encodes,
+        images=architecture.vision if encodes else None,
     )
     return with_fraction(flags)
 
 
 def with_fraction(flags: SglangFlags) -> SglangFlags:
-    """Return the flags with the static share that follows from the others, unless it was asked for."""
-    total_mib = (flags.total_bytes + DRIVER_BYTES) / MIB
-    ranks, tokens, batch = flags.tp * flags.pp, flags.chunked_prefill_size, 0 if flags.eager else flags.graph_batch
-    usual = _fraction(flags.release, total_mib, ranks, tokens, batch)
-    return replace(flags, fraction=flags.asked_fraction or usual)
+    """Return the flags with the graphs and the static share that follow from the others, unless the share was asked for."""
+    total_mib, rules = (flags.total_bytes + DRIVER_BYTES) / MIB, sglang_rules_of(flags.release)
+    _, batch = _tier(rules, total_mib, flags.tp)
+    flags = replace(flags, graph_batch=min(batch, flags.running or batch) if rules.batch_capped else batch)
+    return replace(flags, fraction=flags.asked_fraction or default_fraction(flags, total_mib))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +219,8 @@ def plan_pool(architecture: Architecture, flags: SglangFlags, gpu: Gpu, change: 
     free = flags.total_bytes - flags.used_bytes - gpu.context_bytes
     static = round(free * flags.fraction)
     weights = weights_bytes(architecture, _layout_flags(architecture, flags, gpu))
-    rest = static - weights - LOADED_BYTES + change
+    images = IMAGES_BYTES if flags.encodes and flags.release >= IMAGES_SINCE else 0
+    rest = static - weights - LOADED_BYTES - images + change
     itemsize = 1 if flags.kv == "fp8" else 2
     layers = architecture.layers[: -(-len(architecture.layers) // flags.pp)]
     full = sum(page_elements(one, flags.tp) for one in layers if one.kind != SLIDING) * itemsize
@@ -276,9 +323,18 @@ def _starts(pool: Pool, low: Pool, high: Pool) -> Starts:
 
 
 def _message(pool: Pool, flags: SglangFlags) -> str:
-    """Return SGLang's own error (model_runner.py, init_memory_pool, 0.5.3)."""
+    """Return SGLang's own error.
+
+    Source: model_runner.py, init_memory_pool, 0.5.3; model_runner_kv_cache_mixin.py, _profile_available_bytes, 0.5.14.
+    """
     if pool.tokens:
         return ""
+    if flags.release >= (0, 5, 14) and pool.pool_bytes <= 0:
+        least = (pool.weights_bytes + LOADED_BYTES) / pool.free_bytes
+        return (
+            f"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static={flags.fraction:g}. Raise "
+            f"--mem-fraction-static above {ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
+        )
     return f"Not enough memory. Please try to increase --mem-fraction-static. Current value: mem_fraction_static={flags.fraction}"
 
 

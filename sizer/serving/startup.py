@@ -73,6 +73,7 @@ _FAILURES = (
     ("the server's share of the memory was not free", r"Free memory on device"),
     ("the sampler ran out of memory", r"out of memory occurred when warming up sampler"),
     ("not enough memory for the pool", r"Not enough memory\. Please try to increase --mem-fraction-static"),
+    ("not enough memory for the pool", r"Loaded weights leave no GPU memory for the KV cache"),
     ("out of memory", r"CUDA out of memory"),
 )
 _SERVERS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from sizer.serving.plan import DENSE_BAND, OTHER_BAND, VISION_BAND
-from sizer.serving.rules import RULES
+from sizer.serving.rules import RULES, SGLANG_RULES
 from sizer.units import format_bytes
 
 ROWS = Path(__file__).parent.parent / "measured/published/serving.csv"
@@ -30,6 +30,19 @@ WORDS = {
     "outside_bytes": "outside PyTorch",
     "outside_ranks_bytes": "outside PyTorch with several ranks, more",
     "graph_bytes": "a CUDA graph, for each layer and captured size",
+}
+SGLANG_WORDS = {
+    "share": "the static share follows from",
+    "small_tokens": "tokens of a chunk on a device of 20 to 35 GiB",
+    "small_batch": "requests of the largest graph on such a device",
+    "small_batch_ranks": "the same from 4 tensor-parallel ranks on",
+    "batch_capped": "max_running_requests bounds the largest graph",
+    "eager_decode": "decoding without graphs reserves for them",
+    "eager_prefill": "prefills without graphs reserve for them",
+    "prefill_graphs": "prefills have graphs, which are reserved for",
+    "prefill_stages": "pipelines have graphs of prefills",
+    "prefill_latent": "models with MLA have graphs of prefills",
+    "prefill_capped": "max_model_len bounds graphs of prefills",
 }
 
 
@@ -77,13 +90,14 @@ def bands() -> Iterator[str]:
         yield f"- ±{format_bytes(size)}: {words}."
 
 
-def rules() -> Iterator[str]:
-    """Yield vLLM's rules by version."""
+def rules(engine: str) -> Iterator[str]:
+    """Yield the rules of an engine by version."""
     yield "| rule | from | value | source |"
     yield "|---|---|---|---|"
-    for rule in RULES:
+    words, rows = (WORDS, RULES) if engine == "vllm" else (SGLANG_WORDS, SGLANG_RULES)
+    for rule in rows:
         value = format_bytes(rule.value) if rule.name.endswith("_bytes") else _shown(rule.value)
-        yield f"| {WORDS[rule.name]} | {'.'.join(map(str, rule.since))} | {value} | {rule.source} |"
+        yield f"| {words[rule.name]} | {'.'.join(map(str, rule.since))} | {value} | {rule.source} |"
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,141 @@
+"""SGLang's own rules for its static share, as recorded: the plan has the same chunk, graphs and share in every version.
+
+Recorded with the functions of each release from 0.5.3 to 0.5.23, cut out of server_args.py, arg_groups/memory_hook.py and
+arg_groups/cuda_graph_hook.py of its wheel and called with a stand-in for the arguments. A row holds until the next one with the
+same arguments. SGLang is not needed to run these tests.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from sizer.catalogue.gpu_keys import find_gpu
+from sizer.catalogue.serving import ENGINES
+from sizer.errors import RequestError
+from sizer.memory.served import Served
+from sizer.request import parse_query
+from sizer.serving.architecture import Architecture
+from sizer.serving.rules import SGLANG_RULES, Release
+from sizer.serving.sglang import (
+    DRIVER_BYTES,
+    IMAGES_BYTES,
+    SglangFlags,
+    answer_sglang,
+    plan_pool,
+    resolve_sglang,
+    with_fraction,
+)
+from sizer.serving.startup import read_startup
+from sizer.units import MIB
+from tests.serving.log_table import ROWS
+from tests.serving.models import decoder
+
+RECORDED = ROWS.with_name("sglang_memory.csv")
+GPU = find_gpu("rtx-4090")
+VERSIONS = [(0, 5, patch) for patch in range(3, 24)]
+CASE = ("total_mib", "tp", "pp", "latent", "images", "eager", "running", "length", "tokens")
+VISION = (27, 1152)  # layers and hidden size of the recorded tower
+
+
+def recorded(release: Release) -> list[dict[str, str]]:
+    """The rows that hold in a version."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    with RECORDED.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if tuple(map(int, row["version"].split("."))) <= release:
+                found[tuple(row[name] for name in CASE)] = row
+    return [*found.values()]
+
+
+def resolved(release: Release, row: dict[str, str]) -> SglangFlags:
+    """The flags of a server on a device whose nvidia-smi prints the MiB of a row."""
+    architecture = replace(
+        decoder(),
+        latent=(512, 128, 128) if row["latent"] == "1" else None,
+        encoder="vision" if row["images"] == "1" else None,
+        vision=VISION if row["images"] == "1" else None,
+    )
+    given = {"max_num_seqs": row["running"], "max_model_len": row["length"], "max_num_batched_tokens": row["tokens"]}
+    more = "".join(f"&{key}={value}" for key, value in given.items() if value)
+    version = ".".join(map(str, release))
+    query = f"arch=hf:qwen3-8b&mode=serve&engine=sglang&engine_version={version}&gpu=rtx-4090&tp={row['tp']}&pp={row['pp']}"
+    gpu = replace(GPU, total_bytes=int(row["total_mib"]) * MIB - DRIVER_BYTES)
+    return resolve_sglang(parse_query(f"{query}&enforce_eager={row['eager']}{more}"), architecture, gpu)
+
+
+@pytest.mark.parametrize("release", VERSIONS, ids=lambda release: ".".join(map(str, release)))
+def test_the_share_is_sglangs_own(release: Release):
+    rows = recorded(release)
+    assert len(rows) == 57
+    for row in rows:
+        flags = resolved(release, row)
+        found = (flags.chunked_prefill_size, flags.graph_batch, pytest.approx(flags.fraction, abs=1e-9))
+        told = (int(row["chunked_prefill_size"]), int(row["cuda_graph_max_bs"]), float(row["mem_fraction_static"]))
+        assert told == found, row
+
+
+def test_every_recorded_version_is_known_and_every_rule_has_a_source():
+    assert (ENGINES["sglang"].newest, VERSIONS[-1]) == ((0, 5, 23), (0, 5, 23))
+    assert all(rule.source for rule in SGLANG_RULES)
+
+
+def served(architecture: Architecture | None = None, **changes: object) -> Served:
+    architecture = architecture or decoder()
+    query = parse_query("arch=hf:qwen3-8b&mode=serve&engine=sglang&gpu=rtx-4090&max_model_len=8k")
+    flags = resolve_sglang(query, architecture, GPU)
+    return answer_sglang(architecture, replace(flags, **changes), GPU, model="org/model", want=None, auto=False)
+
+
+def test_a_larger_share_never_holds_fewer_tokens():
+    tokens = [served(fraction=share / 100).kv_tokens for share in range(10, 100, 5)]
+    assert tokens == sorted(tokens)
+
+
+def test_tensor_parallel_never_raises_weights_and_larger_chunks_never_the_share():
+    weights = [served(tp=tp).weights_bytes for tp in (1, 2, 4, 8)]
+    assert weights == sorted(weights, reverse=True)
+    query = "arch=hf:qwen3-8b&mode=serve&engine=sglang&gpu=rtx-4090&max_num_batched_tokens="
+    shares = [resolve_sglang(parse_query(f"{query}{n}"), decoder(), GPU).fraction for n in (2048, 4096, 8192)]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_a_cache_in_8_bits_holds_twice_the_tokens():
+    whole, half = served().kv_tokens, served(kv="fp8").kv_tokens
+    assert 0 <= half - 2 * whole <= 1
+
+
+def test_a_model_that_reads_images_has_a_smaller_share_unless_it_is_served_as_text():
+    query = parse_query("arch=hf:qwen3-8b&mode=serve&engine=sglang&gpu=rtx-4090")
+    seeing = replace(decoder(), encoder="vision", vision=VISION)
+    text, images, gemma = (
+        resolve_sglang(query, one, GPU).fraction for one in (decoder(), seeing, replace(seeing, model_type="gemma3_text"))
+    )
+    assert images < text == gemma
+    flags = resolve_sglang(query, seeing, GPU)
+    before, after = (plan_pool(seeing, replace(flags, release=(0, 5, patch)), GPU).pool_bytes for patch in (17, 18))
+    assert before - after == IMAGES_BYTES
+
+
+def test_the_newest_version_is_the_default_and_a_newer_one_is_refused():
+    assert served().engine_version == "0.5.23"
+    with pytest.raises(RequestError, match=r"given '0.5.24', newer than SGLang's rules here, allowed 0.4.0 to 0.5.23"):
+        parse_query("arch=hf:qwen3-8b&mode=serve&engine=sglang&engine_version=0.5.24")
+
+
+def test_a_lever_of_ranks_changes_graphs_and_share_as_asking_for_them_does():
+    query = "arch=hf:qwen3-8b&mode=serve&engine=sglang&gpu=rtx-4090&max_model_len=8k&tp="
+    asked = resolve_sglang(parse_query(f"{query}4"), decoder(), GPU)
+    changed = with_fraction(replace(resolve_sglang(parse_query(f"{query}2"), decoder(), GPU), tp=4))
+    assert (changed.graph_batch, changed.fraction) == (asked.graph_batch, asked.fraction)
+
+
+def test_weights_over_the_share_have_the_message_of_the_version():
+    old, new = (served(fraction=0.001, release=(0, 5, patch)) for patch in (13, 14))
+    assert old.message.startswith("Not enough memory. Please try to increase --mem-fraction-static. Current value: mem_")
+    assert new.message.startswith("Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.001. Raise ")
+    assert read_startup(new.message).failure == read_startup(old.message).failure == "not enough memory for the pool"
+    share = float(new.message.partition("above ")[2].partition(" ")[0])
+    assert served(fraction=share + 0.001).kv_tokens > 0 == served(fraction=share - 0.001).kv_tokens
