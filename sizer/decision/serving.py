@@ -132,8 +132,8 @@ def ways(request: Request, heads: int) -> list[Request]:
     """Return the questions that split a server over 1 to 64 GPUs as tp × pp × dp, the fewest GPUs first.
 
     In a host of 8 all splits into powers of two whose tp divides the heads. Over several hosts tensor parallel stays in a host and
-    takes the most of it that divides the heads; pipeline and data parallel share the rest. vLLM's documentation gives the same
-    advice (docs/serving/parallelism_scaling.md, 0.33).
+    takes the most of it that divides the heads; pipeline and data parallel share the rest. vLLM's documentation recommends tp as
+    large as a node and pp for the nodes (docs/serving/parallelism_scaling.md).
     """
     splits = [tp for tp in (1, 2, 4, 8) if heads % tp == 0]
     found = []

@@ -88,6 +88,8 @@ def read_architecture(module: nn.Module, name: str, checkpoint: Mapping[str, Any
 def _vision(config: Any) -> tuple[int, int] | None:
     """Return the layers and the hidden size of a config's vision part, with SGLang's defaults for what it does not name.
 
+    Names are those of the installed transformers, whose classes map `depth` and the like.
+
     Source: sglang/srt/server_args.py, adjust_mem_fraction_for_vlm, 0.5.12.
     """
     vision = getattr(config, "vision_config", None)

@@ -35,7 +35,9 @@ BAND = GIB
 SLIDING_RATIO = 0.8  # server_args.py, swa_full_tokens_ratio
 STATE_RATIO = 0.9  # server_args.py, mamba_full_memory_ratio
 LATENT_GRAPHS_MIB = 1536  # what graphs of prefills take of a model with MLA
-WITHOUT_IMAGES = ("gemma3", "llama4", "step3")  # configs/model_config.py, mm_disabled_models: served as text unless asked otherwise
+# Text parts of models that are served as text unless images are asked for; configs/model_config.py, mm_disabled_models.
+WITHOUT_IMAGES = ("gemma3_text", "llama4_text")
+CUDA_MAKERS = ("NVIDIA", "")  # a device of your own names none
 IMAGES_SINCE = (0, 5, 18)
 IMAGES_BYTES = 100 * MIB  # environ.py, SGLANG_VLM_CACHE_SIZE_MB; kv_cache_configurator.py, mm_runtime_reservation_gb
 CONTEXTS = (1024, 4096, 16_384, 65_536, 131_072, 262_144)
@@ -46,7 +48,8 @@ class SglangFlags:
     """The flags of one SGLang server as resolved. Sizes are in bytes, lengths in tokens.
 
     `asked_fraction` and `asked_length` are None if the server decides. `latent` says whether the model has MLA, `encodes` whether
-    it reads more than text. `images` are the layers and the hidden size of what reads images.
+    it reads more than text, `graphs_of_prefills` whether model and device can have them: an encoder or another device than NVIDIA's
+    has none. `images` are the layers and the hidden size of what reads images.
     """
 
     release: Release
@@ -68,6 +71,7 @@ class SglangFlags:
     asked_length: int | None = None
     latent: bool = False
     encodes: bool = False
+    graphs_of_prefills: bool = True
     images: tuple[int, int] | None = None
 
     def shown(self) -> dict[str, bool | int | float | str | None]:
@@ -127,7 +131,7 @@ def default_fraction(flags: SglangFlags, total_mib: float) -> float:
 def _prefill_graphs_mib(rules: SglangRules, flags: SglangFlags) -> float:
     """Return what is reserved for graphs of prefills, in MiB: 8 for each size, which MLA has a sum for."""
     off = flags.eager and not rules.eager_prefill
-    if not rules.prefill_graphs or off or flags.encodes or (flags.pp > 1 and not rules.prefill_stages):
+    if not rules.prefill_graphs or off or not flags.graphs_of_prefills or (flags.pp > 1 and not rules.prefill_stages):
         return 0
     if flags.latent:
         return LATENT_GRAPHS_MIB if rules.prefill_latent else 0
@@ -162,7 +166,7 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
     total_mib = (gpu.total_bytes + DRIVER_BYTES) / MIB
     tokens, batch = _tier(sglang_rules_of(release), total_mib, request.tp)
     tokens = request.max_num_batched_tokens or tokens
-    encodes = architecture.encoder is not None and not architecture.model_type.startswith(WITHOUT_IMAGES)
+    encodes = architecture.encoder is not None and architecture.model_type not in WITHOUT_IMAGES
     length = request.max_model_len if isinstance(request.max_model_len, int) else architecture.positions
     if not length or (architecture.positions and length > architecture.positions):
         allowed = f"at most the config's {architecture.positions:,} tokens"
@@ -188,6 +192,7 @@ def resolve_sglang(request: Any, architecture: Architecture, gpu: Gpu) -> Sglang
         asked_length=request.max_model_len if isinstance(request.max_model_len, int) else None,
         latent=architecture.latent is not None,
         encodes=encodes,
+        graphs_of_prefills=not encodes and gpu.maker in CUDA_MAKERS,
         images=architecture.vision if encodes else None,
     )
     return with_fraction(flags)

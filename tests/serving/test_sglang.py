@@ -110,13 +110,23 @@ def test_a_cache_in_8_bits_holds_twice_the_tokens():
 def test_a_model_that_reads_images_has_a_smaller_share_unless_it_is_served_as_text():
     query = parse_query("arch=hf:qwen3-8b&mode=serve&engine=sglang&gpu=rtx-4090")
     seeing = replace(decoder(), encoder="vision", vision=VISION)
-    text, images, gemma = (
-        resolve_sglang(query, one, GPU).fraction for one in (decoder(), seeing, replace(seeing, model_type="gemma3_text"))
-    )
-    assert images < text == gemma
+    as_text, other = (replace(seeing, model_type=kind) for kind in ("gemma3_text", "gemma3n_text"))
+    text, images, gemma, nano = (resolve_sglang(query, one, GPU).fraction for one in (decoder(), seeing, as_text, other))
+    assert images == nano < text == gemma
     flags = resolve_sglang(query, seeing, GPU)
     before, after = (plan_pool(seeing, replace(flags, release=(0, 5, patch)), GPU).pool_bytes for patch in (17, 18))
     assert before - after == IMAGES_BYTES
+
+
+def test_a_device_of_another_maker_has_no_graphs_of_prefills():
+    # server_args.py, _handle_piecewise_cuda_graph, 0.5.10: is_hip; cuda_graph_config.py, default_prefill_backend, 0.5.23
+    query = parse_query("arch=hf:qwen3-8b&mode=serve&engine=sglang&gpu=mi300x")
+    gpu = find_gpu("mi300x")
+    here, there = (resolve_sglang(query, decoder(), one).fraction for one in (gpu, replace(gpu, maker="NVIDIA")))
+    # 74 sizes of 8 MiB of some 192 GiB
+    custom = find_gpu("custom:24GiB@8.9")
+    assert resolve_sglang(query, decoder(), custom) == resolve_sglang(query, decoder(), replace(custom, maker="NVIDIA"))
+    assert here - there == pytest.approx(74 * 8 * MIB / (gpu.total_bytes + DRIVER_BYTES), abs=0.001)
 
 
 def test_the_newest_version_is_the_default_and_a_newer_one_is_refused():
