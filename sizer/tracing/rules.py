@@ -31,6 +31,7 @@ from sizer.tracing.cuda import (
     packed_copies,
     recurrent,
     reductions,
+    sampling,
     scans,
     softmax,
 )
@@ -69,8 +70,8 @@ _EVERYWHERE = (
 FAMILIES: dict[str, tuple[ModuleType, ...]] = {
     "cuda": (
         *_EVERYWHERE, strides, attention, attention_workspaces, bitsandbytes, convolution, dropout, embedding, encoder,
-        cuda_copies, cuda_grouped, cuda_indexing, cuda_losses, losses, normalization, packed_copies, recurrent, reductions, scans,
-        softmax,
+        cuda_copies, cuda_grouped, cuda_indexing, cuda_losses, losses, normalization, packed_copies, recurrent, reductions,
+        sampling, scans, softmax,
     ),
     "mps": (*_EVERYWHERE, mps),
     "cpu": (

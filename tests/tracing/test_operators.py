@@ -35,6 +35,10 @@ def turned() -> Tensor:
     return torch.empty(1, 1024, 64, device="cuda", dtype=HALF).transpose(-1, -2).reshape(1, 64, 32, 32)
 
 
+def probabilities() -> Tensor:
+    return torch.empty(128, 1024, device="cuda")  # 524,288 bytes
+
+
 def host() -> Tensor:
     return torch.zeros(2, 64, 128, 128)
 
@@ -90,6 +94,12 @@ BYTES = {
     "unfold": (planes, lambda x: F.unfold(x, 3, padding=1), 2621440),
     "cumsum, channels last": (last, lambda x: x.cumsum(2), 524288),
     "roll, channels last": (last, lambda x: x.roll(1, 2), 524288),
+    "multinomial": (probabilities, lambda x: torch.multinomial(x, 1), 527360),
+    "multinomial with replacement": (probabilities, lambda x: torch.multinomial(x, 4, replacement=True), 1052672),
+    "multinomial of one row": (lambda: probabilities()[0], lambda x: torch.multinomial(x, 1), 6656),
+    "multinomial of long rows": (
+        lambda: torch.empty(8, 151936, device="cuda"), lambda x: torch.multinomial(x, 1), 4867584,
+    ),
     "topk, channels last": (last, lambda x: x.topk(2, 1)[0], 303104),
 }  # fmt: skip
 

@@ -78,6 +78,16 @@ def staged(input: Tensor, dims: Any) -> list[int]:
     return _staging(input, _mask(input, dims), _summing(input), input.dtype) if input.numel() > 1 else []
 
 
+def extremes(input: Tensor) -> list[int]:
+    """Return the scratch bytes of the least and the largest element of a tensor (aminmax)."""
+    return _staging(input, _mask(input, None), 2 * input.itemsize, input.dtype) if input.numel() > 1 else []
+
+
+def largest_of_rows(input: Tensor) -> list[int]:
+    """Return the scratch bytes of the place of the largest element of each row (argmax)."""
+    return _staging(input, _mask(input, -1), _PAIR, torch.int64) if input.numel() > 1 else []
+
+
 def _mask(input: Tensor, given: Any) -> tuple[bool, ...]:
     if given is None or (isinstance(given, (list, tuple)) and not given):
         return (True,) * input.dim()
