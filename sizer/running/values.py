@@ -47,11 +47,12 @@ _INDEXED = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 _PUT = frozenset({torch.index_put, Tensor.index_put, torch.index_put_, Tensor.index_put_})
 _WHERE = frozenset({torch.where, Tensor.where})
 _SELECTED = frozenset({torch.masked_select, Tensor.masked_select})
+_SCATTERED = frozenset({torch.masked_scatter, Tensor.masked_scatter})  # counted in the backward pass
 _NONZERO = frozenset({torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere})
 _REPEATED = frozenset({torch.repeat_interleave, Tensor.repeat_interleave})
 _UNIQUE = frozenset({torch.unique, Tensor.unique, torch.unique_consecutive, Tensor.unique_consecutive})
 _BINS = frozenset({torch.bincount, Tensor.bincount, torch.nn.functional.one_hot})
-_COUNTING = _INDEXED | _PUT | _WHERE | _SELECTED | _NONZERO | _REPEATED | _UNIQUE
+_COUNTING = _INDEXED | _PUT | _WHERE | _SELECTED | _SCATTERED | _NONZERO | _REPEATED | _UNIQUE
 
 # Computed values are taken to be finite: code mends what is not.
 _FINITE = {
@@ -220,6 +221,10 @@ class Values(TorchFunctionMode):
         elif func in _SELECTED:
             tensor, mask = args[0], kwargs.get("mask", args[1] if len(args) > 1 else None)
             masks = [mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))]
+        elif func in _SCATTERED:
+            tensor, mask = args[0], kwargs.get("mask", args[1] if len(args) > 1 else None)
+            mask = mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape))
+            masks = [mask] if self._is_true(mask) else []
         elif func in _INDEXED or func in _PUT:
             masks = [leaf for leaf in pytree.tree_leaves(args[1]) if _is_mask(leaf)]
         else:
