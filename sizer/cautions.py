@@ -12,9 +12,10 @@ from sizer.catalogue.adapters import PACKAGE
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.optimizers import BITSANDBYTES, TORCHAO
 from sizer.catalogue.parallel import PARALLELS, ways_to_split
+from sizer.catalogue.recipes import server_share
 from sizer.catalogue.sources import offered_sources
 from sizer.memory.kv_cache import KvCache
-from sizer.request import Request, nccl_of
+from sizer.request import Request, nccl_of, served_bytes
 from sizer.tracing.cuda import builds
 from sizer.tracing.device import Device
 from sizer.units import format_bytes
@@ -67,6 +68,16 @@ def of_each_rank(request: Request) -> Iterator[str]:
         yield f"these are the figures of rank {request.rank}; another may need more"
     elif request.parallel == "zero1":
         yield "the optimizer's state lies over the ranks parameter by parameter: the figures are those of the rank with most"
+
+
+def of_server(request: Request, gpu: Gpu) -> Iterator[str]:
+    """What to know of a server that makes completions on the device beside the training."""
+    if share := server_share(request.rollout):
+        held = format_bytes(served_bytes(request, gpu))
+        yield (
+            f"a server has {share:g} of the device's memory ({held}), a part of the process and not of the peaks; its weights and "
+            "its cache are within it (`sizer estimate` with mode=serve), and how it gets the trained weights is not counted"
+        )
 
 
 def on_the_host(request: Request, kv_caches: tuple[KvCache, ...]) -> Iterator[str]:

@@ -14,13 +14,17 @@ from sizer.catalogue.pipelines import TRAINS_OF_DENOISERS
 from sizer.catalogue.recipes import (
     ADAPTER,
     AFTER,
+    DPO,
     FULL,
+    GRPO,
     IN_BACKWARD,
+    KTO,
     LM,
     LOSS,
     MODEL,
     NONE,
     OFFLOAD,
+    PRECOMPUTED,
     RECIPE_KEYS,
     is_library,
 )
@@ -175,6 +179,8 @@ def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
             todo = f"remove it, or remove {asked}"
             given = f"{KEYS[key].write(request)!r} with {asked}"
             yield Refusal(key=key, given=given, allowed=f"its default with {asked}, whose loss is TRL's own", todo=todo)
+    if request.objective == GRPO:
+        yield from _refused_in_groups(request)
     adapts = request.train == "adapter"
     if adapts and ADAPTERS[request.adapter].learns_prompt:
         given, todo = f"{request.objective!r} with adapter={request.adapter}", "ask for adapter=lora"
@@ -182,6 +188,9 @@ def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
     if request.reference == ADAPTER and not adapts:
         given, todo = f"{ADAPTER!r} without train=adapter", "ask for train=adapter, or reference=model"
         yield Refusal(key="reference", given=given, allowed="model, precomputed; adapter with train=adapter", todo=todo)
+    if request.reference == NONE and request.objective in (DPO, KTO):
+        given, todo = f"{NONE!r} with {asked}", "remove it, or ask for reference=precomputed"
+        yield Refusal(key="reference", given=given, allowed="model, adapter, precomputed", todo=todo)
     if request.reference == MODEL and adapts:
         given, todo = f"{MODEL!r} with train=adapter", "remove it: the reference is the model without its adapter"
         yield Refusal(key="reference", given=given, allowed="adapter, precomputed with train=adapter", todo=todo)
@@ -222,6 +231,32 @@ def _refused_by_denoiser(request: AnyRequest) -> Iterator[Refusal]:
             given=f"{', '.join(mixed)} with a diffusers architecture",
             allowed=f"float32, bfloat16, float16: {what}",
             todo=f"ask for dtype={mixed[0].removeprefix('amp-')}",
+        )
+
+
+def _refused_in_groups(request: AnyRequest) -> Iterator[Refusal]:
+    """Refuse what TRL's GRPOTrainer does not have, and batches that are no whole groups."""
+    if request.possible_batches != request.batches:
+        group, refused = request.group, [batch for batch in request.batches if batch not in request.possible_batches]
+        possible = ",".join(map(str, dict.fromkeys(-(-batch // group) * group for batch in request.batches)))
+        yield Refusal(
+            key="batch",
+            given=f"{','.join(map(str, refused))} with group={group}",
+            allowed=f"multiples of {group}: a batch has all completions of each prompt",
+            todo=f"ask for batch={possible}",
+        )
+    others = (
+        ("accumulate", "1: a rollout is of all passes of a step, which was not compared with PyTorch's own"),
+        ("activations", "keep: GRPOTrainer does not offload activations"),
+    )
+    for key, allowed in others:
+        if not KEYS[key].is_default(request):
+            given, todo = f"{KEYS[key].write(request)!r} with objective=grpo", "remove it"
+            yield Refusal(key=key, given=given, allowed=allowed, todo=todo)
+    if request.reference == PRECOMPUTED:
+        given, todo = f"{PRECOMPUTED!r} with objective=grpo", "ask for reference=model, adapter or none"
+        yield Refusal(
+            key="reference", given=given, allowed="model, adapter, none: completions are new in each step", todo=todo
         )
 
 

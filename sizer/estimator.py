@@ -9,7 +9,8 @@ from functools import cached_property
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import GENERATION_KEYS, MODES, SERVER_FIELDS
 from sizer.catalogue.parallel import PARALLEL_KEYS, PARALLELS
-from sizer.cautions import cautions, of_each_rank, on_the_host, target, versions
+from sizer.catalogue.recipes import GRPO
+from sizer.cautions import cautions, of_each_rank, of_server, on_the_host, target, versions
 from sizer.errors import RequestError, TraceError
 from sizer.kept import Kept
 from sizer.memory.archive import Traced
@@ -301,6 +302,7 @@ class Estimator:
             notes=(*counted.notes, *notes),
             cautions=(
                 *of_each_rank(request),
+                *of_server(request, self.gpu),
                 *cautions(device, self.gpu),
                 *self._tracer.loaded.cautions,
                 *on_the_host(request, kv_caches),
@@ -425,7 +427,7 @@ class Estimator:
 
 def _echo(request: Request) -> dict[str, object]:
     echo = asdict(request)
-    unused = () if MODES[request.mode].generates else GENERATION_KEYS
+    unused = () if MODES[request.mode].generates else ("cache",) if request.objective == GRPO else GENERATION_KEYS
     unused += () if request.parallel != "none" else PARALLEL_KEYS
     unused += () if MODES[request.mode].serves else SERVER_FIELDS
     for name in ("config", "focus", *unused):

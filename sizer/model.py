@@ -13,7 +13,7 @@ from sizer.architecture.census import take_census
 from sizer.architecture.loaded import Loaded
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.recipes import LM
+from sizer.catalogue.recipes import GRPO, LM
 from sizer.catalogue.sources import SOURCES
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import check_plan
@@ -117,6 +117,7 @@ class Model:
             notes=(*blueprint.notes, *blueprint.describe(whole), *losses_beside(request.loss, vocabulary)),
             uncounted=blueprint.uncounted,
             vocabulary=vocabulary,
+            smallest=request.group if request.objective == GRPO else 1,
         )
         try:
             self.check_batch_of_one(request.mode)

@@ -26,7 +26,24 @@ from sizer.catalogue.pipelines import (
     PIPELINE_OUTPUTS,
     VAES,
 )
-from sizer.catalogue.recipes import ACTIVATIONS, AFTER, FULL, KEEP, LM, LOSSES, NONE, OBJECTIVES, REFERENCES, STEPS
+from sizer.catalogue.recipes import (
+    ACTIVATIONS,
+    AFTER,
+    FULL,
+    GROUP,
+    GRPO,
+    KEEP,
+    LM,
+    LOSSES,
+    MAX_GROUP,
+    MIN_GROUP,
+    NEW,
+    NONE,
+    OBJECTIVES,
+    REFERENCES,
+    STEPS,
+    TRANSFORMERS,
+)
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.serving import APIS, AUTO, ENGINES, KV_DTYPES, LAYOUTS, MAX_SEQS, MAX_TOKENS, SAMPLERS
 from sizer.catalogue.sources import EXAMPLE, SOURCES, find_source
@@ -35,6 +52,7 @@ from sizer.config_json import encode_config
 from sizer.errors import RefusedValueError, suggest
 from sizer.query_needs import (
     AnyRequest,
+    completions,
     four_bits,
     generation,
     of_adapters,
@@ -44,6 +62,7 @@ from sizer.query_needs import (
     of_diffusion,
     of_engines,
     of_group_offload,
+    of_groups,
     of_language_models,
     of_offload,
     of_one_device,
@@ -108,6 +127,7 @@ from sizer.query_values import (
     read_cache,
     read_compile,
     read_evaluate,
+    read_group,
     read_head,
     read_image_size,
     read_inputs,
@@ -115,6 +135,7 @@ from sizer.query_values import (
     read_new,
     read_rank,
     read_reshard,
+    read_rollout,
     read_sequence_length,
     read_share,
     read_switch,
@@ -343,11 +364,14 @@ KEYS: dict[str, Key] = {
         allowed=f"{', '.join(INPUTS)}: what a model that reads images or sound within its text is given",
         otherwise=ALL,
     ),
-    "new": _field(
-        "new",
-        read_new,
-        allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate",
-        needs=generation,
+    "new": Key(
+        read=lambda text: {"new": read_new(text)},
+        write=lambda request: str(request.new),
+        is_default=lambda request: request.new
+        == (NEW if request.objective == GRPO else _default_of(type(request), "new")),
+        allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate or objective=grpo",
+        otherwise=f"512; {NEW} with objective=grpo",
+        needs=completions,
     ),
     "cache": _field(
         "cache",
@@ -530,7 +554,7 @@ KEYS: dict[str, Key] = {
         choice(OBJECTIVES),
         LM,
         allowed=f"{', '.join(OBJECTIVES)}: what is trained for, by TRL's losses: pairs of completions (dpo, orpo), "
-        "single ones (kto), rewards of pairs (reward)",
+        "single ones (kto), rewards of pairs (reward), groups of completions that the model makes (grpo)",
         label="Objective",
         needs=of_language_models,
     ),
@@ -538,11 +562,28 @@ KEYS: dict[str, Key] = {
         "reference",
         choice(REFERENCES),
         None,
-        allowed=f"{', '.join(REFERENCES)}: a frozen model beside, the model without its adapter, or "
-        "log-probabilities that were computed before",
+        allowed=f"{', '.join(REFERENCES)}: a frozen model beside, the model without its adapter, "
+        "log-probabilities that were computed before, or none (grpo, TRL's beta=0)",
         label="Reference",
         otherwise="adapter with train=adapter, else model",
         needs=of_preferences,
+    ),
+    "group": _recipe(
+        "group",
+        read_group,
+        GROUP,
+        allowed=f"completions for each prompt with objective=grpo, {MIN_GROUP} to {MAX_GROUP}; batch counts completions",
+        label="Completions of a prompt",
+        needs=of_groups,
+    ),
+    "rollout": _recipe(
+        "rollout",
+        read_rollout,
+        TRANSFORMERS,
+        allowed="transformers, colocated:<share>: what makes completions with objective=grpo: transformers' generate, or a server "
+        "on the same device that has a share of its memory (vLLM's gpu_memory_utilization)",
+        label="Rollout",
+        needs=of_groups,
     ),
     "activations": _recipe(
         "activations",

@@ -12,7 +12,7 @@ from sizer.catalogue.adapters import ADAPTERS
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.recipes import WITH_REFERENCE
+from sizer.catalogue.recipes import GRPO, WITH_REFERENCE
 from sizer.catalogue.serving import ENGINES
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
@@ -26,6 +26,11 @@ def training(request: AnyRequest) -> str:
 
 def generation(request: AnyRequest) -> str:
     return "" if MODES[request.mode].generates else "mode=generate"
+
+
+def completions(request: AnyRequest) -> str:
+    """Return what a number of new tokens needs: a mode or an objective that generates."""
+    return "" if MODES[request.mode].generates or request.objective == GRPO else "mode=generate or objective=grpo"
 
 
 def serving(request: AnyRequest) -> str:
@@ -171,7 +176,13 @@ def of_language_models(request: AnyRequest) -> str:
 
 def of_preferences(request: AnyRequest) -> str:
     """Return what a reference needs: an objective that compares with one."""
-    return of_language_models(request) or ("" if request.objective in WITH_REFERENCE else "objective=dpo or objective=kto")
+    taking = " or ".join(f"objective={objective}" for objective in WITH_REFERENCE)
+    return of_language_models(request) or ("" if request.objective in WITH_REFERENCE else taking)
+
+
+def of_groups(request: AnyRequest) -> str:
+    """Return what a key needs that is about completions of the model that trains."""
+    return of_language_models(request) or ("" if request.objective == GRPO else "objective=grpo")
 
 
 def of_plain_module(request: AnyRequest) -> str:

@@ -7,7 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
 from sizer.catalogue.modes import ALL, INPUTS, OFFLOADED, QUANTIZED
-from sizer.catalogue.recipes import CHUNKED, LOGITS, LOSS, LOSSES, MAX_CHUNKS, MAX_EVALUATED, NONE
+from sizer.catalogue.recipes import (
+    CHUNKED,
+    COLOCATED,
+    LOGITS,
+    LOSS,
+    LOSSES,
+    MAX_CHUNKS,
+    MAX_EVALUATED,
+    MAX_GROUP,
+    MIN_GROUP,
+    NONE,
+    TRANSFORMERS,
+)
 from sizer.errors import RefusedValueError, letters, quote, suggest
 from sizer.versions import OLDEST, format_version, parse_version
 
@@ -223,6 +235,19 @@ def read_evaluate(text: str) -> str:
     if kind == LOGITS and (not colon or not re.fullmatch(r"[1-9][0-9]{0,4}", number) or int(number) > MAX_EVALUATED):
         raise RefusedValueError(f"logits:1 to logits:{MAX_EVALUATED}", "write for example evaluate=logits:8")
     return text if kind == LOGITS else choice((NONE, LOSS))(text)
+
+
+def read_group(text: str) -> int:
+    """Return a number of completions for each prompt."""
+    return _read_integer(text, MIN_GROUP, MAX_GROUP, "group=8")
+
+
+def read_rollout(text: str) -> str:
+    """Return what makes completions: transformers, or a server with a share of the device's memory as `colocated:SHARE`."""
+    kind, colon, share = text.partition(":")
+    if kind == COLOCATED and (not colon or not re.fullmatch(r"0?\.[0-9]{1,4}", share) or not float(share)):
+        raise RefusedValueError("colocated:<share>, a share above 0 and below 1", "write for example rollout=colocated:0.3")
+    return f"{COLOCATED}:{float(share):g}" if kind == COLOCATED else choice((TRANSFORMERS, COLOCATED))(text)
 
 
 def read_head(text: str) -> str:

@@ -18,6 +18,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.parallel import PARALLELS, beside_nccl, nccl_bytes
+from sizer.catalogue.recipes import GROUP, GRPO, NEW, TRANSFORMERS, server_share
 from sizer.catalogue.schedules import SCHEDULES
 from sizer.catalogue.sources import EXAMPLE, SOURCES, is_fetched
 from sizer.conflicts import conflicts
@@ -26,6 +27,7 @@ from sizer.query_keys import ARCH_ALLOWED, KEYS, Key
 from sizer.query_values import COMPILED_BATCHES, COMPILED_DTYPES, DTYPES, MAX_MICROBATCHES, check_length
 
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+USUAL_PROMPTS = (1, 2, 4, 8)  # of groups of completions
 USUAL_MICROBATCHES = 4  # for each stage of a pipeline, of which each microbatch is traced
 MAX_QUERY_LENGTH = 3 * 2**20  # a config of 2 MiB that does not compress is 2.7 MiB of base64
 MAX_KEYS = 96
@@ -63,8 +65,8 @@ class Request:
     SERVER_FIELDS (sizer.catalogue.modes) are a server's flags; None is the server's own default. `server_weights` is one of LAYOUTS
     that WEIGHTS does not have, `max_model_len` tokens or "auto", `used` the bytes that others hold of the device, `want` how many
     requests of how many tokens are asked for.
-    `loss`, `step`, `evaluate`, `objective`, `reference`, `activations` and `optimizer_offload` are of training recipes
-    (sizer.catalogue.recipes).
+    `loss`, `step`, `evaluate`, `objective`, `reference`, `group`, `rollout`, `activations` and `optimizer_offload` are of training
+    recipes (sizer.catalogue.recipes); with objective=grpo `new` are the tokens of a completion.
     """
 
     source: str
@@ -147,6 +149,8 @@ class Request:
     evaluate: str = "none"
     objective: str = "lm"
     reference: str | None = None
+    group: int = GROUP
+    rollout: str = TRANSFORMERS
     activations: str = "keep"
     optimizer_offload: bool = False
 
@@ -177,7 +181,9 @@ class Request:
 
     @property
     def possible_batches(self) -> tuple[int, ...]:
-        """Those of its batch sizes that its pipeline takes; all of them where there is none."""
+        """Those of its batch sizes that its pipeline takes, or that are whole groups of completions; else all of them."""
+        if self.objective == GRPO:
+            return tuple(batch for batch in self.batches if batch % self.group == 0)
         return tuple(batch for batch in self.batches if self.pp == 1 or self._is_scheduled(batch))
 
     def _is_scheduled(self, batch: int) -> bool:
@@ -216,6 +222,8 @@ def parse_query(text: str) -> Request:
         values = {**source.defaults, **values}
     if values.get("compile") is not None:
         values = {"dtypes": COMPILED_DTYPES, "batches": COMPILED_BATCHES, **values}
+    if values.get("objective") == GRPO:
+        values = {"new": NEW, **values}
     if "batches" not in values:
         values["batches"] = _usual_batches(Request(**{"source": "", **values}))
     request = Request(**{"source": "", **values})  # what was refused is judged at its default
@@ -226,7 +234,10 @@ def parse_query(text: str) -> Request:
 
 
 def _usual_batches(request: Request) -> tuple[int, ...]:
-    """The batch sizes of a request that names none: of a pipeline those that it takes, up to four microbatches for each stage."""
+    """The batch sizes of a request that names none: of a pipeline those that it takes, up to four microbatches for each stage; with
+    objective=grpo a few numbers of prompts."""
+    if request.objective == GRPO:
+        return tuple(request.group * prompts for prompts in USUAL_PROMPTS)
     if MODES[request.mode].serves:
         return DEFAULT_BATCHES
     most = USUAL_MICROBATCHES * request.pp * request.microbatch
@@ -276,8 +287,14 @@ def check_traced(request: Request) -> None:
 
 
 def gpu_of(request: Request) -> Gpu:
-    """The GPU that a request is for, as its process has it: with what NCCL holds, where there are several ranks."""
-    return beside_nccl(find_gpu(request.gpu), nccl_of(request))
+    """The GPU that a request is for, as its process has it: with what NCCL holds, where there are several ranks, and a server."""
+    gpu = find_gpu(request.gpu)
+    return beside_nccl(beside_nccl(gpu, nccl_of(request)), (served_bytes(request, gpu),) * 3)
+
+
+def served_bytes(request: Request, gpu: Gpu) -> int:
+    """Return the bytes of a device that a server has beside the trainer: its share of the memory, whatever it holds of it."""
+    return int(server_share(request.rollout) * gpu.total_bytes)
 
 
 def nccl_of(request: Request) -> tuple[int, int, int]:

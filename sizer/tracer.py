@@ -284,6 +284,11 @@ class Tracer:
             return trace_generation(blueprint, module, work, **told, deep=self._model.deep_traces(work.plan))
 
         at = partial(trace, blueprint, module, work, **told, short=short, block_notes=block_notes)
+        if work.rolls_out:
+            from sizer.tracing.rollouts import trace_rollouts  # imports transformers
+
+            told = {"backend": device.kind, "noted": block_notes is not None}
+            return trace_rollouts(at, module, blueprint.sequence_length or 1, work.new, **told)
         # the compiler may decide otherwise in a model with fewer layers
         whole = block_notes is not None or work.compile_scope is not None
         return at() if whole else self._model.deep_traces(work.plan).trace(module, at, device)

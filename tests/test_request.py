@@ -343,6 +343,7 @@ def test_the_complete_form_writes_defaults_too():
     asked.append(f"{RESNET}&classes=10&trainable_layers=3")
     asked.append(f"{LLAMA}&loss=torch&step=in_backward&evaluate=loss")
     asked.append(f"{LLAMA}&objective=dpo&reference=precomputed&activations=offload&optimizer_offload=1")
+    asked.append(f"{LLAMA}&objective=grpo&group=4&rollout=colocated:0.3")
     asked.append(f"{LLAMA}&compile=default&compile_scope=model&budget=0.5")
     video = "frames=9&vae=tiling&guidance=0&output=latent&without=transformer_2"
     asked.append(f"arch=diffusers:mochi&seq=5&image=64&offload=group-leaf&stream=1&{video}")
@@ -477,7 +478,7 @@ def test_keys_of_a_generation_are_refused_elsewhere_by_name():
     assert format_query(parse_query(f"{LLAMA}&mode=generate&new=512")).endswith("&mode=generate")
     for mode in ("training", "inference"):
         with pytest.raises(
-            RequestError, match=r"^new: given '7' without mode=generate, allowed new with mode=generate"
+            RequestError, match=r"^new: given '7' without mode=generate or objective=grpo, allowed new with mode"
         ):
             parse_query(f"{LLAMA}&mode={mode}&new=7")
     with pytest.raises(

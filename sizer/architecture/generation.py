@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -87,15 +87,23 @@ def prompt_of(example: Example) -> dict[str, Any]:
 
 
 def generate(
-    module: nn.Module, example: Example, *, new: int, cache: str, on_token: OnToken, read_first: int | None = None
-) -> None:
+    module: nn.Module,
+    example: Example,
+    *,
+    new: int,
+    cache: str,
+    on_token: OnToken,
+    read_first: int | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Tensor:
     """Generate `new` tokens for each sequence of the example, whatever their values are: no token ends a sequence (see
-    `generation_options`)."""
+    `generation_options`, of which `options` take the place of some). Return prompts and tokens [batch, tokens]."""
     before = vars(module).get("_previous_max_cache_length")  # a static cache is never smaller than the one before it
-    config = GenerationConfig(**generation_options(module, new=new, cache=cache, read_first=read_first))
+    own = generation_options(module, new=new, cache=cache, read_first=read_first)
+    config = GenerationConfig(**own | dict(options or {}))
     try:
         with _watched(module, on_token), mock.patch.object(module, "generation_config", config), _quiet():
-            module.generate(**prompt_of(example), generation_config=config)
+            return module.generate(**prompt_of(example), generation_config=config)
     finally:
         if before is None:
             vars(module).pop("_previous_max_cache_length", None)

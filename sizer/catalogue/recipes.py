@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RECIPE_KEYS = ("loss", "step", "evaluate", "objective", "reference", "activations", "optimizer_offload")
+RECIPE_KEYS = (
+    *("loss", "step", "evaluate", "objective", "reference", "group", "rollout", "activations", "optimizer_offload"),
+)
 FULL, TORCH, CHUNKED, TRL = "full", "torch", "chunked", "trl"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
 KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")
-LM, DPO, KTO, ORPO, REWARD = OBJECTIVES = ("lm", "dpo", "kto", "orpo", "reward")
-WITH_REFERENCE = (DPO, KTO)
-MODEL, ADAPTER, PRECOMPUTED = REFERENCES = ("model", "adapter", "precomputed")
+LM, DPO, KTO, ORPO, REWARD, GRPO = OBJECTIVES = ("lm", "dpo", "kto", "orpo", "reward", "grpo")
+WITH_REFERENCE = (DPO, KTO, GRPO)
 NONE, LOSS, LOGITS = "none", "loss", "logits"
+MODEL, ADAPTER, PRECOMPUTED, _ = REFERENCES = ("model", "adapter", "precomputed", NONE)
+TRANSFORMERS, COLOCATED = "transformers", "colocated"  # what makes completions
+GROUP, NEW = 8, 256  # completions for each prompt, tokens of each: TRL's own are 8 and 512
+MIN_GROUP, MAX_GROUP = 2, 1024
 MAX_CHUNKS, MAX_EVALUATED = 4096, 65_536
 
 
@@ -49,6 +54,12 @@ def evaluated_batches(evaluate: str) -> int:
     """Return how many batches an evaluation has: those of `logits:N`, 1 for `loss`, 0 for `none`."""
     kind, _, batches = evaluate.partition(":")
     return int(batches) if kind == LOGITS else int(kind == LOSS)
+
+
+def server_share(rollout: str) -> float:
+    """Return the share of the device's memory that a server has beside the trainer: that of `colocated:SHARE`, else 0."""
+    kind, _, share = rollout.partition(":")
+    return float(share) if kind == COLOCATED else 0.0
 
 
 def reference_of(objective: str, train: str, reference: str | None) -> str | None:

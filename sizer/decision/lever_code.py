@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.catalogue.recipes import TORCH, chunks_of
+from sizer.catalogue.recipes import GRPO, TORCH, chunks_of
 from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
 from sizer.versions import allocator_variable, installed_version, parse_version
@@ -33,6 +33,21 @@ def accumulate(request: Request) -> str:
         "    (loss_fn(model(part), target) * len(part) / len(inputs)).backward()\n"
         "optimizer.step(); optimizer.zero_grad()"
     )
+
+
+def without_reference(request: Request) -> str:
+    """Return the option of TRL's trainer that needs no reference model."""
+    if request.objective == GRPO:
+        return "from trl import GRPOConfig\nargs = GRPOConfig(beta=0.0)"
+    name = f"{request.objective.upper()}Config"
+    return f"from trl import {name}\nargs = {name}(precompute_ref_log_probs=True)"
+
+
+def new_tokens(request: Request) -> str:
+    """Return the option that limits the tokens of a generation, or of TRL's completions."""
+    if request.objective == GRPO:
+        return f"from trl import GRPOConfig\nargs = GRPOConfig(max_completion_length={request.new})"
+    return f"model.generate(..., max_new_tokens={request.new})"
 
 
 def in_backward(request: Request) -> str:

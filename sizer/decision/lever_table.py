@@ -12,7 +12,21 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import FREED, KEPT, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
-from sizer.catalogue.recipes import CHUNKED, FULL, IN_BACKWARD, LOSSES, OFFLOAD, RECIPE_KEYS, TORCH, TRL
+from sizer.catalogue.recipes import (
+    CHUNKED,
+    FULL,
+    GRPO,
+    IN_BACKWARD,
+    LOSSES,
+    MODEL,
+    NONE,
+    OFFLOAD,
+    PRECOMPUTED,
+    RECIPE_KEYS,
+    TORCH,
+    TRL,
+    reference_of,
+)
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.decision import lever_code
@@ -166,7 +180,10 @@ def _with_head(request: Request, known: Counted) -> Request | None:
 
 def _without_training(request: Request, known: Counted) -> Request:
     plain = replace(Request(source=request.source), **SOURCES[request.source].defaults)
-    trained = ("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", *RECIPE_KEYS, *PARALLEL_KEYS)
+    trained = (
+        *("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", "new"),
+        *(*RECIPE_KEYS, *PARALLEL_KEYS),
+    )
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
     return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters)})
 
@@ -179,9 +196,19 @@ def _half_sequence(request: Request, known: Counted) -> Request | None:
 
 
 def _half_new(request: Request, known: Counted) -> Request | None:
-    if not MODES[request.mode].generates or request.new < 2:
+    generates = MODES[request.mode].generates or request.objective == GRPO
+    return replace(request, new=request.new // 2) if generates and request.new >= 2 else None
+
+
+def _without_reference(request: Request, known: Counted) -> Request | None:
+    """Return the question without the frozen model beside the one that trains."""
+    if reference_of(request.objective, request.train, request.reference) != MODEL:
         return None
-    return replace(request, new=request.new // 2)
+    return replace(request, reference=NONE if request.objective == GRPO else PRECOMPUTED)
+
+
+def _cost_of_reference(request: Request, known: Counted) -> str:
+    return "nothing holds the model near the one it was" if request.objective == GRPO else "a pass over the data beforehand"
 
 
 def _half_image(request: Request, known: Counted) -> Request | None:
@@ -268,6 +295,10 @@ LEVERS = (
         "from trl import SFTTrainer\nSFTTrainer(model, train_dataset=dataset).train()", _with_loss(TRL),
     ),
     row_of(
+        "reference", "reference", 2, "No frozen reference model", _cost_of_reference,
+        lever_code.without_reference, _training(_without_reference),
+    ),
+    row_of(
         "activations", "activations", 2, "Activations offloaded to the host", "copies in both directions; needs trl",
         "from trl.models.activation_offloading import get_act_offloading_ctx_manager\n"
         "offloaded = get_act_offloading_ctx_manager(model)\n"
@@ -338,7 +369,7 @@ LEVERS = (
     ),
     row_of(
         "new", "tokens", 5, lambda request: counted(request.new, "new token"), "half as many tokens",
-        lambda request: f"model.generate(..., max_new_tokens={request.new})", _half_new,
+        lever_code.new_tokens, _half_new,
     ),
     row_of(
         "logits", "mode", 5, "Logits of the last token alone", "no logits of the tokens before it",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.pipelines import MAX_FRAMES
+from sizer.catalogue.recipes import GRPO
 from sizer.decision.cells import CANNOT, Cells, one_cell, why
 from sizer.decision.pipeline_levers import FRAMES
 from sizer.distributed.context_parallel import BLOCK, PIECES
@@ -61,12 +62,17 @@ class Size:
         return replace(self, step=step, largest=self.largest // step)
 
 
+def _generates(request: Request) -> bool:
+    """Return True if a question's sequences are prompts."""
+    return MODES[request.mode].generates or request.objective == GRPO
+
+
 def _sequence_length(request: Request, known: Counted) -> int | None:
-    return None if MODES[request.mode].generates else known.sequence_length
+    return None if _generates(request) else known.sequence_length
 
 
 def _prompt_length(request: Request, known: Counted) -> int | None:
-    return known.sequence_length if MODES[request.mode].generates else None
+    return known.sequence_length if _generates(request) else None
 
 
 def _new_tokens(request: Request, known: Counted) -> int | None:
@@ -183,14 +189,16 @@ def _batch(request: Request, cells: Cells) -> Limit:
 
 def _traced_batches(request: Request, cells: Cells) -> Size:
     """The batch size of work of which each one is traced by itself, as far as that takes some seconds."""
-    smallest, (now,) = cells.counted(request).smallest, request.batches
+    step = request.group if request.objective == GRPO else 1
+    smallest, now = cells.counted(request).smallest // step, request.batches[0] // step
+    size = replace(BATCH, smallest=smallest, largest=MAX_BATCH // step, step=step)
     try:
-        few, more = (len(cells.tape(replace(request, batches=(batch,))).order) for batch in (smallest, smallest + 1))
+        few, more = (len(cells.tape(size.with_value(request, size.of(n))).order) for n in (smallest, smallest + 1))
     except CANNOT:  # a model that takes one sample at a time
-        return replace(BATCH, smallest=smallest)
+        return size
     largest = max(now, smallest + (MOST_EVENTS - few) // max(more - few, 1))
     bound = ", since each batch size is traced by itself"
-    return replace(BATCH, smallest=smallest, largest=min(largest, MAX_BATCH), bound=bound)
+    return replace(size, largest=min(largest, size.largest), bound=bound)
 
 
 def _solve(size: Size, request: Request, cells: Cells) -> Limit:

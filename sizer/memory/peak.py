@@ -193,6 +193,8 @@ STAY = ("parameter", FROZEN, "buffer", "optimizer state")  # from step to step; 
 
 _DURING = {
     "load": "while the model is moved to the device",
+    "rollout": "while completions are generated",
+    "reference": "while log-probabilities are computed without gradients",
     "forward": "in the forward pass",
     "backward": "in the backward pass",
     "optimizer": "in the optimizer's step",

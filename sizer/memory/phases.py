@@ -4,6 +4,8 @@ from __future__ import annotations
 
 PHASE_TITLES = {
     "load": "load",
+    "rollout": "rollout",
+    "reference": "log-probabilities",
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
@@ -14,6 +16,8 @@ PHASE_TITLES = {
 }
 PHASE_ENDS = {
     "load": "the model is on the device",
+    "rollout": "the completions are generated, the cache is freed",
+    "reference": "log-probabilities of the completions are computed without gradients",
     "forward": "the loss is computed, activations are kept",
     "backward": "gradients exist, activations are freed",
     "optimizer": "the optimizer has created its state",
@@ -24,6 +28,8 @@ PHASE_ENDS = {
 }
 _INSIDE = {
     "load": "loading",
+    "rollout": "generating completions",
+    "reference": "computing log-probabilities without gradients",
     "forward": "the forward pass",
     "backward": "the backward pass",
     "optimizer": "the optimizer step",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
+from sizer.catalogue.recipes import GRPO
 from sizer.memory.census import Census, ModuleRow
 from sizer.memory.codec import DecodeError, decode, encode, json_names
 from sizer.memory.column import Column
@@ -195,6 +196,8 @@ class Report:
         """Return False for a value of the query that changes nothing in this question."""
         if key.startswith("adapter"):
             return self.request.get("train") == "adapter"
+        if key == "new" and self.request.get("objective") == GRPO:
+            return True
         mode = MODES.get(str(self.request.get("mode")))
         return mode is None or key not in mode.unused
 

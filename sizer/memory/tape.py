@@ -25,7 +25,7 @@ CATEGORIES = (
     FROZEN,
     KV_CACHE,
 )
-PHASES = ("load", "forward", "backward", "optimizer", "step2", "evaluate", "prefill", "decode")
+PHASES = ("load", "forward", "backward", "optimizer", "step2", "evaluate", "prefill", "decode", "rollout", "reference")
 AFTER = "after"  # what a pipeline's call leaves
 # A pipeline's phases are the names of its parts, by diffusers, in the order of their use.
 PIPELINE_PHASES = (

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.catalogue.recipes import ADAPTER, DPO, KTO, LM, MODEL, ORPO, PRECOMPUTED, REWARD, WITH_REFERENCE
+from sizer.catalogue.recipes import ADAPTER, DPO, GRPO, KTO, LM, MODEL, NONE, ORPO, PRECOMPUTED, REWARD, WITH_REFERENCE
 from sizer.errors import BuildError, RequestError
 from sizer.recipes.losses import fused_head, is_causal
 
@@ -57,6 +57,11 @@ def policy_of(module: nn.Module) -> nn.Module:
     return module.policy if isinstance(module, WithReference) else module
 
 
+def reference_in(module: nn.Module) -> nn.Module | None:
+    """Return the frozen model beside a policy, None if there is none."""
+    return module.reference if isinstance(module, WithReference) else None
+
+
 def with_objective(blueprint: Blueprint, objective: str, reference: str | None) -> Blueprint:
     """Return a blueprint whose step is that of an objective.
 
@@ -76,38 +81,47 @@ def with_objective(blueprint: Blueprint, objective: str, reference: str | None) 
     limit = blueprint.limit or (lambda module: module)
 
     def limit_beside_reference(module: nn.Module) -> nn.Module:
-        without_dropout(module)
+        if objective != GRPO:  # disable_dropout is False in its config
+            without_dropout(module)
         beside = copy.deepcopy(module) if reference == MODEL else None
         limited = limit(module)
         return limited if beside is None else WithReference(limited, beside)
 
     def batch_of(batch: int, training: bool) -> Example:
-        sequences = batch if objective == KTO else 2 * batch
+        sequences = batch if objective in (KTO, GRPO) else 2 * batch
         ids = blueprint.example(sequences, training).kwargs["input_ids"]
-        return _BATCHES[objective](ids, precomputed=reference == PRECOMPUTED)
+        return prompts_of(ids) if objective == GRPO else _BATCHES[objective](ids, precomputed=reference == PRECOMPUTED)
 
     told = f"{_TITLES[objective]}{_TOLD[reference]}: {_SAMPLES[objective]}"
     return replace(
         blueprint,
         example=batch_of,
-        loss=_LOSSES[objective],
+        loss=_LOSSES.get(objective, blueprint.loss),  # GRPO's is its steps' (sizer.recipes.grpo)
         limit=limit_beside_reference,
         describe=lambda module: (*blueprint.describe(policy_of(module)), told),
     )
 
 
-_TITLES = {DPO: "DPO by TRL's loss", KTO: "KTO by TRL's loss", ORPO: "ORPO by TRL's loss", REWARD: "A reward model by TRL's loss"}
+_TITLES = {
+    DPO: "DPO by TRL's loss",
+    KTO: "KTO by TRL's loss",
+    ORPO: "ORPO by TRL's loss",
+    REWARD: "A reward model by TRL's loss",
+    GRPO: "GRPO by TRL's trainer",
+}
 _TOLD = {
     None: "",
     MODEL: ", beside a frozen reference model of the same weights",
     ADAPTER: "; the reference is the model without the adapter",
     PRECOMPUTED: "; the reference's log-probabilities were computed before the training",
+    NONE: ", without a reference (beta=0)",
 }
 _SAMPLES = {
     DPO: "a sample is a pair of sequences, whose first half is the prompt",
     KTO: "a sample is a sequence, whose first half is the prompt, and another of the batch's completions for the same prompt",
     ORPO: "a sample is a pair of sequences, whose first half is the prompt; there is no reference",
     REWARD: "a sample is a pair of sequences",
+    GRPO: "a sample is a completion of a prompt; rewards are a Python function's",
 }
 
 
@@ -142,6 +156,11 @@ def _masked(ids: Tensor, prefix: str = "") -> dict[str, Tensor]:
     completion = torch.zeros_like(ids)
     completion[:, ids.shape[1] // 2 :] = 1
     return {f"{prefix}input_ids": ids, f"{prefix}attention_mask": torch.ones_like(ids), f"{prefix}completion_mask": completion}
+
+
+def prompts_of(ids: Tensor) -> Example:
+    """Return the batch of GRPOTrainer: prompts [completions, tokens], which are lists on the host."""
+    return Example(kwargs={"prompts": ids.tolist()})
 
 
 def pairs_of(ids: Tensor, *, precomputed: bool) -> Example:
@@ -236,7 +255,7 @@ def _trainer(module: nn.Module, example: Example, objective: str, **own: Any) ->
     Within the context the models have the heads that the trainer's constructor gives them.
     """
     policy = policy_of(module)
-    reference = module.reference if isinstance(module, WithReference) else None
+    reference = reference_in(module)
     inputs = {**example.kwargs, **(example.targets or {})}
 
     def itself(value: Any) -> Any:

@@ -4,7 +4,7 @@
 
     tables, capability ← device, stream_order ← log, modules, storages, loading ← values ← allocations, workspaces ← meta
         ← cuda | cpu | mps ← rules ← recorder ← steps ← compiled ← libraries, rank, pipelined, stages
-        ← trace, watch, explain, batch_lines, depth ← tokens ← kv_cache, generation
+        ← trace, watch, explain, batch_lines, depth ← tokens ← kv_cache, generation ← rollouts
 
 Each room is imported by those to the right of it alone, for types too (`tests/tracing/test_rooms.py`). `values` knows what small
 tensors would hold, `meta` is what meta tensors do differently from every device, `cuda`, `cpu` and `mps` what one kind of device
@@ -30,6 +30,7 @@ does. In these three an operator's family has one module, whose tables `rules` j
 - which layers of a deep model are traced, and when all are: `depth.py`, `sizer/memory/unfold.py`;
 - which batch sizes are traced, and how the others follow from them: `batch_lines.py`;
 - how a generation is traced token by token: `tokens.py`; which of its steps are, and how the others follow: `generation.py`;
+- how completions of a training step are generated, and which of their tokens are traced: `rollouts.py`;
 - a package that launches Triton kernels by itself: `compiled/launches.py`, and in the steps of a query `libraries.py`;
 - what torch.compile does of code, and what it may ask of a device: `compiled/`;
 - a Python function that must be replaced while a trace runs: `trace.recording`, which enters all such contexts.

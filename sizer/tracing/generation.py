@@ -244,7 +244,7 @@ def _extended(run: Callable[..., TokenTrace], new: int, rhythm: Rhythm) -> Tape:
     tape, ends = traced.tape, [*traced.ends]
     begins = []
     for begin, end in others:
-        tape = _with_loop(tape, ends, begin - 1 - done, period)
+        tape = with_loop(tape, ends, begin - 1 - done, period)
         after = begin - lead - 1
         quantized = None if traced.requantized is None else after // every * every
         traced, done = run(end - after, after=after, quantized=quantized), end
@@ -256,7 +256,7 @@ def _extended(run: Callable[..., TokenTrace], new: int, rhythm: Rhythm) -> Tape:
         ends += more
     if every is not None and len(begins) >= WINDOWS_ALIKE:
         return _with_windows(tape, ends, begins[-WINDOWS_ALIKE:], new - done, rhythm)
-    return _with_loop(tape, ends, new - done, period)
+    return with_loop(tape, ends, new - done, period)
 
 
 def _with_full(rhythm: Rhythm, full: Sequence[int], new: int) -> Rhythm:
@@ -304,7 +304,7 @@ def _with_windows(tape: Tape, ends: Sequence[int], begins: Sequence[int], left: 
     Raises NotRepeatedError where they do not follow from each other, TraceError where they are too many to be written.
     """
     every, around = rhythm.every, rhythm.around
-    tape = _with_loop(tape, ends, min(left, every - around), rhythm.period)
+    tape = with_loop(tape, ends, min(left, every - around), rhythm.period)
     left -= every - around
     if left <= 0:
         return tape
@@ -336,7 +336,7 @@ def _plan(rhythm: Rhythm, new: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _with_loop(tape: Tape, ends: Sequence[int], steps: int, period: int) -> Tape:
+def with_loop(tape: Tape, ends: Sequence[int], steps: int, period: int) -> Tape:
     """The tape, whose steps end as `ends` says, with so many `steps` more: the last `period` of them, again and again.
 
     Raises NotRepeatedError where those are not like those before them.

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import AFTER, FULL, IN_BACKWARD, KEEP, LM, NONE, OFFLOAD
+from sizer.catalogue.recipes import AFTER, FULL, GROUP, GRPO, IN_BACKWARD, KEEP, LM, NONE, OFFLOAD, TRANSFORMERS
 from sizer.distributed.passes import rank_example, rank_pass
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import tell_whether_last
@@ -22,7 +22,11 @@ from sizer.recipes.evaluation import run_evaluation
 from sizer.recipes.in_backward import StepsInBackward
 from sizer.recipes.losses import loss_of
 from sizer.recipes.offloading import OffloadedActivations, hooks_removed
+from sizer.recipes.preferences import policy_of, reference_in
 from sizer.tracing.meta.optimizers import Optimizers, build_optimizers, build_optimizers_of
+
+if TYPE_CHECKING:
+    from sizer.recipes.grpo import GroupSteps
 
 # Of the gradient scaler: PyTorch's own 65536 overflows in the first steps, and the optimizer's step is then left out.
 INIT_SCALE = 1.0
@@ -43,8 +47,9 @@ class Work:
     tokens after the prompt, over a cache of transformers' implementation `cache`. With a `plan` it is that of one rank of several.
     `cudnn_benchmark` sets `torch.backends.cudnn.benchmark`. `compile_scope` is one of SCOPES (sizer.catalogue.compilation), None
     for eager code. `budget` is the compiler's activation memory budget, None for PyTorch's own.
-    `loss`, `objective`, `activations`, `optimizer_offload`, `step` and `evaluate` are values of these keys
-    (sizer.catalogue.recipes). With `autocasts` a step with weights in 16 bits runs under autocast, as accelerate's mixed precision.
+    `loss`, `objective`, `reference`, `group`, `rollout`, `activations`, `optimizer_offload`, `step` and `evaluate` are values of
+    these keys (sizer.catalogue.recipes), `new` also of a completion. With `autocasts` a step
+    with weights in 16 bits runs under autocast, as accelerate's mixed precision.
     """
 
     mode: str
@@ -63,6 +68,9 @@ class Work:
     budget: float | None = None
     loss: str = FULL
     objective: str = LM
+    reference: str | None = None
+    group: int = GROUP
+    rollout: str = TRANSFORMERS
     activations: str = KEEP
     optimizer_offload: bool = False
     step: str = AFTER
@@ -79,6 +87,25 @@ class Work:
         """The loss whose library is called; TRL's also for other objectives and for what is offloaded."""
         calls = self.objective != LM or self.activations != KEEP or self.optimizer_offload
         return "trl" if calls else self.loss
+
+    def phase_after(self, phase: str) -> str:
+        """Return the phase that begins when one has ended; the last one goes on."""
+        if self.objective == GRPO:
+            begins = [name for name, is_there in (("rollout", self.rolls_out), ("reference", self.scores)) if is_there]
+            order = ("load", *begins, "forward")
+            if phase in order[:-1]:
+                return order[order.index(phase) + 1]
+        return MODES[self.mode].phase_after(phase)
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether each step generates completions by transformers."""
+        return self.objective == GRPO and self.rollout == TRANSFORMERS
+
+    @property
+    def scores(self) -> bool:
+        """Whether completions get log-probabilities without gradients: a reference's, or the policy's beside a server's."""
+        return self.objective == GRPO and (self.reference != NONE or not self.rolls_out)
 
     @property
     def trains(self) -> bool:
@@ -162,7 +189,8 @@ class Steps:
     called with what the model returns in a forward pass of training, `on_backward` before the loss is dropped; a schedule calls
     neither.
 
-    `on_gradient` is called with each gradient if the optimizer steps in the backward pass.
+    `on_gradient` is called with each gradient if the optimizer steps in the backward pass, `on_token` with each token of
+    completions that the model generates (sizer.architecture.generation).
 
     `loss` and `output` are what the last forward pass left, None once they were dropped; `example` the inputs on the device,
     `optimizers` what steps. `passes` is how many of the passes that a step accumulates are done, all where it is not given. PyTorch
@@ -206,11 +234,13 @@ class Steps:
         shards = work.plan is not None and work.plan.shards
         self._cast = nullcontext if shards else autocast(kind or device.type, work.computed_in)
         self.example = place(rank_example(example, work.plan), weight_dtype(work.dtype), move or mover(device))
+        self._groups = self._group_steps() if work.objective == GRPO else None
         self._pass = rank_pass(work.plan, self.example, kind or device.type)
         self.told: Callable[[int, str, bool], None] = lambda number, phase, ends: None
         self.on_output: Callable[[object], None] = lambda output: None
         self.on_backward: Callable[[], None] = lambda: None
         self.on_gradient: Callable[[Tensor], None] = lambda gradient: None
+        self.on_token: Callable[[int, object], bool] = lambda number, cache: number < work.new
         self.loss: Tensor | None = None
         self.output: object = None
         self._sum: Tensor | None = None  # of the losses of the passes so far, if they are summed
@@ -236,6 +266,10 @@ class Steps:
 
     def run_passes(self, number: int) -> Iterator[tuple[int, str, bool]]:
         """The forward and backward passes of a step; yields as `run_all` does."""
+        if self._groups is not None:
+            self.example = self._groups.prepare(lambda: self.told(number, "rollout", True))
+            if self._work.scores:
+                yield number, "reference", True
         for done in range(1, self.passes + 1):
             tell_whether_last(self.module, done == self.passes, sync=self._work.accumulates != NO_SYNC)
             with self._pass(), self._offloaded() if self._offloaded else nullcontext():
@@ -306,6 +340,27 @@ class Steps:
         self._in_backward = StepsInBackward(self.module, lambda parameters: make(parameters).optimizers)
         self._in_backward.on_gradient = lambda gradient: self.on_gradient(gradient)
         return Optimizers(self._in_backward.optimizers)
+
+    def _group_steps(self) -> GroupSteps:
+        """Return what makes completions and computes their loss, which is the step's; Accelerate casts within the models."""
+        from sizer.recipes.grpo import GroupSteps  # imports transformers' generation
+
+        work, cast = self._work, self._cast
+        self._cast = nullcontext
+        groups = GroupSteps(
+            policy_of(self.module),
+            reference_in(self.module),
+            self.example,
+            work.group,
+            work.new,
+            by=work.rollout,
+            compares=work.reference != NONE,
+            cast=None if cast is nullcontext else cast,
+            on_token=lambda number, cache: self.on_token(number, cache),
+        )
+        self._hooks.callback(groups.close)
+        self._loss_of = groups.loss
+        return groups
 
     def _refuse_scaler(self, why: str, asked: str) -> None:
         """Raise TraceError in a dtype whose gradients are scaled."""

@@ -8,6 +8,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -111,11 +112,13 @@ def trace(
     forward_alone: bool = False,
     block_notes: BlockNotes | None = None,
     loading: Loading | None = None,
+    on_token: Callable[[Recorder, int, object], bool] | None = None,
 ) -> Tape:
     """The tape (bytes as requested) of two steps of `work` at one batch size, by the rules of `device`.
 
     With `short` it ends where the first step no longer depends on the batch size, for `fit_affine`, with `forward_alone` after the
-    first forward pass. What the tape does not hold of its blocks goes to `block_notes`, which change nothing of it.
+    first forward pass. What the tape does not hold of its blocks goes to `block_notes`, which change nothing of it. `on_token` is
+    called as `Steps.on_token` is, with the recorder.
 
     `module` is what `build` returned; it is cast to the work's dtype and left there, without what its steps left in it. One that is
     quantised is what `build_loaded` returned, with its `loading`.
@@ -148,6 +151,8 @@ def trace(
                         move=recorder.place,
                         passes=min(work.accumulate, PASSES),
                     )
+                    if on_token is not None:
+                        steps.on_token = partial(on_token, recorder)
                     trains = short and work.trains and not forward_alone
                     last = "backward" if trains else "forward" if short or forward_alone else None
                     try:

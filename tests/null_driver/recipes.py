@@ -52,6 +52,12 @@ PREFERENCES = {
     "reward": "dtype=bfloat16&objective=reward&classes=1&head={head}ForSequenceClassification",
     "reward-lora": "dtype=bfloat16&objective=reward&train=adapter&classes=1&head={head}ForSequenceClassification",
 }
+GROUPS = {
+    "grpo": "dtype=bfloat16&objective=grpo&group=2&new=24",
+    "grpo-lora-checkpointing": "dtype=bfloat16&objective=grpo&group=2&new=24&train=adapter&checkpointing=1",
+    "grpo-colocated": "dtype=bfloat16&objective=grpo&group=2&new=24&reference=none&rollout=colocated:0.3",
+    "amp-grpo": "dtype=amp-bfloat16&objective=grpo&group=2&new=24",
+}
 OFFLOADED = {
     "offload": "dtype=bfloat16&activations=offload",
     "offload-trl": "dtype=bfloat16&activations=offload&loss=trl",
@@ -65,9 +71,9 @@ OF_TORCHAO = {
     "torchao-optimizer-lora-checkpointing": "dtype=bfloat16&optimizer_offload=1&train=adapter&checkpointing=1",
     "torchao-optimizer-amp-chunked": "dtype=amp-bfloat16&optimizer_offload=1&loss=chunked:8",
 }
-KEYS |= PREFERENCES | OFFLOADED | OF_TORCHAO
+KEYS |= PREFERENCES | GROUPS | OFFLOADED | OF_TORCHAO
 # by the name of a query
-PACKAGES = dict.fromkeys(PREFERENCES | OFFLOADED, "trl") | dict.fromkeys(OF_TORCHAO, "torchao")
+PACKAGES = dict.fromkeys(PREFERENCES | GROUPS | OFFLOADED, "trl") | dict.fromkeys(OF_TORCHAO, "torchao")
 PACKAGES |= {"liger": "liger-kernel", "trl": "trl", "cce": "cut-cross-entropy"}
 # Triton's kernels launch nothing, so cut cross-entropy's two functions of single numbers are not compiled, as in the trace
 UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
@@ -78,6 +84,12 @@ QUERIES = {
     for gpu, model in MODELS.items()
     for name, keys in KEYS.items()
 }
+ROLLOUTS = {"rtx-4090": "arch=hf:gpt2&batch=64&seq=8", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=64&seq=8"}
+QUERIES |= {  # completions without a reference, whose rollout takes more than the steps behind it do at first
+    f"{gpu}/grpo-rollout": f"{model}&dtype=bfloat16&objective=grpo&reference=none&new=24&gpu={gpu}"
+    for gpu, model in ROLLOUTS.items()
+}
+PACKAGES["grpo-rollout"] = "trl"
 LLAVA = f"arch=config:{encode_config(json.dumps(TINY['llava']))}&batch=2&seq=32&gpu=h100-80gb"
 QUERIES |= {
     "h100-80gb/without-tower": f"{LLAVA}&dtype=bfloat16&train=without-tower",

@@ -52,6 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tokens": (*_BELOW, "loading", "recorder", "depth", "steps", "rank", "trace"),
     "kv_cache": (*_BELOW, "loading", "depth", "steps", "tokens"),
     "generation": (*_BELOW, "loading", "depth", "steps", "tokens"),
+    "rollouts": ("recorder", "generation"),
 }
 
 

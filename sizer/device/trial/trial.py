@@ -45,6 +45,8 @@ Progress = Callable[[str], None]
 
 _DOING = {
     "load": "loading the module",
+    "rollout": "generating completions",
+    "reference": "log-probabilities without gradients",
     "forward": "first forward pass",
     "backward": "first backward pass",
     "optimizer": "first optimizer step",
@@ -172,7 +174,7 @@ class _Trial:
 
     def _mark(self, phase: str, live: LiveTensors) -> None:
         self.reader.mark(phase, live)
-        self.phase = MODES[self.work.mode].phase_after(phase)
+        self.phase = self.work.phase_after(phase)
         if phase != self.phase:
             self.progress(_DOING[self.phase])
 

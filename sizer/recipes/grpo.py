@@ -1,0 +1,225 @@
+"""Group-relative policy optimization by TRL's own trainer (trl/trainer/grpo_trainer.py, 1.16): completions, advantages, the loss.
+
+`_prepare_inputs`, `_generate_and_score_completions` and `_compute_loss` of GRPOTrainer run, without its constructor.
+Re-implemented are the branch of `_generate_single_turn` that calls transformers, rewards, which are those of a Python function,
+log-probabilities of a server, and what the constructor and Accelerate do to the forward functions of models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from sizer.architecture.adapters import base_of
+from sizer.architecture.blueprint import Example
+from sizer.architecture.generation import OnToken, generate
+from sizer.catalogue.recipes import TRANSFORMERS
+from sizer.recipes.losses import fused_head
+
+BETA = 0.04  # of a reference; any other than 0 takes the same
+PADDING, END, WORD = 0, 1, 2  # tokens of completions, none of which ends early
+
+
+class GroupSteps:
+    """Steps of GRPO: each makes completions, scores them, and computes the loss of their tokens.
+
+    Args:
+        policy: The model that trains, on its device.
+        reference: The frozen model beside it, None if there is none.
+        example: What `sizer.recipes.preferences.prompts_of` returned.
+        group: The number of completions for each prompt.
+        new: The number of tokens of a completion.
+        by: A value of the key `rollout`: transformers' generate, or a server that has a part of the device for itself.
+        compares: Whether the loss compares with a reference; TRL's beta is 0 if not.
+        cast: A function that returns the autocast context within which Accelerate calls the models; None if there is none.
+        on_token: Told of each token of a rollout, as `sizer.architecture.generation.generate` tells it.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        reference: nn.Module | None,
+        example: Example,
+        group: int,
+        new: int,
+        *,
+        by: str,
+        compares: bool,
+        cast: Callable[[], AbstractContextManager] | None,
+        on_token: OnToken,
+    ) -> None:
+        self._hooks = ExitStack()
+        self._hooks.enter_context(fused_head(base_of(policy), ("log_probs", "entropy")))
+        if reference is not None:
+            self._hooks.enter_context(fused_head(reference, ("log_probs",)))
+        for model in (policy, reference):
+            if model is not None and cast is not None:
+                self._hooks.enter_context(_prepared(model, cast))
+        self._prompts, self._new, self._on_token = example.kwargs["prompts"], new, on_token
+        self._generates = by == TRANSFORMERS
+        self._ended: Callable[[], None] = lambda: None
+        own = {
+            "model": policy,
+            "ref_model": reference,
+            "num_generations": group,
+            "num_generations_eval": group,
+            "max_completion_length": new,
+            "use_vllm": not self._generates,
+            "beta": BETA if compares else 0.0,
+            "rollout_func": self._complete,
+        }
+        self._trainer = _make_trainer(next(policy.parameters()).device, policy.config.get_text_config(), own)
+
+    def prepare(self, ended: Callable[[], None]) -> Example:
+        """Return the inputs of the loss: completions, log-probabilities without gradients and advantages.
+
+        Args:
+            ended: Called when the completions exist, if transformers generates them.
+        """
+        self._ended = ended
+        with mock.patch("trl.trainer.grpo_trainer.gather_object", lambda objects: objects):  # of one process
+            return Example(kwargs=self._trainer._prepare_inputs([{"prompt": ""} for _ in self._prompts]))
+
+    def loss(self, module: nn.Module, example: Example) -> Tensor:
+        """Compute the loss of completions with what the trainer's metrics compute beside it."""
+        return self._trainer._compute_loss(self._trainer.model, example.kwargs)
+
+    def close(self) -> None:
+        """Give the models their forward functions back."""
+        self._hooks.close()
+
+    def _complete(self, texts: list[str], trainer: Any) -> dict[str, Any]:
+        """Return prompts and completions as lists of tokens, with the log-probabilities that a server tells."""
+        told = None if self._generates else [[0.0] * self._new for _ in texts]
+        if self._generates:
+            self._generate(trainer)
+            self._ended()
+        return {"prompt_ids": self._prompts, "completion_ids": [[WORD] * self._new for _ in texts], "logprobs": told}
+
+    def _generate(self, trainer: Any) -> None:
+        """Generate completions as the last branch of `_generate_single_turn` does, and find their ends."""
+        from trl.models.utils import disable_gradient_checkpointing
+        from trl.trainer.utils import pad
+
+        device, new = trainer.accelerator.device, self._new
+        tensors = [torch.tensor(ids) for ids in self._prompts]
+        padded = pad(tensors, padding_value=PADDING, padding_side="left")
+        mask = pad([torch.ones_like(one) for one in tensors], padding_value=0, padding_side="left")
+        inputs = {"input_ids": padded.to(device), "attention_mask": mask.to(device)}
+        model = base_of(trainer.model)
+        with disable_gradient_checkpointing(model, trainer.args.gradient_checkpointing_kwargs), torch.no_grad():
+            options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": [END]}
+            tokens = generate(
+                model, Example(kwargs=inputs), new=new, cache="dynamic", on_token=self._on_token, options=options
+            )
+        completions = tokens[:, inputs["input_ids"].size(1) :]
+        if completions.size(1) < new:  # a trace that leaves out steps that follow from others
+            completions = completions[:, -1:].expand(-1, new)
+        is_eos = torch.isin(completions, torch.tensor([END], device=device))
+        ends = torch.full((is_eos.size(0),), is_eos.size(1), dtype=torch.long, device=device)
+        ends[is_eos.any(dim=1)] = is_eos.int().argmax(dim=1)[is_eos.any(dim=1)]
+        indices = torch.arange(is_eos.size(1), device=device).expand(is_eos.size(0), -1)
+        kept = (indices <= ends.unsqueeze(1)).int()
+        completions.cpu(), kept.bool().cpu()  # which are made lists there
+
+
+def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any:
+    """Return a GRPOTrainer of one process that has what its steps read, with the defaults of GRPOConfig.
+
+    Args:
+        device: Where the policy is.
+        config: The policy's config of text.
+        own: Attributes that are no defaults, by name.
+    """
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    class Trainer(GRPOTrainer):
+        """GRPOTrainer without its constructor."""
+
+        def __init__(self, **own: Any) -> None:
+            vars(self).update(own)
+
+        def _calculate_rewards(self, inputs: list, *others: Any) -> Tensor:
+            return torch.zeros(len(inputs), 1, device=self.accelerator.device)
+
+    defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    args = defaults | own | {
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "steps_per_generation": 1,
+        "gradient_accumulation_steps": 1,
+        "per_device_train_batch_size": None,  # log-probabilities of all completions at once
+        "pad_to_multiple_of": None,  # what "auto" is on CUDA
+        "report_to": [],
+    }  # fmt: skip
+    balance = getattr(config, "router_aux_loss_coef", 0.0)
+
+    def itself(value: Any, **others: Any) -> Any:
+        return value
+
+    accelerator = SimpleNamespace(
+        device=device,
+        gather=itself,
+        gather_for_metrics=itself,
+        reduce=itself,
+        unwrap_model=itself,
+        autocast=nullcontext,  # the models' forward functions have it
+        num_processes=1,
+        process_index=0,
+        is_main_process=True,
+        sync_gradients=True,
+    )
+    return Trainer(
+        **args
+        | {
+            "args": SimpleNamespace(**args),
+            "accelerator": accelerator,
+            "state": SimpleNamespace(num_input_tokens_seen=0, global_step=0),
+            "processing_class": SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids)),
+            "_tokenizer": SimpleNamespace(pad_token_id=PADDING),
+            "eos_token_ids": [END],
+            "epsilon_low": args["epsilon"],
+            "epsilon_high": args["epsilon_high"] or args["epsilon"],
+            "reward_weights": torch.ones(1, device="cpu"),
+            "reward_func_names": ["reward"],
+            "router_aux_loss_coef": balance,
+            "aux_loss_enabled": hasattr(config, "output_router_logits") and balance != 0.0,
+            "current_gradient_accumulation_steps": 1,
+            "environment_factories": None,
+            "environments": None,
+            "tools": None,
+            "_is_vlm": False,
+            "_entropy_bonus_enabled": False,
+            "_last_loaded_step": 0,
+            "_step": 0,
+            "_buffered_inputs": None,
+            "_metrics": {"train": defaultdict(list), "eval": defaultdict(list)},
+            "_logs": {**{name: [] for name in ("prompt", "completion", "advantages")}, "rewards": defaultdict(list)},
+            "_pending_extra_logs": {},
+            "_pending_metrics": {},
+        }
+    )
+
+
+@contextmanager
+def _prepared(model: nn.Module, cast: Callable[[], AbstractContextManager]) -> Iterator[None]:
+    """Within the context a model computes as Accelerate prepares it: under autocast, with float32 outputs (prepare_model, 1.14)."""
+    from accelerate.utils.operations import convert_outputs_to_fp32
+
+    forward = model.forward
+
+    def under_autocast(*args: Any, **kwargs: Any) -> Any:
+        with cast():
+            return forward(*args, **kwargs)
+
+    under_autocast.__wrapped__ = forward  # generate reads its signature
+    with mock.patch.object(model, "forward", convert_outputs_to_fp32(under_autocast)):
+        yield
