@@ -26,6 +26,8 @@ from sizer.catalogue.recipes import (
     OFFLOAD,
     PRECOMPUTED,
     RECIPE_KEYS,
+    cached_texts,
+    is_contrastive,
     is_library,
 )
 from sizer.catalogue.schedules import SCHEDULES
@@ -165,22 +167,29 @@ def _refused_on_the_host(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
 
 
 def _refused_in_preferences(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
-    """Refuse what TRL's loss of pairs does not take, and a reference that the question does not have."""
+    """Refuse what TRL's losses, or sentence-transformers', do not take, and a reference that the question does not have."""
     asked = f"objective={request.objective}"
     if gpu.backend != "cuda":
         yield Refusal(
             key="objective",
             given=f"{request.objective!r} with gpu={request.gpu}",
-            allowed="lm; others with a CUDA device, for which TRL's kernels are written",
+            allowed="lm; others with a CUDA device, with which they were compared",
             todo="choose a CUDA device",
         )
     for key in ("loss", "evaluate"):
         if not KEYS[key].is_default(request):
             todo = f"remove it, or remove {asked}"
             given = f"{KEYS[key].write(request)!r} with {asked}"
-            yield Refusal(key=key, given=given, allowed=f"its default with {asked}, whose loss is TRL's own", todo=todo)
+            yield Refusal(key=key, given=given, allowed=f"its default with {asked}, whose loss is the library's own", todo=todo)
     if request.objective == GRPO:
         yield from _refused_in_groups(request)
+    if is_contrastive(request.objective):
+        cached = cached_texts(request.objective) is not None
+        for key in ("activations", *(("step", "optimizer_offload") if cached else ())):
+            if not KEYS[key].is_default(request):
+                given, todo = f"{KEYS[key].write(request)!r} with {asked}", "remove it"
+                why = "its backward pass has passes of its own" if cached else "sentence-transformers does not offload them"
+                yield Refusal(key=key, given=given, allowed=f"its default with {asked}: {why}", todo=todo)
     adapts = request.train == "adapter"
     if adapts and ADAPTERS[request.adapter].learns_prompt:
         given, todo = f"{request.objective!r} with adapter={request.adapter}", "ask for adapter=lora"

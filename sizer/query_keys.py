@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from sizer.catalogue.adapters import ADAPTERS, ALL_LINEAR, ATTENTION, TRAINS
 from sizer.catalogue.compilation import SCOPES
@@ -29,6 +29,7 @@ from sizer.catalogue.pipelines import (
 from sizer.catalogue.recipes import (
     ACTIVATIONS,
     AFTER,
+    CHECKPOINT_OFFLOAD,
     FULL,
     GROUP,
     GRPO,
@@ -122,6 +123,7 @@ from sizer.query_values import (
     format_list,
     format_switch,
     listed,
+    read_activations,
     read_batches,
     read_budget,
     read_cache,
@@ -133,6 +135,7 @@ from sizer.query_values import (
     read_inputs,
     read_loss,
     read_new,
+    read_objective,
     read_rank,
     read_reshard,
     read_rollout,
@@ -372,6 +375,7 @@ KEYS: dict[str, Key] = {
         allowed=f"tokens that are generated after the prompt of `seq`, 1 to {MAX_NEW}, with mode=generate or objective=grpo",
         otherwise=f"512; {NEW} with objective=grpo",
         needs=completions,
+        label="Tokens of a completion",
     ),
     "cache": _field(
         "cache",
@@ -551,10 +555,11 @@ KEYS: dict[str, Key] = {
     ),
     "objective": _recipe(
         "objective",
-        choice(OBJECTIVES),
+        read_objective,
         LM,
-        allowed=f"{', '.join(OBJECTIVES)}: what is trained for, by TRL's losses: pairs of completions (dpo, orpo), "
-        "single ones (kto), rewards of pairs (reward), groups of completions that the model makes (grpo)",
+        allowed=f"{', '.join(OBJECTIVES)}, contrastive:<texts>: what is trained for, by TRL's losses: pairs of completions (dpo, "
+        "orpo), single ones (kto), rewards of pairs (reward), groups of completions that the model makes (grpo); by "
+        "sentence-transformers' loss: embeddings of pairs of texts, also with gradient caching in mini-batches",
         label="Objective",
         needs=of_language_models,
     ),
@@ -585,13 +590,16 @@ KEYS: dict[str, Key] = {
         label="Rollout",
         needs=of_groups,
     ),
-    "activations": _recipe(
-        "activations",
-        choice(ACTIVATIONS),
-        KEEP,
-        allowed=f"{', '.join(ACTIVATIONS)}: where activations wait for the backward pass: on the device, or on the host "
-        "by TRL's hooks",
-        label="Activations",
+    "activations": replace(
+        _recipe(
+            "activations",
+            choice(ACTIVATIONS),
+            KEEP,
+            allowed=f"{', '.join(ACTIVATIONS)}, {CHECKPOINT_OFFLOAD}: where activations wait for the backward pass: on the device, "
+            f"or on the host by TRL's hooks; {CHECKPOINT_OFFLOAD} is checkpointing=1&activations=offload",
+            label="Activations",
+        ),
+        read=read_activations,
     ),
     "optimizer_offload": _recipe(
         "optimizer_offload",

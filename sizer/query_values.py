@@ -8,16 +8,22 @@ from collections.abc import Callable, Iterable, Mapping
 from sizer.catalogue.adapters import ALL_LINEAR, ATTENTION
 from sizer.catalogue.modes import ALL, INPUTS, OFFLOADED, QUANTIZED
 from sizer.catalogue.recipes import (
+    ACTIVATIONS,
+    CHECKPOINT_OFFLOAD,
     CHUNKED,
     COLOCATED,
+    CONTRASTIVE,
     LOGITS,
     LOSS,
     LOSSES,
+    MAX_CACHED,
     MAX_CHUNKS,
     MAX_EVALUATED,
     MAX_GROUP,
     MIN_GROUP,
     NONE,
+    OBJECTIVES,
+    OFFLOAD,
     TRANSFORMERS,
 )
 from sizer.errors import RefusedValueError, letters, quote, suggest
@@ -240,6 +246,26 @@ def read_evaluate(text: str) -> str:
 def read_group(text: str) -> int:
     """Return a number of completions for each prompt."""
     return _read_integer(text, MIN_GROUP, MAX_GROUP, "group=8")
+
+
+def read_objective(text: str) -> str:
+    """Return an objective of the table, or one whose mini-batches have N texts as `contrastive:N`."""
+    kind, colon, number = text.partition(":")
+    if kind == CONTRASTIVE and colon:
+        if not re.fullmatch(r"[1-9][0-9]{0,4}", number) or int(number) > MAX_CACHED:
+            raise RefusedValueError(f"contrastive:1 to contrastive:{MAX_CACHED}", "write for example objective=contrastive:32")
+        return text
+    return choice(OBJECTIVES)(text)
+
+
+def read_activations(text: str) -> dict[str, object]:
+    """Return the fields of a request that say where activations wait; checkpoint-offload stands for two keys."""
+    if letters(text) == letters(CHECKPOINT_OFFLOAD):
+        return {"checkpointing": True, "activations": OFFLOAD}
+    try:
+        return {"activations": choice(ACTIVATIONS)(text)}
+    except RefusedValueError as refused:
+        raise RefusedValueError(f"{refused.allowed}, {CHECKPOINT_OFFLOAD}", refused.todo) from None
 
 
 def read_rollout(text: str) -> str:

@@ -208,11 +208,18 @@ def parse_query(text: str) -> Request:
         )
     pairs, refusals = _split(text)
     values: dict[str, object] = {}
+    given_by: dict[str, str] = {}  # by field, the key that says its value
     for key, value in pairs.items():
         try:
-            values.update(KEYS[key].read(value))
+            found = KEYS[key].read(value)
         except RefusedValueError as refused:
             refusals.append(refused.at(key, value))
+            continue
+        if other := next((given_by[name] for name in found if values.get(name, found[name]) != found[name]), None):
+            given, todo = f"{quote(value)} with {other}={pairs[other]}", f"remove {other}, or {key}"
+            refusals.append(Refusal(key=key, given=given, allowed=f"values that agree with {other}", todo=todo))
+        values |= found
+        given_by |= dict.fromkeys(found, key)
     if "arch" not in pairs and all(refusal.key != "arch" for refusal in refusals):
         refusals.append(Refusal(key="arch", given="nothing", allowed=ARCH_ALLOWED, todo=EXAMPLE))
     if values.get("parallel", "none") == "none" and values.get("mode") != "serve":

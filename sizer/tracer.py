@@ -16,7 +16,7 @@ from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import as_loaded
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import FULL, NONE, WITH_REFERENCE, chunks_of, is_library
+from sizer.catalogue.recipes import FULL, NONE, WITH_REFERENCE, chunks_of, is_contrastive, is_library
 from sizer.catalogue.sources import SOURCES, import_function
 from sizer.errors import Refusal, RequestError, TraceError, quote
 from sizer.kept import Kept, KeptTapes, NothingKept, ScopedResults, keep, keep_tape, read_kept, read_tape
@@ -334,6 +334,8 @@ class Tracer:
                 raise NotAffineError("a schedule has other steps with more microbatches")
             if self.request.objective in WITH_REFERENCE:
                 raise NotAffineError("the loss has more chunks with more tokens")
+            if is_contrastive(self.request.objective):
+                raise NotAffineError("each text is compared with all others of the batch")
             if self.request.loss != FULL and chunks_of(self.request.loss) is None:
                 raise NotAffineError("the loss has more chunks with more tokens")
             if before.note.startswith(BY_ITSELF):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sizer.architecture import make_blueprint
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.loaded import Loaded
 from sizer.catalogue.parallel import PARALLELS
-from sizer.catalogue.recipes import LM, reference_of
+from sizer.catalogue.recipes import AUTO, LM, is_contrastive, reference_of
 from sizer.distributed.plan import Plan
 from sizer.recipes.preferences import with_objective
 from sizer.request import Request, scope_of
@@ -19,6 +21,8 @@ def blueprint_of(request: Request, config: dict | None, loaded: Loaded) -> Bluep
     Raises:
         RequestError, ConfigError, BuildError: As `sizer.architecture.make_blueprint`; a package of the objective is not installed.
     """
+    if is_contrastive(request.objective) and loaded.request.head is None:
+        loaded = replace(loaded, request=replace(loaded.request, head=AUTO))  # as sentence-transformers loads it
     blueprint = make_blueprint(request, config, loaded)
     return with_objective(blueprint, request.objective, reference_of(request.objective, request.train, request.reference))
 

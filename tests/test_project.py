@@ -42,7 +42,7 @@ IMPORTED_AS = {"PIL": "pillow", "yaml": "pyyaml"}  # packages whose modules have
 NEEDED_BY_TRANSFORMERS = {"scipy"}  # its detection losses ask for it by name when they run
 
 # the errors and docs say how to install these
-OF_AN_EXTRA = {"accelerate", "cut_cross_entropy", "diffusers", "liger_kernel", "torchao", "triton", "trl"}
+OF_AN_EXTRA = {"accelerate", "cut_cross_entropy", "diffusers", "liger_kernel", "sentence_transformers", "torchao", "triton", "trl"}
 OF_THE_PLUGIN = {"pytest"}  # sizer.running's plugin is loaded by pytest alone
 NEEDED_BY_STREAMLIT = {"python-multipart"}  # reads uploads; its floor is ours, because it is above what Streamlit asks
 

@@ -13,6 +13,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from sizer.catalogue.recipes import AUTO
 from sizer.errors import BuildError, RequestError, quote, suggest
 
 # The tasks in the order in which they are taken for a type's usual one; each is a MODEL_FOR_<task>_MAPPING_NAMES of
@@ -130,6 +131,8 @@ def choose_head(config: PreTrainedConfig, head: str | None) -> tuple[type[PreTra
 def _requested(config: PreTrainedConfig, heads: dict[str, type[PreTrainedModel]], head: str) -> type[PreTrainedModel]:
     if head in heads:
         return heads[head]
+    if head == AUTO and (found := next((name for name in _names_in(BASE_MAPPINGS[:1], config.model_type) if name in heads), None)):
+        return heads[found]
     names = sorted({*heads, *(name for part in parts_of(config) for name in fitting_heads(part))})
     raise RequestError(
         f"head does not fit a {config.model_type} config",

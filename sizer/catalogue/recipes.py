@@ -10,14 +10,17 @@ RECIPE_KEYS = (
 FULL, TORCH, CHUNKED, TRL = "full", "torch", "chunked", "trl"
 AFTER, IN_BACKWARD = STEPS = ("after", "in_backward")
 KEEP, OFFLOAD = ACTIVATIONS = ("keep", "offload")
-LM, DPO, KTO, ORPO, REWARD, GRPO = OBJECTIVES = ("lm", "dpo", "kto", "orpo", "reward", "grpo")
+CHECKPOINT_OFFLOAD = "checkpoint-offload"  # another spelling of OFFLOAD with checkpointing=1
+LM, DPO, KTO, ORPO, REWARD, GRPO, CONTRASTIVE = OBJECTIVES = ("lm", "dpo", "kto", "orpo", "reward", "grpo", "contrastive")
 WITH_REFERENCE = (DPO, KTO, GRPO)
 NONE, LOSS, LOGITS = "none", "loss", "logits"
 MODEL, ADAPTER, PRECOMPUTED, _ = REFERENCES = ("model", "adapter", "precomputed", NONE)
+AUTO = "AutoModel()"  # for the class without a head, which embeddings are of; the key `head` takes no such text
 TRANSFORMERS, COLOCATED = "transformers", "colocated"  # what makes completions
 GROUP, NEW = 8, 256  # completions for each prompt, tokens of each: TRL's own are 8 and 512
 MIN_GROUP, MAX_GROUP = 2, 1024
-MAX_CHUNKS, MAX_EVALUATED = 4096, 65_536
+CACHED = 32  # texts of a mini-batch of sentence-transformers' cached loss
+MAX_CHUNKS, MAX_EVALUATED, MAX_CACHED = 4096, 65_536, 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,16 @@ def evaluated_batches(evaluate: str) -> int:
     """Return how many batches an evaluation has: those of `logits:N`, 1 for `loss`, 0 for `none`."""
     kind, _, batches = evaluate.partition(":")
     return int(batches) if kind == LOGITS else int(kind == LOSS)
+
+
+def is_contrastive(objective: str) -> bool:
+    """Return True if an objective compares texts by their embeddings."""
+    return objective.partition(":")[0] == CONTRASTIVE
+
+
+def cached_texts(objective: str) -> int | None:
+    """Return the texts of a mini-batch of `contrastive:N`, whose gradients are cached; None for any other objective."""
+    return int(objective.partition(":")[2]) if objective.startswith(f"{CONTRASTIVE}:") else None
 
 
 def server_share(rollout: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.catalogue.optimizers import OPTIMIZERS
-from sizer.catalogue.recipes import GRPO, TORCH, chunks_of
+from sizer.catalogue.recipes import GRPO, TORCH, cached_texts, chunks_of
 from sizer.catalogue.weights import WEIGHTS
 from sizer.request import Request
 from sizer.versions import allocator_variable, installed_version, parse_version
@@ -32,6 +32,15 @@ def accumulate(request: Request) -> str:
         f"for part, target in zip(inputs.split({batch}), targets.split({batch})):\n"
         "    (loss_fn(model(part), target) * len(part) / len(inputs)).backward()\n"
         "optimizer.step(); optimizer.zero_grad()"
+    )
+
+
+def cached_gradients(request: Request) -> str:
+    """Return sentence-transformers' loss with gradient caching."""
+    texts = cached_texts(request.objective)
+    return (
+        "from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss\n"
+        f"loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size={texts})"
     )
 
 

@@ -13,6 +13,7 @@ from sizer.catalogue.modes import FREED, KEPT, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
 from sizer.catalogue.parallel import PARALLEL_KEYS
 from sizer.catalogue.recipes import (
+    CACHED,
     CHUNKED,
     FULL,
     GRPO,
@@ -25,6 +26,8 @@ from sizer.catalogue.recipes import (
     RECIPE_KEYS,
     TORCH,
     TRL,
+    cached_texts,
+    is_contrastive,
     reference_of,
 )
 from sizer.catalogue.sources import SOURCES
@@ -57,7 +60,17 @@ class Lever:
 
 def _with_batch(request: Request, known: Counted) -> Request | None:
     (batch,) = request.batches
+    if is_contrastive(request.objective):  # whose loss compares the texts of a batch
+        return None
     return accumulated(request, known.smallest) if batch > known.smallest else None
+
+
+def _with_cached_gradients(request: Request, known: Counted) -> Request | None:
+    """Return the question whose texts are embedded in mini-batches: of 32 texts, or of half a batch if it is small."""
+    texts = min(CACHED, request.batches[0] // 2)
+    if not is_contrastive(request.objective) or cached_texts(request.objective) is not None or not texts:
+        return None
+    return replace(request, objective=f"{request.objective}:{texts}")
 
 
 def accumulated(request: Request, batch: int) -> Request:
@@ -297,6 +310,10 @@ LEVERS = (
     row_of(
         "reference", "reference", 2, "No frozen reference model", _cost_of_reference,
         lever_code.without_reference, _training(_without_reference),
+    ),
+    row_of(
+        "cached", "objective", 2, lambda request: f"Cached gradients, {cached_texts(request.objective):,} texts at once",
+        "a second forward pass", lever_code.cached_gradients, _training(_with_cached_gradients),
     ),
     row_of(
         "activations", "activations", 2, "Activations offloaded to the host", "copies in both directions; needs trl",

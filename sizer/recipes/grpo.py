@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,7 +22,7 @@ from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Example
 from sizer.architecture.generation import OnToken, generate
 from sizer.catalogue.recipes import TRANSFORMERS
-from sizer.recipes.losses import fused_head
+from sizer.recipes.losses import fused_head, prepared
 
 BETA = 0.04  # of a reference; any other than 0 takes the same
 PADDING, END, WORD = 0, 1, 2  # tokens of completions, none of which ends early
@@ -62,7 +62,7 @@ class GroupSteps:
             self._hooks.enter_context(fused_head(reference, ("log_probs",)))
         for model in (policy, reference):
             if model is not None and cast is not None:
-                self._hooks.enter_context(_prepared(model, cast))
+                self._hooks.enter_context(mock.patch.object(model, "forward", prepared(model.forward, cast)))
         self._prompts, self._new, self._on_token = example.kwargs["prompts"], new, on_token
         self._generates = by == TRANSFORMERS
         self._ended: Callable[[], None] = lambda: None
@@ -207,19 +207,3 @@ def _make_trainer(device: torch.device, config: Any, own: dict[str, Any]) -> Any
             "_pending_metrics": {},
         }
     )
-
-
-@contextmanager
-def _prepared(model: nn.Module, cast: Callable[[], AbstractContextManager]) -> Iterator[None]:
-    """Within the context a model computes as Accelerate prepares it: under autocast, with float32 outputs (prepare_model, 1.14)."""
-    from accelerate.utils.operations import convert_outputs_to_fp32
-
-    forward = model.forward
-
-    def under_autocast(*args: Any, **kwargs: Any) -> Any:
-        with cast():
-            return forward(*args, **kwargs)
-
-    under_autocast.__wrapped__ = forward  # generate reads its signature
-    with mock.patch.object(model, "forward", convert_outputs_to_fp32(under_autocast)):
-        yield

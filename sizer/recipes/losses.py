@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -153,6 +154,18 @@ def _trl(model: nn.Module, example: Example) -> Tensor:
     with fused_head(model, ("log_probs", "entropy", "is_top1")):
         outputs = model(**example.kwargs, fused_lm_head=True)
     return (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
+
+
+def prepared(forward: Callable[..., Any], cast: Callable[[], AbstractContextManager]) -> Callable[..., Any]:
+    """Return a model's forward function as Accelerate prepares it: under autocast, with float32 outputs (prepare_model, 1.15)."""
+    from accelerate.utils.operations import convert_outputs_to_fp32
+
+    @functools.wraps(forward)  # transformers' generate reads its signature
+    def under_autocast(*args: Any, **kwargs: Any) -> Any:
+        with cast():
+            return forward(*args, **kwargs)
+
+    return convert_outputs_to_fp32(under_autocast)
 
 
 @contextmanager

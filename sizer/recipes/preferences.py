@@ -23,7 +23,21 @@ from torch import Tensor, nn
 
 from sizer.architecture.adapters import base_of
 from sizer.architecture.blueprint import Blueprint, Example
-from sizer.catalogue.recipes import ADAPTER, DPO, GRPO, KTO, LM, MODEL, NONE, ORPO, PRECOMPUTED, REWARD, WITH_REFERENCE
+from sizer.catalogue.recipes import (
+    ADAPTER,
+    DPO,
+    GRPO,
+    KTO,
+    LM,
+    MODEL,
+    NONE,
+    ORPO,
+    PRECOMPUTED,
+    REWARD,
+    WITH_REFERENCE,
+    cached_texts,
+    is_contrastive,
+)
 from sizer.errors import BuildError, RequestError
 from sizer.recipes.losses import fused_head, is_causal
 
@@ -31,6 +45,8 @@ from sizer.recipes.losses import fused_head, is_causal
 _OF_METRICS = {DPO: ("log_probs", "entropy", "mean_logits", "is_top1"), KTO: ("log_probs", "entropy", "mean_logits")}
 
 
+SENTENCES = "sentence-transformers"
+COLUMNS = ("anchor", "positive")
 _REWARDS = "ForSequenceClassification"
 
 
@@ -75,9 +91,12 @@ def with_objective(blueprint: Blueprint, objective: str, reference: str | None) 
     """
     if objective == LM:
         return blueprint
-    for package in ("trl", "datasets", "accelerate"):
-        if find_spec(package) is None:
-            raise BuildError(f"{package} is not installed", given=f"objective={objective}", todo="pip install trl")
+    package = SENTENCES if is_contrastive(objective) else "trl"
+    for name in (package.replace("-", "_"), "datasets", "accelerate"):
+        if find_spec(name) is None:
+            raise BuildError(f"{name} is not installed", given=f"objective={objective}", todo=f"pip install {package} datasets")
+    if is_contrastive(objective):
+        return _with_columns(blueprint, objective)
     limit = blueprint.limit or (lambda module: module)
 
     def limit_beside_reference(module: nn.Module) -> nn.Module:
@@ -100,6 +119,24 @@ def with_objective(blueprint: Blueprint, objective: str, reference: str | None) 
         limit=limit_beside_reference,
         describe=lambda module: (*blueprint.describe(policy_of(module)), told),
     )
+
+
+def _with_columns(blueprint: Blueprint, objective: str) -> Blueprint:
+    """Return a blueprint whose step compares texts by their embeddings; the loss is of its steps (sizer.recipes.contrastive)."""
+    size = cached_texts(objective)
+    cached = f", {size:,} texts at once, with cached gradients" if size else ""
+    told = f"Embeddings by sentence-transformers' loss of pairs{cached}: a sample is a pair of texts; mean pooling"
+    return replace(
+        blueprint,
+        example=lambda batch, training: columns_of(blueprint.example(2 * batch, training).kwargs),
+        describe=lambda module: (*blueprint.describe(module), told),
+    )
+
+
+def columns_of(inputs: dict[str, Any]) -> Example:
+    """Return the batch of SentenceTransformerTrainer's collator: inputs [2 × pairs, …] as columns of anchors and of positives."""
+    halves = {name: value.chunk(2) for name, value in inputs.items() if isinstance(value, Tensor) and name != "labels"}
+    return Example(kwargs={column: {name: parts[n] for name, parts in halves.items()} for n, column in enumerate(COLUMNS)})
 
 
 _TITLES = {
@@ -128,6 +165,13 @@ _SAMPLES = {
 def check_objective(objective: str, module: nn.Module) -> None:
     """Raise RequestError if a module is not of the class that an objective trains."""
     model = base_of(module)
+    if is_contrastive(objective) and not _embeds(model):
+        raise RequestError(
+            f"objective: {type(model).__name__} does not return hidden states of a text alone",
+            given=repr(objective),
+            allowed="a class without a head that reads input_ids, such as BertModel",
+            todo="leave head out, or choose a model of text without a decoder of its own",
+        )
     if objective in (*WITH_REFERENCE, ORPO) and not is_causal(model):
         raise RequestError(
             f"objective: {type(model).__name__} has no head of a causal language model",
@@ -142,6 +186,15 @@ def check_objective(objective: str, module: nn.Module) -> None:
             allowed="a class such as LlamaForSequenceClassification with classes=1",
             todo="add head=LlamaForSequenceClassification&classes=1, with the class of your model",
         )
+
+
+def _embeds(model: nn.Module) -> bool:
+    """Return True if a model of transformers has no head, reads text, and is no encoder with a decoder."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as NAMES
+
+    names = {name for names in NAMES.values() for name in ((names,) if isinstance(names, str) else names)}
+    reads_text = getattr(model, "main_input_name", None) == "input_ids"
+    return type(model).__name__ in names and reads_text and not model.config.is_encoder_decoder
 
 
 def without_dropout(module: nn.Module) -> None:

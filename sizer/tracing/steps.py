@@ -13,7 +13,20 @@ from torch import Tensor, nn
 
 from sizer.architecture.blueprint import Blueprint, Example
 from sizer.catalogue.modes import MODES
-from sizer.catalogue.recipes import AFTER, FULL, GROUP, GRPO, IN_BACKWARD, KEEP, LM, NONE, OFFLOAD, TRANSFORMERS
+from sizer.catalogue.recipes import (
+    AFTER,
+    FULL,
+    GROUP,
+    GRPO,
+    IN_BACKWARD,
+    KEEP,
+    LM,
+    NONE,
+    OFFLOAD,
+    TRANSFORMERS,
+    cached_texts,
+    is_contrastive,
+)
 from sizer.distributed.passes import rank_example, rank_pass
 from sizer.distributed.plan import Plan
 from sizer.distributed.sharding import tell_whether_last
@@ -235,6 +248,10 @@ class Steps:
         self._cast = nullcontext if shards else autocast(kind or device.type, work.computed_in)
         self.example = place(rank_example(example, work.plan), weight_dtype(work.dtype), move or mover(device))
         self._groups = self._group_steps() if work.objective == GRPO else None
+        if work.trains and is_contrastive(work.objective):
+            from sizer.recipes.contrastive import PairLoss
+
+            self._loss_of = PairLoss(cached_texts(work.objective), self._cast_within())
         self._pass = rank_pass(work.plan, self.example, kind or device.type)
         self.told: Callable[[int, str, bool], None] = lambda number, phase, ends: None
         self.on_output: Callable[[object], None] = lambda output: None
@@ -345,8 +362,7 @@ class Steps:
         """Return what makes completions and computes their loss, which is the step's; Accelerate casts within the models."""
         from sizer.recipes.grpo import GroupSteps  # imports transformers' generation
 
-        work, cast = self._work, self._cast
-        self._cast = nullcontext
+        work = self._work
         groups = GroupSteps(
             policy_of(self.module),
             reference_in(self.module),
@@ -355,12 +371,17 @@ class Steps:
             work.new,
             by=work.rollout,
             compares=work.reference != NONE,
-            cast=None if cast is nullcontext else cast,
+            cast=self._cast_within(),
             on_token=lambda number, cache: self.on_token(number, cache),
         )
         self._hooks.callback(groups.close)
         self._loss_of = groups.loss
         return groups
+
+    def _cast_within(self) -> Callable[[], AbstractContextManager] | None:
+        """Return the autocast context, which models enter by themselves from here on, without their loss; None if there is none."""
+        cast, self._cast = self._cast, nullcontext
+        return None if cast is nullcontext else cast
 
     def _refuse_scaler(self, why: str, asked: str) -> None:
         """Raise TraceError in a dtype whose gradients are scaled."""

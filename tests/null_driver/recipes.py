@@ -85,6 +85,15 @@ QUERIES = {
     for name, keys in KEYS.items()
 }
 ROLLOUTS = {"rtx-4090": "arch=hf:gpt2&batch=64&seq=8", "h100-80gb": "arch=hf:qwen2.5-0.5b&batch=64&seq=8"}
+PAIRS = {
+    "contrastive": "dtype=bfloat16&objective=contrastive",
+    "contrastive-cached": "dtype=bfloat16&objective=contrastive:16",
+    "contrastive-cached-lora-checkpointing": "dtype=bfloat16&objective=contrastive:16&train=adapter&checkpointing=1",
+    "amp-contrastive-cached": "dtype=amp-bfloat16&objective=contrastive:32",
+}
+ENCODERS = {"rtx-4090": "arch=hf:bert-base-uncased&batch=64&seq=64", "h100-80gb": "arch=hf:modernbert-base&batch=48&seq=128"}
+QUERIES |= {f"{gpu}/{name}": f"{model}&{keys}&gpu={gpu}" for gpu, model in ENCODERS.items() for name, keys in PAIRS.items()}
+PACKAGES |= dict.fromkeys(PAIRS, "sentence-transformers")
 QUERIES |= {  # completions without a reference, whose rollout takes more than the steps behind it do at first
     f"{gpu}/grpo-rollout": f"{model}&dtype=bfloat16&objective=grpo&reference=none&new=24&gpu={gpu}"
     for gpu, model in ROLLOUTS.items()

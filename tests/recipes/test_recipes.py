@@ -69,6 +69,16 @@ def test_every_recipe_is_recorded():
     assert all(ROWS[name]["query"] == query for name, query in QUERIES.items())
 
 
+def test_checkpoints_on_the_host_are_another_spelling_of_two_keys():
+    short, two = "activations=checkpoint-offload", "checkpointing=1&activations=offload"
+    short, two = (parse_query(f"{GPT2}&{keys}") for keys in (short, two))
+    assert short == two and "checkpoint-offload" not in format_query(short)
+    assert parse_query(f"{GPT2}&checkpointing=1&activations=checkpoint-offload") == two
+    for keys in ("checkpointing=0&activations=checkpoint-offload", "activations=checkpoint-offload&checkpointing=0"):
+        with pytest.raises(RequestError, match="allowed values that agree with"):
+            parse_query(f"{GPT2}&{keys}")
+
+
 def test_keys_at_their_defaults_are_not_written():
     query = f"{GPT2}&loss=full&step=after&evaluate=none"
     assert format_query(parse_query(query)) == format_query(parse_query(GPT2))

@@ -1,0 +1,66 @@
+"""Contrastive training of embeddings by sentence-transformers' own losses: pairs whose other texts are negatives.
+
+MultipleNegativesRankingLoss, or CachedMultipleNegativesRankingLoss (sentence_transformer/losses, 6.2), runs over a model of
+transformers and sentence-transformers' mean pooling. Re-implemented are the model around both, and the batch
+(sizer.recipes.preferences).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+
+from sizer.architecture.adapters import base_of
+from sizer.architecture.blueprint import Example
+from sizer.recipes.losses import prepared
+from sizer.recipes.preferences import COLUMNS
+
+
+class Embedder(nn.Module):
+    """A model of transformers with mean pooling, called as losses call a SentenceTransformer (base/modules/transformer.py)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+        super().__init__()
+        self.model, self.pooling = model, Pooling(base_of(model).config.get_text_config().hidden_size, "mean")
+        self._inputs: tuple[str, ...] = ()
+
+    def __getitem__(self, number: int) -> nn.Module:
+        """Return the module that reads the inputs, or the one behind it."""
+        return (self.model, self.pooling)[number]
+
+    def forward(self, features: dict[str, Any], **others: Any) -> dict[str, Any]:
+        """Return the features with the embeddings of tokens and of each text."""
+        self._inputs = self._inputs or tuple(features)
+        inputs = {name: features[name] for name in self._inputs}
+        features["token_embeddings"] = self.model(**inputs, return_dict=True).last_hidden_state
+        return self.pooling(features)
+
+
+class PairLoss:
+    """The loss of pairs of texts.
+
+    Args:
+        size: The texts that a pass with gradients embeds at once, None for all of a column without gradient caching.
+        cast: A function that returns the autocast context within which Accelerate calls the model; None if there is none.
+    """
+
+    def __init__(self, size: int | None, cast: Callable[[], AbstractContextManager] | None) -> None:
+        self._size, self._cast = size, cast
+
+    def __call__(self, module: nn.Module, example: Example) -> Tensor:
+        """Compute the loss of a batch of columns. With gradient caching its backward pass embeds the texts again."""
+        from sentence_transformers.sentence_transformer import losses
+
+        embedder = Embedder(module)
+        if self._cast is not None:
+            embedder.forward = prepared(embedder.forward, self._cast)
+        if self._size is None:
+            loss = losses.MultipleNegativesRankingLoss(embedder)
+        else:
+            loss = losses.CachedMultipleNegativesRankingLoss(embedder, mini_batch_size=self._size)
+        return loss([dict(example.kwargs[column]) for column in COLUMNS], None)
