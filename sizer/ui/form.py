@@ -65,7 +65,7 @@ def fill(request: Request) -> None:
     state["attention"], state["checkpointing"] = request.attention, request.checkpointing
     state["gpu"] = CUSTOM if is_custom(request.gpu) else request.gpu
     state["gpu_memory"], state["gpu_capability"] = split_custom(request.gpu if is_custom(request.gpu) else EXAMPLE)
-    state["new"], state["cache"] = str(request.new), request.cache
+    state["new"], state["cache"] = "" if KEYS["new"].is_default(request) else str(request.new), request.cache
     state["parallel"], state["ranks"] = request.parallel, str(request.ranks)
     state["replicate"], state["reshard"] = str(request.replicate), str(request.reshard)
     state["offload"] = request.offload
@@ -143,7 +143,7 @@ def _ask_plain(source: Source, request: Request, places: Places) -> dict[str, st
     values = {}
     with st.expander("Advanced options"):
         for key, row in rows.items():
-            if row.needs(request):
+            if row.needs(request) or (key == "new" and MODES[request.mode].generates):  # which has a field among the sizes
                 continue
             if row.toggles:
                 values[key] = "01"[st.toggle(row.label, key=key, help=row.allowed, **KEEP)]

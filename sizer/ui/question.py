@@ -39,6 +39,8 @@ EXAMPLES = {
 WITH_TRL = {
     "DPO of an 8B with LoRA": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4&seq=2048&checkpointing=1&gpu=l40s"
     "&train=adapter&objective=dpo",
+    "GRPO of a 3B on 24 GB": "arch=hf:llama-3.2-3b&dtype=bfloat16&batch=8,16&seq=512&checkpointing=1&gpu=rtx-4090"
+    "&train=adapter&objective=grpo",
 }
 # The one script of our own in a page; the policy of scripts (sizer/ui/surface.py) knows it by its hash.
 PRESS = "document.querySelector('[data-testid=stExpandSidebarButton]')?.click()"
