@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizer.catalogue.adapters import ADAPTERS
+from sizer.catalogue.adapters import ADAPTERS, COMPILED_ADAPTERS, TRAINS, WITHOUT_TOWER
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.gpus import Gpu
 from sizer.catalogue.modes import MODES, OFFLOADED, QUANTIZED
@@ -72,7 +72,7 @@ def conflicts(request: AnyRequest) -> Iterator[Refusal]:
         yield from _refused_in_parallel(request, gpu)
 
 
-_NOT_COMPILED = ("train", "weights", "checkpointing", "cudnn_benchmark", "accumulate", "outputs", *RECIPE_KEYS, "parallel")
+_NOT_COMPILED = ("weights", "cudnn_benchmark", "outputs", *RECIPE_KEYS, "parallel")
 
 
 def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:
@@ -85,14 +85,18 @@ def _refused_in_compiled_code(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal
             allowed="a CUDA device, whose kernels Inductor writes with Triton",
             todo="remove it, or choose another gpu",
         )
-    for key in _NOT_COMPILED:
-        if not KEYS[key].is_default(request):
-            yield Refusal(
-                key=key,
-                given=f"{quote(KEYS[key].write(request))} with {compiled}",
-                allowed=f"its default with {compiled}: other values were not compared with PyTorch's own",
-                todo=f"remove it, or remove {compiled}",
-            )
+    allowed = {key: "its default" for key in _NOT_COMPILED if not KEYS[key].is_default(request)}
+    if request.train == WITHOUT_TOWER:
+        allowed["train"] = ", ".join(value for value in TRAINS if value != WITHOUT_TOWER)
+    if request.train == "adapter" and request.adapter not in COMPILED_ADAPTERS:
+        allowed["adapter"] = ", ".join(COMPILED_ADAPTERS)
+    for key, values in allowed.items():
+        yield Refusal(
+            key=key,
+            given=f"{quote(KEYS[key].write(request))} with {compiled}",
+            allowed=f"{values} with {compiled}: other values were not compared with PyTorch's own",
+            todo=f"remove it, or remove {compiled}",
+        )
 
 
 def _refused_in_recipe(request: AnyRequest, gpu: Gpu) -> Iterator[Refusal]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import nn
@@ -59,6 +60,7 @@ def _is_block(module: nn.Module) -> bool:
     return not is_stage and not isinstance(module, _CONTAINERS)
 
 
+@cache  # blocks of one class stay blocks of one class
 def _checkpointed(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         if self.training and torch.is_grad_enabled():

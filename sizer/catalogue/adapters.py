@@ -91,6 +91,8 @@ _ROWS = (
 )
 
 ADAPTERS: dict[str, Adapter] = {row.key: row for row in _ROWS}
+# Adapters whose compiled steps are compared with PyTorch's own (tests/null_driver/compiled_queries.py).
+COMPILED_ADAPTERS = ("lora", "rslora", "dora", "oft", "ia3", "prompt")
 
 
 def trained_part(train: str, adapter: str, rank: int) -> str:

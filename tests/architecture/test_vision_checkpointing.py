@@ -72,6 +72,7 @@ def test_gradients_stay_and_saved_tensors_go():
     names = [type(block).__name__ for block in module]
     checkpoint_blocks(module)
     assert [type(block).__name__ for block in module] == names
+    assert repeated_blocks(module) == [*module]
     assert all(map(torch.equal, gradients(module, x), expected))
     # A tensor here has 64*32*4 = 8192 B. Each of the four blocks kept its input, the ReLU's output and the dropout mask; with
     # checkpointing its input alone.

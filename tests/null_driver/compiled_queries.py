@@ -18,7 +18,6 @@ from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -34,7 +33,7 @@ from sizer.tracing.steps import Steps, weight_dtype
 from sizer.tracing.trace import repeatable
 from sizer.work import work_of
 from tests.null_driver.build import null_environment
-from tests.null_driver.compiled import Kernel, environment
+from tests.null_driver.compiled import environment, nothing_compiled_or_timed
 from tests.null_driver.emptied import empty_the_allocator
 from tests.null_driver.values import KnownValues
 
@@ -54,6 +53,7 @@ MODELS = {
     "bert": "arch=hf:bert-base-uncased&seq=128&batch=4",
     "llama": f"arch=config:{encode_config(json.dumps(_LLAMA))}&seq=256&batch=2",
 }
+_SCOPE_OR_BUDGET = ("&compile_scope=model", "&budget=0.5")
 # MODEL, then the other keys of the query.
 QUERIES = (
     *(f"resnet18 dtype={dtype}" for dtype in ("float32", "bfloat16", "amp-bfloat16")),
@@ -70,6 +70,19 @@ QUERIES = (
     "llama dtype=bfloat16&compile_scope=model",
     "llama dtype=bfloat16&mode=inference",
     "llama dtype=bfloat16&mode=inference&compile_scope=model",
+    *(f"gpt2 dtype={dtype}&checkpointing=1" for dtype in ("float32", "bfloat16", "amp-bfloat16", "amp-float16")),
+    *(f"{model} dtype=bfloat16&checkpointing=1{more}" for model in ("gpt2", "llama") for more in _SCOPE_OR_BUDGET),
+    *(f"{model} dtype=bfloat16&checkpointing=1" for model in ("bert", "llama")),
+    *(f"vit_b_16 dtype=amp-bfloat16&checkpointing=1{more}" for more in ("", "&compile_scope=blocks")),
+    *(f"{model} dtype=bfloat16&train=adapter" for model in ("gpt2", "bert", "llama")),
+    *(f"llama dtype=amp-bfloat16&train=adapter{more}" for more in ("", "&checkpointing=1", "&compile_scope=model")),
+    *(f"llama dtype=bfloat16&train=adapter{more}" for more in (*_SCOPE_OR_BUDGET, "&checkpointing=1")),
+    *(f"llama dtype=bfloat16&train=adapter&{more}" for more in ("adapter_dropout=0.1", "targets=attention")),
+    *(f"llama dtype=bfloat16&train=adapter&adapter={name}" for name in ("dora", "ia3", "prompt", "oft")),
+    *(f"{model} dtype=bfloat16&train=head" for model in ("resnet18", "llama")),
+    *(f"{model} dtype=bfloat16&accumulate=4" for model in ("gpt2", "bert", "llama")),
+    *(f"llama dtype=bfloat16&accumulate={more}" for more in ("2&compile_scope=model", "3&checkpointing=1", "3&train=adapter")),
+    *(f"resnet18 dtype={dtype}&accumulate=2" for dtype in ("float32", "amp-float16")),
 )
 
 
@@ -81,8 +94,6 @@ def query_of(name: str, gpu: str = GPU) -> str:
 
 def figures(query: str) -> list[list[Any]]:
     """Return a row for each phase of a query's one cell."""
-    from torch._inductor.async_compile import AsyncCompile
-
     request = parse_query(query)
     blueprint, work, (batch,) = make_blueprint(request), work_of(request, *request.dtypes), request.batches
     module = build_without_weights(blueprint, weight_dtype(work.dtype), checkpointing=request.checkpointing)
@@ -99,8 +110,7 @@ def figures(query: str) -> list[list[Any]]:
 
     with (
         repeatable(),
-        mock.patch.object(AsyncCompile, "triton", lambda self, *args, **kwargs: Kernel()),
-        mock.patch.object(AsyncCompile, "warm_pool", lambda: None),
+        nothing_compiled_or_timed(),
         budgeted(work.budget),
         nullcontext() if request.source == "torchvision" else KnownValues(),  # as tests.null_driver.record
     ):

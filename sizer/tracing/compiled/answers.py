@@ -50,6 +50,19 @@ class NoGuard:
         return None
 
 
+class Generator(torch.Generator):
+    """Stand in for the device's generator, whose state is on the host (aten/src/ATen/cuda/CUDAGeneratorImpl.h, 2.15)."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return the described device."""
+        return torch.device("cuda", 0)
+
+    def clone_state(self) -> Generator:
+        """Return another generator of the device."""
+        return Generator()
+
+
 @contextmanager
 def compiler_answers(device: Hardware) -> Iterator[None]:
     """Within the context torch.cuda, and the copies of its functions in Dynamo and Inductor, answer for the device."""
@@ -97,5 +110,6 @@ def compiler_answers(device: Hardware) -> Iterator[None]:
         stack.enter_context(mock.patch.object(CudaInterface.Worker, "get_device_properties", worker))
         stack.enter_context(mock.patch.dict(folding.constant_fold_functions, folded))
         stack.enter_context(mock.patch.object(torch.cuda, "_DeviceGuard", NoGuard))
+        stack.enter_context(mock.patch.object(torch.cuda, "default_generators", (Generator(),)))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True))
         yield

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 from unittest import mock
 
@@ -16,6 +18,9 @@ from sizer.tracing.compiled.graphs import Frontend
 from sizer.tracing.compiled.inductor import compiler_at_work, without_function_modes
 
 BACKENDS = ("inductor", "eager", "aot_eager")
+_SIZER = Path(__file__).parents[2]
+# Modules of Sizer with code of models, such as the forward passes of `checkpoint_blocks`.
+_COMPILED = ("sizer.architecture",)
 _OF_TENSORS = ("device", "is_cuda", "is_cpu", "is_meta", "data_ptr", "get_device")
 
 
@@ -78,7 +83,9 @@ def dynamo_on(findings: Findings, frontend: Frontend, on_host: Callable[[torch.T
             (trace_rules, "SKIP_DIRS_RE", trace_rules.SKIP_DIRS_RE),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
-        trace_rules.add("sizer")  # between graphs Sizer's own functions run, which are not to be compiled
+        for part in iter_modules([str(_SIZER)], "sizer."):
+            if part.name not in _COMPILED:  # between graphs Sizer's own functions run, which are not to be compiled
+                trace_rules.add(part.name)
         dynamo.reset()
         trace_rules.clear_lru_cache()
         findings.start()

@@ -21,6 +21,7 @@ from sizer.tracing.compiled.graphs import Frontend, move
 from sizer.tracing.compiled.sources import Sources, empty_strided, triton_kernel
 from sizer.tracing.cuda.convolution_backend import as_call, backend_of
 from sizer.tracing.meta.imports import usual_imports
+from sizer.tracing.recorder import Recorder
 
 TIMED = "Inductor times whether to pad matrix products with sizes that are no multiple of the alignment; padding is taken as slower"
 _CONVOLUTION = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -71,6 +72,7 @@ def inductor_on(device: Hardware, findings: Findings, frontend: Frontend) -> Ite
     import torch._inductor.fx_passes.pad_mm as pad_mm
     import torch._inductor.output_code as output_code
     import torch._inductor.scheduler as scheduler
+    import torch._prims.rng_prims
     import torch.utils._triton as triton_answers
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -138,9 +140,20 @@ def inductor_on(device: Hardware, findings: Findings, frontend: Frontend) -> Ite
         for place, name, value in replacements:
             stack.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
         stack.enter_context(_composites_taken_apart())
+        table = torch._prims.rng_prims.graphsafe_run_with_rng_state.python_key_table
+        stack.enter_context(mock.patch.dict(table, {Recorder: _run_with_rng_state}))
         stack.enter_context(inductor_config.patch(force_disable_caches=True, compile_threads=1))
         stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
         yield
+
+
+def _run_with_rng_state(recorder: Recorder, op: Any, *args: Any, rng_state: torch.Generator, **kwargs: Any) -> Any:
+    """Run an operator that the backward pass repeats with the same random numbers, such as a checkpointed dropout.
+
+    A device changes its generator's state on the host for the time (torch/_prims/rng_prims.py, _impl_graphsafe_rng; 2.15).
+    """
+    with recorder:
+        return op(*args, **kwargs)
 
 
 def _refuse_settings(config: Any) -> None:

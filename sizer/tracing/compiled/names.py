@@ -52,6 +52,7 @@ NAMES = (
     ("torch._inductor.fx_passes.pad_mm", "has_triton"),
     ("torch._inductor.scheduler", "has_triton"),
     ("torch._inductor.output_code", "CompiledFxGraph"),
+    ("torch._prims.rng_prims", "graphsafe_run_with_rng_state.python_key_table"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode.dispatch"),
     ("torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init"),
     ("torch._C", "_conv_determine_backend_memory_format"),
