@@ -48,6 +48,9 @@ def write_script(request: Request, tracer: Tracer, *, estimate: Estimate | None 
     if asked := [key for key in RECIPE_KEYS if not KEYS[key].is_default(request)]:
         given = ", ".join(f"{key}={KEYS[key].write(request)}" for key in asked)
         raise BuildError("no script is written for training recipes", given=given, todo=f"leave {asked[0]} out")
+    if request.is_of_pipeline:
+        todo = "take the script of diffusers' examples"
+        raise BuildError("no script is written for a denoiser's training", given=f"diffusers:{request.name}", todo=todo)
     blueprint, module = tracer.built()
     trains = MODES[request.mode].trains
     example = rank_example(blueprint.example(request.batches[0], trains), plan_of(request))
