@@ -5,6 +5,8 @@ import random
 import re
 import zlib
 from base64 import urlsafe_b64encode
+from dataclasses import asdict
+from typing import get_type_hints
 
 import pytest
 
@@ -18,6 +20,8 @@ from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.config_json import decode_config, encode_config
 from sizer.errors import ConfigError, RequestError
+from sizer.memory.codec import decode, encode
+from sizer.memory.report import Report
 from sizer.query_keys import KEYS
 from sizer.query_values import ATTENTIONS, CACHES, DTYPES
 from sizer.request import (
@@ -766,6 +770,12 @@ def test_what_is_written_is_read_back_as_it_was(seed: int):
             assert parse_query(text) == request
             assert re.fullmatch(r"[A-Za-z0-9_.~/:@,=&%-]+", text)
             assert format_query(parse_query(text), complete=complete) == text
+        assert as_a_job_tells_it(request) == asdict(request)
+
+
+def as_a_job_tells_it(request: Request) -> dict[str, object]:
+    """Return the fields of a request as they arrive with the report of a job."""
+    return decode(get_type_hints(Report)["request"], json.loads(json.dumps(encode(asdict(request)))))
 
 
 @pytest.mark.parametrize("seed", range(10))

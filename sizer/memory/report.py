@@ -59,7 +59,7 @@ class Report:
     schema: int = SCHEMA
     query: str
     versions: dict[str, str]
-    request: dict[str, Scalar | tuple[Scalar, ...]]
+    request: dict[str, Scalar | tuple[Scalar | tuple[Scalar, ...], ...]]
     model: Census
     gpu: Gpu
     estimates: tuple[Estimate, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from importlib import resources
 
 import pytest
@@ -15,6 +16,7 @@ from sizer.errors import BuildError, ConfigError, RequestError
 from sizer.estimator import estimate
 from sizer.memory.tape import PIPELINE_PHASES
 from sizer.request import format_query, parse_query
+from tests.test_request import as_a_job_tells_it
 
 FLUX = "arch=diffusers:flux.1-dev"
 
@@ -87,6 +89,7 @@ def test_what_is_asked_of_a_pipeline_is_written_as_it_is_read(asked: str) -> Non
     request = parse_query(f"{FLUX}&{asked}")
     assert parse_query(format_query(request)) == request
     assert parse_query(format_query(request, complete=True)) == request
+    assert as_a_job_tells_it(request) == asdict(request)
 
 
 @pytest.mark.parametrize(
