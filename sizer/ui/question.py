@@ -36,11 +36,20 @@ EXAMPLES = {
     "Generate with 32 users on an L40S": "arch=hf:llama-3.1-8b&mode=generate&dtype=bfloat16&batch=32&seq=2048&gpu=l40s",
     "How long a context on an H100": "arch=hf:llama-3.1-8b&mode=inference&dtype=bfloat16&batch=1&seq=32768&gpu=h100-80gb",
 }
-WITH_TRL = {
-    "DPO of an 8B with LoRA": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4&seq=2048&checkpointing=1&gpu=l40s"
-    "&train=adapter&objective=dpo",
-    "GRPO of a 3B on 24 GB": "arch=hf:llama-3.2-3b&dtype=bfloat16&batch=8,16&seq=512&checkpointing=1&gpu=rtx-4090"
-    "&train=adapter&objective=grpo",
+# By the package that answers them, which is not installed everywhere.
+WITH_PACKAGES = {
+    "diffusers": {
+        "FLUX on 16 GB": "arch=diffusers:flux.1-dev&gpu=rtx-4060-ti-16gb&weights=transformer:nf4,text_encoder_2:nf4&offload=model",
+        "LoRA of FLUX on 24 GB": "arch=diffusers:flux.1-dev&mode=training&batch=1,2&image=768x768&optimizer=adamw-8bit"
+        "&checkpointing=1&gpu=rtx-4090&train=adapter&weights=nf4",
+        "Wan 14B on 24 GB": "arch=diffusers:wan2.1-t2v-14b&gpu=rtx-4090&weights=nf4&offload=model",
+    },
+    "trl": {
+        "DPO of an 8B with LoRA": "arch=hf:llama-3.1-8b&dtype=bfloat16&batch=1,2,4&seq=2048&checkpointing=1&gpu=l40s"
+        "&train=adapter&objective=dpo",
+        "GRPO of a 3B on 24 GB": "arch=hf:llama-3.2-3b&dtype=bfloat16&batch=8,16&seq=512&checkpointing=1&gpu=rtx-4090"
+        "&train=adapter&objective=grpo",
+    },
 }
 # The one script of our own in a page; the policy of scripts (sizer/ui/surface.py) knows it by its hash.
 PRESS = "document.querySelector('[data-testid=stExpandSidebarButton]')?.click()"
@@ -54,7 +63,10 @@ def show_examples() -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key=EXAMPLES_KEY):
         narrow = f"@media (max-width: {WIDE - 1}px) {{ div:has(> .st-key-{EXAMPLES_KEY}), .st-key-{EXAMPLES_KEY} {{ order: 9 }} }}"
         st.html(f"<style>{narrow}</style>")
-        for title, query in (EXAMPLES | (WITH_TRL if find_spec("trl") else {})).items():
+        offered = dict(EXAMPLES)
+        for package, examples in WITH_PACKAGES.items():
+            offered |= examples if find_spec(package) else {}
+        for title, query in offered.items():
             st.button(title, key=f"example {title}", on_click=open_query, args=(query,))
 
 
