@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import streamlit as st
 
 from sizer.catalogue.pipelines import OFFLOADS, OPTIONAL_PARTS, PIPELINE_OUTPUTS, VAES
@@ -34,6 +36,24 @@ def fill(request: Request) -> None:
     state["pipe_output"] = request.output or USUAL
     state["pipe_vae"], state["pipe_without"] = list(request.vae or ()), list(request.without or ())
     state["pipe_stream"] = request.stream
+
+
+def facts(request: Request) -> Iterator[str]:
+    """Yield what a question asks of a pipeline's call, in words."""
+    if request.frames is not None:
+        yield f"{request.frames:,} frames"
+    if request.part_weights:
+        yield f"weights {KEYS['weights'].write(request)}"
+    if request.offloading != OFFLOADS[0]:
+        yield OFFLOAD_TITLES.get(request.offloading, request.offloading).lower()
+    if request.stream:
+        yield "a stream of its own"
+    yield from (f"VAE {how}" for how in request.vae or ())
+    if request.guidance is not None:
+        yield f"guidance {GUIDANCES[str(int(request.guidance))]}"
+    if request.output is not None:
+        yield f"returns {request.output}"
+    yield from (f"without {part}" for part in request.without or ())
 
 
 def ask_frames() -> dict[str, str]:

@@ -18,7 +18,7 @@ from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.query_keys import KEYS
 from sizer.request import Request
-from sizer.ui import serving
+from sizer.ui import pipelines, serving
 from sizer.units import counted
 
 EXAMPLES_KEY = "examples"  # of the row of examples
@@ -153,6 +153,7 @@ def _facts(request: Request) -> Iterator[str]:
         yield f"{request.pp} stages, {SCHEDULES[request.schedule].title}, microbatch {request.microbatch}"
     if request.checkpointing and "checkpointing" not in mode.unused:
         yield "activation checkpointing"
+    yield from pipelines.facts(request)
     yield from (f"{row.label} {row.write(request)}" for row in KEYS.values() if row.label and not row.is_default(request))
 
 

@@ -67,3 +67,13 @@ def test_ranks_are_part_of_the_question():
         parse_query(f"{query}fsdp&ranks=16&pp=2&schedule=gpipe")
     )
     assert " · HSDP over 2 × 8 ranks · " in summary(parse_query(f"{query}hsdp&replicate=2"))
+
+
+def test_what_is_asked_of_a_pipeline_is_in_the_question():
+    offload = "offload=group-leaf&stream=1"
+    asked = f"frames=9&weights=transformer:nf4&{offload}&vae=tiling&guidance=0&output=latent&without=text_encoder_3"
+    said = summary(parse_query(f"arch=diffusers:sd3-medium&{asked}"), for_device=False)
+    assert said == (
+        "sd3-medium · Inference · bfloat16 · batch 1 · 9 frames · weights transformer:nf4 · group offload, layer by layer"
+        " · a stream of its own · VAE tiling · guidance off · returns latent · without text_encoder_3"
+    )
