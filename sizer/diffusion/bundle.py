@@ -11,13 +11,18 @@ from pathlib import PurePosixPath
 
 from sizer.catalogue.pipelines import DENOISERS
 from sizer.config_json import FLOAT_TAG, TAGGED_FLOATS
-from sizer.errors import ConfigError, RefusedValueError, suggest
+from sizer.errors import ConfigError, RefusedValueError, quote, suggest
 
 INDEX = "model_index.json"
 LIBRARIES = ("diffusers", "transformers")
 EXAMPLE = "write for example arch=diffusers:flux.1-dev"
 SCHEDULER, TOKENIZER = "scheduler", "tokenizer"
 _NO_WEIGHTS = ("Tokenizer", "Processor", "FeatureExtractor", "Scheduler")
+# In the names of pipelines whose calls need an image or a video.
+_READS_IMAGES = (
+    *("Img2Img", "ImageToVideo", "Image2Video", "VideoToVideo", "Video2Video", "ControlNet", "Inpaint", "Edit", "Kontext"),
+    *("Fill", "Redux", "Upscale", "Depth2Img", "Pix2Pix", "Condition"),
+)
 CHECKER = "safety_checker"  # of the first pipelines: its class is one of diffusers' pipelines, not of diffusers itself
 
 
@@ -127,6 +132,14 @@ def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object
             given=", ".join(sorted(files)[:5]) or "no files",
             allowed=f"{INDEX} with _class_name, and config.json of each part",
             todo="copy these files from the pipeline's repository",
+        )
+    kind = index["_class_name"]
+    if any(word in kind for word in _READS_IMAGES):
+        raise ConfigError(
+            f"{kind} starts from an image or a video, which is not estimated",
+            given=quote(kind),
+            allowed="pipelines of text to image and text to video",
+            todo="ask for its text-to-image pipeline: denoising takes nearly the same",
         )
     parts, absent, left_out, options = [], [], [], {}
     for name, value in index.items():

@@ -137,7 +137,7 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
         raise _ReachedError(dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments))
 
     with ExitStack() as stack:
-        for context in (accelerator(gpu), repeatable(), recording(recorder), explained(recorder), detected_anew()):
+        for context in (accelerator(gpu), repeatable(), recording(recorder), detected_anew()):
             stack.enter_context(context)
         mode = OnMeta(host, deferred)
         told = modes_in_callbacks(mode), devices_told(host, deferred)
@@ -149,7 +149,7 @@ def _arguments_of_call(bundle: Bundle, request: Request) -> tuple[dict[str, Any]
         calls = [call_of(pipe, bundle, asked, batch) for batch in (1, 2)]
         for call in calls:
             mode = OnMeta(host, deferred)
-            with mode, modes_in_callbacks(mode), devices_told(host, deferred), torch.no_grad():
+            with explained(recorder), mode, modes_in_callbacks(mode), devices_told(host, deferred), torch.no_grad():
                 try:
                     pipe(**call)
                 except _ReachedError as reached:

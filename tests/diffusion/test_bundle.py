@@ -43,6 +43,9 @@ def files_of(name: str) -> dict:
         ({"vae/config.json": None}, "vae/config.json"),
         ({INDEX: {"_class_name": "FluxPipeline", "vae": ["of_a_stranger", "Vae"]}}, "vae"),
         ({INDEX: {"_class_name": "FluxPipeline", "vae": ["diffusers"]}}, "vae"),
+        ({INDEX: {"_class_name": "FluxImg2ImgPipeline"}}, "FluxImg2ImgPipeline starts from an image"),
+        ({INDEX: {"_class_name": "WanImageToVideoPipeline"}}, "WanImageToVideoPipeline starts from an image"),
+        ({INDEX: {"_class_name": "FluxControlNetPipeline"}}, "FluxControlNetPipeline starts from an image"),
     ],
 )
 def test_a_bundle_that_lacks_a_file_is_refused_by_its_name(changed: dict, said: str) -> None:
