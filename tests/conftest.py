@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from sizer.service.tape_folder import FOLDER_VARIABLE
 from tests.hub import hub  # noqa: F401 (a fixture of several folders)
 
 FOLDER = Path(__file__).parent
+EVERY = 3  # exhaustive tests to one that CI runs
 # What is left out of the quick tier (`-m "not slow"`): folders, and files that take longest (--durations=0).
 SLOW = (
     "browser", "decision", "null_driver",
@@ -47,21 +49,31 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --exhaustive and --full."""
-    parser.addoption("--exhaustive", action="store_true", help="run every test, as where CI is set")
+    parser.addoption("--exhaustive", action="store_true", help="run every test; where CI is set a third of these run")
     parser.addoption("--full", action="store_true", help="run tests that need packages outside of requirements.txt, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of SLOW. Leave out tests marked exhaustive, unless CI is set, and full, unless an option asks for them."""
-    runs = {"exhaustive": config.getoption("exhaustive") or os.environ.get("CI"), "full": config.getoption("full")}
-    for marker in (name for name, asked in runs.items() if not asked):
-        left_out = [item for item in items if item.get_closest_marker(marker)]
-        items[:] = [item for item in items if not item.get_closest_marker(marker)]
-        config.hook.pytest_deselected(items=left_out)
+    """Mark the tests of SLOW. Leave out tests marked exhaustive or full, unless an option asks for them; CI samples the former."""
+    everything, full, in_ci = config.getoption("exhaustive"), config.getoption("full"), bool(os.environ.get("CI"))
+
+    def runs(item: pytest.Item) -> bool:
+        if item.get_closest_marker("full") and not full:
+            return False
+        return everything or not item.get_closest_marker("exhaustive") or (in_ci and is_sampled(item.nodeid))
+
+    left_out = [item for item in items if not runs(item)]
+    items[:] = [item for item in items if runs(item)]
+    config.hook.pytest_deselected(items=left_out)
     for item in items:
         name = item.path.relative_to(FOLDER).with_suffix("").as_posix()
         if name in SLOW or name.split("/")[0] in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+def is_sampled(name: str) -> bool:
+    """Return True if CI runs an exhaustive test: one in EVERY by its name, and all in a browser. `.ci/full` runs all of them."""
+    return name.startswith("tests/browser/") or crc32(name.encode()) % EVERY == 0
 
 
 class OneWorkerAFile(LoadScopeScheduling):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.conftest import is_sampled
+
 FOLDER = Path(__file__).parent
 WITHOUT_WORDS = ("Abandoned", "BlockingIOError", "KeyboardInterrupt")  # they carry none, or the system's
 
@@ -46,3 +48,9 @@ def test_the_test_can_fail() -> None:
         expects_any_words("with pytest.raises(ValueError) as caught: f()\nwith pytest.raises(KeyboardInterrupt): f()")
         == []
     )
+
+
+def test_ci_runs_a_third_of_the_exhaustive_tests_and_all_in_a_browser() -> None:
+    names = [f"tests/tracing/test_depth.py::test_a_model[{number}]" for number in range(3000)]
+    assert 900 < sum(map(is_sampled, names)) < 1100
+    assert all(is_sampled(name.replace("tracing", "browser")) for name in names)
