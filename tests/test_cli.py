@@ -10,6 +10,7 @@ from argparse import ArgumentParser
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -27,7 +28,9 @@ from sizer.memory.report import Report
 from sizer.query_keys import KEYS
 from sizer.request import format_query, parse_query, query_keys
 from sizer.service.client import JobClient
+from sizer.service.question import COMPILED
 from sizer.service.settings import Settings
+from sizer.service.tasks import TASKS
 from sizer.units import format_bytes
 from tests.processes.running import TESTS
 from tests.ui.decisions import devices_for, levers_for, limits_for, ranks_for, served_devices_for, served_ranks_for
@@ -560,3 +563,37 @@ def test_what_a_job_had_found_is_printed_though_it_was_stopped(capsys):
     assert status == JobError.exit_status != 0
     assert "Largest batch" in shown.out
     assert "stopped after 120 s" in shown.err
+
+
+class _Asked:
+    """A client that is asked for levers, whose job fails at once."""
+
+    def __init__(self) -> None:
+        self.compiles: list[bool] = []
+
+    def submit_levers(self, query: str, *, compiles: bool) -> None:
+        self.compiles.append(compiles)
+        raise JobError("not answered")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("flags", "compiles"), [((), False), (("--with-compiled",), True)])
+def test_levers_compile_eager_code_if_asked_to(flags, compiles):
+    client = _Asked()
+    assert main(["levers", "resnet18&dtype=float32&batch=1", *flags], make_client=lambda: client) == JobError.exit_status
+    assert client.compiles == [compiles]
+
+
+@pytest.mark.parametrize(("part", "compiles"), [(None, False), (COMPILED, True)])
+def test_a_job_of_levers_is_told_whether_to_compile(part, compiles, monkeypatch):
+    query, found = "arch=torchvision:resnet18&dtype=float32&batch=1", []
+
+    def levers(request, *, compiles, **rest):
+        found.append(compiles)
+        yield levers_for(query)
+
+    monkeypatch.setattr("sizer.decision.levers.levers", levers)
+    TASKS["levers"]({"task": "levers", "query": query, "config_text": None, "part": part, "kept": []}, mock.MagicMock())
+    assert found == [compiles]

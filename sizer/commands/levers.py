@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from sizer.commands.arguments import add_query
 from sizer.commands.job import MakeClient, print_growing
@@ -12,16 +13,24 @@ from sizer.commands.text import format_table
 from sizer.memory.decision import LeverReport, LeverRow, saves
 from sizer.units import format_bytes
 
+if TYPE_CHECKING:
+    from sizer.service.client import JobClient
+    from sizer.service.job import Job
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_query(parser, "as of estimate; focus=DTYPE:BATCH names one of several dtypes or batches")
+    parser.add_argument("--with-compiled", action="store_true", help="compile eager training, too: its trace takes longest")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
 
 
 def run(options: argparse.Namespace, make_client: MakeClient) -> int:
     """Print what each change comes to, and the smallest set of them that makes the work fit."""
-    return print_growing(options, make_client, lambda client, query: client.submit_levers(query), format_levers, plans=True)
+    def submit(client: JobClient, query: str) -> Job:
+        return client.submit_levers(query, compiles=options.with_compiled)
+
+    return print_growing(options, make_client, submit, format_levers, plans=True)
 
 
 def format_levers(found: LeverReport, width: int | None = None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sizer.decision.lever_table import COMPILED
 from sizer.memory.estimate import Estimate
 from sizer.memory.phases import inside
 from sizer.units import format_bytes
@@ -22,7 +23,8 @@ def describe_effect(key: str, base: Estimate, changed: Estimate) -> str:
     if changed.process_bytes < base.process_bytes * (1 - SAME):
         return ""
     grown = changed.process_bytes - base.process_bytes
-    more = f" It takes {format_bytes(grown)} more." if grown > base.process_bytes * SAME else ""
+    who = "Compiled code" if key == COMPILED else "It"
+    more = f" {who} takes {format_bytes(grown)} more." if grown > base.process_bytes * SAME else ""
     saved = base.peak_allocated_bytes - changed.peak_allocated_bytes
     if saved > base.peak_allocated_bytes * SAME:
         reserved = base.peak_reserved_bytes - changed.peak_reserved_bytes

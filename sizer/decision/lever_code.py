@@ -98,6 +98,13 @@ def checkpoint(request: Request) -> str:
     )
 
 
+def budget(request: Request) -> str:
+    return (
+        "import torch._functorch.config  # before the first compiled call\n"
+        f"torch._functorch.config.activation_memory_budget = {request.budget:g}"
+    )
+
+
 def cast(dtype: str) -> Code:
     def code(request: Request) -> str:
         if request.is_pipeline:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from sizer.architecture.generation import keeps_last_logits
 from sizer.catalogue.adapters import PACKAGE
+from sizer.catalogue.compilation import BLOCKS
 from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import FREED, KEPT, MODES
 from sizer.catalogue.optimizers import BITSANDBYTES, OPTIMIZERS
@@ -33,12 +34,16 @@ from sizer.catalogue.recipes import (
 from sizer.catalogue.sources import SOURCES
 from sizer.catalogue.weights import WEIGHTS
 from sizer.decision import lever_code
-from sizer.request import Request
+from sizer.request import Request, scope_of
 from sizer.tracer import Counted
+from sizer.tracing.compiled.names import OLDEST_READ as COMPILED_FROM
 from sizer.units import counted
 from sizer.versions import installed_version
 
 Change = Callable[[Request, Counted], Request | None]
+
+COMPILED = "compile"  # the lever that compiles a question's eager code
+LOW_BUDGET = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +192,16 @@ def _with_optimizer_on_the_host(request: Request, known: Counted) -> Request | N
     return replace(request, optimizer_offload=True, optimizer_impl=None) if there else None  # torchao chooses the implementation
 
 
+def _with_compiled_blocks(request: Request, known: Counted) -> Request | None:
+    there = find_spec("triton") and installed_version() >= COMPILED_FROM and find_gpu(request.gpu).backend == "cuda"
+    return replace(request, compile="default", compile_scope=BLOCKS) if there and scope_of(request) != BLOCKS else None
+
+
+def _with_budget(request: Request, known: Counted) -> Request | None:
+    keeps_more = request.budget is None or request.budget > LOW_BUDGET
+    return replace(request, budget=LOW_BUDGET) if request.compile is not None and keeps_more else None
+
+
 def _with_head(request: Request, known: Counted) -> Request | None:
     return replace(request, train="head") if request.train == "all" and not request.is_of_pipeline else None
 
@@ -195,10 +210,10 @@ def _without_training(request: Request, known: Counted) -> Request:
     plain = replace(Request(source=request.source), **SOURCES[request.source].defaults)
     trained = (
         *("optimizer", "optimizer_impl", "checkpointing", "train", "accumulate", "outputs", "new"),
-        *(*RECIPE_KEYS, *PARALLEL_KEYS),
+        *("budget", *RECIPE_KEYS),
     )
     adapters = ("adapter", "adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
-    return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters)})
+    return replace(request, mode="inference", **{name: getattr(plain, name) for name in (*trained, *adapters, *PARALLEL_KEYS)})
 
 
 def _half_sequence(request: Request, known: Counted) -> Request | None:
@@ -328,6 +343,14 @@ LEVERS = (
     row_of(
         "checkpointing", "checkpointing", 2, "Activation checkpointing", "a second forward pass",
         lever_code.checkpoint, _training(lambda request, known: replace(request, checkpointing=True)),
+    ),
+    row_of(
+        COMPILED, "compile", 2, "Compile the blocks", "time for compilation, again for other shapes; needs triton",
+        "for block in blocks: block.compile()  # model.model.layers, model.transformer.h, ...", _training(_with_compiled_blocks),
+    ),
+    row_of(
+        "budget", "budget", 2, lambda request: f"An activation memory budget of {request.budget:g}",
+        "the backward pass computes more again", lever_code.budget, _training(_with_budget),
     ),
     row_of(
         "amp-bfloat16", "dtype", 3, "Autocast to bfloat16", "precision of activations; weights stay float32",

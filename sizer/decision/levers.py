@@ -15,7 +15,7 @@ from sizer.catalogue.gpu_keys import find_gpu
 from sizer.catalogue.modes import MODES
 from sizer.decision.cells import CANNOT, Cells, checked, one_cell, why
 from sizer.decision.effects import describe_effect
-from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK, Lever, accumulated
+from sizer.decision.lever_table import ADAPTERS, COMPILED, LEVERS, OTHER_WORK, Lever, accumulated
 from sizer.decision.pipeline_levers import PIPELINE_LEVERS, describe_slicing
 from sizer.decision.serving import served_levers
 from sizer.errors import RequestError
@@ -37,8 +37,11 @@ def levers(
     config: dict | None = None,
     kept: Kept | None = None,
     progress: Progress | None = None,
+    compiles: bool = False,
 ) -> Iterator[LeverReport]:
     """What each lever saves for the one dtype and batch size of a request, and the smallest set that makes it fit; it grows.
+
+    With `compiles` eager code is compiled, too, after all other levers: its trace takes longest. No set has this lever.
 
     Raises RequestError for a request of several, and what an estimate raises where the work itself has none.
     """
@@ -56,24 +59,31 @@ def levers(
         for lever in ALL
         if (changed := _changed(lever, request, known)) and not (quantized and lever.group == "weights")
     ]
+    late = [one for one in offered if compiles and _compiles(one[0], request)]
+    offered = [one for one in offered if not _compiles(one[0], request)]
     report = LeverReport(
         query=format_query(request, complete=True),
         base=cells.cell(request),
         useless=tuple(_useless(request, base)),
-        pending=tuple(lever.key for lever, _ in offered),
-        pending_titles=tuple(lever.title(changed) for lever, changed in offered),
+        pending=tuple(lever.key for lever, _ in (*offered, *late)),
+        pending_titles=tuple(lever.title(changed) for lever, changed in (*offered, *late)),
     )
     yield report
-    for number, (lever, changed) in enumerate(offered, 1):
-        report_progress(f"{lever.title(changed)}, {number} of {len(offered)}")
-        row = _row(lever, changed, cells, request, base)
-        left = {"pending": report.pending[1:], "pending_titles": report.pending_titles[1:]}
-        report = replace(report, rows=(*report.rows, row), **left)
-        yield report
-    if base.fits is True:
-        yield replace(report, search="It fits as it is.")
-        return
-    yield from _search(report, [lever for lever, _ in offered], request, cells, report_progress)
+    for traced in (offered, late):
+        for lever, changed in traced:
+            report_progress(f"{lever.title(changed)}, {len(report.rows) + 1} of {len(offered) + len(late)}")
+            row = _row(lever, changed, cells, request, base)
+            left = {"pending": report.pending[1:], "pending_titles": report.pending_titles[1:]}
+            report = replace(report, rows=(*report.rows, row), **left)
+            yield report
+        if not report.search:
+            report = _search(report, [lever for lever, _ in offered], request, cells, report_progress)
+            yield report
+
+
+def _compiles(lever: Lever, request: Request) -> bool:
+    """Return True if a lever compiles a question's eager code."""
+    return lever.key == COMPILED and request.compile is None
 
 
 def _row(lever: Lever, changed: Request, cells: Cells, request: Request, base: Estimate) -> LeverRow:
@@ -139,19 +149,20 @@ def _largest_fitting(request: Request, cells: Cells, *, of: Request) -> Request:
 
 def _search(
     report: LeverReport, offered: list[Lever], request: Request, cells: Cells, progress: Progress
-) -> Iterator[LeverReport]:
-    """Looks for the fewest levers that make the work fit for sure; of equal numbers those of the lowest price.
+) -> LeverReport:
+    """Return the report with the fewest levers that make the work fit for sure; of equal numbers those of the lowest price.
 
     Where none do, an adapter is trained in its place: beside whole weights, if that is not enough beside quantised ones.
     """
+    if report.base.fits is True:
+        return replace(report, search="It fits as it is.")
     able = {row.key: row.cell for row in report.rows if row.cell is not None}
     useful = [lever for lever in offered if lever.key in able and lever.key not in OTHER_WORK]
     sets = _Sets(request, cells, progress, fits_alone={key for key, cell in able.items() if cell.fits is True})
     progress("looking for what makes it fit")
     found, search = sets.fewest(useful)
     if found is not None:
-        yield replace(report, smallest=found, search=search)
-        return
+        return replace(report, smallest=found, search=search)
     least = sets.least(useful)
     needs = [
         f"even with all changes that leave the work the same the process takes {least}"
@@ -162,7 +173,11 @@ def _search(
     for adapter in (lever for lever in offered if lever.key in ADAPTERS and lever.key in able):
         adapted = adapter.change(request, cells.counted(request))
         known = cells.counted(adapted)
-        beside = [lever for lever in ALL if lever.key not in OTHER_WORK and _changed(lever, adapted, known)]
+        beside = [
+            lever
+            for lever in ALL
+            if lever.key not in OTHER_WORK and not _compiles(lever, adapted) and _changed(lever, adapted, known)
+        ]
         found, _ = sets.fewest(beside, adapter)
         if found is not None:
             adapted_sets.append(found)
@@ -170,11 +185,10 @@ def _search(
             needs.append(f"with {adapter.title(adapted).replace('A ', 'a ', 1)} {least}")
     if adapted_sets:
         best = min(adapted_sets, key=_order)
-        yield replace(report, smallest=best, search=f"The same work does not fit: {needs[0]}.")
-        return
+        return replace(report, smallest=best, search=f"The same work does not fit: {needs[0]}.")
     total = format_bytes(find_gpu(request.gpu).total_bytes)
     ends = f"the device has {total}. Split the model over several devices, or take a larger one."
-    yield replace(report, search=f"No set of these changes makes it fit for sure: {', '.join(needs)}; {ends}")
+    return replace(report, search=f"No set of these changes makes it fit for sure: {', '.join(needs)}; {ends}")
 
 
 PRICES = {lever.key: lever.price for lever in ALL}

@@ -44,6 +44,7 @@ from sizer.service.fair_queue import Visitor
 from sizer.service.job import Job, Read, SharedJob
 from sizer.service.joined_job import JoinedJob
 from sizer.service.pool import Fetch, JobPool
+from sizer.service.question import COMPILED
 from sizer.service.settings import Settings
 from sizer.service.supervisor import Connect
 from sizer.service.variables import ANSWERS, BROKER_VARIABLE, broker_url, read_limit
@@ -114,9 +115,12 @@ class JobClient:
         """A job whose result is the PlacementReport of a query's model and batch: see `sizer.placement`. Raises as `submit`."""
         return self._submit("placement", query, config_text, PlacementReport.from_dict)
 
-    def submit_levers(self, query: str, config_text: str | None = None) -> Job:
-        """A job whose result is the LeverReport of the one dtype and batch size of a query: what to change. Raises as `submit`."""
-        return self._submit("levers", query, config_text, _decoder(LeverReport))
+    def submit_levers(self, query: str, config_text: str | None = None, *, compiles: bool = False) -> Job:
+        """A job whose result is the LeverReport of the one dtype and batch size of a query: what to change. Raises as `submit`.
+
+        With `compiles` eager code is compiled, too, which takes longest.
+        """
+        return self._submit("levers", query, config_text, _decoder(LeverReport), COMPILED if compiles else None)
 
     def submit_limits(self, query: str, config_text: str | None = None) -> Job:
         """A job whose result is the LimitReport of the one dtype and batch size of a query: how far it goes. Raises as `submit`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# "part" is of a task that can be split: "2/3" is the second of three parts.
+# "part" is of a task that can be split: "2/3" is the second of three parts. Of "levers" it is None, or COMPILED.
+COMPILED = "compiled"  # with the lever that compiles eager code
 TEXTS = ("task", "query", "config_text", "measured", "part")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from sizer.errors import ConfigError, RequestError, quote
 from sizer.processes.child import Channel
 from sizer.scopes import digest_scope
+from sizer.service.question import COMPILED
 
 PARTIAL_SECONDS = 0.2  # between two partial results
 
@@ -74,7 +75,7 @@ def _levers(job: dict, channel: Channel) -> dict:
     """What to change for the one dtype and batch size of a query, and what that saves."""
     from sizer.decision.levers import levers
 
-    return _last(levers, job, channel)
+    return _last(partial(levers, compiles=job.get("part") == COMPILED), job, channel)
 
 
 def _limits(job: dict, channel: Channel) -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 
@@ -13,12 +14,16 @@ from torch import nn
 
 from sizer.catalogue.optimizers import OPTIMIZERS
 from sizer.config_json import encode_config
+from sizer.decision.cells import Cells
+from sizer.decision.effects import describe_effect
 from sizer.decision.lever_table import ADAPTERS, LEVERS, OTHER_WORK
 from sizer.decision.levers import levers
 from sizer.errors import BuildError, RequestError
 from sizer.memory.codec import decode, encode
 from sizer.memory.decision import LeverReport, saves
 from sizer.request import format_query, parse_query
+from sizer.tracing.compiled.names import OLDEST_READ
+from sizer.versions import installed_version
 from tests.decision.questions import (
     ADAPTED,
     AT_ONCE,
@@ -201,7 +206,7 @@ FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16
 def test_what_does_not_apply_is_not_offered():
     of_language = {"sdpa", "seq", "lora", "qlora", "static", "new", "int8", "nf4-dq", "logits", *LOSSES}
     absent = () if find_spec("torchao") else ("optimizer-host",)
-    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16, *absent, "outputs"}
+    assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16, *absent, "outputs", "compile", "budget"}
     assert "outputs" in keys_of(f"{CNN}&outputs=kept") and "outputs" not in keys_of(f"{CNN}&outputs=freed")
     offered = keys_of(f"{LANGUAGE}&attention=eager&optimizer_impl=fused&checkpointing=1&expandable=1")
     assert "sdpa" in offered
@@ -276,6 +281,47 @@ def test_what_an_estimate_refuses_is_refused():
         next(iter(levers(parse_query("arch=torchvision:no_such_model&dtype=float32&batch=2"))))
 
 
+# ------------------------------------------------------------------------------------------------------- compiled code
+
+BLOCKS = f"{TWO_LAYERS}&seq=256&dtype=bfloat16&batch=4&gpu=h100-80gb"
+compiles = pytest.mark.skipif(
+    installed_version() < OLDEST_READ or not find_spec("triton"), reason="this PyTorch compiles nothing here"
+)
+
+
+@compiles
+def test_eager_code_is_compiled_after_all_other_levers_and_in_no_set():
+    first, *_, before, last = levers(parse_query(BLOCKS), compiles=True)
+    assert first.pending[-1] == "compile" and before.pending == ("compile",)
+    assert before.search and before.smallest == last.smallest
+    row = last.rows[-1]
+    assert (row.key, row.title) == ("compile", "Compile the blocks")
+    assert row.cell == anew(f"{BLOCKS}&compile=default&compile_scope=blocks") == anew(row.query)
+    assert "compile" not in keys_of(BLOCKS)  # it is asked for by itself
+
+
+@compiles
+def test_compiled_code_has_a_budget_and_its_blocks():
+    compiled = f"{BLOCKS}&compile=default"
+    assert {"budget", "checkpointing", "lora", "inference"} <= keys_of(compiled)
+    assert "compile" not in keys_of(compiled)  # its blocks are
+    assert "compile" in keys_of(f"{compiled}&compile_scope=model")
+    assert keys_of(f"{compiled}&budget=0.2").isdisjoint({"budget", "compile"})
+    assert "inference" in keys_of(f"{compiled}&budget=0.2")  # without its budget
+    base, found = (parse_query(query) for query in (compiled, f"{compiled}&budget=0.3"))
+    (lever,) = [row for row in LEVERS if row.key == "budget"]
+    changed = lever.change(base, Cells(base).counted(base))
+    assert changed == found and lever.title(changed) == "An activation memory budget of 0.3"
+
+
+def test_compiled_code_that_takes_more_says_so():
+    small = Cells(parse_query(LANGUAGE)).estimate(parse_query(LANGUAGE))
+    more = replace(
+        small, process_bytes=small.process_bytes + 2**30, peak_allocated_bytes=small.peak_allocated_bytes + 2**30
+    )
+    assert describe_effect("compile", small, more).endswith("Compiled code takes 1.00 GiB more.")
+
+
 # ----------------------------------------------------------------------------------------------------------- their code
 
 
@@ -298,12 +344,16 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
             assert gradient_checkpointing_kwargs == {"use_reentrant": False}
 
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    if lever.key == "budget":
+        monkeypatch.setattr(torch._functorch.config, "activation_memory_budget", 1.0)  # put back after the test
     size = {"seq": "&seq=4", "image": "&image=16"}.get(lever.key, "")
     request = parse_query(
         f"{TWO_LAYERS}{size}&dtype=float32&batch=2&gpu=cpu"
         if lever.key != "image"
         else "arch=torchvision:resnet18&image=16&batch=2&dtype=float32&gpu=cpu"
     )
+    if lever.key == "budget":
+        request = replace(request, budget=0.3)
     model = Model(8, 8)
     inputs = torch.zeros(4, 3, 32, 32) if lever.key == "image" else torch.zeros(4, 8)
     names = {
