@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from sizer.errors import TraceError
+
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 _NO_GUARD = "not linked with support for cuda"  # a CPU build of PyTorch, in code that asks for a device guard
 
@@ -82,6 +84,7 @@ def move(graph: fx.GraphModule, inputs: Any) -> Any:
     """
     from torch._guards import detect_fake_mode
 
+    _refuse_flex_attention(graph)
     mode = detect_fake_mode(pytree.tree_leaves(inputs))
     moved: dict[int, tuple[Any, Any]] = {}  # by identity, with the tensor, so that it stays alive
 
@@ -102,6 +105,18 @@ def move(graph: fx.GraphModule, inputs: Any) -> Any:
         _Propagation(graph, mode, move_value).run(*(None for _ in placeholders), enable_io_processing=False)
     graph.recompile()
     return pytree.tree_map(move_value, inputs)
+
+
+def _refuse_flex_attention(graph: fx.GraphModule) -> None:
+    """Raise TraceError for flex_attention: its score and mask functions are graphs of their own, which stay on meta."""
+    found = next((node for node in graph.graph.nodes if str(node.target).startswith("flex_attention")), None)
+    if found is not None:
+        raise TraceError(
+            "compiled flex_attention cannot be traced",
+            given=str(found.target),
+            allowed="scaled_dot_product_attention",
+            todo="call scaled_dot_product_attention, or leave flex_attention out of the compiled code",
+        )
 
 
 def _drop_moves(graph: fx.GraphModule) -> None:
