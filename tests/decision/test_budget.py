@@ -39,7 +39,7 @@ def test_each_point_is_the_estimate_of_its_own_query():
     [
         (GPT2.replace("rtx-4090", "cpu"), "compile: given 'default' with gpu=cpu"),
         (f"{GPT2}&mode=inference", "the activation memory budget is that of a backward pass: given mode=inference"),
-        (f"{GPT2}&train=adapter", "train: given 'adapter' with compile=default"),
+        (f"{GPT2}&train=without-tower", "train: given 'without-tower' with compile=default"),
         (GPT2.replace("batch=2", "batch=2,4"), "this answer is for one dtype and batch size"),
     ],
 )
