@@ -199,12 +199,13 @@ def keys_of(query: str) -> set[str]:
 
 
 LOSSES = ("loss", "loss-trl", "loss-liger", "activations")
-IN_RECIPES = (*LOSSES, "optimizer-host")  # their code runs in tests/recipes
+OF_OBJECTIVES = ("reference", "cached")
+IN_RECIPES = (*LOSSES, *OF_OBJECTIVES, "optimizer-host")  # their code runs in tests/recipes
 FLOAT16 = {"amp-float16", "float16"}  # offered where there is no bfloat16
 
 
 def test_what_does_not_apply_is_not_offered():
-    of_language = {"sdpa", "seq", "lora", "qlora", "static", "new", "int8", "nf4-dq", "logits", *LOSSES}
+    of_language = {"sdpa", "seq", "lora", "qlora", "static", "new", "int8", "nf4-dq", "logits", *LOSSES, *OF_OBJECTIVES}
     absent = () if find_spec("torchao") else ("optimizer-host",)
     assert keys_of(CNN) == {lever.key for lever in LEVERS} - {*of_language, *FLOAT16, *absent, "outputs", "compile", "budget"}
     assert "outputs" in keys_of(f"{CNN}&outputs=kept") and "outputs" not in keys_of(f"{CNN}&outputs=freed")

@@ -179,7 +179,7 @@ def test_a_compiled_step_is_shown_over_its_budget(client, open_page):
     drawn = budgets_chart(budgets_for(QUERY)).to_dict()["datasets"].values()
     assert sorted(row["budget"] for rows in drawn for row in rows if "budget" in row) == [0.0, 0.4, 1.0]
     assert [row["step"] for rows in drawn for row in rows if "step" in row][:1] == ["eager"]
-    for refused in ({"gpu": "cpu"}, {"gpu": SMALL_GPU, "accumulate": "2"}):
+    for refused in ({"gpu": "cpu"}, {"gpu": SMALL_GPU, "cudnn_benchmark": "1"}):
         other = open_page(arch="torchvision:resnet50", dtype="float32", batch="32", **refused)
         assert not any("Compiled" in group.options for group in other.get("button_group"))
 
