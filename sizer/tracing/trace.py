@@ -22,6 +22,7 @@ from sizer.architecture.adapters import cast
 from sizer.architecture.blueprint import Blueprint
 from sizer.architecture.quantization import quantization_objects
 from sizer.architecture.subclasses import parts_of
+from sizer.catalogue.optimizers import BITSANDBYTES
 from sizer.distributed.sharding import replicate, split
 from sizer.errors import RequestError, TraceError
 from sizer.memory.affine import LIMIT_BYTES
@@ -326,10 +327,14 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _objects_of(module: nn.Module) -> Iterator[object]:
-    """Yield objects of a module itself that are no modules and may hold tensors: tables of rotary positions, quantised states."""
+    """Yield objects of a module itself that are no modules and may hold tensors: tables of rotary positions, quantised states.
+
+    States of 4-bit weights stay as the first forward pass leaves them, which packs them anew on the CPU.
+    """
     yield from quantization_objects(module)
     for value in vars(module).values():
-        if hasattr(value, "__dict__") and not isinstance(value, (nn.Module, torch.Tensor, type, FunctionType)):
+        own = hasattr(value, "__dict__") and not isinstance(value, (nn.Module, torch.Tensor, type, FunctionType))
+        if own and not type(value).__module__.startswith(f"{BITSANDBYTES}."):
             yield value
 
 
