@@ -71,7 +71,7 @@ def of_each_rank(request: Request) -> Iterator[str]:
 
 
 def of_server(request: Request, gpu: Gpu) -> Iterator[str]:
-    """What to know of a server that makes completions on the device beside the training."""
+    """Yield a caution on a server that makes completions on the training device."""
     if share := server_share(request.rollout):
         held = format_bytes(served_bytes(request, gpu))
         yield (

@@ -181,7 +181,7 @@ class Request:
 
     @property
     def possible_batches(self) -> tuple[int, ...]:
-        """Those of its batch sizes that its pipeline takes, or that are whole groups of completions; else all of them."""
+        """Return the batch sizes that its pipeline takes, or that are whole groups of completions; else all of them."""
         if self.objective == GRPO:
             return tuple(batch for batch in self.batches if batch % self.group == 0)
         return tuple(batch for batch in self.batches if self.pp == 1 or self._is_scheduled(batch))

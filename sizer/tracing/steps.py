@@ -112,12 +112,12 @@ class Work:
 
     @property
     def rolls_out(self) -> bool:
-        """Whether each step generates completions by transformers."""
+        """Return True if each step generates completions by transformers."""
         return self.objective == GRPO and self.rollout == TRANSFORMERS
 
     @property
     def scores(self) -> bool:
-        """Whether completions get log-probabilities without gradients: a reference's, or the policy's beside a server's."""
+        """Return True if completions get log-probabilities without gradients: a reference's, or the policy's with a server."""
         return self.objective == GRPO and (self.reference != NONE or not self.rolls_out)
 
     @property
