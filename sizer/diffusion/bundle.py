@@ -139,7 +139,7 @@ def read_bundle(files: Mapping[str, object], *, title: str = "", **usual: object
             f"{kind} starts from an image or a video, which is not estimated",
             given=quote(kind),
             allowed="pipelines of text to image and text to video",
-            todo="ask for its text-to-image pipeline: denoising takes nearly the same",
+            todo="ask for the text-to-image pipeline of the same model",
         )
     parts, absent, left_out, options = [], [], [], {}
     for name, value in index.items():

@@ -1,4 +1,4 @@
-"""What versions of vLLM and SGLang do differently, a row for each version from which a rule holds, with its source."""
+"""List how versions of vLLM and SGLang differ: a row for each version from which a rule holds, with its source."""
 
 from __future__ import annotations
 
