@@ -345,8 +345,6 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
             assert gradient_checkpointing_kwargs == {"use_reentrant": False}
 
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
-    if lever.key == "budget":
-        monkeypatch.setattr(torch._functorch.config, "activation_memory_budget", 1.0)  # put back after the test
     size = {"seq": "&seq=4", "image": "&image=16"}.get(lever.key, "")
     request = parse_query(
         f"{TWO_LAYERS}{size}&dtype=float32&batch=2&gpu=cpu"
@@ -378,7 +376,8 @@ def test_the_code_of_a_lever_runs(lever, monkeypatch):
     if "8bit" in lever.key:
         pytest.importorskip("bitsandbytes")
     names["head"] = model
-    exec(lever.code(request), names)
+    with torch._functorch.config.patch(activation_memory_budget=1.0):  # monkeypatch would leave the setting deleted
+        exec(lever.code(request), names)
     if lever.key in ("fused", "adafactor", "sgd"):
         known = OPTIMIZERS["adamw" if lever.key == "fused" else lever.key].class_name
         assert type(names["optimizer"]).__name__ == known
