@@ -173,7 +173,7 @@ def change(path: str, value: object):
         ),
         (change("model.class", None), r"report\.model\.class"),
         (change("gpu.capability", [8, 0, 0]), r"gpu\.capability"),
-        (change("request", {"a": [["b"]]}), r"request\.a"),
+        (change("request", {"a": [{"b": 1}]}), r"request\.a"),
         (change("request", {"a": float("inf")}), r"request\.a"),
         (lambda data: data.pop("query"), "the keys query"),
         (lambda data: data["estimates"].append(None), r"estimates\[4\] was 'None'; allowed is an object"),
