@@ -157,7 +157,7 @@ def _trace_step(
     `crowded` is as the recorder takes it.
     """
     recorder = Recorder(device, crowded=crowded)
-    compiler = Compiler(gpu, recorder.host.__contains__) if device.kind == "cuda" else None
+    compiler = Compiler(gpu, recorder) if device.kind == "cuda" else None
     recorder.compiles = compiler is not None
     launches = Launches(hardware_like(gpu), recorder.values.forget) if device.kind == "cuda" else None
     watcher = StepWatcher(recorder)

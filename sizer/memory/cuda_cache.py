@@ -12,6 +12,7 @@ import numpy as np
 
 from sizer.memory.best_fit import Driver, Pools
 from sizer.memory.cuda import rounded
+from sizer.memory.tape import PRIVATE
 
 
 class CudaCache:
@@ -80,9 +81,9 @@ class CudaCache:
         return address, size
 
     def release_cached(self) -> None:
-        """Hand every segment that is free as a whole back to the driver (release_cached_blocks)."""
+        """Hand every segment that is free as a whole back to the driver, but those of CUDA graphs (release_cached_blocks)."""
         self.given_back.append(self.started + self.position)
-        for pools in self._pools.values():
+        for pools in (pools for stream, pools in self._pools.items() if stream < PRIVATE):
             for address, size in pools.take_out(self._segments):
                 del self._segments[address]
                 self._driver.take_back(size)

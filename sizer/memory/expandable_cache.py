@@ -18,6 +18,7 @@ from sizer.memory.best_fit import ENDLESS, ROOM, delete_by_address, insert, merg
 from sizer.memory.compiled import compiled
 from sizer.memory.cuda import LARGE_SEGMENT, SMALL_SEGMENT, SMALL_SIZE, rounded
 from sizer.memory.sorted_rows import by_size, delete_at, delete_by_size, find, insert_at, insert_by_size
+from sizer.memory.tape import PRIVATE
 
 _RESERVED, _LIMIT, _HELD, _GROWN = range(4)  # places in the state: bytes mapped, allowed, told last, rows of `grown`
 _FREE, _GAPS, _TOP, _PAGE = range(4)  # places in the numbers of a range
@@ -281,9 +282,9 @@ class ExpandableCache:
             self.release_cached()
 
     def release_cached(self) -> None:
-        """Unmap every page of all ranges that is free as a whole (release_cached_blocks)."""
+        """Unmap every page that is free as a whole of all ranges but those of CUDA graphs (release_cached_blocks)."""
         self.given_back.append(self.started + self.position)
-        for ranges in self._ranges.values():
+        for ranges in (ranges for stream, ranges in self._ranges.items() if stream < PRIVATE):
             ranges.make_room(0)
             for which in range(2):
                 _unmap_free(ranges.numbers[which], ranges.free[which], ranges.gaps[which], self._state)

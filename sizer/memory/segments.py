@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sizer.memory.cuda import LARGE_SEGMENT, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, segment_size
+from sizer.memory.tape import PRIVATE
 
 # Between the ranges of small and of large blocks of each stream, which all begin at 0 in sizer.memory.expandable.
 RANGE = 2**44
@@ -60,9 +61,9 @@ class Segments:
         del self.live[address]
 
     def release_free(self) -> Iterator[SegmentEvent]:
-        """Give back every segment without a block; yields them."""
+        """Give back every segment without a block, but those of CUDA graphs; yields them."""
         used = {self.segment_of(address) for address in self.live}
-        for start in [start for start in self._starts if start not in used]:
+        for start in [start for start in self._starts if start not in used and self._streams[start] < PRIVATE]:
             self._starts.remove(start)
             yield SegmentEvent(action="segment_free", address=start, bytes=self.sizes.pop(start))
 
@@ -119,9 +120,9 @@ class ExpandableSegments:
         del self.live[address]
 
     def release_free(self) -> Iterator[SegmentEvent]:
-        """Unmap every page without a block; yields them."""
+        """Unmap every page without a block, but those of CUDA graphs; yields them."""
         used = {page for address, size in self.live.items() for page, _ in self._pages_of(address, size)}
-        for page in [page for page in self._pages if page not in used]:
+        for page in [page for page in self._pages if page not in used and self.stream_at(page) < PRIVATE]:
             yield SegmentEvent(action="segment_unmap", address=page, bytes=self._pages.pop(page))
 
     def _pages_of(self, address: int, size: int) -> Iterator[tuple[int, int]]:

@@ -33,6 +33,7 @@ PIPELINE_PHASES = (
     "unet", "decoder", "vqvae", "vae", AFTER,
 )  # fmt: skip
 EMPTY_CACHE = "torch.cuda.empty_cache"  # the op of the blocks that stand for its calls
+PRIVATE = 128  # streams from this number on are pools of CUDA graphs, whose cached memory never goes back to the driver
 RESIZE = "UntypedStorage.resize_"  # the op of the blocks that it allocates: FSDP2 gathers parameters into such storages
 
 

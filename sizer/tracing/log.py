@@ -9,7 +9,7 @@ from copy import copy
 
 from sizer.memory.communication import Collective
 from sizer.memory.size_queries import gather
-from sizer.memory.tape import CATEGORIES, Tape, blocks_alive
+from sizer.memory.tape import CATEGORIES, PRIVATE, Tape, blocks_alive
 from sizer.tracing.stream_order import Mark, StreamOrder
 
 CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
@@ -44,6 +44,7 @@ class BlockLog:
         self.modules: list[int] = []
         self.streams: list[int] = []
         self.stream = 0  # the one at work
+        self.private_streams: set[int] = set()  # those that stand for the pool of CUDA graphs
         self.awaited: dict[int, frozenset[int]] = {}  # by block, the other streams that use it
         # Where in the order a released block waits for them no longer, for certain.
         self.settled: list[tuple[int, int]] = []
@@ -76,6 +77,13 @@ class BlockLog:
         self.streams.append(self.stream)
         self.order.append(block)
         return block
+
+    def allocate_again(self, block: int) -> int:
+        """The number of a new block like another one."""
+        made = self.allocate(self.sizes[block], "", "")
+        for column in (self.categories, self.ops, self.modules):
+            column[made] = column[block]
+        return made
 
     def defer(self, block: int, size: DeferredSize) -> None:
         """Leave a block's bytes to a size query, whatever it was left to before."""
@@ -184,5 +192,8 @@ class BlockLog:
 
     def _streams(self) -> bytes:
         """The streams by block, numbered in the order in which they come; nothing where all are the default one."""
-        numbers = {stream: number for number, stream in enumerate(dict.fromkeys([0, *self.streams]))}
+        numbers = {
+            stream: number + PRIVATE * (stream in self.private_streams)
+            for number, stream in enumerate(dict.fromkeys([0, *self.streams]))
+        }
         return bytes(numbers[stream] for stream in self.streams) if len(numbers) > 1 else b""

@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
     """Logs the blocks of everything that runs under it, by the rules of one device.
 
     `log` is the tape in the making, `values` the known values, `paths` the module at work, `notes` the stand-ins used, `at`
-    the operator at work. `on_backward` is called for every operator of a backward pass, where somebody wants to know,
+    the operator at work, `storages` the block of each storage. `on_backward` is called for every operator of a backward pass, where somebody wants to know,
     `follow_stream` for every one, where there are several streams.
     Tensors on the CPU are part of the log only where the device is the CPU itself; `host` are meta tensors that stand for such.
     """
@@ -101,7 +101,7 @@ class Recorder(TorchDispatchMode):
             None  # what is noted of blocks beside the log, where somebody wants to know
         )
         self._plans: dict[int, _Plan] = {}  # by the operator's identity: its own hash is Python
-        self._storages = Storages(self.log)
+        self.storages = Storages(self.log)
         self._device_types = ("meta", "cpu") if device.kind == "cpu" else ("meta",)
         blas = self.rules.blas
         told = {"product": blas and blas.size, "kept": blas is not None and blas.kept}
@@ -135,6 +135,8 @@ class Recorder(TorchDispatchMode):
         plan = self._plans.get(id(func)) or self._plan(func)
         if plan.check is not None:
             plan.check(self.device.kind, args)
+        if self.storages.overwritten and not func.is_view:
+            self.storages.check_readable(tensors_of(args))
         if self.deferred.is_left:
             self.place_deferred(tensors_of(args))
         if self.host:
@@ -219,7 +221,7 @@ class Recorder(TorchDispatchMode):
             self.block_notes.tensors.update(loading.tensors)
         for path, tensor, _ in tensors_in(module):
             for part in parts_of(tensor):
-                self._storages.follow(part.untyped_storage(), loading.blocks[path])
+                self.storages.follow(part.untyped_storage(), loading.blocks[path])
         self.values.recall(module)
         self.paths.name(module)
 
@@ -240,7 +242,7 @@ class Recorder(TorchDispatchMode):
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""
-        return self._storages.block_of(tensor)
+        return self.storages.block_of(tensor)
 
     def classify(self, tensors: Iterable[Tensor | None], category: str) -> None:
         """Set the category of the blocks that hold the tensors."""
@@ -257,13 +259,13 @@ class Recorder(TorchDispatchMode):
 
     def resized(self, storage: torch.UntypedStorage, before: int) -> None:
         """Log that a storage had `before` bytes and has others."""
-        blocks = self._storages.resize(storage, before, self.paths.current())
+        blocks = self.storages.resize(storage, before, self.paths.current())
         if blocks is not None and self.block_notes is not None and blocks[0] in self.block_notes.tensors:
             self.block_notes.tensors[blocks[1]] = self.block_notes.tensors[blocks[0]]
 
     def leave(self, tensor: Tensor) -> None:
         """Log that the device no longer has what a tensor holds, which goes on living."""
-        self._storages.leave(tensor)
+        self.storages.leave(tensor)
 
     def await_stream(self, tensor: Tensor, stream: int) -> None:
         """Note that the tensor's block, once released, is free only when another stream has done its work."""
@@ -309,7 +311,7 @@ class Recorder(TorchDispatchMode):
 
     def _see(self, plan: _Plan, tensor: Tensor, args: tuple) -> None:
         on_cpu = not tensor.is_meta
-        if (on_cpu and tensor.device.type not in self._device_types) or tensor in self._storages:
+        if (on_cpu and tensor.device.type not in self._device_types) or tensor in self.storages:
             return
         if is_traceable_wrapper_subclass_type(type(tensor)):
             return  # its storage stands for none; what is inside was seen where it was made
@@ -335,7 +337,7 @@ class Recorder(TorchDispatchMode):
         if self.block_notes is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.block_notes.tensors[block] = NotedTensor(shape=tuple(tensor.shape), dtype=dtype)
-        self._storages.follow(storage, block)
+        self.storages.follow(storage, block)
 
     def _on_meta_of_host(self, tensor: Tensor) -> Tensor:
         """Return a meta tensor of the host like a tensor that has values there, which are known while they are few."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -16,21 +17,54 @@ class Storages:
 
     def __init__(self, log: BlockLog) -> None:
         self._log = log
+        self.overwritten: dict[int, str] = {}  # by `_cdata`, the error of who reads a storage whose memory is another's now
         self._live: dict[int, tuple[int, weakref.ref]] = {}
-        self._emptied: set[int] = set()  # of these those that were resized to 0 bytes: their blocks are released
+        # Of these those whose blocks are released: they were resized to 0 bytes, or their memory is not theirs.
+        self._emptied: set[int] = set()
 
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._live
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The block that holds the tensor, or None if it was never logged."""
-        entry = self._live.get(tensor.untyped_storage()._cdata)
+        return self.block_in(tensor.untyped_storage())
+
+    def block_in(self, storage: torch.UntypedStorage) -> int | None:
+        """The block of a storage, or None if it was never logged."""
+        entry = self._live.get(storage._cdata)
         return entry[0] if entry else None
 
     def follow(self, storage: torch.UntypedStorage, block: int) -> None:
         """Have a block released when its storage dies."""
         key = storage._cdata
         self._live[key] = (block, weakref.ref(storage, lambda _: self._died(key, block)))
+
+    def follow_unowned(self, storage: torch.UntypedStorage, block: int) -> None:
+        """Take a storage for what a block holds that is released elsewhere, or was."""
+        self.follow(storage, block)
+        self._emptied.add(storage._cdata)
+
+    def owns(self, key: int) -> bool:
+        """Return True if the storage with this `_cdata` has a block of its own."""
+        return key in self._live and key not in self._emptied
+
+    def release_early(self, key: int) -> None:
+        """Log that the storage with this `_cdata` has no memory any more; it goes on living."""
+        if self.owns(key):
+            self._emptied.add(key)
+            self._log.release(self._live[key][0])
+
+    def own(self, key: int, block_of: Callable[[torch.UntypedStorage], int]) -> None:
+        """Have the storage with this `_cdata` own a block from here on, unless it owns one."""
+        if key in self._emptied and (storage := self._live[key][1]()) is not None:
+            self._emptied.discard(key)
+            self.follow(storage, block_of(storage))
+
+    def check_readable(self, tensors: Iterable[Tensor | None]) -> None:
+        """Raise RuntimeError, as PyTorch does, if a tensor's memory is another's now."""
+        for tensor in tensors:
+            if tensor is not None and (message := self.overwritten.get(tensor.untyped_storage()._cdata)):
+                raise RuntimeError(message)
 
     def leave(self, tensor: Tensor) -> None:
         """Log that the device no longer has what a tensor holds, which goes on living."""
@@ -57,6 +91,7 @@ class Storages:
         return None if new is None else (block, new)
 
     def _died(self, key: int, block: int) -> None:
+        self.overwritten.pop(key, None)
         if self._live.pop(key, None) is None:
             return
         if key in self._emptied:

@@ -340,10 +340,11 @@ static void *handle(void) { return calloc(1, 4096); } /* opaque to PyTorch; larg
 /* Where NULL_EVENTS_PENDING is set, work is done only once somebody waits for it. A stream does its work in order; each event
    knows how many of those recorded on each stream have happened where it has. */
 #define STREAMS 256
-struct event { int stream; unsigned number, after[STREAMS]; };
+struct event { int stream; unsigned number, after[STREAMS]; unsigned long long capture; };
 static unsigned after[STREAMS][STREAMS], done[STREAMS];
 static cudaStream_t streams[STREAMS]; /* the first is the default one */
 static pthread_mutex_t events = PTHREAD_MUTEX_INITIALIZER;
+static unsigned long long captures, captured[STREAMS]; /* captures begun; by stream the one that it is part of, 0 for none */
 
 static int number_of(cudaStream_t stream) { /* the caller holds the lock */
     int number = 0;
@@ -366,6 +367,7 @@ static void record(struct event *event, cudaStream_t stream) {
     pthread_mutex_lock(&events);
     event->stream = number_of(stream);
     event->number = ++after[event->stream][event->stream];
+    event->capture = captured[event->stream];
     memcpy(event->after, after[event->stream], sizeof event->after);
     pthread_mutex_unlock(&events);
 }
@@ -380,18 +382,55 @@ EXPORT cudaError_t cudaStreamCreate(cudaStream_t *out) { return created(out); }
 EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned f) { return created(out); }
 EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned f, int p) { return created(out); }
 EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t s, int *priority) { *priority = 0; return cudaSuccess; }
+/* Captures of CUDA graphs: nothing is captured. A stream says that it is, and so do those that wait for its events, until the
+   capture ends; what is allocated meanwhile comes from a private pool, which is PyTorch's own doing. */
+static unsigned long long capture_of(cudaStream_t stream) {
+    pthread_mutex_lock(&events);
+    unsigned long long found = captured[number_of(stream)];
+    pthread_mutex_unlock(&events);
+    return found;
+}
 EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *out) {
-    *out = cudaStreamCaptureStatusNone;
+    *out = capture_of(s) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *out, unsigned long long *id,
                                             cudaGraph_t *graph, const cudaGraphNode_t **nodes,
                                             const cudaGraphEdgeData **edges, size_t *count) {
-    *out = cudaStreamCaptureStatusNone;
-    if (id) *id = 0;
-    if (graph) *graph = NULL;
+    unsigned long long found = capture_of(s);
+    *out = found ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    if (id) *id = found;
+    if (graph) *graph = found ? (cudaGraph_t)space : NULL;
+    if (nodes) *nodes = NULL;
+    if (edges) *edges = NULL;
     if (count) *count = 0;
     return cudaSuccess;
+}
+EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    pthread_mutex_lock(&events);
+    captured[number_of(stream)] = ++captures;
+    pthread_mutex_unlock(&events);
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    pthread_mutex_lock(&events);
+    unsigned long long ended = captured[number_of(stream)];
+    for (int i = 0; i < STREAMS; i++)
+        if (captured[i] == ended) captured[i] = 0;
+    pthread_mutex_unlock(&events);
+    *graph = handle();
+    return ended ? cudaSuccess : say(cudaErrorIllegalState);
+}
+EXPORT cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+    *count = 1; /* PyTorch warns of a graph without nodes */
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags) {
+    *out = handle();
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags) {
+    return cudaGraphInstantiate(out, graph, flags);
 }
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
     static int pending = -1;
@@ -409,7 +448,9 @@ EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stre
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) { return wait_for((struct event *)event); }
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned f) {
     pthread_mutex_lock(&events);
-    merge(after[number_of(stream)], ((struct event *)event)->after);
+    const struct event *one = (struct event *)event;
+    merge(after[number_of(stream)], one->after);
+    if (one->capture && captured[one->stream] == one->capture) captured[number_of(stream)] = one->capture;
     pthread_mutex_unlock(&events);
     return cudaSuccess;
 }

@@ -61,8 +61,13 @@ def compiler_at_work() -> Iterator[None]:
 
 
 @contextmanager
-def inductor_on(device: Hardware, findings: Findings, frontend: Frontend) -> Iterator[None]:
-    """Within the context Inductor compiles graphs over meta tensors as on the device, and its code runs on meta tensors."""
+def inductor_on(
+    device: Hardware, findings: Findings, frontend: Frontend, begin_graphs: Callable[[], None]
+) -> Iterator[None]:
+    """Within the context Inductor compiles graphs over meta tensors as on the device, and its code runs on meta tensors.
+
+    `begin_graphs` is called before code is compiled that is to be recorded in CUDA graphs.
+    """
     import torch._functorch.config as functorch_config
     import torch._inductor.async_compile as async_compile
     import torch._inductor.codecache as codecache
@@ -94,6 +99,8 @@ def inductor_on(device: Hardware, findings: Findings, frontend: Frontend) -> Ite
 
     def forward_moved(graph: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_settings(inductor_config)
+        if inductor_config.triton.cudagraphs:
+            begin_graphs()
         with frontend.turned(False):
             if kwargs.get("is_inference"):
                 return forward(graph, move(graph, example_inputs), *args, **kwargs)
@@ -164,13 +171,6 @@ def _refuse_settings(config: Any) -> None:
             given="torch.compile with max-autotune",
             allowed="mode=default",
             todo="leave max-autotune out: without it each product is cuBLAS's, with its workspace",
-        )
-    if config.triton.cudagraphs:
-        raise TraceError(
-            "CUDA graphs keep private pools of memory, which cannot be traced yet",
-            given="torch.compile with mode=reduce-overhead",
-            allowed="mode=default",
-            todo="leave the mode out: the figures are then those without CUDA graphs, which reserve less",
         )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from traceback import extract_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -19,11 +19,15 @@ from sizer.catalogue.hardware import HARDWARE, Hardware
 from sizer.errors import TraceError
 from sizer.memory.compiled_code import CompiledCode
 from sizer.tracing.compiled.answers import compiler_answers
+from sizer.tracing.compiled.cuda_graphs import cuda_graphs_on
 from sizer.tracing.compiled.dynamo import dynamo_on, hide_modes
 from sizer.tracing.compiled.findings import Findings, line_of_stack, reason_of
 from sizer.tracing.compiled.graphs import Frontend
 from sizer.tracing.compiled.inductor import compiler_at_work, inductor_on
 from sizer.tracing.compiled.names import check_compiler
+
+if TYPE_CHECKING:
+    from sizer.tracing.recorder import Recorder
 
 _PATCHED = (
     torch,
@@ -40,14 +44,14 @@ _WARNINGS = (r"Using `torch\.compile\(module\)` when there are global hooks", "d
 class Compiler:
     """PyTorch's compiler within one trace on one GPU: installed at the first compiled call, uninstalled with the trace.
 
-    Make it before anything of PyTorch is replaced. `code` is what was compiled, None if nothing was. `on_host` is True for
-    tensors of the host.
+    Make it before anything of PyTorch is replaced. `code` is what was compiled, None if nothing was. `recorder` records the trace.
     """
 
-    def __init__(self, gpu: Gpu, on_host: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, gpu: Gpu, recorder: Recorder) -> None:
         self.code: CompiledCode | None = None
         self._findings: Findings | None = None
-        self._gpu, self._hardware, self._on_host = gpu, hardware_like(gpu), on_host
+        self._gpu, self._hardware, self._recorder = gpu, hardware_like(gpu), recorder
+        self._has_graphs = False
         self._originals = [(owner, dict(vars(owner))) for owner in _PATCHED]
 
     @contextmanager
@@ -123,10 +127,16 @@ class Compiler:
                 given=f"compute capability {self._gpu.capability}",
                 todo="choose a GPU of the catalogue, or run the step eagerly",
             )
-        findings, frontend = Findings(), Frontend()
+        findings, frontend, on_host = Findings(), Frontend(), self._recorder.host.__contains__
+
+        def begin_graphs() -> None:
+            if not self._has_graphs:
+                self._has_graphs = True
+                stack.enter_context(cuda_graphs_on(self._recorder, on_host))
+
         stack.enter_context(compiler_answers(self._hardware))
-        stack.enter_context(inductor_on(self._hardware, findings, frontend))
-        stack.enter_context(dynamo_on(findings, frontend, self._on_host))
+        stack.enter_context(inductor_on(self._hardware, findings, frontend, begin_graphs))
+        stack.enter_context(dynamo_on(findings, frontend, on_host))
         self._findings = findings
 
 

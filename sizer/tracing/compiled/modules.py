@@ -32,7 +32,7 @@ def compiling(work: Work, recorder: Recorder) -> Iterator[Callable[[], None]]:
     if work.compile_scope is None or gpu is None:
         yield lambda: None
         return
-    compiler = Compiler(gpu, recorder.host.__contains__)
+    compiler = Compiler(gpu, recorder)
     recorder.compiles = True
     with devices_answer(accelerator_of(gpu), count=1), compiler.watching(), budgeted(work.budget):
         yield compiler.end_step

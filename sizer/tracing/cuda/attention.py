@@ -79,6 +79,8 @@ def scaled_dot_product_attention(device: Device, given: Attention) -> Tensor:
 def _seeds_on_host(args: tuple, out: tuple) -> tuple:
     """_scaled_dot_product_efficient_attention: (output, log sums, seed, offset), the last two on the host outside of graph
     capture (Note [Seed and Offset Device] in cuda/attention.cu)."""
+    if torch.cuda.is_current_stream_capturing():
+        return out
     return (*out[:2], *(torch.empty((), dtype=t.dtype, device="cpu") for t in out[2:]))
 
 

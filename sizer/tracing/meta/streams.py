@@ -270,6 +270,7 @@ def streams_seen(recorder: Recording, kind: str) -> Iterator[None]:
             "set_stream": set_stream,
             "stream": entered,
             "synchronize": synchronize,
+            "is_current_stream_capturing": lambda: False,
         },
         torch.Tensor: {"record_stream": record_stream},
     }

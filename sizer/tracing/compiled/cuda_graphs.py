@@ -1,0 +1,263 @@
+"""CUDA graphs of compiled code (`mode="reduce-overhead"`): PyTorch's own bookkeeping of their pool, on meta tensors.
+
+Inductor hands each compiled graph to a tree manager (torch/_inductor/cudagraph_trees.py, 2.15), which runs it three ways: once as it
+is, in a pool of memory of its own; once more in that pool while a CUDA graph records it; from then on the graph is replayed, which asks
+for no memory. Here that code runs itself. What it asks of the device is answered: the pool is a stream of its own, whose cached memory
+stays reserved (sizer.memory.tape, PRIVATE), each storage has an address, and storages made anew at an address have no memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import count
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from sizer.memory.tape import blocks_alive
+from sizer.tracing.log import BlockLog
+from sizer.tracing.storages import Storages
+
+_META = torch.device("meta")
+_LARGEST_STORAGE = 2**44  # bytes between addresses
+_SEED_AND_OFFSET = (8, 8)  # bytes of a graph's tensors for random numbers (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, 2.15)
+
+
+class Recording(Protocol):
+    """What a trace's recorder has for graphs."""
+
+    log: BlockLog
+    storages: Storages
+
+    def empty_cache(self) -> None:
+        """Log that the allocator returns what it caches."""
+
+
+class _Names:
+    """A module's names, some of them replaced."""
+
+    def __init__(self, module: Any, **replaced: Any) -> None:
+        self._module = module
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+class _Graph:
+    """Stand in for torch.cuda.CUDAGraph: a replay asks for no memory. `random_state` are tensors of one that draws numbers."""
+
+    def __init__(self) -> None:
+        self.random_state: list[Tensor] = []
+
+    def replay(self) -> None:
+        """Replay nothing."""
+
+
+class _Draws(TorchDispatchMode):
+    """Within the mode the first operator that draws random numbers has `begin` called: a graph then keeps a seed and an offset."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        super().__init__()
+        self._begin: Callable[[], None] | None = begin
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if self._begin is not None and _draws(func, args, kwargs or {}):
+            self._begin()
+            self._begin = None
+        return func(*args, **(kwargs or {}))
+
+
+def _draws(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Return True if a call of an operator draws random numbers: attention without dropout does not, nor its backward pass."""
+    if torch.Tag.nondeterministic_seeded not in func.tags or "backward" in func.name():
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    share = args[place] if place < len(args) else kwargs.get("dropout_p", func._schema.arguments[place].default_value)
+    return share > 0
+
+
+class _Memory:
+    """Addresses of storages, what lies where in the graphs' pool, and the storages that lie where another one was recorded."""
+
+    def __init__(self, recorder: Recording) -> None:
+        self._log, self._storages = recorder.log, recorder.storages
+        self._addresses: weakref.WeakKeyDictionary[UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._of_blocks: dict[int, int] = {}  # addresses
+        self._blocks: dict[int, int] = {}  # by address the last block that was logged there
+        self._counted = count(1)
+
+    def address_of(self, storage: UntypedStorage) -> int:
+        """Return the address of a storage, which no other has had; 0 for one without bytes."""
+        if not storage.nbytes():
+            return 0
+        address = self._addresses.get(storage)
+        if address is None:
+            address = self._addresses[storage] = next(self._counted) * _LARGEST_STORAGE
+            block = self._storages.block_in(storage)
+            if block is not None:
+                self._place(block, address)
+        return address
+
+    def storage_at(self, address: int, device: Any, size: int) -> UntypedStorage:
+        """Return a storage of `size` bytes at an address; its memory is the pool's."""
+        storage = UntypedStorage(size, device=_META)
+        if address:
+            self._addresses[storage] = address
+            self._storages.follow_unowned(storage, self._blocks[address])
+        return storage
+
+    def checkpoint(self, device: int, pool: Any) -> int:
+        """Return what the pool holds now, as a position of the log."""
+        return len(self._log.order)
+
+    def restore(self, stream: Any, position: int, alive: list[int]) -> None:
+        """Have the pool hold what it held at a checkpoint; the storages with the `_cdata` of `alive` own theirs again.
+
+        Source: setCheckpointPoolState, c10/cuda/CUDACachingAllocator.cpp (2.15). The caller then deletes what is not alive.
+        """
+        log = self._log
+        held = [
+            block
+            for block in blocks_alive(log.order[:position])
+            if block in self._of_blocks and log.streams[block] == stream.stream_id
+        ]
+        with torch.cuda.stream(stream):
+            for block in held:
+                self._place(log.allocate_again(block), self._of_blocks[block])
+        for key in alive:
+            self._storages.own(key, lambda storage: self._blocks[self._addresses[storage]])
+
+    def delete(self, address: int) -> None:
+        """Log that the block at an address is free."""
+        self._log.release(self._blocks[address])
+
+    def _place(self, block: int, address: int) -> None:
+        self._of_blocks[block] = address
+        self._blocks[address] = block
+
+    @staticmethod
+    def tensor_of(metadata: dict[str, Any], storage: UntypedStorage) -> Tensor:
+        """Return the tensor over a storage that its metadata describes."""
+        with _disable_current_modes():
+            tensor = torch.empty(0, dtype=metadata["dtype"], device=_META)
+            return tensor.set_(storage, metadata["storage_offset"], metadata["size"], metadata["stride"])
+
+    def are_at(self, tensors: list[Any], addresses: list[int | None], places: list[int]) -> bool:
+        """Return True if each of the tensors at some places has the address of that place."""
+        return all(self.address_of_tensor(tensors[place]) == addresses[place] for place in places)
+
+    def address_of_tensor(self, tensor: Tensor) -> int:
+        """Return the address of a tensor's first element."""
+        address = self.address_of(tensor.untyped_storage())
+        return address and address + tensor.storage_offset() * tensor.itemsize
+
+
+@contextmanager
+def cuda_graphs_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator[None]:
+    """Within the context compiled code may be recorded in CUDA graphs. Enter it where streams and `empty_cache` are answered."""
+    import torch._inductor.cudagraph_trees as trees
+
+    memory = _Memory(recorder)
+    containers: dict[int, Any] = {}
+
+    @contextmanager
+    def graph(recorded: _Graph, pool: Any, stream: Any, **settings: Any) -> Iterator[None]:
+        recorder.log.private_streams.add(stream.stream_id)
+        recorder.empty_cache()
+
+        def keep_seed() -> None:
+            with torch.cuda.stream(torch.cuda.default_stream()):
+                recorded.random_state = [torch.empty(size, dtype=torch.uint8, device=_META) for size in _SEED_AND_OFFSET]
+
+        capturing = mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with torch.cuda.stream(stream), capturing, _Draws(keep_seed):
+            yield
+
+    def container(index: int) -> Any:
+        if index not in containers:
+            containers[index] = trees.TreeManagerContainer(index)
+        return containers[index]
+
+    def restore(device: int, position: int, stale: list[int], alive: list[int]) -> None:
+        memory.restore(containers[device].tree_manager.stream, position, alive)
+
+    def forbid(storage: int, message: str) -> None:
+        recorder.storages.overwritten[storage] = message
+
+    cuda = _Names(torch.cuda, CUDAGraph=_Graph, graph=graph, graph_pool_handle=lambda: (0, 1), device=lambda index: nullcontext())
+    bindings = _Names(
+        torch._C,
+        _cuda_clearCublasWorkspaces=lambda: None,  # they are held for the time of a call
+        _cuda_get_conv_benchmark_empty_cache=lambda: True,
+        _cudnn_set_conv_benchmark_empty_cache=lambda on: None,
+        _cuda_beginAllocateCurrentThreadToPool=lambda device, pool: None,
+        _cuda_endAllocateToPool=lambda device, pool: None,
+        _cuda_releasePool=lambda device, pool: None,
+        _cuda_getCheckpointState=memory.checkpoint,
+        _cuda_setCheckpointPoolState=restore,
+        _cuda_cudaCachingAllocator_raw_delete=memory.delete,
+        _construct_storage_from_data_pointer=memory.storage_at,
+        _construct_CUDA_Tensor_From_Storage_And_Metadata=memory.tensor_of,
+        _tensors_data_ptrs_at_indices_equal=memory.are_at,
+        _has_Standard_Deleter=recorder.storages.owns,
+        _free_And_Remove_DeleterFn=recorder.storages.release_early,
+        _set_storage_access_error_msg=lambda tensor, message: forbid(tensor.untyped_storage()._cdata, message),
+        _set_storage_data_ptr_access_error_msg=forbid,
+    )
+    names = {
+        "torch": _Names(torch, cuda=cuda, _C=bindings, device=lambda index: nullcontext()),
+        "get_container": container,
+        "check_memory_pool": lambda *args: None,  # asks the device for a snapshot
+        "preserve_rng_state": nullcontext,
+        "_update_current_stream_external_object": nullcontext,
+        "ControlFlowOpWarmupDispatchMode": nullcontext,
+        "CUDAGraphCaptureControlFlowOpDispatchMode": nullcontext,
+        "get_history_recording": nullcontext,
+    }
+
+    run = trees.CUDAGraphTreeManager.run
+
+    def run_told(manager: Any, inputs: list[Any], function_id: Any) -> Any:
+        with _told(vars(trees), memory, on_host):  # for each call: a step has its own attributes of tensors in their place
+            return run(manager, inputs, function_id)
+
+    with ExitStack() as stack:
+        for name, value in names.items():
+            stack.enter_context(mock.patch.object(trees, name, value))
+        stack.enter_context(mock.patch.object(trees.CUDAGraphTreeManager, "run", run_told))
+        stack.callback(torch._C._set_cached_tensors_enabled, False)
+        try:
+            yield
+        finally:
+            for one in containers.values():
+                if one.tree_manager is not None:
+                    one.tree_manager.shutdown()
+
+
+@contextmanager
+def _told(caller: dict[str, Any], memory: _Memory, on_host: Callable[[Tensor], bool]) -> Iterator[None]:
+    """Within the context tensors and storages tell a module, given by its names, where they are on the device."""
+
+    def told(own: Callable[[Any], Any], answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda value: answer(value) if sys._getframe(1).f_globals is caller else own(value)
+
+    is_cuda, is_meta = Tensor.is_cuda.__get__, vars(torch._C.TensorBase)["is_meta"].__get__
+    answers = (
+        (Tensor, "is_cuda", property(told(is_cuda, lambda tensor: is_meta(tensor) and not on_host(tensor)))),
+        (Tensor, "data_ptr", told(Tensor.data_ptr, memory.address_of_tensor)),
+        (UntypedStorage, "data_ptr", told(UntypedStorage.data_ptr, memory.address_of)),
+    )
+    with ExitStack() as stack:
+        for place, name, value in answers:
+            stack.enter_context(mock.patch.object(place, name, value, create=name not in vars(place)))
+        yield
