@@ -75,8 +75,8 @@ class Recorder(TorchDispatchMode):
     """Logs the blocks of everything that runs under it, by the rules of one device.
 
     `log` is the tape in the making, `values` the known values, `paths` the module at work, `notes` the stand-ins used, `at`
-    the operator at work, `storages` the block of each storage. `on_backward` is called for every operator of a backward pass, where somebody wants to know,
-    `follow_stream` for every one, where there are several streams.
+    the operator at work, `storages` the block of each storage. `on_backward` is called for every operator of a backward pass, where
+    somebody wants to know, `follow_stream` for every one, where there are several streams.
     Tensors on the CPU are part of the log only where the device is the CPU itself; `host` are meta tensors that stand for such.
     """
 

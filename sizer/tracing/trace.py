@@ -39,6 +39,7 @@ from sizer.tracing.meta.autocast import Autocast
 from sizer.tracing.meta.buckets import buckets_seen
 from sizer.tracing.meta.chunked_loss import chunked_loss_on
 from sizer.tracing.meta.constructors import random_states_seen, values_from_data
+from sizer.tracing.meta.cuda_graphs import graphs_seen
 from sizer.tracing.meta.dtypes import is_refusal, remedy
 from sizer.tracing.meta.empty_cache import emptied_caches_seen
 from sizer.tracing.meta.fp8 import fp8_products
@@ -277,6 +278,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(lengths_assumed(recorder.values))
         stack.enter_context(transducers_on(recorder))
         stack.enter_context(streams_seen(recorder, device.kind))
+        stack.enter_context(graphs_seen(recorder))
         stack.enter_context(resizes_seen(recorder.resized))
         stack.enter_context(buckets_seen(recorder.log))
         stack.enter_context(offloading_seen(recorder.host, recorder.leave))

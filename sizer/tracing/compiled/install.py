@@ -19,12 +19,12 @@ from sizer.catalogue.hardware import HARDWARE, Hardware
 from sizer.errors import TraceError
 from sizer.memory.compiled_code import CompiledCode
 from sizer.tracing.compiled.answers import compiler_answers
-from sizer.tracing.compiled.cuda_graphs import cuda_graphs_on
 from sizer.tracing.compiled.dynamo import dynamo_on, hide_modes
 from sizer.tracing.compiled.findings import Findings, line_of_stack, reason_of
 from sizer.tracing.compiled.graphs import Frontend
 from sizer.tracing.compiled.inductor import compiler_at_work, inductor_on
 from sizer.tracing.compiled.names import check_compiler
+from sizer.tracing.compiled.trees import trees_on
 
 if TYPE_CHECKING:
     from sizer.tracing.recorder import Recorder
@@ -132,7 +132,7 @@ class Compiler:
         def begin_graphs() -> None:
             if not self._has_graphs:
                 self._has_graphs = True
-                stack.enter_context(cuda_graphs_on(self._recorder, on_host))
+                stack.enter_context(trees_on(self._recorder, on_host))
 
         stack.enter_context(compiler_answers(self._hardware))
         stack.enter_context(inductor_on(self._hardware, findings, frontend, begin_graphs))

@@ -138,12 +138,16 @@ def _keep_pages_apart(optimizer: torch.optim.Optimizer) -> None:
     optimizer.get_state_buffer = get_state_buffer
 
 
+# Modules that ask whether an optimizer may keep its step counters on the device.
+_CAPTURABLE = ("adadelta", "adam", "adamax", "asgd", "nadam", "optimizer", "radam", "rmsprop", "rprop")
+
+
 @contextmanager
 def optimizers_on(kind: str, offloads: Callable[[], bool]) -> Iterator[None]:
     """Within the context, optimizers and clipping over meta tensors take the implementation that they take on this kind of device,
     or that of the CPU once the parameters are `offloads()` on the host.
 
-    On CUDA most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
+    `capturable=True` is allowed as on CUDA. On CUDA most default to foreach (torch/utils/_foreach_utils.py). `fused=True` is allowed: its kernels
     (aten/src/ATen/native/cuda/Fused*Kernel.cu) work in place, with their pointers in kernel arguments, and allocate nothing.
     """
 
@@ -161,6 +165,9 @@ def optimizers_on(kind: str, offloads: Callable[[], bool]) -> Iterator[None]:
             mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: clips)
         )
         stack.enter_context(mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: fused))
+        for module in _CAPTURABLE:
+            name = f"torch.optim.{module}._get_capturable_supported_devices"
+            stack.enter_context(mock.patch(name, lambda supports_xla=True: ["cuda", "meta"]))
         for kernel in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
             stack.enter_context(mock.patch.object(torch, kernel, nothing))
         yield

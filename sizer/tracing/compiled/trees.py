@@ -1,9 +1,9 @@
-"""CUDA graphs of compiled code (`mode="reduce-overhead"`): PyTorch's own bookkeeping of their pool, on meta tensors.
+"""CUDA graphs of compiled code (`mode="reduce-overhead"`): Inductor's own bookkeeping of their pool, on meta tensors.
 
-Inductor hands each compiled graph to a tree manager (torch/_inductor/cudagraph_trees.py, 2.15), which runs it three ways: once as it
-is, in a pool of memory of its own; once more in that pool while a CUDA graph records it; from then on the graph is replayed, which asks
-for no memory. Here that code runs itself. What it asks of the device is answered: the pool is a stream of its own, whose cached memory
-stays reserved (sizer.memory.tape, PRIVATE), each storage has an address, and storages made anew at an address have no memory.
+Inductor hands each compiled graph to a tree manager (torch/_inductor/cudagraph_trees.py, 2.15), which runs it in three ways: first as
+it is, in a pool of memory of its own; then in that pool while a CUDA graph records it; from then on the graph is replayed, which
+asks for no memory. Here that code runs itself. What it asks of the device is answered: graphs and pools as for everybody
+(sizer.tracing.meta.cuda_graphs), each storage has an address, and storages made anew at an address have no memory.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import count
 from typing import Any, Protocol
 from unittest import mock
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sizer.memory.tape import blocks_alive
 from sizer.tracing.log import BlockLog
+from sizer.tracing.meta.cuda_graphs import stream_of_pool
 from sizer.tracing.storages import Storages
 
 _META = torch.device("meta")
 _LARGEST_STORAGE = 2**44  # bytes between addresses
-_SEED_AND_OFFSET = (8, 8)  # bytes of a graph's tensors for random numbers (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, 2.15)
 
 
 class Recording(Protocol):
@@ -34,9 +34,6 @@ class Recording(Protocol):
 
     log: BlockLog
     storages: Storages
-
-    def empty_cache(self) -> None:
-        """Log that the allocator returns what it caches."""
 
 
 class _Names:
@@ -48,42 +45,6 @@ class _Names:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
-
-
-class _Graph:
-    """Stand in for torch.cuda.CUDAGraph: a replay asks for no memory. `random_state` are tensors of one that draws numbers."""
-
-    def __init__(self) -> None:
-        self.random_state: list[Tensor] = []
-
-    def replay(self) -> None:
-        """Replay nothing."""
-
-
-class _Draws(TorchDispatchMode):
-    """Within the mode the first operator that draws random numbers has `begin` called: a graph then keeps a seed and an offset."""
-
-    def __init__(self, begin: Callable[[], None]) -> None:
-        super().__init__()
-        self._begin: Callable[[], None] | None = begin
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if self._begin is not None and _draws(func, args, kwargs or {}):
-            self._begin()
-            self._begin = None
-        return func(*args, **(kwargs or {}))
-
-
-def _draws(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return True if a call of an operator draws random numbers: attention without dropout does not, nor its backward pass."""
-    if torch.Tag.nondeterministic_seeded not in func.tags or "backward" in func.name():
-        return False
-    names = [argument.name for argument in func._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    place = names.index("dropout_p")
-    share = args[place] if place < len(args) else kwargs.get("dropout_p", func._schema.arguments[place].default_value)
-    return share > 0
 
 
 class _Memory:
@@ -163,45 +124,40 @@ class _Memory:
 
 
 @contextmanager
-def cuda_graphs_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Within the context compiled code may be recorded in CUDA graphs. Enter it where streams and `empty_cache` are answered."""
+def trees_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> Iterator[None]:
+    """Within the context Inductor's tree manager may record compiled code. Enter it within `graphs_seen`."""
     import torch._inductor.cudagraph_trees as trees
 
     memory = _Memory(recorder)
     containers: dict[int, Any] = {}
-
-    @contextmanager
-    def graph(recorded: _Graph, pool: Any, stream: Any, **settings: Any) -> Iterator[None]:
-        recorder.log.private_streams.add(stream.stream_id)
-        recorder.empty_cache()
-
-        def keep_seed() -> None:
-            with torch.cuda.stream(torch.cuda.default_stream()):
-                recorded.random_state = [torch.empty(size, dtype=torch.uint8, device=_META) for size in _SEED_AND_OFFSET]
-
-        capturing = mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True)
-        with torch.cuda.stream(stream), capturing, _Draws(keep_seed):
-            yield
 
     def container(index: int) -> Any:
         if index not in containers:
             containers[index] = trees.TreeManagerContainer(index)
         return containers[index]
 
+    entered: list[Any] = []
+
+    def begin_pool(device: int, pool: tuple[int, int]) -> None:
+        entered.append(torch.cuda.stream(stream_of_pool(pool)))
+        entered[-1].__enter__()
+
+    def end_pool(device: int, pool: tuple[int, int]) -> None:
+        entered.pop().__exit__(None, None, None)
+
     def restore(device: int, position: int, stale: list[int], alive: list[int]) -> None:
-        memory.restore(containers[device].tree_manager.stream, position, alive)
+        memory.restore(stream_of_pool(containers[device].tree_manager.cuda_graphs_thread_pool), position, alive)
 
     def forbid(storage: int, message: str) -> None:
         recorder.storages.overwritten[storage] = message
 
-    cuda = _Names(torch.cuda, CUDAGraph=_Graph, graph=graph, graph_pool_handle=lambda: (0, 1), device=lambda index: nullcontext())
     bindings = _Names(
         torch._C,
         _cuda_clearCublasWorkspaces=lambda: None,  # they are held for the time of a call
         _cuda_get_conv_benchmark_empty_cache=lambda: True,
         _cudnn_set_conv_benchmark_empty_cache=lambda on: None,
-        _cuda_beginAllocateCurrentThreadToPool=lambda device, pool: None,
-        _cuda_endAllocateToPool=lambda device, pool: None,
+        _cuda_beginAllocateCurrentThreadToPool=begin_pool,
+        _cuda_endAllocateToPool=end_pool,
         _cuda_releasePool=lambda device, pool: None,
         _cuda_getCheckpointState=memory.checkpoint,
         _cuda_setCheckpointPoolState=restore,
@@ -215,7 +171,7 @@ def cuda_graphs_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> It
         _set_storage_data_ptr_access_error_msg=forbid,
     )
     names = {
-        "torch": _Names(torch, cuda=cuda, _C=bindings, device=lambda index: nullcontext()),
+        "torch": _Names(torch, cuda=_Names(torch.cuda, device=_on_device), _C=bindings, device=_on_device),
         "get_container": container,
         "check_memory_pool": lambda *args: None,  # asks the device for a snapshot
         "preserve_rng_state": nullcontext,
@@ -242,6 +198,11 @@ def cuda_graphs_on(recorder: Recording, on_host: Callable[[Tensor], bool]) -> It
             for one in containers.values():
                 if one.tree_manager is not None:
                     one.tree_manager.shutdown()
+
+
+def _on_device(index: int) -> AbstractContextManager[None]:
+    """Stand in for torch.device and torch.cuda.device as contexts: there is one device."""
+    return nullcontext()
 
 
 @contextmanager

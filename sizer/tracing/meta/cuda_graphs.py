@@ -1,0 +1,133 @@
+"""CUDA graphs without a device: what is allocated while one is recorded comes from a private pool, and a replay asks for no memory.
+
+A pool is a stream of its own whose cached memory is never given back (sizer.memory.tape, PRIVATE). *Known limitations*: that holds
+also for the pool of a graph that was deleted; work that a recording forks to other streams comes from their own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sizer.tracing.log import BlockLog
+
+Pool = tuple[int, int]
+
+_META = torch.device("meta")
+_FIRST = 1_000  # numbers of the streams that stand for pools
+# Bytes of a graph's tensors for random numbers, from the first operator on that draws some (CUDAGeneratorImpl.cpp, 2.15).
+_SEED_AND_OFFSET = (8, 8)
+
+
+class Recording(Protocol):
+    """What a trace's recorder has for graphs."""
+
+    log: BlockLog
+
+    def empty_cache(self) -> None:
+        """Log that the allocator returns what it caches."""
+
+
+def stream_of_pool(pool: Pool) -> Any:
+    """Return the stream that stands for a pool."""
+    return torch.cuda.Stream(stream_id=_FIRST + pool[1])
+
+
+class _Draws(TorchDispatchMode):
+    """Within the mode the first operator that draws random numbers has `begin` called: a graph then keeps a seed and an offset."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        super().__init__()
+        self._begin: Callable[[], None] | None = begin
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if self._begin is not None and _draws(func, args, kwargs or {}):
+            self._begin()
+            self._begin = None
+        return func(*args, **(kwargs or {}))
+
+
+def _draws(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Return True if a call of an operator draws random numbers: attention without dropout does not, nor its backward pass."""
+    if torch.Tag.nondeterministic_seeded not in func.tags or "backward" in func.name():
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    share = args[place] if place < len(args) else kwargs.get("dropout_p", func._schema.arguments[place].default_value)
+    return share > 0
+
+
+@contextmanager
+def graphs_seen(recorder: Recording) -> Iterator[None]:
+    """Within the context CUDA graphs can be recorded and replayed. Enter it where streams and `empty_cache` are answered."""
+    counted = count(1)
+
+    def new_pool() -> Pool:
+        return 0, next(counted)
+
+    class Graph:
+        """Stand in for torch.cuda.CUDAGraph."""
+
+        def __init__(self, keep_graph: bool = False) -> None:
+            self._pool: Pool | None = None
+            self._recording = ExitStack()
+            self._random_state: list[Tensor] = []
+
+        def capture_begin(self, pool: Pool | None = None, capture_error_mode: str = "global", **settings: Any) -> None:
+            """Begin to record what the stream at work is asked for."""
+            self._pool = pool or new_pool()
+            stream = stream_of_pool(self._pool)
+            recorder.log.private_streams.add(stream.stream_id)
+            self._recording.enter_context(torch.cuda.stream(stream))
+            self._recording.enter_context(mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True))
+            self._recording.enter_context(_Draws(self._keep_seed))
+
+        def capture_end(self) -> None:
+            """End the recording."""
+            self._recording.close()
+
+        def pool(self) -> Pool:
+            """Return the number of the pool."""
+            if self._pool is None:
+                raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+            return self._pool
+
+        def nothing(self, *args: Any, **kwargs: Any) -> None:
+            """Ask for no memory."""
+
+        replay = instantiate = enable_debug_mode = debug_dump = register_generator_state = nothing
+
+        def reset(self) -> None:
+            """Drop what was recorded."""
+            self._random_state = []
+
+        def _keep_seed(self) -> None:
+            with torch.cuda.stream(torch.cuda.default_stream()):
+                self._random_state = [torch.empty(size, dtype=torch.uint8, device=_META) for size in _SEED_AND_OFFSET]
+
+    @contextmanager
+    def graph(
+        cuda_graph: Graph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global", **settings: Any
+    ) -> Iterator[None]:
+        torch.cuda.synchronize()
+        recorder.empty_cache()
+        with torch.cuda.stream(stream):
+            cuda_graph.capture_begin(pool.pool() if isinstance(pool, Graph) else pool)
+            try:
+                yield
+            finally:
+                cuda_graph.capture_end()
+
+    with ExitStack() as stack:
+        for name, value in {"CUDAGraph": Graph, "graph": graph, "graph_pool_handle": new_pool}.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        yield
